@@ -1,0 +1,219 @@
+"""From nothing, or from whatever is left, to a cluster with all nodes Ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+from . import build, files, health, locks, network, prerequisites, registered, sysctls, waiting
+from .build import Programs
+from .certificates import Certificates
+from .controlplane import ControlPlane
+from .errors import Failure
+from .layout import Layout, state_root
+from .node import CONTAINERD_SOCKET, Node
+from .nodeconfig import SANDBOX_IMAGE
+from .processes import Process
+from .progress import Progress
+from .registry import PackedFile, TinyImage
+
+SYSCTL_RECORD = "sysctls.json"
+
+
+class Bringup:
+    """Starts what does not run and waits until it works. Each step may be repeated."""
+
+    def __init__(self, layout: Layout, programs: Programs, progress: Progress) -> None:
+        self.layout = layout
+        self.programs = programs
+        self.progress = progress
+        self.certificates = Certificates(layout)
+        self.control = ControlPlane(layout, programs, self.certificates)
+        self.nodes = [Node(layout, node, programs) for node in layout.nodes]
+
+    def run(self) -> None:
+        """The whole way, in the order of what needs what."""
+        self.prepare()
+        for node in self.nodes:
+            self.power_on(node)
+        for process in (self.control.registry, self.control.etcd):
+            self._ensure(process)
+        for node in self.nodes:
+            self.start_containerd(node)
+        self.start_control_plane()
+        self.push_sandbox_image()
+        for node in self.nodes:
+            self.start_kubelet(node)
+        self.await_nodes(self.nodes)
+        describe(self.layout, self.programs)
+
+    def prepare(self) -> None:
+        """Files, certificates, wires and cgroups."""
+        with self.progress.step("certificates and configuration"):
+            self.certificates.ensure()
+            self.control.configure()
+            self.layout.shared.mkdir(parents=True, exist_ok=True)
+            self.layout.shared.chmod(0o1777)
+        with self.progress.step(f"network {self.layout.bridge}, {self.layout.node_range}"):
+            sysctls.apply(state_root() / SYSCTL_RECORD)
+            network.ensure_bridge(self.layout)
+            for node in self.nodes:
+                node.configure(self.certificates)
+
+    def start_control_plane(self) -> None:
+        """etcd, the API server and its clients."""
+        control = self.control
+        with self.progress.step("control plane"):
+            self._ensure(control.etcd)
+            url = f"{control.etcd_url}/health"
+            waiting.until(lambda: health.answers(url), "etcd is healthy", 60, [control.etcd])
+            self._ensure(control.apiserver)
+            needed = [control.etcd, control.apiserver]
+            waiting.until(
+                lambda: self._api("/readyz") is not None, "the API server is ready", 90, needed
+            )
+            clients = [control.controller_manager, control.scheduler]
+            for process in clients:
+                self._ensure(process)
+            # Without its default service account a namespace refuses pods.
+            account = "/api/v1/namespaces/default/serviceaccounts/default"
+            waiting.until(
+                lambda: self._api(account) is not None,
+                "the default service account exists",
+                60,
+                [*needed, *clients],
+            )
+
+    def push_sandbox_image(self) -> None:
+        """The image under every pod, which must be there before the first one."""
+        registry = self.control.registry
+        self._ensure(registry)
+        base = f"http://{self.layout.registry}/v2/"
+        waiting.until(lambda: health.answers(base), "the registry answers", 30, [registry])
+        _, _, path = SANDBOX_IMAGE.partition("/")
+        repository, _, tag = path.partition(":")
+        content = Path(self.programs["pause"]).read_bytes()
+        image = TinyImage({"pause": PackedFile(content, 0o755)}, ["/pause"], user="65535:65535")
+        image.push(self.layout.registry, repository, tag)
+
+    def power_on(self, node: Node) -> None:
+        """The node's namespaces and folders."""
+        machine = node.machine
+        if machine.is_running() and not _in_namespace(machine, node):
+            self.progress.say(f"{node.name} lost its network namespace and is restarted")
+            machine.stop(signal.SIGKILL)
+        self._ensure(machine)
+        waiting.until(node.is_furnished, f"{node.name} is furnished", 30, [machine])
+
+    def start_containerd(self, node: Node) -> None:
+        self._ensure(node.containerd)
+
+    def start_kubelet(self, node: Node) -> None:
+        """The kubelet and kube-proxy, once containerd listens."""
+        containerd = node.containerd
+        waiting.until(
+            lambda: _listens(node), f"containerd of {node.name} listens", 60, [containerd]
+        )
+        self._ensure(node.kubelet)
+        self._ensure(node.kube_proxy)
+
+    def await_nodes(self, nodes: list[Node]) -> None:
+        """Until the API server says Ready and services are routed."""
+        processes = [process for node in nodes for process in node.processes()]
+        with self.progress.step(f"nodes {', '.join(node.name for node in nodes)} Ready"):
+            waiting.until(
+                lambda: all(self._is_ready(node) for node in nodes),
+                "all nodes are Ready",
+                180,
+                [*processes, self.control.apiserver],
+            )
+            for node in nodes:
+                url = f"http://{node.node.address}:10256/healthz"
+                waiting.until(
+                    lambda: health.answers(url),
+                    f"kube-proxy of {node.name} is healthy",
+                    60,
+                    [node.kube_proxy],
+                )
+
+    def _is_ready(self, node: Node) -> bool:
+        answer = self._api(f"/api/v1/nodes/{node.name}")
+        if answer is None:
+            return False
+        document = json.loads(answer)
+        conditions = document.get("status", {}).get("conditions", [])
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        taints = document.get("spec", {}).get("taints", [])
+        return ready and not any(t["key"].startswith("node.kubernetes.io/not-") for t in taints)
+
+    def _api(self, path: str) -> bytes | None:
+        admin = self.certificates.path("admin")
+        return health.get(f"{self.layout.server}{path}", self.certificates.ca.certificate, admin)
+
+    def _ensure(self, process: Process) -> None:
+        if process.ensure():
+            self.progress.detail(f"started {process.part}, pid {process.tracked_pid()}")
+
+
+def up(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
+    """Make a cluster, or mend one."""
+    if os.geteuid() != 0:
+        raise Failure("a cluster needs root: namespaces, mounts, cgroups and firewall rules")
+    prerequisites.ensure(["cluster"], progress)
+    programs = build.ensure(progress)
+    with locks.held(name, progress):
+        layout = registered.reserve(name, nodes, kvm, progress)
+        Bringup(layout, programs, progress).run()
+    return layout
+
+
+def describe(layout: Layout, programs: Programs) -> None:
+    """Write `cluster.json`, which says to other programs where everything is."""
+    nodes = [Node(layout, node, programs) for node in layout.nodes]
+    document = {
+        "name": layout.name,
+        "kubeconfig": str(layout.kubeconfig),
+        "server": layout.server,
+        "registry": layout.registry,
+        "audit_log": str(layout.audit_log),
+        "kubectl": programs["kubectl"],
+        "ctr": programs["ctr"],
+        "logs": str(layout.logs),
+        "shared": str(layout.shared),
+        "nodes": [
+            {
+                "name": node.name,
+                "address": node.node.address,
+                "pid": node.machine.pid(),
+                "netns": node.node.netns,
+                "state": str(node.node.directory),
+                "cgroup": node.node.cgroup,
+            }
+            for node in nodes
+        ],
+    }
+    files.write(layout.description, json.dumps(document, indent=2) + "\n")
+
+
+def _listens(node: Node) -> bool:
+    """Whether containerd takes connections, asked through the node's own root."""
+    pid = node.machine.pid()
+    if pid is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(f"/proc/{pid}/root{CONTAINERD_SOCKET}")
+        except OSError:
+            return False
+    return True
+
+
+def _in_namespace(machine: Process, node: Node) -> bool:
+    try:
+        mine = os.stat(f"/proc/{machine.pid()}/ns/net").st_ino
+        return mine == os.stat(node.node.network_namespace).st_ino
+    except OSError:
+        return False

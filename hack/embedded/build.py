@@ -1,0 +1,236 @@
+"""Kubernetes, etcd, containerd and the registry, built from Go modules.
+
+Each module under `hack/kubernetes` names its programs by `tool` directives. What
+was built is kept by the content of the module and of the flags, so a second run
+finds it, and a changed version never meets an old program.
+
+`python3 -m embedded.build` does only this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import last_lines, run
+from .errors import Failure
+from .layout import cache_root
+from .progress import Progress
+
+SOURCES = Path(__file__).resolve().parent.parent / "kubernetes"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Go module, and what must come out of it."""
+
+    name: str
+    programs: tuple[str, ...]
+    package: str = "tool"
+    tags: tuple[str, ...] = ()
+    pinned: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return SOURCES / self.name
+
+    def inputs(self) -> list[Path]:
+        """The files whose content decides what is built."""
+        return sorted(
+            path for path in self.folder.iterdir() if path.suffix in (".mod", ".sum", ".go")
+        )
+
+    def linker_flags(self) -> str:
+        flags = "-s -w"
+        if self.pinned:
+            for key, value in version_variables(self.pin()).items():
+                flags += f" -X {key}={value}"
+        return flags
+
+    def pin(self) -> str:
+        """The version of the pinned dependency, as go.mod has it."""
+        for line in (self.folder / "go.mod").read_text().splitlines():
+            words = line.removeprefix("require ").split()
+            if len(words) >= 2 and words[0] == self.pinned:
+                return words[1]
+        raise Failure(f"{self.folder / 'go.mod'} does not require {self.pinned}")
+
+
+MODULES = (
+    Module("etcd", ("etcd",)),
+    Module(
+        "containerd",
+        ("containerd", "containerd-shim-runc-v2", "ctr"),
+        tags=("no_btrfs", "no_devmapper", "no_zfs"),
+    ),
+    Module(
+        "kubernetes",
+        (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-proxy",
+            "kube-scheduler",
+            "kubectl",
+            "kubelet",
+        ),
+        pinned="k8s.io/kubernetes",
+    ),
+    Module("registry", ("registry",)),
+    Module("pause", ("pause",), package="."),
+)
+
+# Go names a program after the last folder of its package.
+_RENAMED = {"server": "etcd"}
+
+
+def version_variables(version: str) -> dict[str, str]:
+    """What Kubernetes' own build would stamp into its programs."""
+    major, minor = version.removeprefix("v").split(".")[:2]
+    stamps = {}
+    for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
+        stamps[f"{package}.gitVersion"] = version
+        stamps[f"{package}.gitMajor"] = major
+        stamps[f"{package}.gitMinor"] = minor
+        stamps[f"{package}.gitTreeState"] = "clean"
+    return stamps
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Where the built programs are."""
+
+    folders: dict[str, Path]
+
+    def __getitem__(self, program: str) -> str:
+        try:
+            return str(self.folders[program] / program)
+        except KeyError:
+            raise Failure(f"no module builds {program!r}") from None
+
+    def path_of(self, *programs: str) -> str:
+        """A PATH value that has the folders of these programs."""
+        return ":".join(dict.fromkeys(str(self.folders[program]) for program in programs))
+
+
+def ensure(progress: Progress | None = None) -> Programs:
+    """Build what is not there yet, and say where everything is."""
+    progress = progress or Progress()
+    folders: dict[str, Path] = {}
+    toolchain = run("go", "env", "GOVERSION", environment=_environment()).strip()
+    store = cache_root() / "programs"
+    store.mkdir(parents=True, exist_ok=True)
+    for module in MODULES:
+        folder = store / f"{module.name}-{_digest(module, toolchain)}"
+        if not _complete(folder, module):
+            with _alone(store / f"{module.name}.lock", progress, module.name):
+                if not _complete(folder, module):
+                    label = f"building {module.name} {module.pin() if module.pinned else ''}"
+                    with progress.step(label.rstrip(), announce=True):
+                        _build(module, folder)
+        else:
+            progress.detail(f"{module.name} is already built in {folder}")
+        for program in module.programs:
+            folders[program] = folder
+    return Programs(folders)
+
+
+def _complete(folder: Path, module: Module) -> bool:
+    return all(os.access(folder / program, os.X_OK) for program in module.programs)
+
+
+def _digest(module: Module, toolchain: str) -> str:
+    summary = hashlib.sha256()
+    for path in module.inputs():
+        summary.update(f"{path.name}\0".encode())
+        summary.update(path.read_bytes())
+    words: Sequence[str] = (toolchain, module.package, *module.tags, module.linker_flags())
+    summary.update("\0".join(words).encode())
+    return summary.hexdigest()[:16]
+
+
+def _build(module: Module, folder: Path) -> None:
+    """Build into a folder aside, then let it appear all at once."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{module.name}-", dir=folder.parent))
+    try:
+        done = subprocess.run(
+            [
+                "go",
+                "build",
+                "-trimpath",
+                "-buildvcs=false",
+                f"-tags={','.join(module.tags)}",
+                f"-ldflags={module.linker_flags()}",
+                "-o",
+                f"{aside}/",
+                module.package,
+            ],
+            cwd=module.folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_give_way,
+        )
+        if done.returncode != 0:
+            raise Failure(f"go build of {module.name} failed", last_lines(done.stdout))
+        for old, new in _RENAMED.items():
+            if (aside / old).exists():
+                (aside / old).rename(aside / new)
+        if not _complete(aside, module):
+            built = sorted(path.name for path in aside.iterdir())
+            raise Failure(f"{module.name} should build {module.programs}, but built {built}")
+        aside.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _give_way() -> None:
+    """Compiling must not starve a cluster that runs on the same cores."""
+    os.nice(5)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+
+
+@contextmanager
+def _alone(path: Path, progress: Progress, what: str) -> Iterator[None]:
+    """Let only one command build a module at a time."""
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say(f"waiting: another command is building {what}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Build everything and print where it is."""
+    parser = argparse.ArgumentParser(prog="embedded.build", description=__doc__.splitlines()[0])
+    parser.add_argument("-v", "--verbose", action="store_true")
+    try:
+        programs = ensure(Progress(parser.parse_args().verbose))
+    except Failure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    for program in programs.folders:
+        print(programs[program])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A cgroup of its own for each node, in cgroup v1, hybrid or v2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+from .errors import Failure
+
+MOUNT = Path("/sys/fs/cgroup")
+_CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
+
+
+def is_unified(mount: Path = MOUNT) -> bool:
+    """Whether this is plain cgroup v2."""
+    return (mount / "cgroup.controllers").exists()
+
+
+def hierarchies(mount: Path = MOUNT) -> list[Path]:
+    """The roots below which a group has to be made."""
+    if is_unified(mount):
+        return [mount]
+    return sorted(
+        path
+        for path in mount.iterdir()
+        if path.is_dir() and not path.is_symlink() and (path / "cgroup.procs").exists()
+    )
+
+
+def ensure(group: str, mount: Path = MOUNT) -> None:
+    """Make a group and its parents everywhere, ready to have children."""
+    for root in hierarchies(mount):
+        path = root
+        for part in group.strip("/").split("/"):
+            if is_unified(mount):
+                _pass_controllers_down(path)
+            path = path / part
+            path.mkdir(exist_ok=True)
+            # A v1 cpuset group starts empty, and nothing can run in it.
+            for name in _CPUSET_FILES:
+                own, above = path / name, path.parent / name
+                if not is_unified(mount) and own.exists() and not own.read_text().strip():
+                    own.write_text(above.read_text())
+
+
+def pids(group: str, mount: Path = MOUNT) -> set[int]:
+    """All processes in a group and below it."""
+    found: set[int] = set()
+    for root in hierarchies(mount):
+        for folder, _, names in os.walk(root / group.strip("/")):
+            if "cgroup.procs" in names:
+                try:
+                    text = Path(folder, "cgroup.procs").read_text()
+                except OSError:
+                    continue
+                found.update(int(word) for word in text.split() if word != "0")
+    return found
+
+
+def remove(group: str, mount: Path = MOUNT, patience: float = 20.0) -> None:
+    """Remove a group and all below it, waiting for the last process to be gone."""
+    deadline = time.monotonic() + patience
+    for root in hierarchies(mount):
+        top = root / group.strip("/")
+        while top.exists():
+            busy = _remove_once(top)
+            if busy is not None:
+                if time.monotonic() > deadline:
+                    raise Failure(f"cgroup {busy} stays busy")
+                time.sleep(0.05)
+        # The folder above is shared with other clusters: it goes with the last.
+        if top.parent != root:
+            try:
+                top.parent.rmdir()
+            except OSError:
+                pass
+
+
+def _remove_once(top: Path) -> Path | None:
+    """Remove what can be removed; return what could not."""
+    busy = None
+    for folder, _, _ in os.walk(top, topdown=False):
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
+            busy = Path(folder)
+    return busy
+
+
+def _pass_controllers_down(path: Path) -> None:
+    """Let a v2 group's children use the controllers it has."""
+    control = path / "cgroup.subtree_control"
+    enabled = control.read_text().split()
+    for controller in (path / "cgroup.controllers").read_text().split():
+        if controller not in enabled:
+            try:
+                control.write_text(f"+{controller}")
+            except OSError:
+                # Some controllers cannot be shared; the kubelet names those it needs.
+                continue

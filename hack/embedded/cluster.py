@@ -1,0 +1,190 @@
+"""The embedded cluster as other Python code sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from . import bringup, build, commands, locks, network, registered, teardown
+from .bringup import Bringup
+from .certificates import Certificates
+from .controlplane import ControlPlane
+from .errors import Failure
+from .layout import DEFAULT_NAME, Layout, NodeLayout
+from .node import Node
+from .processes import Process
+from .progress import Progress
+
+
+class Cluster:
+    """A cluster that exists: ask it, run things in it, break and mend its parts."""
+
+    def __init__(self, layout: Layout, progress: Progress | None = None) -> None:
+        self.layout = layout
+        self.progress = progress or Progress()
+        self._programs = build.ensure(self.progress)
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def registry(self) -> str:
+        """Host and port of the registry that stands for all others."""
+        return self.layout.registry
+
+    @property
+    def kubeconfig(self) -> str:
+        return str(self.layout.kubeconfig)
+
+    @property
+    def nodes(self) -> tuple[NodeLayout, ...]:
+        return self.layout.nodes
+
+    @property
+    def description(self) -> dict[str, object]:
+        """The content of `cluster.json`."""
+        return json.loads(self.layout.description.read_text())
+
+    def kubectl(
+        self, *arguments: str, input: str | None = None, check: bool = True, timeout: float = 300
+    ) -> str:
+        """Run kubectl as the administrator and return what it printed."""
+        argv = [self._programs["kubectl"], *arguments]
+        environment = self.environment()
+        if check:
+            return commands.run(*argv, input=input, environment=environment, timeout=timeout)
+        done = subprocess.run(
+            argv, input=input, env=environment, capture_output=True, text=True, timeout=timeout
+        )
+        return done.stdout + done.stderr
+
+    def environment(self) -> dict[str, str]:
+        """What kubectl and other clients need to find this cluster, and only it."""
+        return {
+            **os.environ,
+            "KUBECONFIG": self.kubeconfig,
+            "KUBECACHEDIR": str(self.layout.directory / "kubectl-cache"),
+            "NO_PROXY": "*",
+            "no_proxy": "*",
+        }
+
+    def in_node(
+        self,
+        node: str,
+        argv: Sequence[str],
+        input: str | None = None,
+        check: bool = True,
+        timeout: float | None = 300,
+    ) -> str:
+        """Run a command in all of a node's namespaces and return what it printed."""
+        prefix = self._node(node).entry()
+        if check:
+            return commands.run(*prefix, *argv, input=input, timeout=timeout)
+        done = subprocess.run(
+            [*prefix, *argv], input=input, capture_output=True, text=True, timeout=timeout
+        )
+        return done.stdout + done.stderr
+
+    def node_entry(self, node: str) -> list[str]:
+        """The command prefix that enters a node."""
+        return self._node(node).entry()
+
+    def parts(self) -> dict[str, Process]:
+        """All processes by name: `kube-apiserver`, `kubelet.node1`, `node1`, ..."""
+        processes = self._control().processes()
+        for node in self._nodes():
+            processes += node.processes()
+        return {process.part: process for process in processes}
+
+    def part(self, name: str) -> Process:
+        parts = self.parts()
+        if name not in parts:
+            raise Failure(f"no part {name!r} in cluster {self.name}; parts: {', '.join(parts)}")
+        return parts[name]
+
+    def pid(self, part: str) -> int | None:
+        """The pid of a part as the host sees it, if it runs."""
+        return self.part(part).pid()
+
+    def stop_process(self, part: str, number: int = signal.SIGKILL) -> None:
+        """End a part, by default without warning. A node's name means its power switch."""
+        with locks.held(self.name, self.progress):
+            self.part(part).stop(number)
+
+    def start_process(self, part: str) -> None:
+        """Start a part that is down and wait until it works."""
+        with locks.held(self.name, self.progress):
+            self._start(part)
+
+    def restart_process(self, part: str, number: int = signal.SIGKILL) -> None:
+        """End a part and bring it back."""
+        with locks.held(self.name, self.progress):
+            self.part(part).stop(number)
+            self._start(part)
+
+    def isolate(self, node: str) -> None:
+        """Pull the node's network cable."""
+        network.set_connected(self.layout.node(node), False)
+
+    def rejoin(self, node: str) -> None:
+        """Plug it in again."""
+        network.ensure_node(self.layout, self.layout.node(node))
+
+    def _start(self, part: str) -> None:
+        self.part(part)
+        work = Bringup(self.layout, self._programs, self.progress)
+        for node in work.nodes:
+            if part == node.name:
+                node.configure(work.certificates)
+                work.power_on(node)
+                work.start_containerd(node)
+                work.start_kubelet(node)
+                work.await_nodes([node])
+                bringup.describe(self.layout, self._programs)
+                return
+            if part in (node.node.part("kubelet"), node.node.part("kube-proxy")):
+                work.start_kubelet(node)
+                work.await_nodes([node])
+                return
+            if part == node.node.part("containerd"):
+                work.start_containerd(node)
+                work.start_kubelet(node)
+                return
+        if part == "registry":
+            work.push_sandbox_image()
+        else:
+            work.start_control_plane()
+
+    def _node(self, name: str) -> Node:
+        return Node(self.layout, self.layout.node(name), self._programs)
+
+    def _nodes(self) -> list[Node]:
+        return [Node(self.layout, node, self._programs) for node in self.layout.nodes]
+
+    def _control(self) -> ControlPlane:
+        return ControlPlane(self.layout, self._programs, Certificates(self.layout))
+
+
+def up(
+    name: str = DEFAULT_NAME,
+    nodes: int | None = None,
+    kvm: bool | None = None,
+    progress: Progress | None = None,
+) -> Cluster:
+    """Make a cluster, or mend one, and return once all its nodes are Ready."""
+    progress = progress or Progress()
+    return Cluster(bringup.up(name, nodes, kvm, progress), progress)
+
+
+def down(name: str = DEFAULT_NAME, progress: Progress | None = None) -> None:
+    """Take a cluster away, with everything that it made."""
+    teardown.down(name, progress or Progress())
+
+
+def load(name: str = DEFAULT_NAME, progress: Progress | None = None) -> Cluster:
+    """A cluster that exists already."""
+    return Cluster(registered.find(name), progress)

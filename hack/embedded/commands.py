@@ -1,0 +1,55 @@
+"""Short commands of the system, run to their end, with their words on failure."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping
+
+from .errors import Failure
+
+
+def run(
+    *argv: str,
+    input: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float | None = 120,
+) -> str:
+    """Run a command and return what it printed; its failure is ours."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=input,
+            env=environment,
+            stdin=subprocess.DEVNULL if input is None else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=timeout,
+        )
+    except FileNotFoundError as error:
+        raise Failure(f"command not found: {argv[0]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Failure(f"no end within {timeout} s: {shlex.join(argv)}") from error
+    if done.returncode != 0:
+        said = last_lines(done.stderr or done.stdout)
+        raise Failure(f"failed with {done.returncode}: {shlex.join(argv)}", said)
+    return done.stdout
+
+
+def succeeds(*argv: str) -> bool:
+    """Whether a command ends well; what it prints is of no interest."""
+    return (
+        subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).returncode
+        == 0
+    )
+
+
+def last_lines(text: str, count: int = 20) -> str:
+    """The end of what a command said."""
+    return "\n".join(text.rstrip().splitlines()[-count:])

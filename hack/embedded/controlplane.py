@@ -1,0 +1,233 @@
+"""The processes that run once a cluster: etcd, the API server, its controllers, the registry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from . import files
+from .build import Programs
+from .certificates import Certificates
+from .layout import API_PORT, SERVICE_RANGE, Layout, cache_root
+from .processes import Process
+
+AUDITED_GROUP = "system:serviceaccounts:drydock"
+ETCD_PORT, ETCD_PEER_PORT = 2379, 2380
+CONTROLLER_MANAGER_PORT, SCHEDULER_PORT = 10257, 10259
+
+
+def audit_policy() -> dict[str, object]:
+    """Every request of Drydock's own service accounts, and no other."""
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "Metadata", "userGroups": [AUDITED_GROUP]},
+            {"level": "None"},
+        ],
+    }
+
+
+def registry_config(layout: Layout, storage: Path) -> dict[str, object]:
+    """A plain registry whose images outlive the cluster."""
+    return {
+        "version": 0.1,
+        "log": {"level": "warn", "accesslog": {"disabled": True}},
+        "storage": {
+            "filesystem": {"rootdirectory": str(storage), "maxthreads": 100},
+            "delete": {"enabled": True},
+            "maintenance": {"uploadpurging": {"enabled": False}},
+        },
+        "http": {"addr": layout.registry, "secret": f"drydock-{layout.name}"},
+    }
+
+
+def scheduler_config(kubeconfig: Path) -> dict[str, object]:
+    """One scheduler, so nobody to elect."""
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 100, "burst": 200},
+    }
+
+
+class ControlPlane:
+    """Command lines and configuration of a cluster's central processes."""
+
+    def __init__(self, layout: Layout, programs: Programs, certificates: Certificates) -> None:
+        self.layout = layout
+        self.programs = programs
+        self.certificates = certificates
+
+    def processes(self) -> list[Process]:
+        """In the order in which they are started."""
+        return [
+            self.registry,
+            self.etcd,
+            self.apiserver,
+            self.controller_manager,
+            self.scheduler,
+        ]
+
+    def configure(self) -> None:
+        """Write what the programs read."""
+        config, certificates = self.layout.config, self.certificates
+        files.write(config / "audit-policy.json", _json(audit_policy()))
+        # YAML's readers take JSON, and the registry's is the only one that minds the name.
+        files.write(config / "registry.yml", _json(registry_config(self.layout, self._storage)))
+        for user in ("kube-controller-manager", "kube-scheduler"):
+            files.write(config / f"{user}.kubeconfig", certificates.kubeconfig(user), mode=0o600)
+        files.write(
+            config / "kube-scheduler.json", _json(scheduler_config(config / "kube-scheduler.kubeconfig"))
+        )
+        files.write(self.layout.kubeconfig, certificates.kubeconfig("admin"), mode=0o600)
+        self._storage.mkdir(parents=True, exist_ok=True)
+        self.layout.logs.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def registry(self) -> Process:
+        config = self.layout.config / "registry.yml"
+        return self._process(
+            "registry",
+            [self.programs["registry"], "serve", str(config)],
+            [config],
+            {"OTEL_TRACES_EXPORTER": "none"},
+        )
+
+    @property
+    def etcd(self) -> Process:
+        client, peer = self.etcd_url, f"http://{self.layout.loopback}:{ETCD_PEER_PORT}"
+        return self._process(
+            "etcd",
+            [
+                self.programs["etcd"],
+                f"--data-dir={self.layout.directory / 'etcd'}",
+                f"--name={self.layout.name}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster={self.layout.name}={peer}",
+                "--unsafe-no-fsync",
+                "--snapshot-count=5000",
+                "--log-level=warn",
+            ],
+        )
+
+    @property
+    def apiserver(self) -> Process:
+        policy = self.layout.config / "audit-policy.json"
+        pem = self.certificates.path
+        flags = {
+            "bind-address": self.layout.address,
+            "advertise-address": self.layout.address,
+            "secure-port": API_PORT,
+            "etcd-servers": self.etcd_url,
+            "service-cluster-ip-range": SERVICE_RANGE,
+            "authorization-mode": "Node,RBAC",
+            "enable-admission-plugins": "NodeRestriction",
+            "allow-privileged": "true",
+            "client-ca-file": self.certificates.ca.certificate,
+            "tls-cert-file": pem("kube-apiserver"),
+            "tls-private-key-file": pem("kube-apiserver"),
+            "kubelet-certificate-authority": self.certificates.ca.certificate,
+            "kubelet-client-certificate": pem("kubelet-client"),
+            "kubelet-client-key": pem("kubelet-client"),
+            "kubelet-preferred-address-types": "InternalIP",
+            "service-account-issuer": "https://kubernetes.default.svc.cluster.local",
+            "service-account-key-file": pem("service-accounts"),
+            "service-account-signing-key-file": pem("service-accounts"),
+            # Webhooks and aggregated APIs are dialled at their pods: there is
+            # no kube-proxy beside the API server.
+            "enable-aggregator-routing": "true",
+            "requestheader-client-ca-file": self.certificates.front_proxy_ca.certificate,
+            "requestheader-allowed-names": "front-proxy",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-username-headers": "X-Remote-User",
+            "proxy-client-cert-file": pem("front-proxy"),
+            "proxy-client-key-file": pem("front-proxy"),
+            "audit-policy-file": policy,
+            "audit-log-path": self.layout.audit_log,
+            "audit-log-format": "json",
+            "audit-log-mode": "blocking",
+            "audit-log-maxsize": 64,
+            "audit-log-maxbackup": 3,
+            "profiling": "false",
+        }
+        argv = [self.programs["kube-apiserver"], *_flags(flags)]
+        return self._process("kube-apiserver", argv, [policy])
+
+    @property
+    def controller_manager(self) -> Process:
+        kubeconfig = self.layout.config / "kube-controller-manager.kubeconfig"
+        pem = self.certificates.path
+        flags = {
+            "kubeconfig": kubeconfig,
+            "authentication-kubeconfig": kubeconfig,
+            "authorization-kubeconfig": kubeconfig,
+            "bind-address": self.layout.loopback,
+            "secure-port": CONTROLLER_MANAGER_PORT,
+            "leader-elect": "false",
+            "use-service-account-credentials": "true",
+            "service-account-private-key-file": pem("service-accounts"),
+            "root-ca-file": self.certificates.ca.certificate,
+            "cluster-signing-cert-file": self.certificates.ca.certificate,
+            "cluster-signing-key-file": pem("ca"),
+            "requestheader-client-ca-file": self.certificates.front_proxy_ca.certificate,
+            "allocate-node-cidrs": "false",
+            "node-monitor-period": "2s",
+            "node-monitor-grace-period": "30s",
+            "kube-api-qps": 100,
+            "kube-api-burst": 200,
+            "profiling": "false",
+        }
+        argv = [self.programs["kube-controller-manager"], *_flags(flags)]
+        return self._process("kube-controller-manager", argv, [kubeconfig])
+
+    @property
+    def scheduler(self) -> Process:
+        config = self.layout.config / "kube-scheduler.json"
+        kubeconfig = self.layout.config / "kube-scheduler.kubeconfig"
+        flags = {
+            "config": config,
+            "authentication-kubeconfig": kubeconfig,
+            "authorization-kubeconfig": kubeconfig,
+            "bind-address": self.layout.loopback,
+            "secure-port": SCHEDULER_PORT,
+        }
+        argv = [self.programs["kube-scheduler"], *_flags(flags)]
+        return self._process("kube-scheduler", argv, [config])
+
+    @property
+    def etcd_url(self) -> str:
+        return f"http://{self.layout.loopback}:{ETCD_PORT}"
+
+    @property
+    def _storage(self) -> Path:
+        return cache_root() / "registry"
+
+    def _process(
+        self,
+        part: str,
+        argv: list[str],
+        configuration: list[Path] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Process:
+        return Process(
+            part=part,
+            argv=argv,
+            cluster=self.layout.directory,
+            environment=environment or {},
+            configuration=configuration or [],
+        )
+
+
+def _flags(flags: dict[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def _json(document: object) -> str:
+    return json.dumps(document, indent=2) + "\n"

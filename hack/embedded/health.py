@@ -1,0 +1,30 @@
+"""Questions to running parts, answered with yes or no."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+_TIMEOUT = 3.0
+
+
+def answers(url: str, ca: Path | None = None, client: Path | None = None) -> bool:
+    """Whether a GET of the URL succeeds; proxies of the environment are not asked."""
+    return get(url, ca, client) is not None
+
+
+def get(url: str, ca: Path | None = None, client: Path | None = None) -> bytes | None:
+    """The body of a GET that succeeded."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        context = ssl.create_default_context(cafile=str(ca) if ca else None)
+        if client:
+            context.load_cert_chain(client)
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    try:
+        with urllib.request.build_opener(*handlers).open(url, timeout=_TIMEOUT) as answer:
+            return answer.read()
+    except (OSError, urllib.error.URLError, ssl.SSLError):
+        return None

@@ -1,0 +1,167 @@
+"""The processes of one node: its first process, containerd, kubelet, kube-proxy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import cgroups, files, network
+from .build import Programs
+from .certificates import Certificates
+from .errors import Failure
+from .layout import Layout, NodeLayout, cache_root
+from .nodeconfig import cni_config, containerd_config, kube_proxy_config, kubelet_config
+from .nodeconfig import mirror_config
+from .nodeinit import NodeSpec
+from .processes import SYSTEM_PATH, Process
+
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+_PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
+
+
+class Node:
+    """One node of a cluster, as a set of processes."""
+
+    def __init__(self, layout: Layout, node: NodeLayout, programs: Programs) -> None:
+        self.layout = layout
+        self.node = node
+        self.programs = programs
+        self.name = node.name
+
+    @property
+    def config(self) -> Path:
+        return self.node.directory / "config"
+
+    @property
+    def machine(self) -> Process:
+        """The node itself: whoever kills it pulls the plug."""
+        spec = NodeSpec(
+            name=self.name,
+            directory=str(self.node.directory),
+            shared=str(self.layout.shared),
+            keep=[str(self.layout.directory), str(cache_root())],
+            kvm=self.layout.settings.kvm,
+            pause=self.programs["pause"],
+        )
+        return Process(
+            part=self.name,
+            argv=[sys.executable, "-m", "embedded.nodeinit", spec.to_json()],
+            cluster=self.layout.directory,
+            environment={"PYTHONPATH": str(_PACKAGE_FOLDER), "PYTHONDONTWRITEBYTECODE": "1"},
+            wrapper=[
+                *("nsenter", f"--net={self.node.network_namespace}"),
+                *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"),
+                *("--kill-child=KILL", "--propagation=private"),
+            ],
+            becomes="pause",
+        )
+
+    @property
+    def containerd(self) -> Process:
+        path = f"{self.programs.path_of('containerd')}:{SYSTEM_PATH}"
+        config = self.config / "containerd.toml"
+        return self._inside(
+            "containerd",
+            [self.programs["containerd"], "--config", str(config)],
+            [config],
+            {"PATH": path},
+        )
+
+    @property
+    def kubelet(self) -> Process:
+        config = self.config / "kubelet.json"
+        return self._inside(
+            "kubelet",
+            [
+                self.programs["kubelet"],
+                f"--config={config}",
+                f"--kubeconfig={self.config / 'kubelet.kubeconfig'}",
+                f"--hostname-override={self.name}",
+                f"--node-ip={self.node.address}",
+                "--v=1",
+            ],
+            [config],
+        )
+
+    @property
+    def kube_proxy(self) -> Process:
+        config = self.config / "kube-proxy.json"
+        return self._inside("kube-proxy", [self.programs["kube-proxy"], f"--config={config}"], [config])
+
+    def processes(self) -> list[Process]:
+        """In the order in which they are started."""
+        return [self.machine, self.containerd, self.kubelet, self.kube_proxy]
+
+    def configure(self, certificates: Certificates) -> None:
+        """Write what the node's programs read, and wire it up."""
+        layout, node = self.layout, self.node
+        mirrors = self.config / "mirrors"
+        files.write(mirrors / "_default" / "hosts.toml", mirror_config(layout.registry))
+        files.write(self.config / "containerd.toml", containerd_config(layout, mirrors))
+        files.write(
+            self.config / "kubelet.json",
+            _json(kubelet_config(node, certificates, CONTAINERD_SOCKET)),
+        )
+        files.write(
+            self.config / "kubelet.kubeconfig",
+            certificates.kubeconfig(f"kubelet.{node.name}"),
+            mode=0o600,
+        )
+        proxy_kubeconfig = files.write(
+            self.config / "kube-proxy.kubeconfig", certificates.kubeconfig("kube-proxy"), mode=0o600
+        )
+        files.write(
+            self.config / "kube-proxy.json", _json(kube_proxy_config(layout, node, proxy_kubeconfig))
+        )
+        # This lands in the node's /etc, which is an overlay with this upper folder.
+        files.write(node.directory / "etc/cni/net.d/10-drydock.conflist", _json(cni_config(node)))
+        cgroups.ensure(node.cgroup)
+        network.ensure_node(layout, node)
+
+    def is_furnished(self) -> bool:
+        """Whether the node's first process has set everything up."""
+        pid = self.machine.pid()
+        if pid is None:
+            return False
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return arguments[0].decode() == self.programs["pause"]
+
+    def entry(self) -> list[str]:
+        """The command prefix that runs something inside the node."""
+        pid = self.machine.pid()
+        if pid is None:
+            raise Failure(f"node {self.name} is off", self.machine.last_lines())
+        return ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
+
+    def run(self, argv: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+        """Run a command inside the node."""
+        return subprocess.run([*self.entry(), *argv], text=True, **options)  # type: ignore[call-overload]
+
+    def _inside(
+        self,
+        program: str,
+        argv: Sequence[str],
+        configuration: Sequence[Path],
+        environment: dict[str, str] | None = None,
+    ) -> Process:
+        pid = self.machine.pid()
+        # A node that is off can be described, but nothing can be started in it.
+        wrapper = self.entry() if pid is not None else ["nsenter"]
+        return Process(
+            part=self.node.part(program),
+            argv=argv,
+            cluster=self.layout.directory,
+            environment=environment or {},
+            wrapper=wrapper,
+            configuration=configuration,
+        )
+
+
+def _json(document: object) -> str:
+    return json.dumps(document, indent=2) + "\n"

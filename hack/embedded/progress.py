@@ -1,0 +1,41 @@
+"""What the person at the terminal sees: one line a step, with its time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """Prints steps with the time since the start and the time each one took."""
+
+    def __init__(self, verbose: bool = False) -> None:
+        self.verbose = verbose
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+
+    def elapsed(self) -> float:
+        """Seconds since this command began."""
+        return time.monotonic() - self._start
+
+    def say(self, text: str) -> None:
+        """Print one line, stamped with the elapsed time."""
+        with self._lock:
+            print(f"[{self.elapsed():6.1f}s] {text}", file=sys.stderr, flush=True)
+
+    def detail(self, text: str) -> None:
+        """Print one line that only `-v` shows."""
+        if self.verbose:
+            self.say(f"  {text}")
+
+    @contextmanager
+    def step(self, text: str, announce: bool = False) -> Iterator[None]:
+        """Time a step; `announce` says so beforehand too, for the long ones."""
+        begun = time.monotonic()
+        if announce:
+            self.say(f"{text} ...")
+        yield
+        self.say(f"{text}: done in {time.monotonic() - begun:.1f} s")

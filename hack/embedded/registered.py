@@ -1,0 +1,60 @@
+"""Which clusters exist on this machine, and with which settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import files, locks, network
+from .errors import Failure
+from .layout import MAX_NODES, Layout, Settings, check_name, choose_index, state_root
+from .progress import Progress
+
+_SETTINGS = "settings.json"
+
+
+def names() -> list[str]:
+    """Clusters that have a folder, whether they run or not."""
+    root = state_root()
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
+def settings(name: str) -> Settings | None:
+    """What a cluster was made with, if it got that far."""
+    try:
+        return Settings.from_json((state_root() / name / _SETTINGS).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def find(name: str) -> Layout:
+    """The layout of a cluster that exists."""
+    found = settings(check_name(name))
+    if found is None:
+        known = ", ".join(names()) or "none"
+        raise Failure(f"there is no cluster {name!r} (clusters here: {known}); hack/up makes one")
+    return Layout(name, found)
+
+
+def reserve(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
+    """Settle a cluster's settings: the old ones, with what was asked for now."""
+    check_name(name)
+    if nodes is not None and not 1 <= nodes <= MAX_NODES:
+        raise Failure(f"--nodes {nodes}: from 1 to {MAX_NODES}")
+    with locks.held("", progress):
+        old = settings(name)
+        if old is None:
+            taken = [found.index for other in names() if (found := settings(other))]
+            index = choose_index(taken, network.host_networks())
+            new = Settings(index=index, nodes=nodes or 2, kvm=bool(kvm))
+        else:
+            if nodes is not None and nodes < old.nodes:
+                raise Failure(f"cluster {name} has {old.nodes} nodes: hack/down it to have fewer")
+            new = replace(
+                old,
+                nodes=old.nodes if nodes is None else nodes,
+                kvm=old.kvm if kvm is None else kvm,
+            )
+        files.write(state_root() / name / _SETTINGS, new.to_json())
+    return Layout(name, new)

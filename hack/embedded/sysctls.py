@@ -1,0 +1,64 @@
+"""Kernel settings of the host that a cluster needs or changes.
+
+The values found are written down by the first cluster and put back when the last
+one goes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from . import files
+from .errors import Failure
+
+ROOT = Path("/proc/sys")
+
+WANTED = {"net/ipv4/ip_forward": "1"}
+
+# Kubelets set these for the whole machine.
+CHANGED_BY_KUBELETS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+
+# Each guest and each kubelet watches many files; Debian's limits are low.
+AT_LEAST = {"fs/inotify/max_user_instances": 1024, "fs/inotify/max_user_watches": 524288}
+
+
+def apply(record: Path, root: Path = ROOT) -> None:
+    """Write the old values down once, then set what is needed."""
+    if not record.exists():
+        names = (*WANTED, *CHANGED_BY_KUBELETS, *AT_LEAST)
+        found = {name: (root / name).read_text().strip() for name in names if (root / name).exists()}
+        files.write(record, json.dumps(found, indent=2) + "\n")
+    for name, value in WANTED.items():
+        _set(root / name, value)
+    for name, least in AT_LEAST.items():
+        path = root / name
+        if path.exists() and int(path.read_text()) < least:
+            _set(path, str(least))
+
+
+def restore(record: Path, root: Path = ROOT) -> None:
+    """Put back what was found, and forget it."""
+    if not record.exists():
+        return
+    for name, value in json.loads(record.read_text()).items():
+        path = root / name
+        if path.exists() and path.read_text().strip() != value:
+            _set(path, value)
+    record.unlink()
+
+
+def _set(path: Path, value: str) -> None:
+    if path.read_text().strip() == value:
+        return
+    try:
+        path.write_text(value)
+    except OSError as error:
+        raise Failure(f"cannot set {path} to {value}: {error.strerror}") from error

@@ -1,0 +1,32 @@
+"""Waiting for values: until a condition holds, or a process it needs has died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from .errors import Failure
+from .processes import Process
+
+_PERIOD = 0.1
+
+
+def until(
+    condition: Callable[[], bool],
+    what: str,
+    patience: float,
+    alive: Iterable[Process] = (),
+) -> None:
+    """Return once the condition holds; fail at once if one of the processes dies."""
+    needed = list(alive)
+    deadline = time.monotonic() + patience
+    while not condition():
+        for process in needed:
+            if not process.is_running():
+                raise process.death()
+        if time.monotonic() > deadline:
+            said = "\n".join(
+                f"--- {process.part} ({process.log})\n{process.last_lines(8)}" for process in needed
+            )
+            raise Failure(f"{what}: not within {patience:.0f} s", said)
+        time.sleep(_PERIOD)

@@ -1,0 +1,3 @@
+module drydock.dev/hack/kubernetes/pause
+
+go 1.26.0
