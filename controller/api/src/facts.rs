@@ -1,0 +1,281 @@
+//! What a node is able to do, as its agent found out: the agreement between the inspection
+//! (which fills it in), the decisions (which read it) and the Hypervisor object (which shows it).
+//!
+//! Nothing in here is a guess: a source that did not answer leaves its field empty.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Everything known about one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeFacts {
+    /// Architecture as Kubernetes names it (`amd64`, `arm64`, `s390x`, ...).
+    pub architecture: String,
+    /// Release of the running kernel.
+    pub kernel: String,
+    /// What the processor says of itself.
+    pub cpu: CpuFacts,
+    /// Whether KVM can be used, and why not.
+    pub kvm: KvmFacts,
+    /// Real-time tasks may use the whole CPU (`kernel.sched_rt_runtime_us` is -1).
+    pub real_time: bool,
+    /// What libvirt and QEMU say a guest can get; absent if they could not be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtualization: Option<VirtualizationFacts>,
+}
+
+/// The processor, by its own instructions (cpuid) and by the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CpuFacts {
+    /// Vendor string, for example `GenuineIntel`.
+    pub vendor: String,
+    /// Marketing name.
+    pub brand: String,
+    /// Family, extended part included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<u32>,
+    /// Model number, extended part included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<u32>,
+    /// Stepping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stepping: Option<u32>,
+    /// Microcode revision as the kernel prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub microcode: Option<String>,
+    /// Feature flags of the host as the kernel names them.
+    pub features: Vec<String>,
+    /// Bits of a physical address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub physical_address_bits: Option<u32>,
+    /// The machine is itself a virtual machine.
+    pub hypervisor: bool,
+    /// Number of CPUs that are online.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub online: Option<u32>,
+    /// The time stamp counter as cpuid describes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tsc: Option<CpuidTsc>,
+}
+
+/// The time stamp counter as cpuid describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CpuidTsc {
+    /// Frequency in Hz where cpuid tells it (leaf 0x15, or a hypervisor's leaf 0x40000010).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frequency_hz: Option<u64>,
+    /// Runs at one rate in all power states.
+    pub invariant: bool,
+}
+
+/// KVM on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KvmFacts {
+    /// Whether guests can use it.
+    pub state: KvmState,
+    /// The same for people, with the system's own error where there is one.
+    pub message: String,
+    /// Parameters of the kernel modules, `module.parameter` to value (`kvm_intel.nested`: `Y`).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, String>,
+    /// Hyper-V enlightenments by KubeVirt's names (`vpindex`, `synic`, ...).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hyperv: Vec<String>,
+}
+
+/// Whether KVM can run guests here; everything but `Usable` says why not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum KvmState {
+    /// Opened for reading and writing, and libvirt finds usable CPU models with it.
+    Usable,
+    /// There is no /dev/kvm.
+    #[default]
+    NoDevice,
+    /// /dev/kvm is there but this process may not open it for writing.
+    NotPermitted,
+    /// /dev/kvm is there but opening it or its first call failed.
+    OpenFailed,
+    /// /dev/kvm opens, but libvirt finds not one CPU model that a guest could have with it.
+    NoUsableModel,
+}
+
+/// How guests run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VirtType {
+    /// By hardware virtualization.
+    Kvm,
+    /// By emulation (TCG): correct, slow, and with the emulator's CPU features, not the host's.
+    #[default]
+    Qemu,
+}
+
+impl VirtType {
+    /// libvirt's name of the virt type.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Qemu => "qemu",
+        }
+    }
+}
+
+/// What libvirt and QEMU say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VirtualizationFacts {
+    /// How the guests run that these facts describe.
+    pub virt_type: VirtType,
+    /// The machine type that was asked about.
+    pub machine: String,
+    /// libvirt's version.
+    pub libvirt_version: String,
+    /// QEMU's version.
+    pub qemu_version: String,
+    /// Vendor of the CPU as libvirt names it (`Intel`, `AMD`, `IBM`); empty if it says none.
+    pub vendor: String,
+    /// What a guest with `host-model` gets; absent where libvirt does not support it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_model: Option<HostModel>,
+    /// All CPU models libvirt knows here, usable or not.
+    pub models: Vec<CpuModel>,
+    /// All CPU features that a guest can have: the baseline of the host, expanded.
+    pub features: Vec<String>,
+    /// Machine types of the native architecture, aliases included.
+    pub machine_types: Vec<MachineType>,
+    /// The host's time stamp counter as libvirt measured it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tsc: Option<TscCounter>,
+    /// CPU topology of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+    /// Confidential computing.
+    pub confidential: ConfidentialFacts,
+}
+
+/// What `host-model` means on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostModel {
+    /// The named model it is based on.
+    pub name: String,
+    /// libvirt's `fallback` attribute: `allow` or `forbid`.
+    pub fallback: String,
+    /// Features it has beyond the named model.
+    pub required: Vec<String>,
+    /// Features of the named model that it lacks.
+    pub disabled: Vec<String>,
+}
+
+/// A CPU model that libvirt knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CpuModel {
+    /// Name.
+    pub name: String,
+    /// Whether a guest on this node can have it.
+    pub usable: Usable,
+    /// The versioned model of which this name is an alias.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canonical: Option<String>,
+    /// QEMU will drop it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deprecated: bool,
+    /// Vendor of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vendor: Option<String>,
+    /// Features it needs that guests cannot have here: why it is not usable.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blockers: Vec<String>,
+}
+
+/// libvirt's `usable` attribute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Usable {
+    /// A guest can have the model.
+    Yes,
+    /// A guest cannot.
+    No,
+    /// libvirt cannot tell; KubeVirt's rule counts it as usable.
+    #[default]
+    Unknown,
+}
+
+/// A machine type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MachineType {
+    /// Name.
+    pub name: String,
+    /// The versioned type of which this name is an alias.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canonical: Option<String>,
+    /// QEMU will drop it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deprecated: bool,
+}
+
+/// The time stamp counter as libvirt measured it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TscCounter {
+    /// Frequency in Hz.
+    pub frequency_hz: u64,
+    /// Guests can be given another frequency.
+    pub scalable: bool,
+}
+
+/// CPU topology of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Topology {
+    /// Sockets.
+    pub sockets: u32,
+    /// Cores of a socket (dies and clusters multiplied in).
+    pub cores: u32,
+    /// Threads of a core.
+    pub threads: u32,
+    /// NUMA cells.
+    pub numa_cells: u32,
+}
+
+/// Confidential computing as libvirt tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConfidentialFacts {
+    /// AMD SEV, if supported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sev: Option<SevFacts>,
+    /// AMD SEV-SNP is supported.
+    pub sev_snp: bool,
+    /// Intel TDX is supported.
+    pub tdx: bool,
+    /// IBM Secure Execution is supported.
+    pub secure_execution: bool,
+}
+
+/// AMD SEV.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SevFacts {
+    /// Position of the encryption bit in a page table entry.
+    pub cbitpos: u32,
+    /// Physical address bits lost.
+    pub reduced_phys_bits: u32,
+    /// Most SEV guests at once.
+    pub max_guests: u32,
+    /// Most SEV-ES guests at once; SEV-ES is supported if there can be one.
+    pub max_es_guests: u32,
+}
+
+/// What the answers depend on: if a part changes, the host is inspected again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Fingerprint(pub BTreeMap<String, String>);

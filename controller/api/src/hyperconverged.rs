@@ -1,0 +1,178 @@
+//! HyperConverged: the cluster's configuration, with the field names of the HyperConverged
+//! Cluster Operator's `v1beta1` API.
+//!
+//! Only what Drydock carries out is typed and checked; other fields of that API are kept as they
+//! are, so that an existing object can be applied unchanged.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The cluster's configuration.
+#[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "hco.kubevirt.io",
+    version = "v1beta1",
+    kind = "HyperConverged",
+    plural = "hyperconvergeds",
+    singular = "hyperconverged",
+    shortname = "hco",
+    shortname = "hcos",
+    namespaced,
+    status = "HyperConvergedStatus",
+    derive = "PartialEq",
+    doc = "The cluster's configuration of virtual machines, migrations and node labels.",
+    printcolumn = r#"{"name":"In-Force","type":"string","jsonPath":".status.conditions[?(@.type==\"InForce\")].status","description":"Whether every node follows this object"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"InForce\")].reason"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"InForce\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct HyperConvergedSpec {
+    /// CPU models that nodes do not offer.
+    #[serde(default, rename = "obsoleteCPUs", skip_serializing_if = "Option::is_none")]
+    pub obsolete_cpus: Option<ObsoleteCpus>,
+    /// How virtual machines are live migrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live_migration_config: Option<LiveMigrationConfig>,
+    /// What happens to a virtual machine that does not say so itself when its node is drained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_strategy: Option<EvictionStrategy>,
+    /// CPU model of virtual machines that name none.
+    #[serde(default, rename = "defaultCPUModel", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"))]
+    pub default_cpu_model: Option<String>,
+    /// Lifetimes of the certificates that Drydock makes for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert_config: Option<CertConfig>,
+    /// Feature gates by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("additionalProperties" = {"type": "boolean"}))]
+    pub feature_gates: Option<std::collections::BTreeMap<String, bool>>,
+    /// Fields of the HyperConverged API that Drydock has no use for.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub other: Map<String, Value>,
+}
+
+/// CPU models that nodes do not offer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ObsoleteCpus {
+    /// Models added to the built-in list of obsolete ones; nothing can be taken off that list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), inner(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")))]
+    pub cpu_models: Vec<String>,
+    /// The features of this model get no labels of their own, since every node is expected to have
+    /// them. Penryn if not set.
+    #[serde(default, rename = "minCPUModel", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"))]
+    pub min_cpu_model: Option<String>,
+}
+
+/// How virtual machines are live migrated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct LiveMigrationConfig {
+    /// Migrations that may run at once in the cluster. 5 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub parallel_migrations_per_cluster: Option<u32>,
+    /// Migrations that may leave one node at once. 2 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub parallel_outbound_migrations_per_node: Option<u32>,
+    /// Migrations that may arrive at one node at once. 2 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub parallel_inbound_migrations_per_node: Option<u32>,
+    /// Most bytes a second that one migration may send, as a quantity; 0 or not set: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32), regex(pattern = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"))]
+    pub bandwidth_per_migration: Option<String>,
+    /// Seconds a migration may take for each GiB it has to copy; 0: no limit. 150 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 86400))]
+    pub completion_timeout_per_gi_b: Option<u32>,
+    /// Seconds without progress after which a migration is aborted; 0: never. 150 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 86400))]
+    pub progress_timeout: Option<u32>,
+    /// The guest may be slowed down so that the migration can end. Off if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_auto_converge: Option<bool>,
+    /// The guest may be moved before all of its memory is. Off if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_post_copy: Option<bool>,
+    /// The guest may be paused so that the migration can end. As allowPostCopy if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_workload_disruption: Option<bool>,
+    /// Key of the taint (effect NoSchedule) that empties a node. kubevirt.io/drain if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    pub node_drain_taint_key: Option<String>,
+}
+
+/// What happens to a virtual machine when its pod is to be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum EvictionStrategy {
+    /// It is shut down.
+    None,
+    /// It is live migrated, and the eviction is refused until it has moved.
+    LiveMigrate,
+    /// It is live migrated if it can be, else shut down.
+    LiveMigrateIfPossible,
+    /// Something else decides; the eviction is refused until that has acted.
+    External,
+}
+
+/// Lifetimes of certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct CertConfig {
+    /// The certificate authority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<CertLifetime>,
+    /// The serving certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<CertLifetime>,
+}
+
+/// Lifetime of one certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct CertLifetime {
+    /// How long it is valid, as a Go duration (`48h0m0s`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"))]
+    pub duration: Option<String>,
+    /// How long before its end it is renewed, as a Go duration (`24h0m0s`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"))]
+    pub renew_before: Option<String>,
+}
+
+/// What the controller says of the object.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HyperConvergedStatus {
+    /// `InForce`: whether this object is the cluster's configuration and every node follows it.
+    #[schemars(schema_with = "crate::hypervisor::conditions")]
+    pub conditions: Vec<Condition>,
+    /// Generation of the object that the conditions are about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Nodes that follow the object as it is now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes_in_force: Option<u32>,
+    /// Nodes with an agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<u32>,
+}

@@ -1,0 +1,119 @@
+//! Hypervisor: what a node is, in one object named after it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::facts::{Fingerprint, NodeFacts};
+
+/// A node seen as a host of virtual machines. It is made and reported by the node's agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "drydock.dev",
+    version = "v1alpha1",
+    kind = "Hypervisor",
+    plural = "hypervisors",
+    singular = "hypervisor",
+    shortname = "hv",
+    category = "drydock",
+    status = "HypervisorStatus",
+    derive = "PartialEq",
+    doc = "A node seen as a host of virtual machines: what its CPUs can do, and what its agent reports. Made by the agent, named after the Node.",
+    printcolumn = r#"{"name":"Vendor","type":"string","jsonPath":".status.facts.virtualization.vendor","description":"CPU vendor"}"#,
+    printcolumn = r#"{"name":"Host-Model","type":"string","jsonPath":".status.facts.virtualization.hostModel.name","description":"CPU model that host-model guests get"}"#,
+    printcolumn = r#"{"name":"Usable-Models","type":"integer","jsonPath":".status.usableModels","description":"CPU models that guests can have"}"#,
+    printcolumn = r#"{"name":"KVM","type":"string","jsonPath":".status.facts.kvm.state","description":"Whether KVM can be used"}"#,
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status","description":"Whether the node accepts virtual machines"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Labelled","type":"string","jsonPath":".status.conditions[?(@.type==\"Labelled\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Inspected","type":"date","jsonPath":".status.inspection.at","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct HypervisorSpec {}
+
+/// What the agent of the node reports.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HypervisorStatus {
+    /// Inspected, Labelled, KVMAvailable, Ready, ConfigurationAccepted.
+    #[schemars(schema_with = "crate::hypervisor::conditions")]
+    pub conditions: Vec<Condition>,
+    /// What the node can do, without the masked features.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub facts: Option<NodeFacts>,
+    /// Number of CPU models that guests can have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usable_models: Option<u32>,
+    /// CPU features that the node has and shall not offer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub masked_features: Vec<String>,
+    /// When and how the facts were found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inspection: Option<InspectionRecord>,
+    /// The configuration that this node follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<ConfigurationRecord>,
+    /// Number of CPU labels that facts and configuration give the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<u32>,
+    /// Version of the agent.
+    pub agent_version: String,
+}
+
+/// When and how the facts were found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InspectionRecord {
+    /// When the facts were found.
+    pub at: Time,
+    /// How long it took, in milliseconds.
+    pub took_milliseconds: u64,
+    /// What the facts depend on.
+    pub fingerprint: Fingerprint,
+    /// A later inspection failed, so the facts may no longer be true.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stale: bool,
+}
+
+/// The configuration that a node follows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConfigurationRecord {
+    /// The objects that were read, and whether they are in force here.
+    pub objects: Vec<ConfigurationObject>,
+    /// Obsolete CPU models beyond the built-in ones.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub obsolete_cpu_models: Vec<String>,
+    /// The minimum CPU model.
+    pub min_cpu_model: String,
+    /// Guests may run by emulation where KVM is not usable.
+    pub use_emulation: bool,
+}
+
+/// A configuration object as one node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConfigurationObject {
+    /// `HyperConverged` or `ConfigMap`.
+    pub kind: String,
+    /// Namespace of the object.
+    pub namespace: String,
+    /// Name of the object.
+    pub name: String,
+    /// `metadata.generation`, or `metadata.resourceVersion` of a ConfigMap.
+    pub revision: String,
+    /// The values that are not allowed; with any of these the object is not in force here and the
+    /// last good one stays.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
+}
+
+/// Schema of a list of conditions that several writers may apply to.
+pub(crate) fn conditions(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let mut schema = generator.subschema_for::<Vec<Condition>>();
+    schema.insert("x-kubernetes-list-type".into(), "map".into());
+    schema.insert("x-kubernetes-list-map-keys".into(), serde_json::json!(["type"]));
+    schema
+}

@@ -1,0 +1,130 @@
+//! Label keys on Node objects.
+//!
+//! Keys and values are KubeVirt's node-labeller contract; `cpu-minimum` is Drydock's own.
+//! A key is *owned* when it starts with one of [`OWNED_PREFIXES`] (each ends in `/`) or equals one
+//! of [`OWNED_KEYS`]; only owned keys are ever added, changed or removed by the labeller.
+
+/// Prefix: CPU features that guests on this node can have, beyond those of the minimum CPU model.
+pub const CPU_FEATURE: &str = "cpu-feature.node.kubevirt.io/";
+/// Prefix: CPU models that guests on this node can have.
+pub const CPU_MODEL: &str = "cpu-model.node.kubevirt.io/";
+/// Prefix: CPU models a guest may have been started with elsewhere and still run here.
+pub const CPU_MODEL_MIGRATION: &str = "cpu-model-migration.node.kubevirt.io/";
+/// Prefix: the model libvirt uses for `host-model` guests on this node.
+pub const HOST_MODEL: &str = "host-model-cpu.node.kubevirt.io/";
+/// Prefix: features a `host-model` guest of this node needs beyond the minimum CPU model.
+pub const HOST_MODEL_REQUIRED_FEATURE: &str = "host-model-required-features.node.kubevirt.io/";
+/// Prefix: the CPU's vendor as libvirt names it.
+pub const CPU_VENDOR: &str = "cpu-vendor.node.kubevirt.io/";
+/// Prefix of the two time stamp counter labels.
+pub const CPU_TIMER: &str = "cpu-timer.node.kubevirt.io/";
+/// Value: the time stamp counter's frequency in Hz.
+pub const TSC_FREQUENCY: &str = "cpu-timer.node.kubevirt.io/tsc-frequency";
+/// Value: `true` or `false`, whether the counter can be scaled for guests.
+pub const TSC_SCALABLE: &str = "cpu-timer.node.kubevirt.io/tsc-scalable";
+/// Prefix: Hyper-V enlightenments that KVM offers.
+pub const HYPERV: &str = "hyperv.node.kubevirt.io/";
+/// Prefix: machine types of the native architecture.
+pub const MACHINE_TYPE: &str = "machine-type.node.kubevirt.io/";
+/// Prefix: `<model>=true` when the node has every feature of the configured minimum CPU model.
+///
+/// The features themselves get no labels; whatever needs one of them selects on this key.
+pub const CPU_MINIMUM: &str = "cpu-minimum.node.drydock.dev/";
+/// The host model is an obsolete model.
+pub const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
+/// Real-time tasks may use the whole CPU.
+pub const REALTIME: &str = "kubevirt.io/realtime";
+/// AMD SEV guests can run.
+pub const SEV: &str = "kubevirt.io/sev";
+/// AMD SEV-ES guests can run.
+pub const SEV_ES: &str = "kubevirt.io/sev-es";
+/// AMD SEV-SNP guests can run.
+pub const SEV_SNP: &str = "kubevirt.io/sev-snp";
+/// IBM Secure Execution guests can run.
+pub const SECURE_EXECUTION: &str = "kubevirt.io/s390-pv";
+/// Intel TDX guests can run.
+pub const TDX: &str = "kubevirt.io/tdx";
+/// Guests of architecture amd64 can run (feature gate `CrossArchitectureVirtualization`).
+pub const VM_ARCH_AMD64: &str = "kubevirt.io/vm-arch-amd64";
+/// Guests of architecture arm64 can run (feature gate `CrossArchitectureVirtualization`).
+pub const VM_ARCH_ARM64: &str = "kubevirt.io/vm-arch-arm64";
+/// Guests of architecture s390x can run (feature gate `CrossArchitectureVirtualization`).
+pub const VM_ARCH_S390X: &str = "kubevirt.io/vm-arch-s390x";
+
+/// The agent of this node is ready to run virtual machines: `true` or `false`.
+pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
+/// The kubelet pins CPUs (static CPU manager policy): `true` or `false`.
+pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
+
+/// The value of every label that only says "yes".
+pub const TRUE: &str = "true";
+/// The opposite of [`TRUE`] where a label has two values.
+pub const FALSE: &str = "false";
+
+/// Every key below one of these belongs to the labeller.
+pub const OWNED_PREFIXES: [&str; 10] = [
+    CPU_FEATURE,
+    CPU_MODEL,
+    CPU_MODEL_MIGRATION,
+    HOST_MODEL,
+    HOST_MODEL_REQUIRED_FEATURE,
+    CPU_VENDOR,
+    CPU_TIMER,
+    HYPERV,
+    MACHINE_TYPE,
+    CPU_MINIMUM,
+];
+
+/// Keys outside the prefixes that belong to the labeller.
+pub const OWNED_KEYS: [&str; 10] = [
+    OBSOLETE_HOST_MODEL,
+    REALTIME,
+    SEV,
+    SEV_ES,
+    SEV_SNP,
+    SECURE_EXECUTION,
+    TDX,
+    VM_ARCH_AMD64,
+    VM_ARCH_ARM64,
+    VM_ARCH_S390X,
+];
+
+/// Keys that say whether the node is ready for virtual machines; the agent writes them even where
+/// CPU labels are frozen.
+pub const READINESS_KEYS: [&str; 2] = [SCHEDULABLE, CPU_MANAGER];
+
+/// Whether the labeller owns `key`: exact keys and exact prefixes only, so that look-alikes such
+/// as `kubevirt.io/sev-custom` or `cpu-model.node.kubevirt.io.example/x` stay foreign.
+pub fn is_owned(key: &str) -> bool {
+    OWNED_KEYS.contains(&key) || OWNED_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owned_keys_are_exact_and_look_alikes_are_foreign() {
+        for owned in [
+            "cpu-model.node.kubevirt.io/Haswell",
+            "cpu-vendor.node.kubevirt.io/Intel",
+            "cpu-minimum.node.drydock.dev/Penryn",
+            "kubevirt.io/s390-pv",
+            "kubevirt.io/sev",
+        ] {
+            assert!(is_owned(owned), "{owned}");
+        }
+        for foreign in [
+            "kubevirt.io/schedulable",
+            "kubevirt.io/sev-custom",
+            "kubevirt.io/sevx",
+            "cpu-model.node.kubevirt.io.evil/Haswell",
+            "x.cpu-model.node.kubevirt.io/Haswell",
+            "cpu-model.node.kubevirt.io",
+            "node-labeller.kubevirt.io/other",
+            "scheduling.node.kubevirt.io/tsc-frequency-1",
+        ] {
+            assert!(!is_owned(foreign), "{foreign}");
+        }
+    }
+}
