@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import time
+from datetime import datetime
 from pathlib import Path
 
 from . import build, files, health, locks, network, prerequisites, registered, sysctls, waiting
@@ -33,10 +35,18 @@ class Bringup:
         self.certificates = Certificates(layout)
         self.control = ControlPlane(layout, programs, self.certificates)
         self.nodes = [Node(layout, node, programs) for node in layout.nodes]
+        # Whether the API server was down, so that its clients may be backing off.
+        self.api_was_down = False
+        # When this run started which part: what is older says nothing about it.
+        self.started: dict[str, float] = {}
 
     def run(self) -> None:
         """The whole way, in the order of what needs what."""
         self.prepare()
+        self.api_was_down = not self.control.apiserver.is_running()
+        if self.api_was_down:
+            for process in (self.control.controller_manager, self.control.scheduler):
+                process.stop()
         for node in self.nodes:
             self.power_on(node)
         for process in (self.control.registry, self.control.etcd):
@@ -46,6 +56,10 @@ class Bringup:
         self.start_control_plane()
         self.push_sandbox_image()
         for node in self.nodes:
+            if self.api_was_down:
+                # Their retries are up to a minute apart by now; pods do not notice this.
+                node.kubelet.stop()
+                node.kube_proxy.stop()
             self.start_kubelet(node)
         self.await_nodes(self.nodes)
         describe(self.layout, self.programs)
@@ -145,16 +159,34 @@ class Bringup:
             return False
         document = json.loads(answer)
         conditions = document.get("status", {}).get("conditions", [])
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        since = self.started.get(node.kubelet.part, 0.0)
+        ready = any(
+            c["type"] == "Ready" and c["status"] == "True" and _time(c["lastHeartbeatTime"]) >= since
+            for c in conditions
+        )
         taints = document.get("spec", {}).get("taints", [])
-        return ready and not any(t["key"].startswith("node.kubernetes.io/not-") for t in taints)
+        if any(t["key"].startswith("node.kubernetes.io/not-ready") for t in taints):
+            return False
+        return ready and self._knows_its_pods(node)
+
+    def _knows_its_pods(self, node: Node) -> bool:
+        """Whether the kubelet has learned which pods it has; before that it denies them."""
+        wanted = self._api(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node.name}")
+        ca, admin = self.certificates.ca.certificate, self.certificates.path("admin")
+        known = health.get(f"https://{node.node.address}:10250/pods", ca, admin)
+        if wanted is None or known is None:
+            return False
+        return _pod_uids(wanted) <= _pod_uids(known)
 
     def _api(self, path: str) -> bytes | None:
         admin = self.certificates.path("admin")
         return health.get(f"{self.layout.server}{path}", self.certificates.ca.certificate, admin)
 
     def _ensure(self, process: Process) -> None:
+        # The API server's times have whole seconds.
+        now = float(int(time.time()))
         if process.ensure():
+            self.started[process.part] = now
             self.progress.detail(f"started {process.part}, pid {process.tracked_pid()}")
 
 
@@ -196,6 +228,20 @@ def describe(layout: Layout, programs: Programs) -> None:
         ],
     }
     files.write(layout.description, json.dumps(document, indent=2) + "\n")
+
+
+def _time(stamp: str) -> float:
+    """Seconds since the epoch of a time as the API writes it."""
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def _pod_uids(answer: bytes) -> set[str]:
+    """The pods in a list that are not over."""
+    return {
+        pod["metadata"]["uid"]
+        for pod in json.loads(answer)["items"] or []
+        if pod["status"].get("phase") not in ("Succeeded", "Failed")
+    }
 
 
 def _listens(node: Node) -> bool:

@@ -54,7 +54,7 @@ class Node:
             wrapper=[
                 *("nsenter", f"--net={self.node.network_namespace}"),
                 *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"),
-                *("--kill-child=KILL", "--propagation=private"),
+                *("--kill-child=KILL", "--propagation=slave"),
             ],
             becomes="pause",
         )
@@ -81,7 +81,6 @@ class Node:
                 f"--kubeconfig={self.config / 'kubelet.kubeconfig'}",
                 f"--hostname-override={self.name}",
                 f"--node-ip={self.node.address}",
-                "--v=1",
             ],
             [config],
         )

@@ -243,9 +243,11 @@ def kill_all(pids: Iterable[int], patience: float = 20.0) -> None:
 def _alive(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+    # The first thread may be dead while others still hold the process's sockets.
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X") or len(threads) > 1
 
 
 def _gone(pids: Sequence[int], patience: float) -> bool:
