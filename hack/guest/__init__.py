@@ -1,0 +1,1 @@
+"""The small guest of demos and tests: its disk, and a way to run it under QEMU."""

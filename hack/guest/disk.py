@@ -1,0 +1,139 @@
+"""Builds the guest's disk: Debian's cloud kernel, busybox and a few scripts.
+
+The image is an MBR with one FAT partition that syslinux boots, so any BIOS
+can start it from any kind of disk, and nothing here needs a loop device.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import uuid
+from pathlib import Path
+
+from guest import initrd
+from oci.builder import content_key, key_of
+from oci.busybox import install_applets
+from oci.debian import Mirror
+from oci.layer import epoch
+from oci.progress import Failure, run, size, step
+
+SOURCES = Path(__file__).resolve().parent
+DISK_SIZE = 64 << 20
+SECTOR = 512
+PARTITION_START = 2048 * SECTOR
+BOOT_RECORD = Path("/usr/lib/syslinux/mbr/mbr.bin")
+FAT16_LBA = 0x0E
+# quiet: each line on the console costs an emulated machine time. The two
+# switches after it are for the same reason; the guest has nothing to guard.
+KERNEL_LINE = "console=tty0 console=ttyS0,115200 quiet mitigations=off nokaslr net.ifnames=0"
+BOOT_MENU = f"""DEFAULT drydock
+PROMPT 0
+TIMEOUT 0
+LABEL drydock
+  KERNEL vmlinuz
+  INITRD initrd
+  APPEND {KERNEL_LINE}
+"""
+FOLDERS = ("dev", "proc", "sys", "run", "tmp", "root", "boot", "mnt", "sbin")
+
+
+def build(cache: Path, suite: str) -> Path:
+    """Return the guest's disk, building what changed of it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    packages = _packages(cache / f"packages-{suite}", suite)
+    parts = [content_key(SOURCES / name) for name in ("root", "beacon.rs", "disk.py", "initrd.py")]
+    folder = cache / key_of("guest", parts, sorted(path.name for path in packages.glob("*.deb")))
+    disk = folder / "disk.qcow2"
+    if not disk.exists():
+        scratch = cache / "work"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        with step("guest: program, initrd and disk"):
+            _assemble(packages, scratch)
+        for old in cache.glob("[0-9a-f]*"):
+            shutil.rmtree(old)
+        folder.mkdir()
+        (scratch / disk.name).rename(disk)
+        shutil.rmtree(scratch)
+        with step(f"guest: disk of {size(disk.stat().st_size)}, {DISK_SIZE >> 20} MiB for the guest"):
+            pass
+    return disk
+
+
+def _packages(folder: Path, suite: str) -> Path:
+    """Download kernel and busybox once; --fresh forgets them."""
+    if not folder.exists():
+        with step("guest: download Debian's cloud kernel and busybox"):
+            scratch = folder.with_name("download")
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            mirror = Mirror.of_this_machine(suite)
+            kernel = mirror.latest_kernel("linux-image-cloud-amd64", scratch)
+            mirror.download([kernel, "busybox-static"], scratch / "packages", scratch)
+            (scratch / "packages").rename(folder)
+            shutil.rmtree(scratch)
+    return folder
+
+
+def _assemble(packages: Path, scratch: Path) -> None:
+    unpacked, root = scratch / "unpacked", scratch / "root"
+    for package in packages.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "--extract", str(package), str(unpacked)], check=True)
+    busybox = next(path for path in (unpacked / "usr/bin/busybox", unpacked / "bin/busybox") if path.exists())
+    (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
+    root.mkdir()
+    install_applets(busybox, root / "bin")
+    shutil.copytree(SOURCES / "root", root, dirs_exist_ok=True)
+    for name in FOLDERS:
+        (root / name).mkdir()
+    _compile(root / "bin" / "beacon", scratch)
+    folder = root / "lib" / "modules"
+    folder.mkdir()
+    loading = initrd.modules(unpacked)
+    for name, data in loading.items():
+        (folder / name).write_bytes(data)
+    (folder / "order").write_text("".join(name + "\n" for name in loading))
+    with (scratch / "initrd.cpio").open("wb") as output:
+        initrd.write(root, output, epoch())
+    command = ["zstd", "-q", "-15", str(scratch / "initrd.cpio"), "-o", str(scratch / "initrd")]
+    run(command, log=scratch / "zstd.log", what="compressing the initrd")
+    _write_disk(kernel, scratch)
+
+
+def _compile(target: Path, scratch: Path) -> None:
+    """Compile the guest's one program so that it needs no library."""
+    command = ["rustc", "--edition=2021", "-O", "-Cpanic=abort", "-Cstrip=symbols"]
+    command += ["-Ctarget-feature=+crt-static", "-o", str(target), str(SOURCES / "beacon.rs")]
+    run(command, log=scratch / "rustc.log", what="compiling beacon.rs", cwd=SOURCES)
+
+
+def _write_disk(kernel: Path, scratch: Path) -> None:
+    raw = scratch / "disk.img"
+    sectors = (DISK_SIZE - PARTITION_START) // SECTOR
+    entry = struct.pack("<B3sB3sII", 0x80, b"\xfe\xff\xff", FAT16_LBA, b"\xfe\xff\xff", PARTITION_START // SECTOR, sectors)
+    record = BOOT_RECORD.read_bytes()
+    if len(record) > 440:
+        raise Failure(f"{BOOT_RECORD} is larger than a boot record")
+    with raw.open("wb") as disk:
+        disk.truncate(DISK_SIZE)
+        disk.write(record.ljust(446, b"\0") + entry + b"\0" * 48 + b"\x55\xaa")
+    menu = scratch / "syslinux.cfg"
+    menu.write_text(BOOT_MENU)
+    place = f"{raw}@@{PARTITION_START}"
+    # Fixed times and numbers: the same sources make the same disk.
+    env = dict(os.environ) | {"MTOOLS_SKIP_CHECK": "1", "SOURCE_DATE_EPOCH": str(epoch()), "TZ": "UTC"}
+    serial = f"{uuid.uuid5(uuid.NAMESPACE_DNS, 'drydock.dev').int & 0xFFFFFFFF:08x}"
+    hidden = str(PARTITION_START // SECTOR)
+    steps = (
+        ["mformat", "-i", place, "-T", str(sectors), "-h", "255", "-s", "63", "-H", hidden, "-N", serial, "-v", "DRYDOCK", "::"],
+        ["mcopy", "-i", place, str(kernel), "::vmlinuz"],
+        ["mcopy", "-i", place, str(scratch / "initrd"), "::initrd"],
+        ["mcopy", "-i", place, str(menu), "::syslinux.cfg"],
+        ["syslinux", "--install", "--offset", str(PARTITION_START), str(raw)],
+        ["qemu-img", "convert", "-O", "qcow2", str(raw), str(scratch / "disk.qcow2")],
+    )
+    for command in steps:
+        run(command, log=scratch / f"{command[0]}.log", what=command[0], env=env)

@@ -1,0 +1,41 @@
+"""Builds the Rust programs that the Containerfiles copy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from oci.containerfile import parse
+from oci.progress import run, step
+
+BINARY = re.compile(r"\btarget/\S+/(drydock-[a-z-]+)")
+
+
+def target_folder(repository: Path) -> Path:
+    """Return where cargo puts what it builds."""
+    return Path(os.environ.get("CARGO_TARGET_DIR") or repository / "target").absolute()
+
+
+def named_by(recipes: Iterable[Path]) -> list[str]:
+    """Return the programs that these Containerfiles copy, which are named like their packages."""
+    found = {
+        match
+        for recipe in recipes
+        for item in parse(recipe)
+        if item.keyword == "COPY"
+        for match in BINARY.findall(item.text)
+    }
+    return sorted(found)
+
+
+def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
+    """Let cargo build the programs; it knows itself what has not changed."""
+    if not names:
+        return
+    command = ["cargo", "build", "--locked"] + ([] if debug else ["--release"])
+    for name in names:
+        command += ["-p", name]
+    with step(f"cargo build {', '.join(names)}"):
+        run(command, log=log, what="cargo build", cwd=repository)

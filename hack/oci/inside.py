@@ -1,0 +1,166 @@
+"""The inner side of a build step: runs in namespaces of its own.
+
+Started by oci.sandbox in fresh mount and pid namespaces with a description of
+the step as JSON. It puts the layers together, makes the machine's means of
+building available, does the step and ends; the mounts end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+def mount(*arguments: str | Path) -> None:
+    """Mount, or end with what mount(8) said."""
+    subprocess.run(["mount", *map(str, arguments)], check=True)
+
+
+def assemble(step: dict[str, Any]) -> Path:
+    """Mount the layers below, the layer being made on top, and return the root."""
+    root = Path(step["mountpoint"])
+    # Later layers first. Renames and changed modes must appear as whole files,
+    # or the upper folder would not be a layer that others understand.
+    options = f"lowerdir={':'.join(step['lowers'])},upperdir={step['upper']},workdir={step['work']}"
+    try:
+        mount("-t", "overlay", "overlay", "-o", options + ",redirect_dir=off,metacopy=off,index=off", root)
+    except subprocess.CalledProcessError:
+        mount("-t", "overlay", "overlay", "-o", options, root)
+    return root
+
+
+def furnish(root: Path, apt: Path | None) -> None:
+    """Give the root /proc, /dev, name resolution and the machine's mirror."""
+    if (root / "proc").is_dir():
+        try:
+            mount("-t", "proc", "-o", "nosuid,nodev,noexec", "proc", root / "proc")
+        except subprocess.CalledProcessError:
+            mount("--rbind", "/proc", root / "proc")
+    if (root / "dev").is_dir():
+        mount("-t", "tmpfs", "-o", "mode=0755,size=1m", "tmpfs", root / "dev")
+        for name in DEVICES:
+            (root / "dev" / name).touch()
+            mount("--bind", f"/dev/{name}", root / "dev" / name)
+        for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+            (root / "dev" / name).symlink_to(f"/proc/self/{target}")
+        (root / "dev" / "shm").mkdir(mode=0o1777)
+    for name in ("tmp", "run"):
+        if (root / name).is_dir():
+            mount("-t", "tmpfs", "-o", "mode=1777" if name == "tmp" else "mode=0755", "tmpfs", root / name)
+    for name in ("resolv.conf", "hosts"):
+        place = root / "etc" / name
+        if place.is_file() and not place.is_symlink() and Path("/etc", name).exists():
+            mount("--bind", "-o", "ro", Path("/etc", name).resolve(), place)
+    etc_apt = root / "etc" / "apt"
+    if apt is not None and etc_apt.is_dir():
+        # The image's own settings stay in force, the mirror's are added.
+        for kept in etc_apt.glob("apt.conf.d/*"):
+            if not (apt / "apt.conf.d" / kept.name).exists():
+                shutil.copy(kept, apt / "apt.conf.d" / kept.name)
+        mount("--bind", apt, etc_apt)
+
+
+def identity(user: str) -> tuple[int, int]:
+    """Return uid and gid of USER or --chown, names looked up in the image."""
+    name, colon, group = user.partition(":")
+    uid, primary = _look_up("/etc/passwd", name, 2, 3)
+    return uid, _look_up("/etc/group", group, 2, 2)[0] if colon else primary
+
+
+def _look_up(path: str, name: str, number: int, other: int) -> tuple[int, int]:
+    if name.isdigit():
+        return int(name), int(name)
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                fields = line.rstrip("\n").split(":")
+                if fields[0] == name:
+                    return int(fields[number]), int(fields[other])
+    except FileNotFoundError:
+        pass
+    sys.exit(f"{name} is not in {path} of the image")
+
+
+def run_command(step: dict[str, Any], root: Path) -> None:
+    """Become the command of a RUN instruction."""
+    os.chroot(root)
+    os.chdir("/")
+    uid, gid = identity(step["user"] or "0:0")
+    os.makedirs(step["workdir"], exist_ok=True)
+    os.chdir(step["workdir"])
+    os.umask(0o022)
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    os.execvpe(step["command"][0], step["command"], step["env"])
+
+
+def copy(step: dict[str, Any], root: Path) -> None:
+    """Carry out a COPY instruction.
+
+    The context is reached through the working directory, which stays outside
+    when the root changes: so absolute links inside the image resolve as they
+    would in a container, and sources are still in reach.
+    """
+    os.chdir(step["context"])
+    os.chroot(root)
+    owner = identity(step["chown"]) if step["chown"] else (0, 0)
+    mode = int(step["chmod"], 8) if step["chmod"] else None
+    target = os.path.join(step["workdir"], step["target"])
+    into = step["target"].endswith("/") or len(step["sources"]) > 1 or os.path.isdir(target)
+    for source in step["sources"]:
+        if os.path.isdir(source):
+            os.makedirs(target, exist_ok=True)
+            for entry in sorted(os.listdir(source)):
+                _copy_tree(os.path.join(source, entry), os.path.join(target, entry), owner, mode)
+        else:
+            place = os.path.join(target, os.path.basename(source)) if into else target
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            _copy_tree(source, place, owner, mode)
+
+
+def _copy_tree(source: str, target: str, owner: tuple[int, int], mode: int | None) -> None:
+    found = os.lstat(source)
+    if stat.S_ISDIR(found.st_mode):
+        os.makedirs(target, exist_ok=True)
+        for entry in sorted(os.listdir(source)):
+            _copy_tree(os.path.join(source, entry), os.path.join(target, entry), owner, mode)
+    elif stat.S_ISLNK(found.st_mode):
+        os.symlink(os.readlink(source), target)
+    else:
+        shutil.copyfile(source, target)
+    os.chown(target, *owner, follow_symlinks=False)
+    if not stat.S_ISLNK(found.st_mode):
+        os.chmod(target, mode if mode is not None else stat.S_IMODE(found.st_mode))
+
+
+def make_folder(step: dict[str, Any], root: Path) -> None:
+    """Carry out a WORKDIR instruction."""
+    os.chroot(root)
+    os.makedirs(step["workdir"], exist_ok=True)
+
+
+def main() -> None:
+    """Do the step that the first argument describes."""
+    step = json.loads(sys.argv[1])
+    os.umask(0o022)
+    root = assemble(step)
+    if step["kind"] == "run":
+        furnish(root, Path(step["apt"]) if step["apt"] else None)
+        run_command(step, root)
+    elif step["kind"] == "copy":
+        copy(step, root)
+    else:
+        make_folder(step, root)
+
+
+if __name__ == "__main__":
+    main()

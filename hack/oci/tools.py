@@ -1,0 +1,44 @@
+"""The programs that building images needs, and the packages that bring them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from oci.progress import Failure, run, step
+
+# Program or file to look for, and Debian's package that has it.
+NEEDED = {
+    "mcopy": "mtools",
+    "mmdebstrap": "mmdebstrap",
+    "qemu-img": "qemu-utils",
+    "syslinux": "syslinux",
+    "zstd": "zstd",
+    "/usr/lib/syslinux/mbr/mbr.bin": "syslinux-common",
+}
+
+
+def missing() -> list[str]:
+    """Return the packages that this machine lacks."""
+    search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    return [
+        package
+        for wanted, package in NEEDED.items()
+        if not (Path(wanted).exists() if wanted.startswith("/") else shutil.which(wanted, path=search))
+    ]
+
+
+def ensure(logs: Path) -> None:
+    """Install what is missing."""
+    packages = missing()
+    if not packages:
+        return
+    env = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
+    with step(f"apt-get install {' '.join(packages)}"):
+        run(["apt-get", "-q", "update"], log=logs / "apt-update.log", what="apt-get update", env=env)
+        command = ["apt-get", "-q", "install", "--yes", "--no-install-recommends", *packages]
+        run(command, log=logs / "apt-install.log", what="apt-get install", env=env)
+    left = missing()
+    if left:
+        raise Failure(f"installed but still missing: {', '.join(left)}")
