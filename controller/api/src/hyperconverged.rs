@@ -43,7 +43,10 @@ pub struct HyperConvergedSpec {
     pub eviction_strategy: Option<EvictionStrategy>,
     /// CPU model of virtual machines that name none.
     #[serde(default, rename = "defaultCPUModel", skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"))]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    )]
     pub default_cpu_model: Option<String>,
     /// Lifetimes of the certificates that Drydock makes for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,12 +68,21 @@ pub struct HyperConvergedSpec {
 pub struct ObsoleteCpus {
     /// Models added to the built-in list of obsolete ones; nothing can be taken off that list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256), inner(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")))]
+    #[schemars(
+        length(max = 256),
+        inner(
+            length(min = 1, max = 63),
+            regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+        )
+    )]
     pub cpu_models: Vec<String>,
     /// The features of this model get no labels of their own, since every node is expected to have
     /// them. Penryn if not set.
     #[serde(default, rename = "minCPUModel", skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"))]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    )]
     pub min_cpu_model: Option<String>,
 }
 
@@ -93,7 +105,10 @@ pub struct LiveMigrationConfig {
     pub parallel_inbound_migrations_per_node: Option<u32>,
     /// Most bytes a second that one migration may send, as a quantity; 0 or not set: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 32), regex(pattern = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"))]
+    #[schemars(
+        length(min = 1, max = 32),
+        regex(pattern = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
+    )]
     pub bandwidth_per_migration: Option<String>,
     /// Seconds a migration may take for each GiB it has to copy; 0: no limit. 150 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -151,11 +166,17 @@ pub struct CertConfig {
 pub struct CertLifetime {
     /// How long it is valid, as a Go duration (`48h0m0s`).
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"))]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$")
+    )]
     pub duration: Option<String>,
     /// How long before its end it is renewed, as a Go duration (`24h0m0s`).
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"))]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$")
+    )]
     pub renew_before: Option<String>,
 }
 

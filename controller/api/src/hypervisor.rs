@@ -87,9 +87,13 @@ pub struct ConfigurationRecord {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub obsolete_cpu_models: Vec<String>,
     /// The minimum CPU model.
+    #[serde(rename = "minCPUModel")]
     pub min_cpu_model: String,
     /// Guests may run by emulation where KVM is not usable.
     pub use_emulation: bool,
+    /// Feature gates that are on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub feature_gates: Vec<String>,
 }
 
 /// A configuration object as one node sees it.

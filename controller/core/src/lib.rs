@@ -1,1 +1,29 @@
-//! placeholder
+//! Drydock's decisions, as pure functions: facts, configuration and the time go in, plans come out.
+//!
+//! Nothing here reads a clock, a file or the network, so everything can be tested by tables and
+//! properties. The binaries gather facts, call these functions and carry out what they say.
+//!
+//! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
+//!   ConfigMap and HyperConverged.
+//! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum`], [`aliases`] and [`mask`].
+//! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
+//! - [`inspection`]: when a host has to be inspected again.
+//! - [`in_force`]: whether a configuration object is followed by every node.
+//! - [`explain`]: why a CPU model can or cannot be had on a node.
+
+#![forbid(unsafe_code)]
+
+pub mod aliases;
+pub mod conditions;
+pub mod configuration;
+pub mod explain;
+pub mod in_force;
+pub mod inspection;
+pub mod label_keys;
+pub mod labels;
+pub mod mask;
+pub mod minimum;
+pub mod node;
+pub mod obsolete;
+pub mod quantity;
+pub mod readiness;

@@ -1,0 +1,91 @@
+//! CPU models that have two names: QEMU's versioned one (`Haswell-v1`) and the one that manifests
+//! use (`Haswell`). libvirt gives the former as the `canonical` attribute of the latter.
+
+use std::collections::BTreeSet;
+
+use drydock_api::facts::CpuModel;
+
+/// The versioned name of the model called `name`: its canonical name, or the name itself.
+pub fn canonical<'a>(name: &'a str, models: &'a [CpuModel]) -> &'a str {
+    models
+        .iter()
+        .find(|model| model.name == name)
+        .and_then(|model| model.canonical.as_deref())
+        .unwrap_or(name)
+}
+
+/// All names of the model called `name`, itself included.
+pub fn names_of<'a>(name: &'a str, models: &'a [CpuModel]) -> impl Iterator<Item = &'a str> {
+    let version = canonical(name, models);
+    std::iter::once(name).chain(
+        models
+            .iter()
+            .map(|model| model.name.as_str())
+            .filter(move |other| *other != name && (*other == version || canonical(other, models) == version)),
+    )
+}
+
+/// The names of `chosen` under which labels are written: a model that has an unversioned name is
+/// written by that name only, unless `all` asks for every name.
+pub fn published<'a>(chosen: &[&'a CpuModel], all: bool) -> BTreeSet<&'a str> {
+    let shadowed: BTreeSet<&str> = if all {
+        BTreeSet::new()
+    } else {
+        chosen.iter().filter_map(|model| model.canonical.as_deref()).collect()
+    };
+    chosen
+        .iter()
+        .map(|model| model.name.as_str())
+        .filter(|name| !shadowed.contains(name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str, canonical: Option<&str>) -> CpuModel {
+        CpuModel {
+            name: name.into(),
+            canonical: canonical.map(Into::into),
+            ..CpuModel::default()
+        }
+    }
+
+    #[test]
+    fn the_unversioned_name_is_kept_and_its_twin_left_out() {
+        let models = [
+            model("Haswell", Some("Haswell-v1")),
+            model("Haswell-v1", None),
+            model("Haswell-noTSX", Some("Haswell-v2")),
+            model("Haswell-v2", None),
+            model("Skylake-Client-v4", None),
+        ];
+        let chosen: Vec<&CpuModel> = models.iter().collect();
+        assert_eq!(
+            published(&chosen, false),
+            BTreeSet::from(["Haswell", "Haswell-noTSX", "Skylake-Client-v4"])
+        );
+        assert_eq!(published(&chosen, true).len(), 5);
+    }
+
+    #[test]
+    fn a_versioned_model_without_its_alias_keeps_its_own_name() {
+        let only_version = model("Haswell-v1", None);
+        assert_eq!(published(&[&only_version], false), BTreeSet::from(["Haswell-v1"]));
+    }
+
+    #[test]
+    fn all_names_of_a_model_are_found_from_each_of_them() {
+        let models = [
+            model("Haswell", Some("Haswell-v1")),
+            model("Haswell-v1", None),
+            model("Penryn", Some("Penryn-v1")),
+        ];
+        for start in ["Haswell", "Haswell-v1"] {
+            let names: BTreeSet<&str> = names_of(start, &models).collect();
+            assert_eq!(names, BTreeSet::from(["Haswell", "Haswell-v1"]), "{start}");
+        }
+        assert_eq!(names_of("unheard-of", &models).collect::<Vec<_>>(), ["unheard-of"]);
+    }
+}

@@ -1,0 +1,332 @@
+//! What the cluster's administrators want: built-in defaults, then the legacy ConfigMap, then
+//! HyperConverged, each overriding the one before, field by field.
+//!
+//! An object with a value that is not allowed is refused whole: it is reported with field, value
+//! and what is allowed, and the configuration that was last in force stays. So no node ever
+//! follows half of a change.
+
+pub mod hyperconverged;
+pub mod legacy;
+pub mod selection;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
+
+use drydock_api::hyperconverged::EvictionStrategy;
+use serde::{Deserialize, Serialize};
+
+use crate::minimum;
+
+pub use selection::{Choice, NotInForce, Reference, choose};
+
+/// Feature gate: the kubelet's static CPU manager is looked for (KubeVirt's `CPUManager`).
+pub const GATE_CPU_MANAGER: &str = "CPUManager";
+/// Feature gate: nodes say which guest architectures they run (KubeVirt's name).
+pub const GATE_CROSS_ARCHITECTURE: &str = "CrossArchitectureVirtualization";
+
+/// The configuration in force, complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// Obsolete CPU models beyond the built-in ones.
+    pub obsolete_cpu_models: BTreeSet<String>,
+    /// The minimum CPU model.
+    pub min_cpu_model: String,
+    /// CPU model of virtual machines that name none.
+    pub default_cpu_model: Option<String>,
+    /// Eviction strategy of virtual machines that name none.
+    pub eviction_strategy: EvictionStrategy,
+    /// How virtual machines are migrated.
+    pub migrations: Migrations,
+    /// Lifetimes of the certificates Drydock makes.
+    pub certificates: Certificates,
+    /// Feature gates that were set, by name.
+    pub feature_gates: BTreeMap<String, bool>,
+    /// Guests may run by emulation where KVM is not usable.
+    pub use_emulation: bool,
+}
+
+/// How virtual machines are migrated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migrations {
+    /// At once in the cluster.
+    pub per_cluster: u32,
+    /// At once leaving a node.
+    pub outbound_per_node: u32,
+    /// At once arriving at a node.
+    pub inbound_per_node: u32,
+    /// Bytes a second for each migration; `None`: no limit.
+    pub bandwidth: Option<u64>,
+    /// Time for each GiB to copy; `None`: no limit.
+    pub completion_timeout_per_gib: Option<Duration>,
+    /// Time without progress before a migration is aborted; `None`: never.
+    pub progress_timeout: Option<Duration>,
+    /// The guest may be slowed down.
+    pub auto_converge: bool,
+    /// The guest may be moved before its memory.
+    pub post_copy: bool,
+    /// The guest may be paused.
+    pub workload_disruption: bool,
+    /// Key of the taint that empties a node.
+    pub drain_taint_key: String,
+}
+
+/// Lifetimes of the certificates Drydock makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Certificates {
+    /// The certificate authority.
+    pub ca: Lifetime,
+    /// The serving certificates.
+    pub server: Lifetime,
+}
+
+/// Lifetime of a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lifetime {
+    /// How long it is valid.
+    pub duration: Duration,
+    /// How long before its end it is renewed.
+    pub renew_before: Duration,
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+impl Default for Configuration {
+    /// KubeVirt's built-in values; certificates as the HyperConverged documentation gives them:
+    /// valid for two days and renewed daily, serving ones for one day and renewed every half.
+    fn default() -> Self {
+        Self {
+            obsolete_cpu_models: BTreeSet::new(),
+            min_cpu_model: minimum::DEFAULT_MODEL.into(),
+            default_cpu_model: None,
+            eviction_strategy: EvictionStrategy::None,
+            migrations: Migrations {
+                per_cluster: 5,
+                outbound_per_node: 2,
+                inbound_per_node: 2,
+                bandwidth: None,
+                completion_timeout_per_gib: Some(Duration::from_secs(150)),
+                progress_timeout: Some(Duration::from_secs(150)),
+                auto_converge: false,
+                post_copy: false,
+                workload_disruption: false,
+                drain_taint_key: "kubevirt.io/drain".into(),
+            },
+            certificates: Certificates {
+                ca: Lifetime {
+                    duration: HOUR * 48,
+                    renew_before: HOUR * 24,
+                },
+                server: Lifetime {
+                    duration: HOUR * 24,
+                    renew_before: HOUR * 12,
+                },
+            },
+            feature_gates: BTreeMap::new(),
+            use_emulation: false,
+        }
+    }
+}
+
+impl Configuration {
+    /// Whether a feature gate is on.
+    pub fn gate(&self, name: &str) -> bool {
+        self.feature_gates.get(name).copied().unwrap_or(false)
+    }
+}
+
+/// A value that is not allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The field, as a path a person finds in the object.
+    pub field: String,
+    /// Its value, cut to a readable length.
+    pub value: String,
+    /// What is allowed.
+    pub allowed: String,
+}
+
+impl Problem {
+    /// A problem of `field` with `value`, of which at most 80 characters are kept.
+    pub fn new(field: impl Into<String>, value: impl AsRef<str>, allowed: impl Into<String>) -> Self {
+        let value: String = value.as_ref().chars().take(80).collect();
+        Self {
+            field: field.into(),
+            value,
+            allowed: allowed.into(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: `{}` is not allowed; allowed: {}",
+            self.field, self.value, self.allowed
+        )
+    }
+}
+
+/// What one object says, with the fields it does not mention left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layer {
+    pub(crate) obsolete_cpu_models: BTreeSet<String>,
+    pub(crate) min_cpu_model: Option<String>,
+    pub(crate) default_cpu_model: Option<String>,
+    pub(crate) eviction_strategy: Option<EvictionStrategy>,
+    pub(crate) per_cluster: Option<u32>,
+    pub(crate) outbound_per_node: Option<u32>,
+    pub(crate) inbound_per_node: Option<u32>,
+    pub(crate) bandwidth: Option<u64>,
+    pub(crate) completion_timeout_per_gib: Option<u32>,
+    pub(crate) progress_timeout: Option<u32>,
+    pub(crate) auto_converge: Option<bool>,
+    pub(crate) post_copy: Option<bool>,
+    pub(crate) workload_disruption: Option<bool>,
+    pub(crate) drain_taint_key: Option<String>,
+    pub(crate) ca: Option<Lifetime>,
+    pub(crate) server: Option<Lifetime>,
+    pub(crate) feature_gates: BTreeMap<String, bool>,
+    pub(crate) use_emulation: Option<bool>,
+}
+
+/// A layer as read from an object, with what is wrong in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    /// What the object says where it is right.
+    pub layer: Layer,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+}
+
+impl Parsed {
+    fn refuse(&mut self, field: impl Into<String>, value: impl AsRef<str>, allowed: impl Into<String>) {
+        self.problems.push(Problem::new(field, value, allowed));
+    }
+}
+
+/// The defaults with `layers` over them, the last one on top. Obsolete models add up.
+pub fn merge<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Configuration {
+    let mut all = Configuration::default();
+    let seconds = |value: u32| (value > 0).then(|| Duration::from_secs(value.into()));
+    for layer in layers {
+        let layer = layer.clone();
+        all.obsolete_cpu_models.extend(layer.obsolete_cpu_models);
+        all.feature_gates.extend(layer.feature_gates);
+        set(&mut all.min_cpu_model, layer.min_cpu_model);
+        set(&mut all.default_cpu_model, layer.default_cpu_model.map(Some));
+        set(&mut all.eviction_strategy, layer.eviction_strategy);
+        set(&mut all.use_emulation, layer.use_emulation);
+        set(&mut all.certificates.ca, layer.ca);
+        set(&mut all.certificates.server, layer.server);
+        let migrations = &mut all.migrations;
+        set(&mut migrations.per_cluster, layer.per_cluster);
+        set(&mut migrations.outbound_per_node, layer.outbound_per_node);
+        set(&mut migrations.inbound_per_node, layer.inbound_per_node);
+        set(
+            &mut migrations.bandwidth,
+            layer.bandwidth.map(|bytes| (bytes > 0).then_some(bytes)),
+        );
+        set(
+            &mut migrations.completion_timeout_per_gib,
+            layer.completion_timeout_per_gib.map(seconds),
+        );
+        set(&mut migrations.progress_timeout, layer.progress_timeout.map(seconds));
+        set(&mut migrations.auto_converge, layer.auto_converge);
+        set(&mut migrations.post_copy, layer.post_copy);
+        // Where only post-copy is decided, disruption follows it (KubeVirt's rule).
+        set(
+            &mut migrations.workload_disruption,
+            layer.workload_disruption.or(layer.post_copy),
+        );
+        set(&mut migrations.drain_taint_key, layer.drain_taint_key);
+    }
+    all
+}
+
+fn set<T>(field: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *field = value;
+    }
+}
+
+/// An object in force, as read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// `HyperConverged` or `ConfigMap`.
+    pub kind: &'static str,
+    /// Which one.
+    pub reference: Reference,
+    /// What it says.
+    pub parsed: Parsed,
+}
+
+/// What came of all objects together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolution {
+    /// The configuration in force.
+    pub configuration: Configuration,
+    /// The objects that were read, lowest layer first, with their problems.
+    pub sources: Vec<Source>,
+}
+
+impl Resolution {
+    /// Whether an object was refused.
+    pub fn refused(&self) -> bool {
+        self.sources.iter().any(|source| !source.parsed.problems.is_empty())
+    }
+}
+
+/// Brings the objects in force (lowest layer first) together.
+///
+/// `knows_model` says whether the node's CPU map has a minimum model (`None`: cannot tell, which
+/// is no reason to refuse). If any object is refused, `last_good` stays in force; without one, the
+/// objects that are not refused are.
+pub fn resolve(
+    mut sources: Vec<Source>,
+    knows_model: impl Fn(&str) -> Option<bool>,
+    last_good: Option<&Configuration>,
+) -> Resolution {
+    for source in &mut sources {
+        let Some(model) = source.parsed.layer.min_cpu_model.clone() else {
+            continue;
+        };
+        if knows_model(&model) == Some(false) {
+            let field = if source.kind == legacy::KIND {
+                format!("data.{}", drydock_api::legacy::KEY_MIN_CPU_MODEL)
+            } else {
+                "spec.obsoleteCPUs.minCPUModel".into()
+            };
+            source.parsed.refuse(
+                field,
+                model,
+                "a CPU model of libvirt's CPU map on every node, for example Penryn or Haswell",
+            );
+        }
+    }
+    let refused = sources.iter().any(|source| !source.parsed.problems.is_empty());
+    let configuration = match last_good.filter(|_| refused) {
+        Some(good) => good.clone(),
+        None => merge(
+            sources
+                .iter()
+                .filter(|s| s.parsed.problems.is_empty())
+                .map(|s| &s.parsed.layer),
+        ),
+    };
+    Resolution { configuration, sources }
+}
+
+/// How long a node waits before it follows a changed configuration, so that `nodes` of them do
+/// not all write at the same instant: up to `most`, and up to 5 ms for each node. `fraction` is
+/// the node's own random number from 0 to 1.
+pub fn spread(nodes: u64, most: Duration, fraction: f64) -> Duration {
+    let share = Duration::from_millis(nodes.saturating_mul(5)).min(most);
+    share.mul_f64(fraction.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests;

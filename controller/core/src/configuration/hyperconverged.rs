@@ -1,0 +1,160 @@
+//! Reads a HyperConverged. The schema has checked types and patterns; what it cannot say is
+//! checked here.
+
+use std::time::Duration;
+
+use drydock_api::hyperconverged::{CertLifetime, HyperConvergedSpec, LiveMigrationConfig};
+use jiff::SignedDuration;
+
+use super::{Certificates, Configuration, Lifetime, Parsed};
+use crate::quantity;
+
+/// Name of the kind.
+pub const KIND: &str = "HyperConverged";
+
+/// What a HyperConverged says.
+pub fn parse(spec: &HyperConvergedSpec) -> Parsed {
+    let mut parsed = Parsed::default();
+    if let Some(cpus) = &spec.obsolete_cpus {
+        parsed.layer.obsolete_cpu_models = cpus.cpu_models.iter().cloned().collect();
+        parsed.layer.min_cpu_model = cpus.min_cpu_model.clone();
+    }
+    if let Some(migrations) = &spec.live_migration_config {
+        live_migration(&mut parsed, migrations, "spec.liveMigrationConfig");
+    }
+    parsed.layer.eviction_strategy = spec.eviction_strategy;
+    parsed.layer.default_cpu_model = spec.default_cpu_model.clone();
+    parsed.layer.feature_gates = spec.feature_gates.clone().unwrap_or_default();
+    if let Some(certificates) = &spec.cert_config {
+        let Certificates { ca, server } = Configuration::default().certificates;
+        parsed.layer.ca = certificates
+            .ca
+            .as_ref()
+            .and_then(|c| lifetime(&mut parsed, c, ca, "spec.certConfig.ca"));
+        parsed.layer.server = certificates
+            .server
+            .as_ref()
+            .and_then(|c| lifetime(&mut parsed, c, server, "spec.certConfig.server"));
+    }
+    parsed
+}
+
+/// Reads migration settings into the layer; `path` is where they stand in the object.
+pub(super) fn live_migration(parsed: &mut Parsed, from: &LiveMigrationConfig, path: &str) {
+    for (field, value) in [
+        ("parallelMigrationsPerCluster", from.parallel_migrations_per_cluster),
+        (
+            "parallelOutboundMigrationsPerNode",
+            from.parallel_outbound_migrations_per_node,
+        ),
+        (
+            "parallelInboundMigrationsPerNode",
+            from.parallel_inbound_migrations_per_node,
+        ),
+    ] {
+        if value.is_some_and(|value| !(1..=10_000).contains(&value)) {
+            parsed.refuse(
+                format!("{path}.{field}"),
+                value.unwrap_or_default().to_string(),
+                "1 to 10000",
+            );
+        }
+    }
+    parsed.layer.per_cluster = from.parallel_migrations_per_cluster;
+    parsed.layer.outbound_per_node = from.parallel_outbound_migrations_per_node;
+    parsed.layer.inbound_per_node = from.parallel_inbound_migrations_per_node;
+    if let Some(text) = &from.bandwidth_per_migration {
+        match quantity::bytes(text) {
+            Some(bytes) => parsed.layer.bandwidth = Some(bytes),
+            None => parsed.refuse(
+                format!("{path}.bandwidthPerMigration"),
+                text,
+                "a quantity of bytes a second such as 64Mi; 0 for no limit",
+            ),
+        }
+    }
+    parsed.layer.completion_timeout_per_gib = from.completion_timeout_per_gi_b;
+    parsed.layer.progress_timeout = from.progress_timeout;
+    parsed.layer.auto_converge = from.allow_auto_converge;
+    parsed.layer.post_copy = from.allow_post_copy;
+    parsed.layer.workload_disruption = from.allow_workload_disruption;
+    if let Some(key) = &from.node_drain_taint_key {
+        if crate::label_keys::is_valid(key) {
+            parsed.layer.drain_taint_key = Some(key.clone());
+        } else {
+            parsed.refuse(
+                format!("{path}.nodeDrainTaintKey"),
+                key,
+                "a taint key such as kubevirt.io/drain",
+            );
+        }
+    }
+}
+
+fn lifetime(parsed: &mut Parsed, from: &CertLifetime, default: Lifetime, path: &str) -> Option<Lifetime> {
+    let mut read = |text: &Option<String>, otherwise: Duration, field: &str| match text {
+        None => Some(otherwise),
+        Some(text) => {
+            let duration = go_duration(text);
+            if duration.is_none() {
+                parsed.refuse(
+                    format!("{path}.{field}"),
+                    text,
+                    "a duration of at least a second such as 48h0m0s",
+                );
+            }
+            duration
+        }
+    };
+    let duration = read(&from.duration, default.duration, "duration");
+    let renew_before = read(
+        &from.renew_before,
+        duration.unwrap_or(default.duration) / 2,
+        "renewBefore",
+    );
+    let lifetime = Lifetime {
+        duration: duration?,
+        renew_before: renew_before?,
+    };
+    if lifetime.renew_before < lifetime.duration {
+        return Some(lifetime);
+    }
+    parsed.refuse(
+        format!("{path}.renewBefore"),
+        from.renew_before.clone().unwrap_or_default(),
+        format!("less than the duration, {} s", lifetime.duration.as_secs()),
+    );
+    None
+}
+
+/// A Go duration (`48h0m0s`, `1h30m`) of at least a second.
+fn go_duration(text: &str) -> Option<Duration> {
+    let unsigned = text.starts_with(|c: char| c.is_ascii_digit());
+    let duration: SignedDuration = text.parse().ok().filter(|_| unsigned)?;
+    Duration::try_from(duration)
+        .ok()
+        .filter(|duration| *duration >= Duration::from_secs(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_durations_are_read() {
+        for (text, expected) in [
+            ("48h0m0s", Some(48 * 3600)),
+            ("24h", Some(24 * 3600)),
+            ("1h30m", Some(5400)),
+            ("10s", Some(10)),
+            ("0s", None),
+            ("500ms", None),
+            ("-1h", None),
+            ("", None),
+            ("h", None),
+            ("48", None),
+        ] {
+            assert_eq!(go_duration(text).map(|d| d.as_secs()), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Reads the legacy ConfigMap `kubevirt-config`.
+//!
+//! Keys that Drydock has no use for are left alone: the ConfigMap is KubeVirt's, and configures
+//! more than what Drydock does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drydock_api::{
+    hyperconverged::LiveMigrationConfig,
+    legacy::{KEY_FEATURE_GATES, KEY_MIGRATIONS, KEY_MIN_CPU_MODEL, KEY_OBSOLETE_CPU_MODELS, KEY_USE_EMULATION},
+};
+use serde_json::{Map, Value};
+
+use super::{Parsed, hyperconverged};
+use crate::label_keys;
+
+/// Name of the kind.
+pub const KIND: &str = "ConfigMap";
+
+/// Most bytes of one key that are read.
+const LIMIT: usize = 64 * 1024;
+
+/// What the ConfigMap's data says.
+pub fn parse(data: &BTreeMap<String, String>) -> Parsed {
+    let mut parsed = Parsed::default();
+    let mut get = |key: &str| {
+        let text = data.get(key).map(|text| text.trim()).filter(|text| !text.is_empty())?;
+        if text.len() <= LIMIT {
+            return Some(text);
+        }
+        parsed.refuse(field(key), text, format!("at most {LIMIT} bytes"));
+        None
+    };
+    let models = get(KEY_OBSOLETE_CPU_MODELS);
+    let minimum = get(KEY_MIN_CPU_MODEL);
+    let gates = get(KEY_FEATURE_GATES);
+    let emulation = get(KEY_USE_EMULATION);
+    let migrations = get(KEY_MIGRATIONS);
+    if let Some(text) = models {
+        parsed.layer.obsolete_cpu_models = model_names(&mut parsed, text);
+    }
+    if let Some(name) = minimum {
+        if is_model_name(name) {
+            parsed.layer.min_cpu_model = Some(name.into());
+        } else {
+            parsed.refuse(field(KEY_MIN_CPU_MODEL), name, "one CPU model, for example Penryn");
+        }
+    }
+    if let Some(text) = gates {
+        for gate in text.split(',').map(str::trim).filter(|gate| !gate.is_empty()) {
+            parsed.layer.feature_gates.insert(gate.chars().take(63).collect(), true);
+        }
+    }
+    match emulation {
+        None => {}
+        Some("true") => parsed.layer.use_emulation = Some(true),
+        Some("false") => parsed.layer.use_emulation = Some(false),
+        Some(other) => parsed.refuse(field(KEY_USE_EMULATION), other, "true or false"),
+    }
+    if let Some(text) = migrations {
+        read_migrations(&mut parsed, text);
+    }
+    parsed
+}
+
+fn field(key: &str) -> String {
+    format!("data.{key}")
+}
+
+/// CPU models have names that can stand in a label key.
+fn is_model_name(name: &str) -> bool {
+    label_keys::is_valid(name) && !name.contains('/')
+}
+
+/// Names separated by commas or white space. A line of the form `name: true` or `- name`, as YAML
+/// lists and KubeVirt's map have it, is read too.
+fn model_names(parsed: &mut Parsed, text: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for entry in text.split(['\n', ',']) {
+        let entry = entry.trim().trim_start_matches("- ");
+        let name = entry
+            .split_once(':')
+            .map_or(entry, |(name, _)| name)
+            .trim()
+            .trim_matches(['"', '\'']);
+        if name.is_empty() {
+            continue;
+        }
+        if is_model_name(name) {
+            names.insert(name.to_owned());
+        } else {
+            parsed.refuse(
+                field(KEY_OBSOLETE_CPU_MODELS),
+                name,
+                "CPU models separated by commas or line breaks",
+            );
+        }
+    }
+    names
+}
+
+/// A type of value in the migrations mapping, with what to say when it is another.
+enum Expected {
+    Integer,
+    Boolean,
+    Quantity,
+    Text,
+}
+
+const FIELDS: [(&str, Expected); 10] = [
+    ("parallelMigrationsPerCluster", Expected::Integer),
+    ("parallelOutboundMigrationsPerNode", Expected::Integer),
+    ("parallelInboundMigrationsPerNode", Expected::Integer),
+    ("bandwidthPerMigration", Expected::Quantity),
+    ("completionTimeoutPerGiB", Expected::Integer),
+    ("progressTimeout", Expected::Integer),
+    ("allowAutoConverge", Expected::Boolean),
+    ("allowPostCopy", Expected::Boolean),
+    ("allowWorkloadDisruption", Expected::Boolean),
+    ("nodeDrainTaintKey", Expected::Text),
+];
+
+fn read_migrations(parsed: &mut Parsed, text: &str) {
+    let path = field(KEY_MIGRATIONS);
+    let mapping: Map<String, Value> = match serde_saphyr::from_str(text) {
+        Ok(Value::Object(mapping)) => mapping,
+        Ok(Value::Null) => return,
+        Ok(_) | Err(_) => {
+            parsed.refuse(path, text, "a YAML mapping such as `parallelMigrationsPerCluster: 5`");
+            return;
+        }
+    };
+    let mut known = Map::new();
+    for (name, expected) in &FIELDS {
+        let Some(value) = mapping.get(*name).filter(|value| !value.is_null()) else {
+            continue;
+        };
+        // Numbers and booleans that were quoted are meant as what they say, as in KubeVirt.
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let (read, allowed) = match expected {
+            Expected::Integer => (
+                text.parse::<u32>().ok().map(Value::from),
+                "a whole number of at least 0",
+            ),
+            Expected::Boolean => (text.parse::<bool>().ok().map(Value::from), "true or false"),
+            Expected::Quantity => (Some(Value::from(text.clone())), "a quantity"),
+            Expected::Text => (value.as_str().map(Value::from), "a text"),
+        };
+        match read {
+            Some(read) => {
+                known.insert((*name).into(), read);
+            }
+            None => parsed.refuse(format!("{path}.{name}"), text, allowed),
+        }
+    }
+    match serde_json::from_value::<LiveMigrationConfig>(Value::Object(known)) {
+        Ok(config) => hyperconverged::live_migration(parsed, &config, &path),
+        Err(error) => parsed.refuse(path, error.to_string(), "the settings of a live migration"),
+    }
+}

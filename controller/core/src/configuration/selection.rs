@@ -1,0 +1,129 @@
+//! Which configuration object is in force where several exist.
+
+use std::collections::BTreeMap;
+
+/// Name that the HyperConverged operator gives the one object it accepts; preferred over others.
+pub const USUAL_NAME: &str = "kubevirt-hyperconverged";
+
+/// Namespaces that are looked at, in this order, where nothing else is said.
+pub const NAMESPACES: [&str; 4] = [
+    drydock_api::NAMESPACE,
+    "kubevirt-hyperconverged",
+    "openshift-cnv",
+    "kubevirt",
+];
+
+/// An object that may configure the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reference {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// What changes when the object does: generation, or resourceVersion of a ConfigMap.
+    pub revision: String,
+}
+
+/// Why an object is not in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotInForce {
+    /// Its namespace is not looked at.
+    Namespace,
+    /// This other object (`namespace/name`) comes first.
+    Superseded(String),
+}
+
+impl NotInForce {
+    /// Reason of the condition.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Namespace => "NamespaceNotLookedAt",
+            Self::Superseded(_) => "Superseded",
+        }
+    }
+
+    /// The same for people.
+    pub fn sentence(&self, namespaces: &[String]) -> String {
+        match self {
+            Self::Namespace => format!(
+                "configuration is looked for in the namespaces {}",
+                namespaces.join(", ")
+            ),
+            Self::Superseded(other) => format!("{other} comes first and is in force"),
+        }
+    }
+}
+
+/// What became of the objects of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The object in force, as an index into what was given.
+    pub in_force: Option<usize>,
+    /// The others, with the reason.
+    pub others: BTreeMap<usize, NotInForce>,
+}
+
+/// Chooses the object in force: the first namespace of `namespaces` that holds one, there the one
+/// with the usual name, else the first by name.
+pub fn choose(objects: &[Reference], namespaces: &[String]) -> Choice {
+    let rank = |object: &Reference| {
+        let namespace = namespaces.iter().position(|namespace| *namespace == object.namespace)?;
+        Some((namespace, object.name != USUAL_NAME, object.name.clone()))
+    };
+    let in_force = (0..objects.len())
+        .filter_map(|index| Some((rank(objects.get(index)?)?, index)))
+        .min()
+        .map(|(_, index)| index);
+    let winner = in_force.and_then(|index| objects.get(index));
+    let others = objects
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| Some(*index) != in_force)
+        .map(|(index, object)| {
+            let why = match winner {
+                Some(winner) if rank(object).is_some() => {
+                    NotInForce::Superseded(format!("{}/{}", winner.namespace, winner.name))
+                }
+                _ => NotInForce::Namespace,
+            };
+            (index, why)
+        })
+        .collect();
+    Choice { in_force, others }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(namespace: &str, name: &str) -> Reference {
+        Reference {
+            namespace: namespace.into(),
+            name: name.into(),
+            revision: "1".into(),
+        }
+    }
+
+    #[test]
+    fn the_first_namespace_wins_and_the_others_are_told_why() {
+        let namespaces = NAMESPACES.map(str::to_owned);
+        let objects = [
+            at("kubevirt", "kubevirt-hyperconverged"),
+            at("openshift-cnv", "z"),
+            at("openshift-cnv", "kubevirt-hyperconverged"),
+            at("tenant", "kubevirt-hyperconverged"),
+        ];
+        let choice = choose(&objects, &namespaces);
+        assert_eq!(choice.in_force, Some(2));
+        let winner = NotInForce::Superseded("openshift-cnv/kubevirt-hyperconverged".into());
+        assert_eq!(
+            choice.others,
+            BTreeMap::from([(0, winner.clone()), (1, winner), (3, NotInForce::Namespace)])
+        );
+        assert_eq!(choose(&objects[3..], &namespaces).in_force, None);
+        assert_eq!(
+            choose(&[at("drydock", "b"), at("drydock", "a")], &namespaces).in_force,
+            Some(1)
+        );
+    }
+}

@@ -1,0 +1,204 @@
+use drydock_api::hyperconverged::{CertConfig, CertLifetime, HyperConvergedSpec, LiveMigrationConfig, ObsoleteCpus};
+use proptest::prelude::*;
+
+use super::*;
+
+fn config_map(pairs: &[(&str, &str)]) -> Parsed {
+    legacy::parse(
+        &pairs
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect(),
+    )
+}
+
+fn source(kind: &'static str, parsed: Parsed) -> Source {
+    Source {
+        kind,
+        reference: Reference::default(),
+        parsed,
+    }
+}
+
+fn minimum(model: &str) -> Parsed {
+    hyperconverged::parse(&HyperConvergedSpec {
+        obsolete_cpus: Some(ObsoleteCpus {
+            min_cpu_model: Some(model.into()),
+            cpu_models: vec![],
+        }),
+        ..HyperConvergedSpec::default()
+    })
+}
+
+#[test]
+fn nothing_configured_gives_the_documented_defaults() {
+    let all = merge([]);
+    assert_eq!(all.min_cpu_model, "Penryn");
+    assert_eq!(
+        (
+            all.migrations.per_cluster,
+            all.migrations.outbound_per_node,
+            all.migrations.inbound_per_node
+        ),
+        (5, 2, 2)
+    );
+    assert_eq!(all.migrations.drain_taint_key, "kubevirt.io/drain");
+    assert!(!all.use_emulation);
+}
+
+#[test]
+fn the_config_map_of_the_drain_documentation_is_read() {
+    let parsed = config_map(&[
+        ("feature-gates", "LiveMigration"),
+        ("migrations", "nodeDrainTaintKey: mytaint/drain"),
+    ]);
+    assert_eq!(parsed.problems, []);
+    let all = merge([&parsed.layer]);
+    assert_eq!(all.migrations.drain_taint_key, "mytaint/drain");
+    assert!(all.gate("LiveMigration"));
+}
+
+#[test]
+fn each_field_overrides_the_layer_below_and_obsolete_models_add_up() {
+    let lower = config_map(&[
+        ("obsolete-cpu-models", "Haswell, Broadwell"),
+        ("min-cpu-model", "Westmere"),
+        ("debug.useEmulation", "true"),
+        (
+            "migrations",
+            "parallelMigrationsPerCluster: 7\nbandwidthPerMigration: 64Mi\nprogressTimeout: \"0\"",
+        ),
+    ]);
+    let upper = hyperconverged::parse(&HyperConvergedSpec {
+        obsolete_cpus: Some(ObsoleteCpus {
+            cpu_models: vec!["Nehalem".into()],
+            min_cpu_model: None,
+        }),
+        live_migration_config: Some(LiveMigrationConfig {
+            parallel_migrations_per_cluster: Some(9),
+            allow_post_copy: Some(true),
+            ..LiveMigrationConfig::default()
+        }),
+        ..HyperConvergedSpec::default()
+    });
+    assert_eq!((&lower.problems, &upper.problems), (&vec![], &vec![]));
+    let all = merge([&lower.layer, &upper.layer]);
+    assert_eq!(
+        all.obsolete_cpu_models,
+        ["Broadwell", "Haswell", "Nehalem"].map(str::to_owned).into()
+    );
+    assert_eq!(all.min_cpu_model, "Westmere");
+    assert!(all.use_emulation);
+    assert_eq!(all.migrations.per_cluster, 9);
+    assert_eq!(all.migrations.bandwidth, Some(64 << 20));
+    assert_eq!(all.migrations.progress_timeout, None);
+    assert!(all.migrations.post_copy && all.migrations.workload_disruption);
+}
+
+#[test]
+fn every_bad_value_is_named_with_its_field_and_what_is_allowed() {
+    let parsed = config_map(&[
+        ("obsolete-cpu-models", "Haswell,not a model"),
+        ("min-cpu-model", "two models"),
+        ("debug.useEmulation", "maybe"),
+        (
+            "migrations",
+            "parallelMigrationsPerCluster: many\nparallelOutboundMigrationsPerNode: 0\nbandwidthPerMigration: fast\nallowPostCopy: perhaps\nnodeDrainTaintKey: a b",
+        ),
+    ]);
+    let text: Vec<String> = parsed.problems.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(text.join("\n"), @r"
+    data.obsolete-cpu-models: `not a model` is not allowed; allowed: CPU models separated by commas or line breaks
+    data.min-cpu-model: `two models` is not allowed; allowed: one CPU model, for example Penryn
+    data.debug.useEmulation: `maybe` is not allowed; allowed: true or false
+    data.migrations.parallelMigrationsPerCluster: `many` is not allowed; allowed: a whole number of at least 0
+    data.migrations.allowPostCopy: `perhaps` is not allowed; allowed: true or false
+    data.migrations.parallelOutboundMigrationsPerNode: `0` is not allowed; allowed: 1 to 10000
+    data.migrations.bandwidthPerMigration: `fast` is not allowed; allowed: a quantity of bytes a second such as 64Mi; 0 for no limit
+    data.migrations.nodeDrainTaintKey: `a b` is not allowed; allowed: a taint key such as kubevirt.io/drain
+    ");
+}
+
+#[test]
+fn certificates_must_be_renewed_before_they_end() {
+    let with = |duration: &str, renew_before: &str| {
+        hyperconverged::parse(&HyperConvergedSpec {
+            cert_config: Some(CertConfig {
+                ca: Some(CertLifetime {
+                    duration: Some(duration.into()),
+                    renew_before: Some(renew_before.into()),
+                }),
+                server: None,
+            }),
+            ..HyperConvergedSpec::default()
+        })
+    };
+    assert_eq!(with("48h0m0s", "24h0m0s").problems, []);
+    assert_eq!(with("24h", "24h").problems[0].field, "spec.certConfig.ca.renewBefore");
+    assert_eq!(with("x", "24h").problems[0].field, "spec.certConfig.ca.duration");
+}
+
+#[test]
+fn a_refused_object_leaves_the_last_good_configuration_in_force() {
+    let good = Configuration {
+        min_cpu_model: "Westmere".into(),
+        ..Configuration::default()
+    };
+    let known = |model: &str| Some(model != "Pendryn");
+    let fine = resolve(
+        vec![source(hyperconverged::KIND, minimum("Haswell"))],
+        known,
+        Some(&good),
+    );
+    assert!(!fine.refused());
+    assert_eq!(fine.configuration.min_cpu_model, "Haswell");
+    let refused = resolve(
+        vec![source(hyperconverged::KIND, minimum("Pendryn"))],
+        known,
+        Some(&good),
+    );
+    assert!(refused.refused());
+    assert_eq!(refused.configuration, good);
+    assert_eq!(
+        refused.sources[0].parsed.problems[0].field,
+        "spec.obsoleteCPUs.minCPUModel"
+    );
+    let never_good = resolve(vec![source(hyperconverged::KIND, minimum("Pendryn"))], known, None);
+    assert_eq!(never_good.configuration, Configuration::default());
+    let cannot_tell = resolve(
+        vec![source(hyperconverged::KIND, minimum("Pendryn"))],
+        |_| None,
+        Some(&good),
+    );
+    assert_eq!(cannot_tell.configuration.min_cpu_model, "Pendryn");
+}
+
+#[test]
+fn two_nodes_follow_at_once_and_a_thousand_within_seconds() {
+    let most = Duration::from_secs(5);
+    assert_eq!(spread(2, most, 1.0), Duration::from_millis(10));
+    assert_eq!(spread(1000, most, 1.0), Duration::from_secs(5));
+    assert_eq!(spread(100_000, most, 0.5), Duration::from_millis(2500));
+    assert_eq!(spread(1000, Duration::ZERO, 1.0), Duration::ZERO);
+}
+
+proptest! {
+    #[test]
+    fn no_config_map_makes_the_parser_fail(
+        data in prop::collection::btree_map(
+            prop_oneof![
+                Just("migrations".to_owned()), Just("feature-gates".to_owned()), Just("min-cpu-model".to_owned()),
+                Just("obsolete-cpu-models".to_owned()), Just("debug.useEmulation".to_owned()),
+            ],
+            prop_oneof![".{0,200}", "([a-zA-Z]{1,9}: ?[\\[{&*!|>'\"]?.{0,9}\n){0,9}"],
+            0..5,
+        ),
+    ) {
+        let parsed = legacy::parse(&data);
+        let bytes: usize = data.values().map(String::len).sum();
+        prop_assert!(parsed.problems.iter().map(|p| p.value.len()).sum::<usize>() <= bytes * 4 + 400);
+        for model in &parsed.layer.obsolete_cpu_models {
+            prop_assert!(crate::label_keys::is_valid(model));
+        }
+    }
+}

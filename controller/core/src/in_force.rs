@@ -1,0 +1,171 @@
+//! Whether a configuration object is followed by every node.
+
+use drydock_api::hypervisor::ConfigurationRecord;
+
+use crate::{
+    conditions::Status,
+    configuration::{NotInForce, Reference},
+};
+
+/// Most node names that a message lists.
+const NAMED: usize = 5;
+
+/// The condition `InForce` of one object, with its numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// Whether every node follows the object as it is now.
+    pub status: Status,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people: on which nodes not, and why.
+    pub message: String,
+    /// Nodes that follow it.
+    pub following: u32,
+    /// Nodes with an agent.
+    pub nodes: u32,
+}
+
+/// Judges the object `reference` of `kind`, by what each node recorded (`nodes`: name and record).
+pub fn judge<'a>(
+    kind: &str,
+    reference: &Reference,
+    not_in_force: Option<&NotInForce>,
+    namespaces: &[String],
+    nodes: impl IntoIterator<Item = (&'a str, Option<&'a ConfigurationRecord>)>,
+) -> InForce {
+    let (mut count, mut following, mut behind, mut refused) = (0, 0, Vec::new(), Vec::new());
+    for (node, record) in nodes {
+        count += 1;
+        let seen = record.and_then(|record| {
+            record.objects.iter().find(|object| {
+                object.kind == kind && object.namespace == reference.namespace && object.name == reference.name
+            })
+        });
+        match seen {
+            Some(object) if object.revision == reference.revision && object.refused.is_empty() => following += 1,
+            Some(object) if object.revision == reference.revision => refused.push((node, object.refused.join("; "))),
+            _ => behind.push(node),
+        }
+    }
+    let (status, reason, message) = if let Some(why) = not_in_force {
+        following = 0;
+        (Status::False, why.reason(), why.sentence(namespaces))
+    } else if let Some((_, problems)) = refused.first() {
+        let names: Vec<&str> = refused.iter().map(|(node, _)| *node).collect();
+        let message = format!(
+            "{problems} (refused on {}; the configuration before stays in force there)",
+            list(&names)
+        );
+        (Status::False, "Refused", message)
+    } else if count == 0 {
+        (Status::Unknown, "NoNodes", "no node has an agent yet".into())
+    } else if behind.is_empty() {
+        (Status::True, "InForce", format!("all {count} nodes follow it"))
+    } else {
+        (
+            Status::False,
+            "NotOnAllNodes",
+            format!("{following} of {count} nodes follow it; not yet {}", list(&behind)),
+        )
+    };
+    InForce {
+        status,
+        reason,
+        message,
+        following,
+        nodes: count,
+    }
+}
+
+fn list(names: &[&str]) -> String {
+    let mut names = names.to_vec();
+    names.sort_unstable();
+    let shown = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        Some(more) => format!("{shown} and {more} more"),
+        None => shown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::hypervisor::ConfigurationObject;
+
+    use super::*;
+
+    type Row<'a> = (&'a str, Option<&'a NotInForce>, Vec<(&'a str, Option<&'a ConfigurationRecord>)>);
+
+    fn record(revision: &str, refused: &[&str]) -> ConfigurationRecord {
+        ConfigurationRecord {
+            objects: vec![ConfigurationObject {
+                kind: "HyperConverged".into(),
+                namespace: "drydock".into(),
+                name: "hc".into(),
+                revision: revision.into(),
+                refused: refused.iter().map(|&text| text.into()).collect(),
+            }],
+            ..ConfigurationRecord::default()
+        }
+    }
+
+    #[test]
+    fn the_table_of_in_force() {
+        let reference = Reference {
+            namespace: "drydock".into(),
+            name: "hc".into(),
+            revision: "2".into(),
+        };
+        let (now, old, bad) = (
+            record("2", &[]),
+            record("1", &[]),
+            record("2", &["spec.x: `1` is not allowed; allowed: 2"]),
+        );
+        let superseded = NotInForce::Superseded("drydock/other".into());
+        let rows: [Row<'_>; 6] = [
+            ("no nodes", None, vec![]),
+            ("all", None, vec![("a", Some(&now)), ("b", Some(&now))]),
+            (
+                "one behind, one silent",
+                None,
+                vec![("a", Some(&now)), ("b", Some(&old)), ("c", None)],
+            ),
+            ("refused", None, vec![("a", Some(&bad)), ("b", Some(&now))]),
+            (
+                "many behind",
+                None,
+                vec![
+                    ("g", None),
+                    ("f", None),
+                    ("e", None),
+                    ("d", None),
+                    ("c", None),
+                    ("b", None),
+                    ("a", None),
+                ],
+            ),
+            ("superseded", Some(&superseded), vec![("a", Some(&now))]),
+        ];
+        let text: Vec<String> = rows
+            .into_iter()
+            .map(|(name, why, nodes)| {
+                let found = judge("HyperConverged", &reference, why, &[], nodes);
+                format!(
+                    "{name}: {} {} {}/{} {}",
+                    found.status.as_str(),
+                    found.reason,
+                    found.following,
+                    found.nodes,
+                    found.message
+                )
+            })
+            .collect();
+        insta::assert_snapshot!(text.join("\n"), @r"
+        no nodes: Unknown NoNodes 0/0 no node has an agent yet
+        all: True InForce 2/2 all 2 nodes follow it
+        one behind, one silent: False NotOnAllNodes 1/3 1 of 3 nodes follow it; not yet b, c
+        refused: False Refused 1/2 spec.x: `1` is not allowed; allowed: 2 (refused on a; the configuration before stays in force there)
+        many behind: False NotOnAllNodes 0/7 0 of 7 nodes follow it; not yet a, b, c, d, e and 2 more
+        superseded: False Superseded 0/1 drydock/other comes first and is in force
+        ");
+    }
+}

@@ -1,0 +1,187 @@
+//! When a host has to be inspected again.
+
+use std::time::Duration;
+
+use drydock_api::facts::Fingerprint;
+use jiff::Timestamp;
+
+/// First wait after a failed inspection; each further failure doubles it.
+pub const FIRST_RETRY: Duration = Duration::from_secs(5);
+/// Longest wait between failed inspections.
+pub const LAST_RETRY: Duration = Duration::from_secs(300);
+
+/// What is known of earlier inspections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// What the facts at hand depend on; `None` before the first success of this process.
+    pub inspected: Option<Fingerprint>,
+    /// Failures since then: how many, when the last one was, and what it depended on.
+    pub failed: Option<Failed>,
+}
+
+/// Failures in a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// How many.
+    pub times: u32,
+    /// When the last one ended.
+    pub at: Timestamp,
+    /// What was there then.
+    pub fingerprint: Fingerprint,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The facts are those of this machine.
+    None,
+    /// Inspect now; the parts of the fingerprint that changed say why (none at the first time and
+    /// at a retry).
+    Now(Vec<String>),
+    /// Inspect again at this time unless something changes before.
+    At(Timestamp),
+}
+
+/// The parts in which two fingerprints differ.
+pub fn changed(before: &Fingerprint, after: &Fingerprint) -> Vec<String> {
+    let mut parts: Vec<String> = before
+        .0
+        .iter()
+        .filter(|(part, value)| after.0.get(*part) != Some(value))
+        .map(|(part, _)| part.clone())
+        .chain(after.0.keys().filter(|part| !before.0.contains_key(*part)).cloned())
+        .collect();
+    parts.sort();
+    parts
+}
+
+/// Judges whether to inspect, given what is there now.
+pub fn need(history: &History, present: &Fingerprint, now: Timestamp) -> Need {
+    if let Some(failed) = &history.failed {
+        let parts = changed(&failed.fingerprint, present);
+        if !parts.is_empty() {
+            return Need::Now(parts);
+        }
+        let retry_at = failed.at + retry_after(failed.times);
+        return if now >= retry_at {
+            Need::Now(Vec::new())
+        } else {
+            Need::At(retry_at)
+        };
+    }
+    match &history.inspected {
+        None => Need::Now(Vec::new()),
+        Some(before) => {
+            let parts = changed(before, present);
+            if parts.is_empty() { Need::None } else { Need::Now(parts) }
+        }
+    }
+}
+
+/// Wait after this many failures in a row.
+pub fn retry_after(times: u32) -> Duration {
+    FIRST_RETRY
+        .saturating_mul(1 << times.saturating_sub(1).min(10))
+        .min(LAST_RETRY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fingerprint(parts: &[(&str, &str)]) -> Fingerprint {
+        Fingerprint(
+            parts
+                .iter()
+                .map(|(part, value)| ((*part).into(), (*value).into()))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn the_table_of_when_to_inspect() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let (old, new) = (
+            fingerprint(&[("kernel", "6.1")]),
+            fingerprint(&[("kernel", "6.2"), ("kvm", "yes")]),
+        );
+        let failed = |times, fingerprint: &Fingerprint| {
+            Some(Failed {
+                times,
+                at: now,
+                fingerprint: fingerprint.clone(),
+            })
+        };
+        let inspected = Some(old.clone());
+        let parts = vec!["kernel".to_owned(), "kvm".to_owned()];
+        let after = |seconds| now + Duration::from_secs(seconds);
+        for (history, present, at, expected) in [
+            (History::default(), &old, now, Need::Now(vec![])),
+            (
+                History {
+                    inspected: inspected.clone(),
+                    failed: None,
+                },
+                &old,
+                now,
+                Need::None,
+            ),
+            (
+                History {
+                    inspected: inspected.clone(),
+                    failed: None,
+                },
+                &new,
+                now,
+                Need::Now(parts.clone()),
+            ),
+            (
+                History {
+                    inspected: None,
+                    failed: failed(1, &old),
+                },
+                &old,
+                after(4),
+                Need::At(after(5)),
+            ),
+            (
+                History {
+                    inspected: None,
+                    failed: failed(1, &old),
+                },
+                &old,
+                after(5),
+                Need::Now(vec![]),
+            ),
+            (
+                History {
+                    inspected: None,
+                    failed: failed(3, &old),
+                },
+                &old,
+                after(5),
+                Need::At(after(20)),
+            ),
+            (
+                History {
+                    inspected: None,
+                    failed: failed(1, &old),
+                },
+                &new,
+                now,
+                Need::Now(parts),
+            ),
+            (
+                History {
+                    inspected,
+                    failed: failed(99, &new),
+                },
+                &new,
+                after(299),
+                Need::At(after(300)),
+            ),
+        ] {
+            assert_eq!(need(&history, present, at), expected, "{history:?} {at}");
+        }
+    }
+}

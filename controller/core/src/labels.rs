@@ -1,0 +1,235 @@
+//! Which CPU labels a node gets.
+//!
+//! The catalogue is KubeVirt's node labeller's, with fewer keys for the same scheduling: obsolete
+//! models, second names of a model, and the features of the minimum model are left out, and
+//! `cpu-model-migration` is written for usable models and the host model only. The full sets are
+//! in the Hypervisor object.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drydock_api::{
+    facts::{CpuModel, NodeFacts, Usable, VirtType, VirtualizationFacts},
+    labels as keys,
+};
+
+use crate::{aliases, label_keys, minimum::Minimum, obsolete::ObsoleteModels};
+
+/// What the configuration says about labels.
+#[derive(Clone, Debug, Default)]
+pub struct LabelPolicy {
+    /// Models that get no label.
+    pub obsolete: ObsoleteModels,
+    /// Features that get no label of their own.
+    pub minimum: Minimum,
+    /// Write a label for each name of a model instead of one.
+    pub aliases: bool,
+    /// Guests may run by emulation, so that what the emulator offers is worth a label.
+    pub use_emulation: bool,
+    /// Write the architecture of the guests that can run.
+    pub guest_architecture: bool,
+}
+
+/// Why a node gets no labels about what guests can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withheld {
+    /// Not known yet, or never: labels that are there stay as they are.
+    NotInspected,
+    /// This architecture's guests are not supported.
+    Architecture,
+    /// KVM cannot be used and the configuration does not allow emulation.
+    EmulationNotAllowed,
+}
+
+impl Withheld {
+    /// Reason of the condition `Labelled`.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NotInspected => "NotInspected",
+            Self::Architecture => "ArchitectureNotSupported",
+            Self::EmulationNotAllowed => "EmulationNotAllowed",
+        }
+    }
+
+    /// The same for people.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::NotInspected => "what guests can have here is not known, so CPU labels are left as they are",
+            Self::Architecture => "guests of this architecture are not supported, so there are no CPU labels",
+            Self::EmulationNotAllowed => {
+                "KVM cannot be used and the configuration does not allow emulation, so no guest can run here and there are no CPU labels"
+            }
+        }
+    }
+}
+
+/// The labels that facts and policy give a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DesiredLabels {
+    /// Owned labels, all of them; none if `withheld` is [`Withheld::NotInspected`].
+    pub labels: BTreeMap<String, String>,
+    /// Keys that Kubernetes would refuse, left out.
+    pub invalid: BTreeSet<String>,
+    /// Set if labels about guests are missing on purpose.
+    pub withheld: Option<Withheld>,
+}
+
+impl DesiredLabels {
+    fn add(&mut self, key: String, value: impl Into<String>) {
+        if label_keys::is_valid(&key) {
+            self.labels.insert(key, value.into());
+        } else {
+            self.invalid.insert(key);
+        }
+    }
+
+    fn flag(&mut self, prefix: &str, name: &str) {
+        self.add(format!("{prefix}{name}"), keys::TRUE);
+    }
+}
+
+/// Whether guests of `architecture` are supported.
+pub fn is_supported(architecture: &str) -> bool {
+    matches!(architecture, "amd64" | "arm64" | "s390x")
+}
+
+/// The labels that a node with these facts (after its mask) gets.
+pub fn desired(facts: &NodeFacts, policy: &LabelPolicy) -> DesiredLabels {
+    let mut desired = DesiredLabels::default();
+    if facts.real_time {
+        desired.flag(keys::REALTIME, "");
+    }
+    if !is_supported(&facts.architecture) {
+        desired.withheld = Some(Withheld::Architecture);
+        return desired;
+    }
+    let Some(virtualization) = &facts.virtualization else {
+        return DesiredLabels {
+            withheld: Some(Withheld::NotInspected),
+            ..DesiredLabels::default()
+        };
+    };
+    if virtualization.virt_type == VirtType::Qemu && !policy.use_emulation {
+        desired.withheld = Some(Withheld::EmulationNotAllowed);
+        return desired;
+    }
+    machine_types(&mut desired, virtualization);
+    if policy.guest_architecture {
+        desired.flag("kubevirt.io/vm-arch-", &facts.architecture);
+    }
+    // libvirt has neither named models nor a host model for arm64, and no time stamp counter
+    // outside amd64.
+    if facts.architecture != "arm64" {
+        models(&mut desired, virtualization, policy);
+        features(&mut desired, virtualization, policy, facts.architecture == "amd64");
+        if !virtualization.vendor.is_empty() {
+            desired.flag(keys::CPU_VENDOR, &virtualization.vendor);
+        }
+        confidential(&mut desired, virtualization);
+    }
+    if facts.architecture == "amd64" {
+        if let Some(tsc) = &virtualization.tsc {
+            desired.add(keys::TSC_FREQUENCY.into(), tsc.frequency_hz.to_string());
+            desired.add(
+                keys::TSC_SCALABLE.into(),
+                if tsc.scalable { keys::TRUE } else { keys::FALSE },
+            );
+        }
+        if virtualization.virt_type == VirtType::Kvm {
+            for capability in &facts.kvm.hyperv {
+                desired.flag(keys::HYPERV, capability);
+            }
+        }
+    }
+    desired
+}
+
+fn machine_types(desired: &mut DesiredLabels, virtualization: &VirtualizationFacts) {
+    // `none` is QEMU's machine without anything, which no guest can boot on.
+    for machine in virtualization
+        .machine_types
+        .iter()
+        .filter(|machine| machine.name != "none")
+    {
+        desired.flag(keys::MACHINE_TYPE, &machine.name);
+    }
+}
+
+fn models(desired: &mut DesiredLabels, virtualization: &VirtualizationFacts, policy: &LabelPolicy) {
+    let all = &virtualization.models;
+    let current = |name: &str| !policy.obsolete.covers(name, all);
+    let usable: Vec<&CpuModel> = all
+        .iter()
+        .filter(|model| model.usable != Usable::No && current(&model.name))
+        .collect();
+    for name in aliases::published(&usable, policy.aliases) {
+        desired.flag(keys::CPU_MODEL, name);
+        desired.flag(keys::CPU_MODEL_MIGRATION, name);
+    }
+    if let Some(host_model) = &virtualization.host_model {
+        desired.flag(keys::HOST_MODEL, &host_model.name);
+        if current(&host_model.name) {
+            desired.flag(keys::CPU_MODEL_MIGRATION, &host_model.name);
+        } else {
+            desired.flag(keys::OBSOLETE_HOST_MODEL, "");
+        }
+    }
+}
+
+fn features(desired: &mut DesiredLabels, virtualization: &VirtualizationFacts, policy: &LabelPolicy, prune: bool) {
+    let beyond = |feature: &&String| !prune || !policy.minimum.features.contains(*feature);
+    for feature in virtualization.features.iter().filter(beyond) {
+        desired.flag(keys::CPU_FEATURE, feature);
+    }
+    for feature in virtualization
+        .host_model
+        .iter()
+        .flat_map(|host_model| &host_model.required)
+        .filter(beyond)
+    {
+        desired.flag(keys::HOST_MODEL_REQUIRED_FEATURE, feature);
+    }
+    let supported: BTreeSet<&str> = virtualization.features.iter().map(String::as_str).collect();
+    if prune && policy.minimum.met_by(&supported) {
+        desired.flag(keys::CPU_MINIMUM, &policy.minimum.model);
+    }
+}
+
+fn confidential(desired: &mut DesiredLabels, virtualization: &VirtualizationFacts) {
+    let facts = &virtualization.confidential;
+    if let Some(sev) = &facts.sev {
+        desired.flag(keys::SEV, "");
+        if sev.max_es_guests > 0 {
+            desired.flag(keys::SEV_ES, "");
+            if facts.sev_snp {
+                desired.flag(keys::SEV_SNP, "");
+            }
+        }
+    }
+    if facts.secure_execution {
+        desired.flag(keys::SECURE_EXECUTION, "");
+    }
+    if facts.tdx {
+        desired.flag(keys::TDX, "");
+    }
+}
+
+/// Changes that bring the owned labels of `current` to `desired`: key to new value, or to `None`
+/// where the key has to go. Empty if nothing is to be done; foreign keys are never in it.
+pub fn changes(
+    current: &BTreeMap<String, String>,
+    desired: &BTreeMap<String, String>,
+    owned: impl Fn(&str) -> bool,
+) -> BTreeMap<String, Option<String>> {
+    let gone = current
+        .keys()
+        .filter(|key| owned(key) && !desired.contains_key(*key))
+        .map(|key| (key.clone(), None));
+    let set = desired
+        .iter()
+        .filter(|(key, value)| owned(key) && current.get(*key) != Some(value))
+        .map(|(key, value)| (key.clone(), Some(value.clone())));
+    gone.chain(set).collect()
+}
+
+#[cfg(test)]
+mod tests;

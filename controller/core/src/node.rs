@@ -1,0 +1,401 @@
+//! Everything one node's agent does about its own Node and Hypervisor, as one plan.
+//!
+//! ```text
+//!  Node labels, annotations ─┐
+//!  facts, failed inspection ─┼─▶ plan() ─▶ changes of labels, Hypervisor status, events
+//!  configuration, CPU map ───┘
+//! ```
+//!
+//! The plan is a function of what is observed: nothing observed changes, nothing is planned.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drydock_api::{
+    annotations,
+    facts::{KvmState, NodeFacts, Usable},
+    hypervisor::{ConfigurationObject, ConfigurationRecord, HypervisorStatus, InspectionRecord},
+    labels as keys,
+    reasons::{events, hypervisor as types},
+};
+use jiff::Timestamp;
+
+use crate::{
+    conditions::{self, Status, condition},
+    configuration::{Configuration, GATE_CPU_MANAGER, GATE_CROSS_ARCHITECTURE, Resolution},
+    labels::{self, LabelPolicy, Withheld},
+    mask::{self, MaskedModels},
+    minimum::Minimum,
+    obsolete::ObsoleteModels,
+    readiness::{self, Readiness},
+};
+
+/// What the agent sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// The time.
+    pub now: Timestamp,
+    /// Labels of the Node.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Annotations of the Node.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// Facts as inspected, and when; `None` if there never were any.
+    pub inspected: Option<(&'a NodeFacts, &'a InspectionRecord)>,
+    /// Why the last inspection failed, if it did.
+    pub failure: Option<&'a Failure>,
+    /// The configuration.
+    pub resolution: &'a Resolution,
+    /// The minimum CPU model of that configuration.
+    pub minimum: &'a Minimum,
+    /// Features this node shall not offer.
+    pub mask: &'a BTreeSet<String>,
+    /// Why the annotation that masks features is refused, if it is.
+    pub mask_refused: Option<&'a str>,
+    /// Which models contain a masked feature.
+    pub masked_models: &'a MaskedModels,
+    /// Write a label for every name of a model.
+    pub label_aliases: bool,
+    /// The kubelet pins CPUs.
+    pub pins_cpus: bool,
+    /// The agent is about to end and no other waits to take its place.
+    pub stopping: bool,
+    /// Version of the agent.
+    pub agent_version: &'a str,
+    /// The Hypervisor's status as it is.
+    pub previous: &'a HypervisorStatus,
+}
+
+/// Why an inspection failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// What the agent has to do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Changes of the Node's labels; empty if there is nothing to write.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// The Hypervisor's status as it should be.
+    pub status: HypervisorStatus,
+    /// Events on the Node.
+    pub events: Vec<Event>,
+}
+
+/// An event on the Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Type Warning, else Normal.
+    pub warning: bool,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// Whether annotations freeze the CPU labels: `skip-node` has the value `true`, in any case.
+pub fn is_frozen(annotations: &BTreeMap<String, String>) -> bool {
+    annotations
+        .get(annotations::SKIP_NODE)
+        .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
+}
+
+/// The policy of labels that a configuration gives.
+pub fn policy(configuration: &Configuration, minimum: &Minimum, aliases: bool) -> LabelPolicy {
+    LabelPolicy {
+        obsolete: ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned()),
+        minimum: minimum.clone(),
+        aliases,
+        use_emulation: configuration.use_emulation,
+        guest_architecture: configuration.gate(GATE_CROSS_ARCHITECTURE),
+    }
+}
+
+/// What the agent has to do.
+pub fn plan(observed: &Observed<'_>) -> Plan {
+    let configuration = &observed.resolution.configuration;
+    let offered = observed
+        .inspected
+        .map(|(facts, _)| mask::apply(facts, observed.mask, observed.masked_models));
+    let policy = policy(configuration, observed.minimum, observed.label_aliases);
+    let desired = match &offered {
+        Some(facts) => labels::desired(facts, &policy),
+        None => labels::DesiredLabels {
+            withheld: Some(Withheld::NotInspected),
+            ..Default::default()
+        },
+    };
+    let frozen = is_frozen(observed.annotations);
+    let mut changes = if frozen || desired.withheld == Some(Withheld::NotInspected) {
+        BTreeMap::new()
+    } else {
+        labels::changes(observed.labels, &desired.labels, keys::is_owned)
+    };
+    let events = events(observed, &changes, &desired.labels);
+
+    let readiness = Readiness::of(offered.as_ref(), configuration.use_emulation);
+    let accepts = readiness.accepts() && !observed.stopping;
+    let truth = |holds: bool| if holds { keys::TRUE } else { keys::FALSE }.to_owned();
+    let pins = configuration.gate(GATE_CPU_MANAGER) && observed.pins_cpus;
+    let ready = BTreeMap::from([
+        (keys::SCHEDULABLE.into(), truth(accepts)),
+        (keys::CPU_MANAGER.into(), truth(pins)),
+    ]);
+    changes.extend(labels::changes(observed.labels, &ready, |key| {
+        keys::READINESS_KEYS.contains(&key)
+    }));
+
+    let labelled = labelled(frozen, &desired);
+    let count = u32::try_from(desired.labels.len()).unwrap_or(u32::MAX);
+    let status = status(observed, offered, readiness, labelled, count);
+    Plan {
+        labels: changes,
+        status,
+        events,
+    }
+}
+
+/// Status, reason and message of the condition `Labelled`.
+fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (Status, &'static str, String) {
+    if frozen {
+        let message = format!(
+            "CPU labels are left as they are: annotation {} is true",
+            annotations::SKIP_NODE
+        );
+        return (Status::False, "SkippedByAnnotation", message);
+    }
+    if let Some(withheld) = desired.withheld {
+        return (Status::False, withheld.reason(), withheld.sentence().into());
+    }
+    if desired.invalid.is_empty() {
+        return (
+            Status::True,
+            "LabelsCurrent",
+            "CPU labels are what facts and configuration say".into(),
+        );
+    }
+    let shown: Vec<&str> = desired.invalid.iter().take(5).map(String::as_str).collect();
+    let message = format!(
+        "left out, since Kubernetes refuses the keys: {} ({} in all)",
+        shown.join(", "),
+        desired.invalid.len()
+    );
+    (Status::True, "SomeKeysInvalid", message)
+}
+
+fn status(
+    observed: &Observed<'_>,
+    offered: Option<NodeFacts>,
+    readiness: Readiness,
+    labelled: (Status, &'static str, String),
+    labels: u32,
+) -> HypervisorStatus {
+    let before = &observed.previous.conditions;
+    let make = |type_: &str, status, reason: &str, message: String| {
+        condition(before, type_, status, reason, message, observed.now)
+    };
+    let kvm = offered
+        .as_ref()
+        .map(|facts| (facts.kvm.state, facts.kvm.message.clone()));
+    let inspection = observed.inspected.map(|(_, record)| InspectionRecord {
+        stale: observed.failure.is_some(),
+        ..record.clone()
+    });
+    let inspected = match (observed.failure, &inspection) {
+        (None, Some(_)) => make(
+            types::INSPECTED,
+            Status::True,
+            "Inspected",
+            "the facts are those of this machine".into(),
+        ),
+        (None, None) => make(
+            types::INSPECTED,
+            Status::Unknown,
+            "NotInspected",
+            "the machine is being inspected".into(),
+        ),
+        (Some(failure), None) => make(types::INSPECTED, Status::False, failure.reason, failure.message.clone()),
+        (Some(failure), Some(record)) => {
+            let message = format!("{}; what was found at {} is kept", failure.message, record.at.0);
+            make(types::INSPECTED, Status::False, failure.reason, message)
+        }
+    };
+    let kvm = match kvm {
+        Some((state, message)) => {
+            let message = if message.is_empty() {
+                readiness::kvm_sentence(state).into()
+            } else {
+                message
+            };
+            make(
+                types::KVM_AVAILABLE,
+                (state == KvmState::Usable).into(),
+                readiness::kvm_reason(state),
+                message,
+            )
+        }
+        None => make(
+            types::KVM_AVAILABLE,
+            Status::Unknown,
+            "NotInspected",
+            "the machine is being inspected".into(),
+        ),
+    };
+    let ready = if observed.stopping {
+        make(
+            types::READY,
+            Status::False,
+            "AgentStopped",
+            "the agent of this node has ended".into(),
+        )
+    } else {
+        make(
+            types::READY,
+            readiness.accepts().into(),
+            readiness.reason(),
+            readiness.sentence(),
+        )
+    };
+    let accepted = match refusals(observed) {
+        None => make(
+            types::CONFIGURATION_ACCEPTED,
+            Status::True,
+            "Accepted",
+            "the configuration is in force here".into(),
+        ),
+        Some(text) => make(types::CONFIGURATION_ACCEPTED, Status::False, "Refused", text),
+    };
+    let (status, reason, message) = labelled;
+    let labelled = make(types::LABELLED, status, reason, message);
+    HypervisorStatus {
+        conditions: vec![inspected, labelled, kvm, ready, accepted],
+        usable_models: offered
+            .as_ref()
+            .and_then(|facts| facts.virtualization.as_ref())
+            .map(|virtualization| {
+                let usable = virtualization
+                    .models
+                    .iter()
+                    .filter(|model| model.usable != Usable::No)
+                    .count();
+                u32::try_from(usable).unwrap_or(u32::MAX)
+            }),
+        facts: offered,
+        masked_features: observed.mask.iter().cloned().collect(),
+        inspection,
+        configuration: Some(record(observed.resolution)),
+        labels: Some(labels),
+        agent_version: observed.agent_version.into(),
+    }
+}
+
+/// What is refused of configuration and annotations, for people.
+fn refusals(observed: &Observed<'_>) -> Option<String> {
+    let mut texts = Vec::new();
+    for source in &observed.resolution.sources {
+        for problem in &source.parsed.problems {
+            texts.push(format!(
+                "{} {}/{}: {problem}",
+                source.kind, source.reference.namespace, source.reference.name
+            ));
+        }
+    }
+    if let Some(refused) = observed.mask_refused {
+        texts.push(format!("Node annotation {}: {refused}", annotations::MASK_CPU_FEATURES));
+    }
+    (!texts.is_empty()).then(|| texts.join("; "))
+}
+
+/// The configuration as the Hypervisor shows it.
+fn record(resolution: &Resolution) -> ConfigurationRecord {
+    let configuration = &resolution.configuration;
+    ConfigurationRecord {
+        objects: resolution
+            .sources
+            .iter()
+            .map(|source| ConfigurationObject {
+                kind: source.kind.into(),
+                namespace: source.reference.namespace.clone(),
+                name: source.reference.name.clone(),
+                revision: source.reference.revision.clone(),
+                refused: source.parsed.problems.iter().map(ToString::to_string).collect(),
+            })
+            .collect(),
+        obsolete_cpu_models: configuration.obsolete_cpu_models.iter().cloned().collect(),
+        min_cpu_model: configuration.min_cpu_model.clone(),
+        use_emulation: configuration.use_emulation,
+        feature_gates: configuration
+            .feature_gates
+            .iter()
+            .filter(|(_, on)| **on)
+            .map(|(name, _)| name.clone())
+            .collect(),
+    }
+}
+
+/// The configuration that a node recorded, as far as a node follows it: what stays in force on a
+/// restarted agent that meets a refused object.
+pub fn recorded(record: &ConfigurationRecord) -> Configuration {
+    Configuration {
+        obsolete_cpu_models: record.obsolete_cpu_models.iter().cloned().collect(),
+        min_cpu_model: record.min_cpu_model.clone(),
+        use_emulation: record.use_emulation,
+        feature_gates: record.feature_gates.iter().map(|gate| (gate.clone(), true)).collect(),
+        ..Configuration::default()
+    }
+}
+
+/// Events for what changes with this plan.
+fn events(
+    observed: &Observed<'_>,
+    changes: &BTreeMap<String, Option<String>>,
+    desired: &BTreeMap<String, String>,
+) -> Vec<Event> {
+    let mut events = Vec::new();
+    let warning = |reason, message| Event {
+        warning: true,
+        reason,
+        message,
+    };
+    if changes.contains_key(keys::OBSOLETE_HOST_MODEL) && desired.contains_key(keys::OBSOLETE_HOST_MODEL) {
+        let name = desired
+            .keys()
+            .find_map(|key| key.strip_prefix(keys::HOST_MODEL))
+            .unwrap_or_default();
+        events.push(warning(
+            events::HOST_MODEL_OBSOLETE,
+            format!("the CPU model of this host, {name}, is obsolete: guests with host-model are not sent here"),
+        ));
+    }
+    if !changes.is_empty() {
+        let removed = changes.values().filter(|value| value.is_none()).count();
+        let changed = changes
+            .iter()
+            .filter(|(key, value)| value.is_some() && observed.labels.contains_key(*key))
+            .count();
+        let added = changes.len() - removed - changed;
+        events.push(Event {
+            warning: false,
+            reason: events::LABELS_CHANGED,
+            message: format!("CPU labels: {added} added, {changed} changed, {removed} removed"),
+        });
+    }
+    let before = |type_| conditions::find(&observed.previous.conditions, type_);
+    if let Some(failure) = observed.failure {
+        let known = before(types::INSPECTED).is_some_and(|c| c.status == "False" && c.reason == failure.reason);
+        if !known {
+            events.push(warning(events::INSPECTION_FAILED, failure.message.clone()));
+        }
+    }
+    if let Some(text) = refusals(observed)
+        && before(types::CONFIGURATION_ACCEPTED).is_none_or(|c| c.message != text)
+    {
+        events.push(warning(events::CONFIGURATION_REFUSED, text));
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests;

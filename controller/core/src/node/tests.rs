@@ -1,0 +1,352 @@
+use drydock_api::facts::{CpuModel, Fingerprint, HostModel, KvmFacts, VirtType, VirtualizationFacts};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+use crate::{
+    conditions::{find, holds},
+    configuration::{Parsed, Problem, Reference, Source},
+};
+
+/// Everything an [`Observed`] borrows, with values of a healthy node.
+struct Scene {
+    now: Timestamp,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    facts: Option<NodeFacts>,
+    failure: Option<Failure>,
+    resolution: Resolution,
+    mask: BTreeSet<String>,
+    masked_models: MaskedModels,
+    pins_cpus: bool,
+    stopping: bool,
+    previous: HypervisorStatus,
+}
+
+impl Default for Scene {
+    fn default() -> Self {
+        let model = |name: &str| CpuModel {
+            name: name.into(),
+            usable: Usable::Yes,
+            ..CpuModel::default()
+        };
+        Self {
+            now: "2026-01-01T00:00:00Z".parse().unwrap(),
+            labels: BTreeMap::from([("kubernetes.io/os".into(), "linux".into())]),
+            annotations: BTreeMap::new(),
+            facts: Some(NodeFacts {
+                architecture: "amd64".into(),
+                kvm: KvmFacts {
+                    state: KvmState::Usable,
+                    ..KvmFacts::default()
+                },
+                virtualization: Some(VirtualizationFacts {
+                    virt_type: VirtType::Kvm,
+                    vendor: "Intel".into(),
+                    models: vec![model("Haswell"), model("Penryn")],
+                    features: vec!["avx2".into(), "sse2".into()],
+                    host_model: Some(HostModel {
+                        name: "Haswell".into(),
+                        ..HostModel::default()
+                    }),
+                    ..VirtualizationFacts::default()
+                }),
+                ..NodeFacts::default()
+            }),
+            failure: None,
+            resolution: Resolution::default(),
+            mask: BTreeSet::new(),
+            masked_models: MaskedModels::new(),
+            pins_cpus: false,
+            stopping: false,
+            previous: HypervisorStatus::default(),
+        }
+    }
+}
+
+impl Scene {
+    fn plan(&self) -> Plan {
+        let record = InspectionRecord {
+            at: Time(self.now),
+            took_milliseconds: 1500,
+            fingerprint: Fingerprint::default(),
+            stale: false,
+        };
+        plan(&Observed {
+            now: self.now,
+            labels: &self.labels,
+            annotations: &self.annotations,
+            inspected: self.facts.as_ref().map(|facts| (facts, &record)),
+            failure: self.failure.as_ref(),
+            resolution: &self.resolution,
+            minimum: &Minimum::default(),
+            mask: &self.mask,
+            mask_refused: None,
+            masked_models: &self.masked_models,
+            label_aliases: false,
+            pins_cpus: self.pins_cpus,
+            stopping: self.stopping,
+            agent_version: "0.1.0",
+            previous: &self.previous,
+        })
+    }
+
+    /// Carries the plan out, as the API server would.
+    fn settle(&mut self) -> Plan {
+        let plan = self.plan();
+        for (key, value) in plan.labels.clone() {
+            match value {
+                Some(value) => self.labels.insert(key, value),
+                None => self.labels.remove(&key),
+            };
+        }
+        self.previous = plan.status.clone();
+        plan
+    }
+
+    fn cpu_labels(&self) -> Vec<&str> {
+        self.labels
+            .keys()
+            .map(String::as_str)
+            .filter(|key| keys::is_owned(key))
+            .collect()
+    }
+}
+
+fn text(plan: &Plan) -> String {
+    let mut lines = Vec::new();
+    for (key, value) in &plan.labels {
+        lines.push(
+            value
+                .as_ref()
+                .map_or_else(|| format!("- {key}"), |value| format!("+ {key}={value}")),
+        );
+    }
+    for c in &plan.status.conditions {
+        lines.push(format!("  {}={} {}: {}", c.type_, c.status, c.reason, c.message));
+    }
+    for event in &plan.events {
+        lines.push(format!("! {} {}", event.reason, event.message));
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn a_healthy_node() {
+    insta::assert_snapshot!(text(&Scene::default().plan()));
+}
+
+#[test]
+fn a_settled_node_has_nothing_to_do() {
+    let mut scene = Scene::default();
+    scene.settle();
+    scene.now = "2026-01-02T00:00:00Z".parse().unwrap();
+    let again = scene.plan();
+    assert_eq!(again.labels, BTreeMap::new());
+    assert_eq!(again.events, []);
+    assert_eq!(again.status.conditions, scene.previous.conditions);
+}
+
+#[test]
+fn skip_node_freezes_cpu_labels_both_ways_and_nothing_else() {
+    for (value, frozen) in [
+        ("true", true),
+        ("True", true),
+        ("TRUE", true),
+        (" true", true),
+        ("false", false),
+        ("", false),
+        ("yes", false),
+    ] {
+        let mut scene = Scene::default();
+        scene.annotations.insert(annotations::SKIP_NODE.into(), value.into());
+        scene
+            .labels
+            .insert("cpu-model.node.kubevirt.io/forged".into(), "true".into());
+        let plan = scene.settle();
+        assert_eq!(
+            scene.cpu_labels() == ["cpu-model.node.kubevirt.io/forged"],
+            frozen,
+            "{value:?}"
+        );
+        assert_eq!(scene.labels[keys::SCHEDULABLE], "true", "{value:?}");
+        assert_eq!(
+            find(&plan.status.conditions, types::LABELLED).unwrap().reason == "SkippedByAnnotation",
+            frozen
+        );
+        assert!(plan.status.facts.is_some());
+        scene.annotations.clear();
+        scene.settle();
+        assert!(!scene.cpu_labels().contains(&"cpu-model.node.kubevirt.io/forged"));
+    }
+}
+
+#[test]
+fn before_the_first_inspection_labels_stay_and_no_guest_is_accepted() {
+    let mut scene = Scene {
+        facts: None,
+        ..Scene::default()
+    };
+    scene
+        .labels
+        .insert("cpu-model.node.kubevirt.io/another-labellers".into(), "true".into());
+    let plan = scene.settle();
+    assert_eq!(scene.cpu_labels(), ["cpu-model.node.kubevirt.io/another-labellers"]);
+    assert_eq!(scene.labels[keys::SCHEDULABLE], "false");
+    assert_eq!(
+        find(&plan.status.conditions, types::INSPECTED).unwrap().status,
+        "Unknown"
+    );
+}
+
+#[test]
+fn a_failed_inspection_keeps_facts_and_labels_and_says_so_once() {
+    let mut scene = Scene::default();
+    scene.settle();
+    scene.failure = Some(Failure {
+        reason: "TimedOut",
+        message: "libvirtd did not answer within 30 s".into(),
+    });
+    let plan = scene.settle();
+    assert_eq!(plan.labels, BTreeMap::new());
+    assert_eq!(
+        plan.events.iter().map(|e| e.reason).collect::<Vec<_>>(),
+        [events::INSPECTION_FAILED]
+    );
+    assert!(plan.status.inspection.unwrap().stale);
+    assert!(holds(&plan.status.conditions, types::READY));
+    assert!(
+        find(&plan.status.conditions, types::INSPECTED)
+            .unwrap()
+            .message
+            .contains("is kept")
+    );
+    assert_eq!(scene.settle().events, []);
+}
+
+#[test]
+fn masked_features_take_their_models_with_them() {
+    let mut scene = Scene {
+        mask: BTreeSet::from(["avx2".into()]),
+        ..Scene::default()
+    };
+    scene
+        .masked_models
+        .insert("Haswell".into(), BTreeSet::from(["avx2".into()]));
+    let plan = scene.settle();
+    assert!(!scene.labels.contains_key("cpu-feature.node.kubevirt.io/avx2"));
+    assert!(!scene.labels.contains_key("cpu-model.node.kubevirt.io/Haswell"));
+    assert!(scene.labels.contains_key("cpu-model.node.kubevirt.io/Penryn"));
+    assert_eq!(
+        (plan.status.usable_models, plan.status.masked_features),
+        (Some(1), vec!["avx2".to_owned()])
+    );
+}
+
+#[test]
+fn an_obsolete_host_model_is_announced_on_transition_only() {
+    let mut scene = Scene::default();
+    scene.settle();
+    scene
+        .resolution
+        .configuration
+        .obsolete_cpu_models
+        .insert("Haswell".into());
+    let reasons = |plan: Plan| plan.events.into_iter().map(|event| event.reason).collect::<Vec<_>>();
+    assert_eq!(
+        reasons(scene.settle()),
+        [events::HOST_MODEL_OBSOLETE, events::LABELS_CHANGED]
+    );
+    assert_eq!(reasons(scene.settle()), [""; 0]);
+    scene.labels.remove("cpu-model.node.kubevirt.io/Penryn");
+    assert_eq!(reasons(scene.settle()), [events::LABELS_CHANGED]);
+}
+
+#[test]
+fn a_refused_configuration_is_announced_once_and_recorded() {
+    let mut scene = Scene::default();
+    scene.resolution.sources.push(Source {
+        kind: "HyperConverged",
+        reference: Reference {
+            namespace: "drydock".into(),
+            name: "hc".into(),
+            revision: "3".into(),
+        },
+        parsed: Parsed {
+            problems: vec![Problem::new("spec.obsoleteCPUs.minCPUModel", "Pendryn", "a CPU model")],
+            ..Parsed::default()
+        },
+    });
+    let plan = scene.settle();
+    assert!(
+        plan.events
+            .iter()
+            .any(|e| e.reason == events::CONFIGURATION_REFUSED && e.message.contains("Pendryn"))
+    );
+    assert_eq!(plan.status.configuration.as_ref().unwrap().objects[0].refused.len(), 1);
+    assert!(!holds(&plan.status.conditions, types::CONFIGURATION_ACCEPTED));
+    assert_eq!(scene.settle().events, []);
+}
+
+#[test]
+fn a_recorded_configuration_gives_the_same_labels() {
+    let mut configuration = Configuration {
+        min_cpu_model: "Westmere".into(),
+        use_emulation: true,
+        ..Configuration::default()
+    };
+    configuration.obsolete_cpu_models.insert("Haswell".into());
+    configuration.feature_gates.insert(GATE_CPU_MANAGER.into(), true);
+    let resolution = Resolution {
+        configuration: configuration.clone(),
+        sources: vec![],
+    };
+    assert_eq!(recorded(&record(&resolution)), configuration);
+}
+
+#[test]
+fn readiness_labels_follow_the_agent_the_gate_and_the_kubelet() {
+    for (stopping, gate, pins, expected) in [
+        (false, false, true, ("true", "false")),
+        (false, true, true, ("true", "true")),
+        (false, true, false, ("true", "false")),
+        (true, false, false, ("false", "false")),
+    ] {
+        let mut scene = Scene {
+            stopping,
+            pins_cpus: pins,
+            ..Scene::default()
+        };
+        scene
+            .resolution
+            .configuration
+            .feature_gates
+            .insert(GATE_CPU_MANAGER.into(), gate);
+        scene.settle();
+        let found = (
+            scene.labels[keys::SCHEDULABLE].as_str(),
+            scene.labels[keys::CPU_MANAGER].as_str(),
+        );
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn no_kvm_and_no_emulation_means_no_guests_and_says_why() {
+    let mut scene = Scene::default();
+    let facts = scene.facts.as_mut().unwrap();
+    facts.kvm = KvmFacts {
+        state: KvmState::NoUsableModel,
+        ..KvmFacts::default()
+    };
+    facts.virtualization.as_mut().unwrap().virt_type = VirtType::Qemu;
+    let plan = scene.settle();
+    assert_eq!(scene.cpu_labels(), [""; 0]);
+    assert_eq!(scene.labels[keys::SCHEDULABLE], "false");
+    let ready = find(&plan.status.conditions, types::READY).unwrap();
+    assert_eq!(ready.reason, "KVMUnavailable");
+    assert!(ready.message.contains("no CPU model"), "{}", ready.message);
+    scene.resolution.configuration.use_emulation = true;
+    scene.settle();
+    assert!(scene.labels.contains_key("cpu-model.node.kubevirt.io/Penryn"));
+    assert_eq!(scene.labels[keys::SCHEDULABLE], "true");
+}

@@ -1,0 +1,149 @@
+//! Whether a node accepts virtual machines, and what the kubelet does about CPUs.
+
+use drydock_api::facts::{KvmState, NodeFacts, VirtType};
+
+use crate::labels;
+
+/// Whether a node accepts virtual machines, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// With hardware virtualization.
+    Ready,
+    /// By emulation, which the configuration allows.
+    ReadyByEmulation,
+    /// What guests can have is not known yet.
+    NotInspected,
+    /// Guests of this architecture are not supported.
+    ArchitectureNotSupported,
+    /// KVM cannot be used and emulation is not allowed.
+    KvmUnavailable(KvmState),
+}
+
+impl Readiness {
+    /// Judges facts.
+    pub fn of(facts: Option<&NodeFacts>, use_emulation: bool) -> Self {
+        let Some(facts) = facts else { return Self::NotInspected };
+        if !labels::is_supported(&facts.architecture) {
+            return Self::ArchitectureNotSupported;
+        }
+        match &facts.virtualization {
+            None => Self::NotInspected,
+            Some(virtualization) if virtualization.virt_type == VirtType::Kvm => Self::Ready,
+            Some(_) if use_emulation => Self::ReadyByEmulation,
+            Some(_) => Self::KvmUnavailable(facts.kvm.state),
+        }
+    }
+
+    /// Whether virtual machines are accepted.
+    pub fn accepts(self) -> bool {
+        matches!(self, Self::Ready | Self::ReadyByEmulation)
+    }
+
+    /// Reason of the condition `Ready`.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Ready => "Ready",
+            Self::ReadyByEmulation => "ReadyByEmulation",
+            Self::NotInspected => "NotInspected",
+            Self::ArchitectureNotSupported => "ArchitectureNotSupported",
+            Self::KvmUnavailable(_) => "KVMUnavailable",
+        }
+    }
+
+    /// The same for people.
+    pub fn sentence(self) -> String {
+        match self {
+            Self::Ready => "virtual machines can run here".into(),
+            Self::ReadyByEmulation => {
+                "virtual machines can run here by emulation, which is slow: KVM cannot be used and the configuration allows emulation".into()
+            }
+            Self::NotInspected => "what guests can have here is not known, so none are accepted".into(),
+            Self::ArchitectureNotSupported => "guests of this architecture are not supported".into(),
+            Self::KvmUnavailable(state) => {
+                format!("{}, and the configuration does not allow emulation", kvm_sentence(state))
+            }
+        }
+    }
+}
+
+/// Reason of the condition `KVMAvailable`.
+pub fn kvm_reason(state: KvmState) -> &'static str {
+    match state {
+        KvmState::Usable => "KVMUsable",
+        KvmState::NoDevice => "NoKVMDevice",
+        KvmState::NotPermitted => "KVMNotPermitted",
+        KvmState::OpenFailed => "KVMOpenFailed",
+        KvmState::NoUsableModel => "NoUsableCPUModel",
+    }
+}
+
+/// What is known of KVM, for people.
+pub fn kvm_sentence(state: KvmState) -> &'static str {
+    match state {
+        KvmState::Usable => "KVM can be used",
+        KvmState::NoDevice => "there is no /dev/kvm",
+        KvmState::NotPermitted => "/dev/kvm may not be opened for writing",
+        KvmState::OpenFailed => "/dev/kvm is there but does not work",
+        KvmState::NoUsableModel => "/dev/kvm opens but libvirt finds no CPU model that a guest could have with it",
+    }
+}
+
+/// Whether the kubelet's state file says that it pins CPUs: its JSON has `policyName: static`.
+/// What cannot be read counts as no.
+pub fn pins_cpus(state_file: &str) -> bool {
+    serde_json::from_str::<serde_json::Value>(state_file)
+        .is_ok_and(|state| state.get("policyName").and_then(serde_json::Value::as_str) == Some("static"))
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::facts::{KvmFacts, VirtualizationFacts};
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_readiness() {
+        let facts = |architecture: &str, virt_type: Option<VirtType>| NodeFacts {
+            architecture: architecture.into(),
+            kvm: KvmFacts {
+                state: KvmState::NoDevice,
+                ..KvmFacts::default()
+            },
+            virtualization: virt_type.map(|virt_type| VirtualizationFacts {
+                virt_type,
+                ..Default::default()
+            }),
+            ..NodeFacts::default()
+        };
+        let no_kvm = Readiness::KvmUnavailable(KvmState::NoDevice);
+        for (facts, emulation, expected) in [
+            (None, true, Readiness::NotInspected),
+            (Some(facts("amd64", None)), true, Readiness::NotInspected),
+            (Some(facts("amd64", Some(VirtType::Kvm))), false, Readiness::Ready),
+            (
+                Some(facts("amd64", Some(VirtType::Qemu))),
+                true,
+                Readiness::ReadyByEmulation,
+            ),
+            (Some(facts("amd64", Some(VirtType::Qemu))), false, no_kvm),
+            (Some(facts("riscv64", None)), true, Readiness::ArchitectureNotSupported),
+        ] {
+            assert_eq!(Readiness::of(facts.as_ref(), emulation), expected);
+        }
+        assert!(!no_kvm.accepts());
+        assert!(no_kvm.sentence().contains("no /dev/kvm"));
+    }
+
+    #[test]
+    fn only_the_static_policy_pins_cpus() {
+        for (text, expected) in [
+            (r#"{"policyName":"static","defaultCpuSet":"0-1"}"#, true),
+            (r#"{"policyName":"none"}"#, false),
+            ("{}", false),
+            ("garbage", false),
+            ("", false),
+        ] {
+            assert_eq!(pins_cpus(text), expected, "{text}");
+        }
+    }
+}
