@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from embedded import errors, prerequisites
 from oci.containerfile import parse
-from oci.progress import run, step
+from oci.progress import Failure, run, step
 
 BINARY = re.compile(r"\btarget/\S+/(drydock-[a-z-]+)")
 
@@ -34,6 +35,10 @@ def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
     """Let cargo build the programs; it knows itself what has not changed."""
     if not names:
         return
+    try:
+        prerequisites.ensure(("rust",), toolchains=("cargo",))
+    except errors.Failure as failure:
+        raise Failure(str(failure)) from failure
     command = ["cargo", "build", "--locked"] + ([] if debug else ["--release"])
     for name in names:
         command += ["-p", name]

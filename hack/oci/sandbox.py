@@ -15,8 +15,6 @@ from oci.progress import run
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
-# Exist only as places to mount on: what a build leaves there is not the image's.
-PASSING = ("dev", "proc", "run", "sys", "tmp")
 
 
 def change(
@@ -49,7 +47,6 @@ def change(
     command = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
     command += [sys.executable, "-m", "oci.inside", json.dumps(description)]
     run(command, log=log, what=what, env=env)
-    _forget_passing(upper)
     for folder in (scratch / "work", scratch / "mount", scratch / "empty", scratch / "apt"):
         shutil.rmtree(folder, ignore_errors=True)
     return upper
@@ -60,10 +57,3 @@ def build_environment(declared: dict[str, str]) -> dict[str, str]:
     default = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     return default | {name: os.environ[name] for name in PROXIES if name in os.environ} | declared
 
-
-def _forget_passing(upper: Path) -> None:
-    """Drop empty traces of mount points from the changes."""
-    for name in PASSING:
-        place = upper / name
-        if place.is_dir() and not place.is_symlink() and not any(place.iterdir()):
-            place.rmdir()

@@ -36,8 +36,10 @@ def ensure(logs: Path) -> None:
         return
     env = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
     with step(f"apt-get install {' '.join(packages)}"):
-        run(["apt-get", "-q", "update"], log=logs / "apt-update.log", what="apt-get update", env=env)
-        command = ["apt-get", "-q", "install", "--yes", "--no-install-recommends", *packages]
+        # Somebody else's installation is waited for, not failed on.
+        apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
+        run([*apt, "update"], log=logs / "apt-update.log", what="apt-get update", env=env)
+        command = [*apt, "install", "--yes", "--no-install-recommends", *packages]
         run(command, log=logs / "apt-install.log", what="apt-get install", env=env)
     left = missing()
     if left:
