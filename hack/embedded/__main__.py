@@ -16,6 +16,8 @@ from .progress import Progress
 def main(argv: list[str]) -> int:
     """Run one verb; a failure is one message and exit code 1."""
     arguments = _parser().parse_args(argv)
+    # Folders are shared with pods that run as anybody, whatever the caller's habits.
+    os.umask(0o022)
     progress = Progress(getattr(arguments, "verbose", False))
     try:
         return arguments.verb(arguments, progress) or 0

@@ -72,6 +72,7 @@ class Bringup:
             self.layout.shared.mkdir(parents=True, exist_ok=True)
             self.layout.shared.chmod(0o1777)
         with self.progress.step(f"network {self.layout.bridge}, {self.layout.node_range}"):
+            sysctls.load_modules()
             sysctls.apply(state_root() / SYSCTL_RECORD)
             network.ensure_bridge(self.layout)
             for node in self.nodes:

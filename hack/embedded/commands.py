@@ -38,16 +38,12 @@ def run(
 
 
 def succeeds(*argv: str) -> bool:
-    """Whether a command ends well; what it prints is of no interest."""
-    return (
-        subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ).returncode
-        == 0
-    )
+    """Whether a command is there and ends well; what it prints is of no interest."""
+    quiet = subprocess.DEVNULL
+    try:
+        return subprocess.run(argv, stdin=quiet, stdout=quiet, stderr=quiet).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def last_lines(text: str, count: int = 20) -> str:

@@ -1,2 +1,112 @@
-"""placeholder"""
-def run(*a): return 0
+"""A cluster's whole life: made, killed half-way, mended, doubled, and gone without trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from . import cluster as clusters
+from . import leftovers, registered
+from .cluster import Cluster
+from .errors import Failure
+from .progress import Progress
+
+_PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
+_MENDING_BUDGET = 40.0
+
+# Moments at which `up` is killed: in its first steps, and while parts start.
+_CRASHES = (0.3, 0.7, 1.2, 2.0, 3.0)
+
+
+def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress) -> int:
+    """Play a whole life; the cluster must not exist before, and does not after."""
+    if name in registered.names():
+        raise Failure(f"cluster {name} exists: choose a --name that is free, or hack/down it first")
+    before = leftovers.take()
+    failed = 0
+    try:
+        for delay in _CRASHES:
+            _crash(name, delay, progress)
+        cluster, _ = _timed_up(name, "up after crashes", progress)
+        failed += check(cluster, progress)
+        _timed_up(name, "up of a healthy cluster", progress, _MENDING_BUDGET)
+        _kill_parts(cluster, progress)
+        _timed_up(name, "up of a cluster with dead parts", progress, _MENDING_BUDGET)
+        _kill_node(cluster, progress)
+        _timed_up(name, "up of a cluster with a dead node", progress, _MENDING_BUDGET)
+        failed += _beside(f"{name}2", cluster, check, progress)
+    finally:
+        clusters.down(name, progress)
+        clusters.down(f"{name}2", progress)
+    return failed + _compare(before, progress)
+
+
+def _timed_up(
+    name: str, what: str, progress: Progress, budget: float | None = None
+) -> tuple[Cluster, float]:
+    begun = time.monotonic()
+    cluster = clusters.up(name, progress=progress)
+    took = time.monotonic() - begun
+    progress.say(f"ok      {what} took {took:.1f} s")
+    if budget is not None and took > budget:
+        raise Failure(f"{what} took {took:.1f} s, more than {budget:.0f} s")
+    return cluster, took
+
+
+def _crash(name: str, delay: float, progress: Progress) -> None:
+    """Kill `up` without warning after a moment of work."""
+    environment = {**os.environ, "PYTHONPATH": str(_PACKAGE_FOLDER)}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "embedded", "up", "--name", name],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        child.wait(timeout=delay)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    progress.say(f"ok      killed up after {delay} s")
+
+
+def _kill_parts(cluster: Cluster, progress: Progress) -> None:
+    """One part of each kind dies."""
+    first = cluster.nodes[0]
+    victims = ["etcd", "kube-apiserver", "registry", "kube-scheduler"]
+    victims += [first.part("kubelet"), first.part("containerd"), first.part("kube-proxy")]
+    for part in victims:
+        cluster.stop_process(part)
+    progress.say(f"ok      killed {', '.join(victims)}")
+
+
+def _kill_node(cluster: Cluster, progress: Progress) -> None:
+    """A node loses its power."""
+    last = cluster.nodes[-1].name
+    cluster.stop_process(last)
+    progress.say(f"ok      switched {last} off")
+
+
+def _beside(
+    name: str, first: Cluster, check: Callable[[Cluster, Progress], int], progress: Progress
+) -> int:
+    """A second cluster comes and goes, and the first one still works."""
+    second, _ = _timed_up(name, "up of a second cluster", progress)
+    failed = check(second, progress)
+    clusters.down(name, progress)
+    return failed + check(first, progress)
+
+
+def _compare(before: leftovers.Inventory, progress: Progress) -> int:
+    """The machine has nothing that it did not have before."""
+    added = leftovers.take().added_since(before)
+    for line in added:
+        progress.say(f"FAILED  left behind: {line}")
+    if not added:
+        progress.say("ok      nothing is left behind")
+    return len(added)

@@ -147,13 +147,10 @@ def kubelet_config(
         "nodeLeaseDurationSeconds": 20,
         "nodeStatusUpdateFrequency": "5s",
         "nodeStatusReportFrequency": "5m0s",
-        # Changed Secrets and ConfigMaps reach pods by the next look, not after a minute.
-        "configMapAndSecretChangeDetectionStrategy": "Watch",
         "syncFrequency": "20s",
         "shutdownGracePeriod": "0s",
         "containerLogMaxSize": "20Mi",
         "containerLogMaxFiles": 2,
-        "enableContentionProfiling": False,
     }
 
 

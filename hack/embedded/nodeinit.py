@@ -73,11 +73,15 @@ def _furnish_sys() -> None:
 
 def _furnish_etc(spec: NodeSpec) -> None:
     """The machine's /etc, with this node's changes kept apart."""
+    resolver = _resolver_configuration()
     upper = _folder(spec.directory, "etc")
     work = _folder(spec.directory, "etc.work")
     _mount("-t", "overlay", "-o", f"lowerdir=/etc,upperdir={upper},workdir={work}", "etc", "/etc")
     Path("/etc/hostname").write_text(spec.name + "\n")
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {spec.name}\n")
+    # On many machines this is a link into the /run that is about to be covered.
+    Path("/etc/resolv.conf").unlink(missing_ok=True)
+    Path("/etc/resolv.conf").write_text(resolver)
     Path("/etc/machine-id").write_text(_machine_id(spec) + "\n")
 
 
@@ -145,6 +149,18 @@ def _configure_network() -> None:
         path = Path("/proc/sys", name)
         if path.exists():
             path.write_text(value)
+
+
+def _resolver_configuration() -> str:
+    """How the machine resolves names, by servers that its pods can reach too."""
+    for path in ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf"):
+        try:
+            text = Path(path).read_text()
+        except OSError:
+            continue
+        if "nameserver" in text:
+            return text
+    return ""
 
 
 def _machine_id(spec: NodeSpec) -> str:

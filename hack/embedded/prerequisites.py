@@ -20,7 +20,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "ca-certificates",
         "conntrack",
         "containernetworking-plugins",
-        "ethtool",
         "iproute2",
         "iptables",
         "kmod",
@@ -28,7 +27,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "openssl",
         "procps",
         "runc",
-        "socat",
         "util-linux",
     ),
     # Its self-test packs a tiny image of this.

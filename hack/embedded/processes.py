@@ -126,12 +126,13 @@ class Process:
         return below[0] if below else None
 
     def is_running(self) -> bool:
-        return self.pid() is not None
+        """Whether it lives, if only as a wrapper that has yet to start the program."""
+        return self.tracked_pid() is not None
 
     def is_current(self) -> bool:
         """Running, and started from the same command line and configuration."""
         tracked = self.tracked_pid()
-        if tracked is None or self.pid() is None:
+        if tracked is None:
             return False
         return read_environment(tracked).get(MARK_DIGEST) == self.digest()
 
@@ -157,6 +158,7 @@ class Process:
                 env=environment,
                 cwd="/",
                 start_new_session=True,
+                umask=0o022,
             )
         # The pid file must be there before anyone asks whether it runs.
         deadline = time.monotonic() + 10

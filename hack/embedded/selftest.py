@@ -39,6 +39,7 @@ def check(cluster: Cluster, progress: Progress) -> int:
     """Check one running cluster; the number of failed checks."""
     bench = Bench(cluster)
     failed = 0
+    cluster.kubectl("get", "--raw", "/readyz")
     bench.clean()
     try:
         for function in CHECKS:
@@ -272,6 +273,21 @@ def parts_restart(bench: Bench) -> None:
     assert after == before, f"before:\n{before}after:\n{after}"
 
 
+def power_cut(bench: Bench) -> None:
+    """A node that lost its power comes back, and so do its pods."""
+    node = bench.nodes[-1]
+    bench.apply(selftestpods.restarting(node))
+    bench.kubectl("wait", f"pod/restarting-{node}", "--for=condition=Ready", "--timeout=60s")
+    old = bench.cluster.pid(node)
+    bench.cluster.restart_process(node)
+    assert bench.cluster.pid(node) not in (None, old)
+    wanted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
+    bench.kubectl("wait", f"pod/restarting-{node}", f"--for={wanted}", "--timeout=60s")
+    bench.kubectl("wait", f"pod/restarting-{node}", "--for=condition=Ready", "--timeout=60s")
+    said = bench.kubectl("exec", f"restarting-{node}", "--", "env")
+    assert f"NODE={node}" in said, said
+
+
 def _get(url: str) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:
@@ -291,4 +307,5 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     kvm_visibility,
     audit_log,
     parts_restart,
+    power_cut,
 )

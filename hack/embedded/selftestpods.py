@@ -43,6 +43,11 @@ def web(node: str) -> Object:
     return pod("web", node, script + "exec httpd -f -p 8080 -h /w", container)
 
 
+def restarting(node: str) -> Object:
+    """Runs for ever, and again after the node's end."""
+    return pod("restarting", node, "exec sleep 100000", restartPolicy="Always")
+
+
 def service() -> Object:
     """One address for all web servers."""
     return {

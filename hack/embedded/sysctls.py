@@ -10,9 +10,13 @@ import json
 from pathlib import Path
 
 from . import files
+from .commands import succeeds
 from .errors import Failure
 
 ROOT = Path("/proc/sys")
+
+# Modules that nothing loads by itself, and what tells that they are there.
+_MODULES = {"br_netfilter": Path("/proc/sys/net/bridge"), "overlay": Path("/sys/module/overlay")}
 
 WANTED = {"net/ipv4/ip_forward": "1"}
 
@@ -28,6 +32,13 @@ CHANGED_BY_KUBELETS = (
 
 # Each guest and each kubelet watches many files; Debian's limits are low.
 AT_LEAST = {"fs/inotify/max_user_instances": 1024, "fs/inotify/max_user_watches": 524288}
+
+
+def load_modules() -> None:
+    """Load what Debian's kernel has as modules; other kernels have it built in."""
+    for name, sign in _MODULES.items():
+        if not sign.exists():
+            succeeds("modprobe", name)
 
 
 def apply(record: Path, root: Path = ROOT) -> None:
