@@ -6,10 +6,12 @@ can start it from any kind of disk, and nothing here needs a loop device.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import struct
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from oci.builder import content_key, key_of
 from oci.busybox import install_applets
 from oci.debian import Mirror
 from oci.layer import epoch
-from oci.progress import Failure, run, size, step
+from oci.progress import Failure, run, say, size, step
 
 SOURCES = Path(__file__).resolve().parent
 DISK_SIZE = 64 << 20
@@ -43,24 +45,33 @@ FOLDERS = ("dev", "proc", "sys", "run", "tmp", "root", "boot", "mnt", "sbin")
 def build(cache: Path, suite: str) -> Path:
     """Return the guest's disk, building what changed of it."""
     cache.mkdir(parents=True, exist_ok=True)
-    packages = _packages(cache / f"packages-{suite}", suite)
-    parts = [content_key(SOURCES / name) for name in ("root", "beacon.rs", "disk.py", "initrd.py")]
-    folder = cache / key_of("guest", parts, sorted(path.name for path in packages.glob("*.deb")))
-    disk = folder / "disk.qcow2"
-    if not disk.exists():
-        scratch = cache / "work"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        with step("guest: program, initrd and disk"):
-            _assemble(packages, scratch)
-        for old in cache.glob("[0-9a-f]*"):
-            shutil.rmtree(old)
-        folder.mkdir()
-        (scratch / disk.name).rename(disk)
-        shutil.rmtree(scratch)
-        with step(f"guest: disk of {size(disk.stat().st_size)}, {DISK_SIZE >> 20} MiB for the guest"):
-            pass
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        packages = _packages(cache / f"packages-{suite}", suite)
+        parts = [content_key(SOURCES / name) for name in ("root", "beacon.rs", "disk.py", "initrd.py")]
+        disks = cache / "disks"
+        folder = disks / key_of("guest", parts, sorted(path.name for path in packages.glob("*.deb")))
+        disk = folder / "disk.qcow2"
+        if not disk.exists():
+            scratch = cache / "work"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            with step("guest: program, initrd and disk"):
+                _assemble(packages, scratch)
+            _forget_old(disks)
+            folder.mkdir(parents=True, exist_ok=True)
+            (scratch / disk.name).rename(disk)
+            shutil.rmtree(scratch)
+            say(f"        {size(disk.stat().st_size)}, which the guest sees as {DISK_SIZE >> 20} MiB")
     return disk
+
+
+def _forget_old(disks: Path) -> None:
+    """Remove disks of former sources, but none that a machine may still run from."""
+    oldest = time.time() - 7 * 86400
+    for folder in disks.glob("*"):
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder)
 
 
 def _packages(folder: Path, suite: str) -> Path:
