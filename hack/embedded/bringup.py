@@ -10,7 +10,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from . import build, files, health, locks, network, prerequisites, registered, sysctls, waiting
+from . import build, cgroups, files, health, locks, network, prerequisites, registered, sysctls, waiting
 from .build import Programs
 from .certificates import Certificates
 from .controlplane import ControlPlane
@@ -120,6 +120,11 @@ class Bringup:
         if machine.is_running() and not _in_namespace(machine, node):
             self.progress.say(f"{node.name} lost its network namespace and is restarted")
             machine.stop(signal.SIGKILL)
+        if not machine.is_current():
+            machine.stop(signal.SIGKILL)
+            # As after any power cut; a kubelet takes long over groups of dead containers.
+            cgroups.remove(node.node.cgroup)
+            cgroups.ensure(node.node.cgroup)
         self._ensure(machine)
         waiting.until(node.is_furnished, f"{node.name} is furnished", 30, [machine])
 

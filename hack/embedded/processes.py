@@ -41,6 +41,19 @@ def read_environment(pid: int) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
+def settled_environment(pid: int) -> dict[str, str]:
+    """The environment of a process that may be turning into another program just now.
+
+    For that moment a living process shows none.
+    """
+    deadline = time.monotonic() + 0.5
+    while True:
+        environment = read_environment(pid)
+        if environment or not _alive(pid) or time.monotonic() > deadline:
+            return environment
+        time.sleep(0.002)
+
+
 def children(pid: int) -> list[int]:
     """The direct children of a process's main thread."""
     try:
@@ -113,7 +126,7 @@ class Process:
             pid = parse_pid(self.pid_file.read_text())
         except OSError:
             return None
-        if pid is None or not self.is_mine(read_environment(pid)):
+        if pid is None or not self.is_mine(settled_environment(pid)):
             return None
         return pid
 
@@ -134,7 +147,7 @@ class Process:
         tracked = self.tracked_pid()
         if tracked is None:
             return False
-        return read_environment(tracked).get(MARK_DIGEST) == self.digest()
+        return settled_environment(tracked).get(MARK_DIGEST) == self.digest()
 
     def start(self) -> None:
         """Start the program, detached from this one. The caller made sure it is not running."""
