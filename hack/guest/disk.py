@@ -124,7 +124,9 @@ def _compile(target: Path, scratch: Path) -> None:
 def _write_disk(kernel: Path, scratch: Path) -> None:
     raw = scratch / "disk.img"
     sectors = (DISK_SIZE - PARTITION_START) // SECTOR
-    entry = struct.pack("<B3sB3sII", 0x80, b"\xfe\xff\xff", FAT16_LBA, b"\xfe\xff\xff", PARTITION_START // SECTOR, sectors)
+    entry = struct.pack(
+        "<B3sB3sII", 0x80, b"\xfe\xff\xff", FAT16_LBA, b"\xfe\xff\xff", PARTITION_START // SECTOR, sectors
+    )
     record = BOOT_RECORD.read_bytes()
     if len(record) > 440:
         raise Failure(f"{BOOT_RECORD} is larger than a boot record")
@@ -139,7 +141,24 @@ def _write_disk(kernel: Path, scratch: Path) -> None:
     serial = f"{uuid.uuid5(uuid.NAMESPACE_DNS, 'drydock.dev').int & 0xFFFFFFFF:08x}"
     hidden = str(PARTITION_START // SECTOR)
     steps = (
-        ["mformat", "-i", place, "-T", str(sectors), "-h", "255", "-s", "63", "-H", hidden, "-N", serial, "-v", "DRYDOCK", "::"],
+        [
+            "mformat",
+            "-i",
+            place,
+            "-T",
+            str(sectors),
+            "-h",
+            "255",
+            "-s",
+            "63",
+            "-H",
+            hidden,
+            "-N",
+            serial,
+            "-v",
+            "DRYDOCK",
+            "::",
+        ],
         ["mcopy", "-i", place, str(kernel), "::vmlinuz"],
         ["mcopy", "-i", place, str(scratch / "initrd"), "::initrd"],
         ["mcopy", "-i", place, str(menu), "::syslinux.cfg"],

@@ -32,10 +32,7 @@ def unpack_module(path: Path) -> bytes:
 
 def modules(kernel: Path) -> dict[str, bytes]:
     """Return the modules of an unpacked kernel package in an order that loads."""
-    files = {
-        path.name.split(".ko")[0].replace("_", "-"): path
-        for path in sorted(kernel.rglob("*.ko*"))
-    }
+    files = {path.name.split(".ko")[0].replace("_", "-"): path for path in sorted(kernel.rglob("*.ko*"))}
     if not files:
         raise Failure(f"there are no modules in {kernel}")
     loaded: dict[str, bytes] = {}

@@ -29,7 +29,12 @@ class Machine:
         command = ["qemu-system-x86_64", "-nodefaults", "-machine", "q35,accel=tcg", "-m", "128"]
         command += ["-display", "none", "-no-reboot"]
         command += ["-chardev", f"socket,id=console,fd={theirs.fileno()}", "-serial", "chardev:console"]
-        command += ["-chardev", f"socket,id=monitor,fd={monitor_theirs.fileno()}", "-mon", "chardev=monitor,mode=control"]
+        command += [
+            "-chardev",
+            f"socket,id=monitor,fd={monitor_theirs.fileno()}",
+            "-mon",
+            "chardev=monitor,mode=control",
+        ]
         self.process = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
@@ -47,7 +52,9 @@ class Machine:
     def __enter__(self) -> Machine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -67,10 +74,14 @@ class Machine:
                     self.text = self.text[found.end() :]
                     return found
                 if not selector.select(max(0.0, limit - time.monotonic())):
-                    raise AssertionError(f"no {pattern!r} within {wait:.0f} s; the console ends with:\n{self._tail()}")
+                    raise AssertionError(
+                        f"no {pattern!r} within {wait:.0f} s; the console ends with:\n{self._tail()}"
+                    )
                 data = self.console.recv(65536)
                 if not data:
-                    raise AssertionError(f"the machine ended before {pattern!r}; its console:\n{self._tail()}")
+                    raise AssertionError(
+                        f"the machine ended before {pattern!r}; its console:\n{self._tail()}"
+                    )
                 self.text += data.decode(errors="replace").replace("\r", "")
 
     def type(self, text: str) -> None:
@@ -114,7 +125,12 @@ def drive(disk: Path, bus: str, read_only: bool = False) -> list[str]:
     device = {
         "virtio": ["-device", f"virtio-blk-pci,drive={name}"],
         "sata": ["-device", f"ide-hd,drive={name}"],
-        "scsi": ["-device", f"virtio-scsi-pci,id=scsi{name}", "-device", f"scsi-hd,drive={name},bus=scsi{name}.0"],
+        "scsi": [
+            "-device",
+            f"virtio-scsi-pci,id=scsi{name}",
+            "-device",
+            f"scsi-hd,drive={name},bus=scsi{name}.0",
+        ],
         "cdrom": ["-device", f"ide-cd,drive={name}"],
     }[bus]
     return drive_ + device

@@ -15,7 +15,17 @@ def write_iso(path: Path, files: Mapping[str, str], scratch: Path) -> None:
     folder.mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
-    command = ["genisoimage", "-quiet", "-volid", "cidata", "-joliet", "-rock", "-output", str(path), str(folder)]
+    command = [
+        "genisoimage",
+        "-quiet",
+        "-volid",
+        "cidata",
+        "-joliet",
+        "-rock",
+        "-output",
+        str(path),
+        str(folder),
+    ]
     run(command, log=scratch / "genisoimage.log", what="writing an ISO")
 
 

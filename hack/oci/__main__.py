@@ -112,8 +112,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     where.add_argument("--push", metavar="REGISTRY", help="push to the registry at HOST:PORT (plain HTTP)")
     where.add_argument("--cluster", metavar="NAME", help="push to the registry of this embedded cluster")
     parser.add_argument("--debug", action="store_true", help="with unoptimised programs, which build faster")
-    parser.add_argument("--skip-build", action="store_true", help="take the programs as they are, without cargo")
-    parser.add_argument("--fresh", action="store_true", help="forget all layers: take Debian's packages of today")
+    parser.add_argument(
+        "--skip-build", action="store_true", help="take the programs as they are, without cargo"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget all layers: take Debian's packages of today"
+    )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in known]
     if unknown:
@@ -142,7 +146,9 @@ def work(options: argparse.Namespace) -> None:
         images = Images(options, folder)
         recipes = [entry.recipe for name in options.names if (entry := images.entries[name]).recipe]
         if not options.skip_build:
-            binaries.build(REPOSITORY, binaries.named_by(recipes), options.debug, folder / "logs" / "cargo.log")
+            binaries.build(
+                REPOSITORY, binaries.named_by(recipes), options.debug, folder / "logs" / "cargo.log"
+            )
         for name in options.names:
             images.build(name)
         images.summary()
@@ -159,7 +165,9 @@ def push(images: Images, names: list[str], registry: Registry) -> None:
         with step(f"push {images.entries[name].references[0]} to {registry.base}"):
             fresh = [registry.push(image, reference) for reference in images.entries[name].references]
         if any(fresh):
-            say(f"        {image.digest}, {sum(fresh)} of {len(fresh)} names new, {size(registry.sent - before)} sent")
+            say(
+                f"        {image.digest}, {sum(fresh)} of {len(fresh)} names new, {size(registry.sent - before)} sent"
+            )
 
 
 def main() -> None:

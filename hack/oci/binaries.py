@@ -42,5 +42,5 @@ def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
     command = ["cargo", "build", "--locked"] + ([] if debug else ["--release"])
     for name in names:
         command += ["-p", name]
-    with step(f"cargo build {', '.join(names)}"):
+    with step(f"cargo build {', '.join(names)}", long=True):
         run(command, log=log, what="cargo build", cwd=repository)

@@ -149,10 +149,14 @@ class Builder:
         elif reference != "scratch":
             base = self.base(reference)
             if base is None:
-                raise item.refuse(f"FROM {reference}: only scratch, debian:SUITE-slim and images of deploy/images")
+                raise item.refuse(
+                    f"FROM {reference}: only scratch, debian:SUITE-slim and images of deploy/images"
+                )
             settings = json.loads(json.dumps(base.image.settings))
             image = Image(list(base.image.layers), settings, list(base.image.history))
-            self.built = replace(base, image=image, roots=list(base.roots), environment=dict(base.environment))
+            self.built = replace(
+                base, image=image, roots=list(base.roots), environment=dict(base.environment)
+            )
         else:
             self.built = Built(Image([]), key_of("scratch"), [])
         # ARG before FROM is in force for FROM alone, as with a container engine.
@@ -199,7 +203,9 @@ class Builder:
         }
         contents = [(source, content_key(self.locate(source))) for source in sources]
         facts = {name: description[name] for name in ("target", "workdir", "chown", "chmod")}
-        self._layer(item, key_of(self.built.key, "copy", contents, facts), description, f"COPY {' '.join(words)}")
+        self._layer(
+            item, key_of(self.built.key, "copy", contents, facts), description, f"COPY {' '.join(words)}"
+        )
 
     def do_workdir(self, item: Instruction) -> None:
         """Make a folder and let what follows happen in it."""
@@ -244,7 +250,7 @@ class Builder:
         title = f"FROM {reference}"
 
         def fill(scratch: Path) -> Path:
-            with step(f"{self.name}: {title}"):
+            with step(f"{self.name}: {title}", long=True):
                 root = scratch / "root"
                 Mirror.of_this_machine(suite).make_slim_root(root, scratch)
                 return root
@@ -263,7 +269,7 @@ class Builder:
     def _layer(self, item: Instruction, key: str, description: dict[str, Any], title: str) -> None:
         def fill(scratch: Path) -> Path:
             shown = title if len(title) <= SHOWN else title[: SHOWN - 1] + "…"
-            with step(f"{self.name}: {shown}"):
+            with step(f"{self.name}: {shown}", long="apt-get" in title):
                 log = self.logs / f"{self.name}-{item.line}.log"
                 what = f"{item.source}:{item.line}: {item.keyword}"
                 wanted = self.built.suite and description["kind"] == "run"

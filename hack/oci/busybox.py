@@ -30,7 +30,9 @@ def install_applets(busybox: Path, folder: Path) -> None:
     program = folder / "busybox"
     program.write_bytes(busybox.read_bytes())
     program.chmod(0o755)
-    for applet in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
+    for applet in subprocess.run(
+        [busybox, "--list"], capture_output=True, text=True, check=True
+    ).stdout.split():
         if applet != "busybox":
             (folder / applet).symlink_to("busybox")
 
@@ -42,7 +44,13 @@ def build(cache: LayerCache, suite: str) -> Built:
         with step("busybox: Debian's static build"):
             root = scratch / "root"
             install_applets(static_busybox(suite, scratch), root / "bin")
-            for name, mode in (("etc", 0o755), ("root", 0o700), ("home", 0o755), ("tmp", 0o1777), ("var", 0o755)):
+            for name, mode in (
+                ("etc", 0o755),
+                ("root", 0o700),
+                ("home", 0o755),
+                ("tmp", 0o1777),
+                ("var", 0o755),
+            ):
                 (root / name).mkdir()
                 (root / name).chmod(mode)
             for name, text in ACCOUNTS.items():

@@ -62,7 +62,7 @@ class Mirror:
         """Read the machine's apt configuration and replace the release."""
         found = _debian_targets()
         host = _host_suite()
-        kinds = {}
+        kinds: dict[tuple[str, str], None] = {}
         for address, release in found:
             if release in (host, f"{host}-updates", f"{host}-security"):
                 kinds[address, release.replace(host, suite, 1)] = None
@@ -108,7 +108,12 @@ class Mirror:
         command += [f"--dpkgopt={exclude}" for exclude in EXCLUDES]
         command += [f"--aptopt={settings}", f"--keyring={keyrings}"]
         command += [self.suite, str(target), "-"]
-        run(command, log=scratch / "mmdebstrap.log", what=f"making a Debian {self.suite} root", stdin=self.sources)
+        run(
+            command,
+            log=scratch / "mmdebstrap.log",
+            what=f"making a Debian {self.suite} root",
+            stdin=self.sources,
+        )
         clean = ["sh", "-c", CLEAN, "clean", str(target)]
         run(clean, log=scratch / "clean.log", what=f"cleaning the Debian {self.suite} root")
 
@@ -159,7 +164,13 @@ def _host_suite() -> str:
 def _debian_targets() -> list[tuple[str, str]]:
     """Return address and release of each source of Debian's main component."""
     listing = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"],
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
+            "Created-By: Packages",
+        ],
         capture_output=True,
         text=True,
         check=False,

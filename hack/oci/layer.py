@@ -26,6 +26,7 @@ COMPRESSED = {"none": TAR, "gzip": TAR + "+gzip", "zstd": TAR + "+zstd"}
 COMPRESSORS = {"gzip": ["gzip", "-1", "-n", "-c"], "zstd": ["zstd", "-1", "-q", "-c"]}
 COMPRESSION = "zstd"
 CHUNK = 1 << 20
+XATTR = "SCHILY.xattr."
 
 
 def epoch() -> int:
@@ -157,8 +158,10 @@ def _describe(
     elif stat.S_ISREG(mode):
         capability = _attribute(path, "security.capability")
         if capability:
-            info.pax_headers["SCHILY.xattr.security.capability"] = capability.decode("utf-8", "surrogateescape")
-        first = hardlinks.setdefault((found.st_dev, found.st_ino), info.name) if found.st_nlink > 1 else info.name
+            info.pax_headers = {XATTR + "security.capability": capability.decode("utf-8", "surrogateescape")}
+        first = (
+            hardlinks.setdefault((found.st_dev, found.st_ino), info.name) if found.st_nlink > 1 else info.name
+        )
         if first != info.name:
             info.type, info.linkname = tarfile.LNKTYPE, first
         else:

@@ -26,7 +26,11 @@ def encode(document: object) -> bytes:
 
 def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
     """Return how a manifest refers to a document."""
-    return {"mediaType": media_type, "digest": "sha256:" + hashlib.sha256(data).hexdigest(), "size": len(data)}
+    return {
+        "mediaType": media_type,
+        "digest": "sha256:" + hashlib.sha256(data).hexdigest(),
+        "size": len(data),
+    }
 
 
 @dataclass

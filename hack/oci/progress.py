@@ -23,11 +23,16 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def step(text: str) -> Iterator[None]:
-    """Announce a part of the work, and say how long it took when it is done."""
+def step(text: str, long: bool = False) -> Iterator[None]:
+    """Announce a part of the work, and say how long it took when it is done.
+
+    Into a log the announcement goes only for what may take minutes.
+    """
     terminal = sys.stdout.isatty()
     if terminal:
         print(f"        {text} ...", end="\r", flush=True)
+    elif long:
+        say(f"        {text} ...")
     begin = time.monotonic()
     try:
         yield

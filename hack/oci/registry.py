@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -79,7 +80,11 @@ class Registry:
         self.sent += size
 
     def _ask(
-        self, method: str, path: str, body: bytes | IO[bytes] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | IO[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, dict[str, str], bytes]:
         try:
             self.connection.request(method, path, body, dict(headers or {}))
@@ -87,15 +92,17 @@ class Registry:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             self.connection.close()
-            raise Failure(f"registry {self.base}: {method} {path}: {error or type(error).__name__}") from error
+            raise Failure(
+                f"registry {self.base}: {method} {path}: {error or type(error).__name__}"
+            ) from error
         return response.status, {name.lower(): value for name, value in response.getheaders()}, answer
 
     def _refused(self, what: str, status: int, answer: bytes) -> Failure:
         text = answer.decode(errors="replace").strip()
-        try:
-            text = "; ".join(f"{entry['code']}: {entry.get('message', '')}" for entry in json.loads(text)["errors"])
-        except (ValueError, KeyError, TypeError):
-            pass
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            text = "; ".join(
+                f"{entry['code']}: {entry.get('message', '')}" for entry in json.loads(text)["errors"]
+            )
         return Failure(f"registry {self.base} did not take {what}: status {status} {text[:500]}")
 
 

@@ -56,4 +56,3 @@ def build_environment(declared: dict[str, str]) -> dict[str, str]:
     """Return the environment of a RUN step: the image's, and how to reach the network."""
     default = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     return default | {name: os.environ[name] for name in PROXIES if name in os.environ} | declared
-

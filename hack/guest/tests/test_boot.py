@@ -89,7 +89,10 @@ class Boot(unittest.TestCase):
             ready = machine.expect(r"^drydock-guest ready hostname=(\S+) boot=([0-9.]+)s data=nocloud$")
             self.assertEqual(ready[1], "boot-test")
             self.log_in(machine, "fedora", "fedora")
-            ticks = [int(machine.expect(r"tick (\d+) wall=\d+\.\d{3} up=\d+\.\d{3} late=\d+ms$")[1]) for _ in range(5)]
+            ticks = [
+                int(machine.expect(r"tick (\d+) wall=\d+\.\d{3} up=\d+\.\d{3} late=\d+ms$")[1])
+                for _ in range(5)
+            ]
             self.assertEqual(ticks, list(range(ticks[0], ticks[0] + 5)), "a tick is missing or came twice")
             datagrams = [int(receiver.recv(200).split()[1]) for _ in range(5)]
             self.assertEqual(datagrams, [1, 2, 3, 4, 5], "a datagram is missing or came twice")
@@ -97,7 +100,11 @@ class Boot(unittest.TestCase):
 
     def test_sata_disk_with_fat_and_network_data(self) -> None:
         fat = self.scratch / "seed.img"
-        files = {"user-data": "#!/bin/sh\necho script ran on $(hostname)\n", "meta-data": META, "network-config": NETWORK_2}
+        files = {
+            "user-data": "#!/bin/sh\necho script ran on $(hostname)\n",
+            "meta-data": META,
+            "network-config": NETWORK_2,
+        }
         seed.write_vfat(fat, files)
         arguments = drive(self.disk, "sata") + drive(fat, "virtio", read_only=True)
         arguments += ["-netdev", "user,id=net,restrict=on", "-device", "virtio-net-pci,netdev=net"]
@@ -107,7 +114,11 @@ class Boot(unittest.TestCase):
             machine.expect(r"^drydock-guest ready hostname=boot-test .* data=nocloud$")
             machine.expect(r"login: $")
             machine.type("root\n")
-            self.shell(machine, "ip route; cat /etc/resolv.conf", r"default via 192\.0\.2\.1 dev eth0(.|\n)*nameserver 192\.0\.2\.53")
+            self.shell(
+                machine,
+                "ip route; cat /etc/resolv.conf",
+                r"default via 192\.0\.2\.1 dev eth0(.|\n)*nameserver 192\.0\.2\.53",
+            )
             self.shell(machine, "checksum", r"^checksum sda ([0-9a-f]{64}) up=")
             self.power_off(machine)
 

@@ -49,7 +49,9 @@ class Building(unittest.TestCase):
         self.assertEqual((second / "a/b/inner").read_text(), "inner")
         self.assertEqual(os.readlink(second / "a/b/link"), "inner")
         self.assertEqual(sorted(path.name for path in (third / "c").iterdir()), ["inner", "program"])
-        self.assertEqual(sorted(path.name for path in third.iterdir()), ["c"], "only what the instruction changed")
+        self.assertEqual(
+            sorted(path.name for path in third.iterdir()), ["c"], "only what the instruction changed"
+        )
 
     def test_settings(self) -> None:
         built = self.build(
@@ -82,7 +84,11 @@ class Building(unittest.TestCase):
 
     def test_run_sees_layers_below_and_leaves_no_trace_of_the_build(self) -> None:
         busybox = shutil.which("busybox")
-        if busybox is None or b"dynamically" in subprocess.run(["file", "-L", busybox], capture_output=True, check=False).stdout:
+        if (
+            busybox is None
+            or b"dynamically"
+            in subprocess.run(["file", "-L", busybox], capture_output=True, check=False).stdout
+        ):
             self.skipTest("needs a static busybox")
         shutil.copy(busybox, self.context / "busybox")
         for name in ("bin", "dev", "proc", "etc"):
@@ -91,7 +97,8 @@ class Building(unittest.TestCase):
         built = self.build(
             "FROM scratch\nARG WHO=nobody\nCOPY root /\nCOPY busybox /bin/busybox\nENV GREETING=hello\nUSER 107:107\n"
             'RUN ["/bin/busybox", "test", "-e", "/proc/self/fd"]\nUSER 0\n'
-            'RUN ["/bin/busybox", "sh", "-c", "echo $GREETING $WHO >/note; test -c /dev/null; test -s /etc/hosts; busybox=/bin/busybox; $busybox rm /bin/busybox"]\n'
+            'RUN ["/bin/busybox", "sh", "-ec", "b=/bin/busybox; echo $GREETING $WHO >/note; '
+            '$b test -c /dev/null; $b test -s /etc/hosts; $b rm $b"]\n'
         )
         changed = built.roots[-1]
         self.assertEqual((changed / "note").read_text(), "hello nobody\n")

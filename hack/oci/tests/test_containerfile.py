@@ -25,7 +25,12 @@ class Parsing(unittest.TestCase):
         found = [(item.line, item.keyword, item.text) for item in parse_text(text, "f")]
         self.assertEqual(
             found,
-            [(2, "ARG", "A=1"), (4, "FROM", "debian:${A}-slim"), (5, "RUN", "one && two && three"), (10, "USER", "1")],
+            [
+                (2, "ARG", "A=1"),
+                (4, "FROM", "debian:${A}-slim"),
+                (5, "RUN", "one && two && three"),
+                (10, "USER", "1"),
+            ],
         )
 
     def test_flags_of_copy(self) -> None:
@@ -69,7 +74,12 @@ class Variables(unittest.TestCase):
         self.assertEqual(self.item.pairs({"B": "x"}), {"A": "x", "C": "x d"})
 
     def test_unknown_or_too_clever(self) -> None:
-        for text, reason in (("$NO", "NO is not set"), ("${B:-x}", "only $NAME"), ("${B", "only $NAME"), ("$", "only")):
+        for text, reason in (
+            ("$NO", "NO is not set"),
+            ("${B:-x}", "only $NAME"),
+            ("${B", "only $NAME"),
+            ("$", "only"),
+        ):
             with self.subTest(text=text), self.assertRaisesRegex(Refused, "f:7: ") as caught:
                 self.item.expand(text, {"B": "x"})
             self.assertIn(reason, str(caught.exception))

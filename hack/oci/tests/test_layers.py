@@ -88,7 +88,10 @@ class Archives(Scratch):
         for digest, data in blobs.items():
             self.assertEqual(hashlib.sha256(data).hexdigest(), digest)
         manifests = json.loads(files["index.json"])["manifests"]
-        self.assertEqual([entry["annotations"]["io.containerd.image.name"] for entry in manifests], ["localhost/a:dev", "localhost/b:dev"])
+        self.assertEqual(
+            [entry["annotations"]["io.containerd.image.name"] for entry in manifests],
+            ["localhost/a:dev", "localhost/b:dev"],
+        )
         manifest = json.loads(blobs[manifests[0]["digest"].removeprefix("sha256:")])
         for part in (manifest["config"], *manifest["layers"]):
             self.assertEqual(len(blobs[part["digest"].removeprefix("sha256:")]), part["size"])

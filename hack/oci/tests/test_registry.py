@@ -47,7 +47,9 @@ class Answering(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(parts.query))
         if "mount" in query:
             self.server.mounted += 1
-            self.server.held["blobs"][repository, query["mount"]] = self.server.held["blobs"][query["from"], query["mount"]]
+            self.server.held["blobs"][repository, query["mount"]] = self.server.held["blobs"][
+                query["from"], query["mount"]
+            ]
             return self.answer(201)
         return self.answer(202, Location=f"/v2/{repository}/upload?state=a%3D")
 
@@ -64,7 +66,9 @@ class Answering(http.server.BaseHTTPRequestHandler):
         if query["digest"] != "sha256:" + hashlib.sha256(data).hexdigest() or query["state"] != "a=":
             return self.answer(400)
         self.server.uploaded += 1
-        self.server.held["blobs"][parts.path.removeprefix("/v2/").removesuffix("/upload"), query["digest"]] = data
+        self.server.held["blobs"][
+            parts.path.removeprefix("/v2/").removesuffix("/upload"), query["digest"]
+        ] = data
         return self.answer(201)
 
     def log_message(self, format: str, *arguments: object) -> None:
