@@ -117,7 +117,8 @@ def _assemble(packages: Path, scratch: Path) -> None:
 def _compile(target: Path, scratch: Path) -> None:
     """Compile the guest's one program so that it needs no library."""
     command = ["rustc", "--edition=2021", "-O", "-Cpanic=abort", "-Cstrip=symbols"]
-    command += ["-Ctarget-feature=+crt-static", "-o", str(target), str(SOURCES / "beacon.rs")]
+    # A relative path, as the compiler puts what it is told into the program.
+    command += ["-Ctarget-feature=+crt-static", "-o", str(target), "beacon.rs"]
     run(command, log=scratch / "rustc.log", what="compiling beacon.rs", cwd=SOURCES)
 
 

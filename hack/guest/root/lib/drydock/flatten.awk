@@ -15,10 +15,18 @@ function spaces(number,   text) { text = sprintf("%" number "s", ""); return tex
 
 function join(prefix, key) { return prefix == "" ? key : prefix "." key }
 
-# %b understands these escapes; a backslash goes first, or it would be doubled.
-function emit(path, value) {
-    gsub(/\\/, "\\\\\\\\", value); gsub(/\n/, "\\\\n", value); gsub(/\t/, "\\\\t", value)
-    printf "%s\t%s\n", path, value
+# printf's %b understands these escapes. Not by gsub: how many backslashes its
+# replacement needs differs from one awk to the next.
+function emit(path, value,   position, character, result) {
+    result = ""
+    for (position = 1; position <= length(value); position++) {
+        character = substr(value, position, 1)
+        if (character == "\\") character = "\\\\"
+        else if (character == "\n") character = "\\n"
+        else if (character == "\t") character = "\\t"
+        result = result character
+    }
+    printf "%s\t%s\n", path, result
 }
 
 function skip() {
