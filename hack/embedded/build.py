@@ -160,6 +160,8 @@ def _digest(module: Module, toolchain: str) -> str:
 
 def _build(module: Module, folder: Path) -> None:
     """Build into a folder aside, then let it appear all at once."""
+    for abandoned in folder.parent.glob(f".{module.name}-*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{module.name}-", dir=folder.parent))
     try:
         done = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,10 +136,6 @@ class Node:
         if pid is None:
             raise Failure(f"node {self.name} is off", self.machine.last_lines())
         return ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
-
-    def run(self, argv: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
-        """Run a command inside the node."""
-        return subprocess.run([*self.entry(), *argv], text=True, **options)  # type: ignore[call-overload]
 
     def _inside(
         self,

@@ -65,6 +65,7 @@ TOOLCHAINS = {
 
 _ATTEMPTS = 4
 _POLICY = Path("/usr/sbin/policy-rc.d")
+_POLICY_TEXT = "#!/bin/sh\n# Drydock: services that packages bring stay off.\nexit 101\n"
 
 
 def missing(groups: Iterable[str]) -> list[str]:
@@ -145,10 +146,10 @@ def _services_stay_off() -> Iterator[None]:
     Debian's maintainer scripts ask this file first. One that is already there is
     somebody's decision and stays.
     """
-    if _POLICY.exists():
+    if _POLICY.exists() and _POLICY.read_text() != _POLICY_TEXT:
         yield
         return
-    _POLICY.write_text("#!/bin/sh\n# Services that packages bring stay off.\nexit 101\n")
+    _POLICY.write_text(_POLICY_TEXT)
     _POLICY.chmod(0o755)
     try:
         yield

@@ -30,7 +30,8 @@ class Daemons(unittest.TestCase):
         self.addCleanup(lambda: processes.kill_all(processes.of_cluster(self.cluster)))
 
     def process(self, *argv: str, **options: object) -> Process:
-        return Process("sleeper", argv or ("sleep", "1000"), self.cluster, **options)  # type: ignore[arg-type]
+        command = argv or ("sleep", "1000")
+        return Process("sleeper", command, self.cluster, **options)  # type: ignore[arg-type]
 
     def test_start_find_stop(self) -> None:
         process = self.process()
