@@ -16,6 +16,9 @@ fn committed_definitions_are_current_and_small_enough_for_client_side_apply() {
             current == committed,
             "{name} has changed; write it anew: cargo run -p drydock-api --example crds -- deploy/crds"
         );
-        assert!(serde_json::to_string(&crd).unwrap().len() < 200 * 1024, "{name} is too large for kubectl apply");
+        assert!(
+            serde_json::to_string(&crd).unwrap().len() < 200 * 1024,
+            "{name} is too large for kubectl apply"
+        );
     }
 }

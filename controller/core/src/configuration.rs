@@ -203,6 +203,11 @@ pub struct Parsed {
 }
 
 impl Parsed {
+    /// The minimum CPU model that the object names.
+    pub fn min_cpu_model(&self) -> Option<&str> {
+        self.layer.min_cpu_model.as_deref()
+    }
+
     fn refuse(&mut self, field: impl Into<String>, value: impl AsRef<str>, allowed: impl Into<String>) {
         self.problems.push(Problem::new(field, value, allowed));
     }

@@ -93,7 +93,11 @@ mod tests {
 
     use super::*;
 
-    type Row<'a> = (&'a str, Option<&'a NotInForce>, Vec<(&'a str, Option<&'a ConfigurationRecord>)>);
+    type Row<'a> = (
+        &'a str,
+        Option<&'a NotInForce>,
+        Vec<(&'a str, Option<&'a ConfigurationRecord>)>,
+    );
 
     fn record(revision: &str, refused: &[&str]) -> ConfigurationRecord {
         ConfigurationRecord {

@@ -1,14 +1,14 @@
 //! Which CPU labels a node gets.
 //!
 //! The catalogue is KubeVirt's node labeller's, with fewer keys for the same scheduling: obsolete
-//! models, second names of a model, and the features of the minimum model are left out, and
+//! models, second names of a model, the features of the minimum model and deprecated machine types are left out, and
 //! `cpu-model-migration` is written for usable models and the host model only. The full sets are
 //! in the Hypervisor object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use drydock_api::{
-    facts::{CpuModel, NodeFacts, Usable, VirtType, VirtualizationFacts},
+    facts::{CpuModel, MachineType, NodeFacts, Usable, VirtType, VirtualizationFacts},
     labels as keys,
 };
 

@@ -68,7 +68,7 @@ pub struct Observed<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// CamelCase reason.
-    pub reason: &'static str,
+    pub reason: String,
     /// For people.
     pub message: String,
 }
@@ -216,10 +216,15 @@ fn status(
             "NotInspected",
             "the machine is being inspected".into(),
         ),
-        (Some(failure), None) => make(types::INSPECTED, Status::False, failure.reason, failure.message.clone()),
+        (Some(failure), None) => make(
+            types::INSPECTED,
+            Status::False,
+            &failure.reason,
+            failure.message.clone(),
+        ),
         (Some(failure), Some(record)) => {
             let message = format!("{}; what was found at {} is kept", failure.message, record.at.0);
-            make(types::INSPECTED, Status::False, failure.reason, message)
+            make(types::INSPECTED, Status::False, &failure.reason, message)
         }
     };
     let kvm = match kvm {

@@ -1,4 +1,4 @@
-use drydock_api::facts::{ConfidentialFacts, HostModel, KvmFacts, KvmState, MachineType, SevFacts, TscCounter};
+use drydock_api::facts::{ConfidentialFacts, HostModel, KvmFacts, KvmState, SevFacts, TscCounter};
 use proptest::prelude::*;
 
 use super::*;

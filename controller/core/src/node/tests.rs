@@ -203,7 +203,7 @@ fn a_failed_inspection_keeps_facts_and_labels_and_says_so_once() {
     let mut scene = Scene::default();
     scene.settle();
     scene.failure = Some(Failure {
-        reason: "TimedOut",
+        reason: "TimedOut".into(),
         message: "libvirtd did not answer within 30 s".into(),
     });
     let plan = scene.settle();

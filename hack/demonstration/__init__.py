@@ -1,0 +1,1 @@
+"""Drydock's main job, step by step, for somebody who has never seen it."""

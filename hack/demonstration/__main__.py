@@ -1,0 +1,57 @@
+"""hack/demo: brings up a real two-node Kubernetes, installs Drydock and shows its main job.
+
+Installs the Debian packages that are missing, builds Kubernetes and Drydock (minutes at the first
+time, seconds after), and takes the cluster away at the end unless --keep is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from embedded import cluster, prerequisites
+from embedded.errors import Failure
+from embedded.layout import DEFAULT_NAME
+from embedded.progress import Progress
+from verify.install import install
+
+from . import inspection
+from .stage import Stage
+
+
+def main(argv: list[str]) -> int:
+    """Run the demonstration; a failure is one message and exit code 1."""
+    parser = argparse.ArgumentParser(
+        prog="hack/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster (default {DEFAULT_NAME})")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running, to try things by hand")
+    arguments = parser.parse_args(argv)
+    os.umask(0o022)
+    progress = Progress()
+    try:
+        prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
+        made = cluster.up(arguments.name, progress=progress)
+        try:
+            install(made, progress)
+            stage = Stage(made, progress)
+            inspection.show(stage)
+            stage.summary()
+        finally:
+            if arguments.keep:
+                print(f"\nThe cluster is yours: export KUBECONFIG={made.kubeconfig}")
+                print(f"Take it away with: hack/down --name {arguments.name}")
+            else:
+                cluster.down(arguments.name, progress)
+    except Failure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

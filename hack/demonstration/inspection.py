@@ -1,0 +1,145 @@
+"""First half of the main job: nodes say truly what guests can have on them, and the scheduler acts on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .stage import Stage
+
+OWNED = (".node.kubevirt.io/", "cpu-minimum.node.drydock.dev/", "node-labeller.kubevirt.io/")
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+spec:
+  nodeSelector:
+    {label}: "true"
+  terminationGracePeriodSeconds: 0
+  containers:
+    - name: sleep
+      image: busybox
+      command: [sleep, "3600"]
+"""
+
+CONFIGURATION = """
+apiVersion: hco.kubevirt.io/v1beta1
+kind: HyperConverged
+metadata:
+  name: kubevirt-hyperconverged
+  namespace: drydock
+spec:
+  obsoleteCPUs:
+    cpuModels: [{model}]
+    minCPUModel: {minimum}
+"""
+
+
+def show(stage: Stage) -> None:
+    """All scenes, and everything put back."""
+    first, second = (node.name for node in stage.cluster.nodes)
+    _facts(stage, first)
+    _scheduler(stage, first, second)
+    _configuration(stage, first)
+    _opt_out(stage, first, second)
+    _tampering(stage, first)
+
+
+def _cpu_labels(stage: Stage, node: str) -> dict[str, str]:
+    return {key: value for key, value in stage.labels(node).items() if any(part in key for part in OWNED)}
+
+
+def _facts(stage: Stage, node: str) -> None:
+    stage.scene(
+        "What the nodes can do",
+        """An agent on each node asked the processor, the kernel, and the same libvirt and QEMU that guests will run
+        with. All of it is in one object for each node.""",
+    )
+    stage.kubectl("get", "nodes")
+    stage.kubectl("get", "hypervisors", "-o", "wide")
+    pod = stage.cluster.kubectl(
+        "-n", "drydock", "get", "pods", "-l", "app.kubernetes.io/name=drydock-agent",
+        "--field-selector", f"spec.nodeName={node}", "-o", "jsonpath={.items[0].metadata.name}",
+    )
+    stage.kubectl("-n", "drydock", "exec", pod, "--", "drydock-agent", "inspect", "--allow-emulation")
+    stage.kubectl("-n", "drydock", "exec", pod, "--", "drydock-agent", "inspect", "--allow-emulation", "--explain", "Haswell")
+    labels = _cpu_labels(stage, node)
+    print("\n  Labels for the scheduler, by kind:")
+    for kind, count in sorted(Counter(key.split("/")[0] for key in labels).items()):
+        print(f"    {count:4}  {kind}/...")
+    stage.note(f"{node} carries {len(labels)} true CPU labels")
+
+
+def _scheduler(stage: Stage, first: str, second: str) -> None:
+    stage.scene(
+        "The scheduler uses them",
+        f"""{second} is told not to offer AVX2 and AES, as an administrator does to level a mixed cluster. Its labels follow,
+        for the features and for every CPU model that needs one, and pods that want them go to {first}.""",
+    )
+    before = _cpu_labels(stage, second)
+    stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features=avx2,aes")
+    feature = "cpu-feature.node.kubevirt.io/avx2"
+    stage.until(f"the labels of {second} to follow", lambda: feature not in stage.labels(second), "a masked feature left the labels")
+    lost = sorted(key for key in before if key not in _cpu_labels(stage, second))
+    print("  gone: " + ", ".join(key.split("/")[1] + (" (model)" if key.startswith("cpu-model.") else "") for key in lost[:12]))
+    model = next((key for key in lost if key.startswith("cpu-model.")), feature)
+    for name, label in (("wants-avx2", feature), ("wants-model", model)):
+        stage.kubectl("apply", "-f", "-", input=POD.format(name=name, label=label))
+        stage.until(
+            f"pod {name} to be placed on {first}",
+            lambda name=name: stage.read("pod", name)["spec"].get("nodeName") == first,  # type: ignore[union-attr,misc]
+            f"a pod that wants {label} went to {first}",
+        )
+    stage.kubectl("delete", "pod", "wants-avx2", "wants-model", "--wait=true")
+    stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features-")
+    stage.until(f"the labels of {second} to be back", lambda: _cpu_labels(stage, second) == before, "they came back without the mask")
+
+
+def _configuration(stage: Stage, node: str) -> None:
+    before = _cpu_labels(stage, node)
+    models = [key.split("/")[1] for key in before if key.startswith("cpu-model.")]
+    model = next((name for name in ("Penryn", "Nehalem", "Westmere") if name in models), models[0])
+    stage.scene(
+        "Labels follow the configuration",
+        f"""{model} is declared obsolete and Nehalem the minimum: its features need no labels any more, since one label
+        says that a node has all of them.""",
+    )
+    stage.kubectl("apply", "-f", "-", input=CONFIGURATION.format(model=model, minimum="Nehalem"))
+    stage.until(
+        "the labels to follow",
+        lambda: f"cpu-model.node.kubevirt.io/{model}" not in stage.labels(node),
+        "labels followed a change of configuration",
+    )
+    stage.cluster.kubectl("wait", "hyperconverged", "--all", "-n", "drydock", "--for=condition=InForce", "--timeout=60s")
+    stage.kubectl("get", "hyperconverged", "-n", "drydock", "-o", "wide")
+    stage.kubectl("apply", "-f", "-", input=CONFIGURATION.format(model=model, minimum="Pendryn"))
+    stage.cluster.kubectl(
+        "wait", "hyperconverged", "--all", "-n", "drydock", "--timeout=60s",
+        "--for=jsonpath={.status.conditions[?(@.type==\"InForce\")].reason}=Refused",
+    )
+    stage.kubectl("get", "hyperconverged", "-n", "drydock", "-o", "wide")
+    stage.note("a misspelt CPU model was refused by name, and the configuration before stayed in force")
+    stage.kubectl("delete", "hyperconverged", "--all", "-n", "drydock")
+    stage.until("the labels to be back", lambda: _cpu_labels(stage, node) == before, "they came back without it")
+
+
+def _opt_out(stage: Stage, first: str, second: str) -> None:
+    stage.scene("A node opts out", f"{first} keeps its labels as they are, whatever anybody writes into them.")
+    forged = "cpu-model.node.kubevirt.io/Made-By-Hand"
+    stage.kubectl("annotate", "node", first, "node-labeller.kubevirt.io/skip-node=true")
+    stage.kubectl("wait", "hypervisor", first, "--for=jsonpath={.status.conditions[?(@.type==\"Labelled\")].reason}=SkippedByAnnotation", "--timeout=60s")
+    for node in (first, second):
+        stage.kubectl("label", "node", node, f"{forged}=true")
+    stage.until(f"the label to go from {second}", lambda: forged not in stage.labels(second), "a label made by hand was taken away")
+    if forged in stage.labels(first):
+        stage.note(f"{first} opted out, and kept it")
+    stage.kubectl("annotate", "node", first, "node-labeller.kubevirt.io/skip-node-")
+    stage.until(f"the label to go from {first}", lambda: forged not in stage.labels(first), "labelling resumed at once")
+
+
+def _tampering(stage: Stage, node: str) -> None:
+    stage.scene("Labels heal", "Somebody removes a true label, by mistake or to lure virtual machines away.")
+    key = next(key for key in _cpu_labels(stage, node) if key.startswith("cpu-model."))
+    stage.kubectl("label", "node", node, f"{key}-")
+    stage.until("the label to be back", lambda: key in stage.labels(node), "a removed label came back")

@@ -1,0 +1,79 @@
+"""What the audience sees, and how the show waits for things to happen."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+from embedded.progress import Progress
+
+PATIENCE = 90
+
+
+class Stage:
+    """Says what is done, does it with kubectl in plain sight, and waits with live progress."""
+
+    def __init__(self, made: Cluster, progress: Progress) -> None:
+        self.cluster = made
+        self.progress = progress
+        self._achieved: list[str] = []
+
+    def scene(self, title: str, text: str) -> None:
+        """Begin a part of the show."""
+        print(f"\n━━ {title}", flush=True)
+        print(textwrap.fill(textwrap.dedent(text).strip(), 96), flush=True)
+
+    def kubectl(self, *arguments: str, input: str | None = None, quiet: bool = False, lines: int | None = None) -> str:
+        """Run kubectl as the audience would and show what it prints."""
+        print(f"\n$ kubectl {' '.join(arguments)}", flush=True)
+        if input is not None:
+            print(textwrap.indent(input.strip(), "  │ "), flush=True)
+        output = self.cluster.kubectl(*arguments, input=input)
+        if not quiet:
+            shown = output.rstrip().splitlines()
+            for line in shown[:lines]:
+                print(f"  {line}")
+            if lines is not None and len(shown) > lines:
+                print(f"  ... and {len(shown) - lines} lines more")
+            sys.stdout.flush()
+        return output
+
+    def read(self, *arguments: str) -> dict[str, object]:
+        """An object as the API server has it, without showing the question."""
+        return json.loads(self.cluster.kubectl("get", *arguments, "-o", "json"))
+
+    def labels(self, node: str) -> dict[str, str]:
+        """The labels of a node."""
+        return self.read("node", node)["metadata"]["labels"]  # type: ignore[index]
+
+    def until(self, what: str, holds: Callable[[], bool], done: str) -> None:
+        """Wait with a live line until something holds, and note it for the summary."""
+        begun = time.monotonic()
+        while not holds():
+            waited = time.monotonic() - begun
+            if waited > PATIENCE:
+                raise Failure(f"waited {waited:.0f} s in vain for {what}")
+            if sys.stdout.isatty():
+                print(f"\r  waiting for {what} ... {waited:4.1f} s", end="", flush=True)
+            time.sleep(0.05)
+        waited = time.monotonic() - begun
+        clear = "\r" if sys.stdout.isatty() else ""
+        print(f"{clear}  ✔ {what}: {waited:.1f} s{' ' * 30}".rstrip(), flush=True)
+        self._achieved.append(f"{done} ({waited:.1f} s)")
+
+    def note(self, text: str) -> None:
+        """Keep a fact for the summary."""
+        print(f"  ✔ {text}", flush=True)
+        self._achieved.append(text)
+
+    def summary(self) -> None:
+        """What was shown."""
+        print("\n━━ Summary")
+        for text in self._achieved:
+            print(f"  ✔ {text}")
+        print(f"  in {self.progress.elapsed():.0f} s all together", flush=True)

@@ -1,0 +1,1 @@
+"""Measurements, each beside the raw tool that it is compared with."""

@@ -1,0 +1,87 @@
+"""What agent and controller cost when nothing happens."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from .api import Api
+from .figure import SAMPLES, Figure, median
+from .pods import memory, pod_of, processes, processor_seconds, wait_until
+
+SETTLE = 300
+WINDOW = 600
+
+# KubeVirt v1.9's virt-handler, on the same kind of machine.
+KUBEVIRT_RESIDENT = 79.0
+KUBEVIRT_ANONYMOUS = 28.0
+KUBEVIRT_PROCESSOR = 1.1
+
+LEASE_EVERY = 10
+# kube ends and renews each watch after about five minutes.
+WATCH_RENEWED_EVERY = 290
+WATCHES = 4
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """After five idle minutes, seven samples in one window of ten."""
+    node = made.nodes[0].name
+    progress.say(f"idle for {SETTLE} s")
+    wait_until(time.monotonic() + SETTLE)
+    (agent,) = processes(made, node, "drydock-agent")
+    controllers = [(other.name, pid) for other in made.nodes for pid in processes(made, other.name, "drydock-contro")]
+    begun, since = time.monotonic(), datetime.now(timezone.utc)
+    progress.say(f"window of {WINDOW} s")
+    agents, controller_resident, spent = [], [], []
+    before = processor_seconds(made, node, agent)
+    for sample in range(SAMPLES):
+        wait_until(begun + WINDOW * (sample + 1) / SAMPLES)
+        agents.append(memory(made, node, agent))
+        controller_resident.append(max(memory(made, place, pid).resident for place, pid in controllers))
+        now = processor_seconds(made, node, agent)
+        spent.append((now - before) * 1000 / (WINDOW / SAMPLES))
+        before = now
+    until = datetime.now(timezone.utc)
+    anonymous = median([sample.anonymous for sample in agents])
+    resident = median([sample.resident for sample in agents])
+    yield Figure("agent.idle.RssAnon vs kubevirt", anonymous, "MiB", KUBEVIRT_ANONYMOUS, 10)
+    yield Figure("agent.idle.RSS vs kubevirt", resident, "MiB", KUBEVIRT_RESIDENT, 30)
+    yield Figure("agent.idle.cpu vs kubevirt", statistics.mean(spent), "ms/s", KUBEVIRT_PROCESSOR, 0.5)
+    yield Figure("controller.idle.RSS", median(controller_resident), "MiB", None, 30)
+    yield from _requests(made, node, since, until, progress)
+
+
+def _requests(made: Cluster, node: str, since: datetime, until: datetime, progress: Progress) -> Iterator[Figure]:
+    """What the agent of one node asked of the API server in the window, by the server's audit log."""
+    pod = pod_of(made, "drydock-agent", node)
+    lease, watch, other = 0, 0, Counter()
+    for line in Path(str(made.description["audit_log"])).read_text().splitlines():
+        event = json.loads(line)
+        if event["user"].get("extra", {}).get("authentication.kubernetes.io/pod-name") != [pod]:
+            continue
+        # A watch is logged when it begins and when it ends; it counts where it begins.
+        at = datetime.fromisoformat(event["requestReceivedTimestamp"].replace("Z", "+00:00"))
+        if not since <= at <= until or event["stage"] == "ResponseStarted":
+            continue
+        about = event["objectRef"]
+        if about["resource"] == "leases":
+            lease += 1
+        elif event["verb"] == "watch":
+            watch += 1
+        else:
+            other[f"{event['verb']} {about['resource']}"] += 1
+    for what, count in other.items():
+        progress.say(f"unexpected: {count} × {what}")
+    yield Figure("agent.idle.lease-renewals", lease, "requests", WINDOW / LEASE_EVERY, 1.05, relative=True)
+    yield Figure(
+        "agent.idle.watch-renewals", watch, "requests", None, WATCHES * (WINDOW // WATCH_RENEWED_EVERY + 1)
+    )
+    yield Figure("agent.idle.other-requests", sum(other.values()), "requests", None, 0)

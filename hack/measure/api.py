@@ -1,0 +1,126 @@
+"""A client of the API server that is quick enough to time others with."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+
+PATIENCE = 90
+
+
+class Api:
+    """Reads, writes and watches as the administrator, over connections of its own."""
+
+    def __init__(self, made: Cluster) -> None:
+        config = json.loads(made.kubectl("config", "view", "--raw", "-o", "json"))
+        server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self._address = urlsplit(server["server"]).netloc
+        self._context = ssl.create_default_context(cadata=_material(server, "certificate-authority").decode())
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(_material(user, "client-certificate") + b"\n" + _material(user, "client-key"))
+            file.flush()
+            self._context.load_cert_chain(file.name)
+
+    def connect(self, timeout: float = 30) -> http.client.HTTPSConnection:
+        """A new connection."""
+        return http.client.HTTPSConnection(self._address, context=self._context, timeout=timeout)
+
+    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
+        """One request; its answer as read from JSON."""
+        connection = self.connect()
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, body=data, headers={"Content-Type": kind, "Accept": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status >= 400:
+                raise Failure(f"{method} {path}: {answer.status}", text.decode(errors="replace")[:500])
+            return json.loads(text)
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """Read an object."""
+        return self.request("GET", path)
+
+    def merge(self, path: str, patch: Any) -> Any:
+        """Merge into an object."""
+        return self.request("PATCH", path, patch, "application/merge-patch+json")
+
+    @contextlib.contextmanager
+    def watching(self, path: str) -> Iterator[Watch]:
+        """Watch a collection from now on (or one object of it by a field selector in `path`)."""
+        watch = Watch(self, path)
+        try:
+            yield watch
+        finally:
+            watch.close()
+
+
+class Watch:
+    """The newest state of each watched object, and the instant at which it was seen."""
+
+    def __init__(self, api: Api, path: str) -> None:
+        join = "&" if "?" in path else "?"
+        self._changed = threading.Condition()
+        self._states: list[tuple[float, str, dict[str, Any]]] = []
+        version = api.get(path)["metadata"]["resourceVersion"]
+        self._connection = api.connect(timeout=600)
+        self._connection.request("GET", f"{path}{join}watch=true&resourceVersion={version}")
+        self._answer = self._connection.getresponse()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
+            for line in self._answer:
+                event = json.loads(line)
+                with self._changed:
+                    self._states.append((time.monotonic(), event["type"], event["object"]))
+                    self._changed.notify_all()
+
+    def until(self, holds: Callable[[str, dict[str, Any]], bool], since: int = 0) -> tuple[float, dict[str, Any]]:
+        """The instant and the object of the first event from number `since` on for which `holds` is true."""
+        end = time.monotonic() + PATIENCE
+        number = since
+        with self._changed:
+            while True:
+                while number < len(self._states):
+                    at, kind, found = self._states[number]
+                    number += 1
+                    if holds(kind, found):
+                        return at, found
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise Failure(f"waited {PATIENCE} s in vain for an event")
+                self._changed.wait(left)
+
+    def mark(self) -> int:
+        """How many events there were so far."""
+        with self._changed:
+            return len(self._states)
+
+    def close(self) -> None:
+        """Stop watching."""
+        with contextlib.suppress(OSError):
+            if self._connection.sock is not None:
+                self._connection.sock.shutdown(2)
+        self._connection.close()
+
+
+def _material(holder: dict[str, str], name: str) -> bytes:
+    """A certificate or key of a kubeconfig, which is in it or in a file that it names."""
+    data = holder.get(f"{name}-data")
+    return base64.b64decode(data) if data else Path(holder[name]).read_bytes()

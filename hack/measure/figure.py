@@ -1,0 +1,62 @@
+"""One measured figure, as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SAMPLES = 7
+
+
+@dataclass
+class Figure:
+    """A value, what it is compared with, and whether it keeps its budget.
+
+    `budget` is the most that `value` may be, or, if `relative`, the most that `value / reference` may be.
+    """
+
+    name: str
+    value: float
+    unit: str
+    reference: float | None
+    budget: float
+    relative: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        """Value by reference."""
+        return self.value / self.reference if self.reference else None
+
+    @property
+    def ok(self) -> bool:
+        """Within the budget."""
+        if not self.relative:
+            return self.value <= self.budget
+        return self.ratio is not None and self.ratio <= self.budget
+
+    def line(self) -> str:
+        """One line of JSON."""
+        ratio = self.ratio
+        return json.dumps(
+            {
+                "name": self.name,
+                "value": _rounded(self.value),
+                "unit": self.unit,
+                "reference": None if self.reference is None else _rounded(self.reference),
+                "ratio": None if ratio is None else round(ratio, 3),
+                "budget": self.budget,
+                "ok": self.ok,
+            }
+        )
+
+
+def median(samples: Sequence[float]) -> float:
+    """The median of enough samples."""
+    assert len(samples) >= SAMPLES, f"{len(samples)} samples; at least {SAMPLES} are needed"
+    return statistics.median(samples)
+
+
+def _rounded(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else round(value, 3 if abs(value) < 100 else 1)

@@ -1,0 +1,56 @@
+"""Drydock's pods and what /proc says of their processes."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+
+
+@dataclass
+class Memory:
+    """Of one process, in MiB."""
+
+    resident: float
+    anonymous: float
+
+
+def pod_of(made: Cluster, application: str, node: str | None = None) -> str:
+    """The name of the one pod of an application, on a node."""
+    selector = ["--field-selector", f"spec.nodeName={node}"] if node else []
+    names = made.kubectl(
+        "-n", "drydock", "get", "pods", "-l", f"app.kubernetes.io/name={application}", *selector,
+        "-o", "jsonpath={.items[*].metadata.name}",
+    ).split()
+    if not names or (node and len(names) != 1):
+        raise Failure(f"{len(names)} pods of {application} on {node}")
+    return names[0]
+
+
+def processes(made: Cluster, node: str, command: str) -> list[int]:
+    """Pids, as the node sees them, of the processes with this command name."""
+    script = f'for p in /proc/[0-9]*; do [ "$(cat $p/comm 2>/dev/null)" = {command} ] && echo ${{p#/proc/}}; done; true'
+    return [int(pid) for pid in made.in_node(node, ["sh", "-c", script]).split()]
+
+
+def memory(made: Cluster, node: str, pid: int) -> Memory:
+    """What a process has in memory."""
+    status = made.in_node(node, ["cat", f"/proc/{pid}/status"])
+    kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", status, re.MULTILINE)}
+    return Memory(resident=kib["VmRSS"] / 1024, anonymous=kib["RssAnon"] / 1024)
+
+
+def processor_seconds(made: Cluster, node: str, pid: int) -> float:
+    """CPU time of a process so far, all its threads together, to the nanosecond."""
+    threads = made.in_node(node, ["sh", "-c", f"cat /proc/{pid}/task/*/schedstat"])
+    return sum(int(line.split()[0]) for line in threads.splitlines()) / 1e9
+
+
+def wait_until(instant: float) -> None:
+    """Sleep until an instant of the monotonic clock: the windows of measurements are times, after all."""
+    left = instant - time.monotonic()
+    if left > 0:
+        time.sleep(left)

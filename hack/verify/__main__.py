@@ -1,0 +1,86 @@
+"""hack/test: runs every test, the cluster ones too.
+
+Suites, in this order (name some to run only those):
+
+  style     formatting, lints, each crate built alone, dependencies' licences and versions
+  rust      unit, property and expected-output tests of all crates
+  python    the tests of the scripts under hack/, the bootable guest disk among them
+  embedded  the embedded Kubernetes tried out
+  cluster   end-to-end tests on an embedded cluster of its own, taken away afterwards
+
+The last lines say how many tests passed and failed; the exit code is 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from embedded import prerequisites
+from embedded.errors import Failure
+from embedded.progress import Progress
+
+from . import cluster, python, rust, style
+from .outcome import Outcome
+
+SUITES = {
+    "style": style.run,
+    "rust": rust.run,
+    "python": python.run,
+    "embedded": cluster.selftest,
+    "cluster": cluster.run,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run the suites and add up."""
+    parser = argparse.ArgumentParser(
+        prog="hack/test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
+    parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster of the cluster tests running")
+    arguments = parser.parse_args(argv)
+    unknown = [name for name in arguments.suites if name not in SUITES]
+    if unknown:
+        parser.error(f"there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
+    os.umask(0o022)
+    progress = Progress()
+    outcomes: list[Outcome] = []
+    for name in arguments.suites or SUITES:
+        begun = time.monotonic()
+        progress.say(f"suite {name}")
+        try:
+            if not outcomes:
+                prerequisites.ensure(prerequisites.PACKAGES, progress)
+            outcome = SUITES[name](arguments, progress)
+        except Failure as failure:
+            outcome = Outcome(failed=[f"{name}: {failure}"])
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+        outcome.name, outcome.seconds = name, time.monotonic() - begun
+        outcomes.append(outcome)
+        progress.say(str(outcome))
+    return _summary(outcomes, progress)
+
+
+def _summary(outcomes: list[Outcome], progress: Progress) -> int:
+    print(flush=True)
+    for outcome in outcomes:
+        print(outcome)
+    failed = [f"{outcome.name}: {what}" for outcome in outcomes for what in outcome.failed]
+    for what in failed:
+        print(f"FAILED {what}")
+    skipped = [what for outcome in outcomes for what in outcome.skipped]
+    for what in skipped:
+        print(f"skipped {what}")
+    passed = sum(outcome.passed for outcome in outcomes)
+    print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped in {progress.elapsed():.0f} s")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

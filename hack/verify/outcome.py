@@ -1,0 +1,76 @@
+"""What came of a suite, and how to read it off the output of a test runner."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Outcome:
+    """Counted passes, named failures and skips."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    name: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"suite {self.name:9} {self.passed:4} passed, {len(self.failed)} failed, "
+            f"{len(self.skipped)} skipped in {self.seconds:.0f} s"
+        )
+
+    def add(self, other: Outcome) -> None:
+        """Count another's results as ours."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+
+def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outcome:
+    """What Rust's test runner printed. A run that ended badly without naming a test is a failure."""
+    outcome = Outcome()
+    for line in output.splitlines():
+        found = re.match(r"test (.+) \.\.\. (ok|FAILED|ignored)", line.strip())
+        if not found:
+            continue
+        name, result = found.group(1).removesuffix(" - should panic"), found.group(2)
+        if result == "ok":
+            outcome.passed += 1
+        elif result == "FAILED":
+            outcome.failed.append(name)
+        elif ignored_is_skipped:
+            outcome.skipped.append(name)
+    outcome.skipped += re.findall(r"^SKIPPED (.+)$", output, re.MULTILINE)
+    if code != 0 and not outcome.failed:
+        outcome.failed.append(f"the test run ended with {code}: {_last_words(output)}")
+    return outcome
+
+
+def of_unittest(output: str, code: int) -> Outcome:
+    """What Python's unittest printed, in its verbose form."""
+    outcome = Outcome()
+    for line in output.splitlines():
+        found = re.search(r"^(\S+) \(([^)]+)\).*?\.\.\. (ok|FAIL|ERROR|skipped(?: .*)?)$", line)
+        if not found:
+            found = re.search(r"^(.*?)() \.\.\. (ok|FAIL|ERROR|skipped(?: .*)?)$", line)
+        if not found:
+            continue
+        name = found.group(2) or found.group(1)
+        result = found.group(3)
+        if result == "ok":
+            outcome.passed += 1
+        elif result.startswith("skipped"):
+            outcome.skipped.append(f"{name}: {result.removeprefix('skipped').strip()}")
+        else:
+            outcome.failed.append(name)
+    if code != 0 and not outcome.failed:
+        outcome.failed.append(f"the test run ended with {code}: {_last_words(output)}")
+    return outcome
+
+
+def _last_words(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

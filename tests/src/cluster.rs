@@ -1,0 +1,294 @@
+//! The embedded cluster, by its client and by the commands of `hack/`.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use drydock_api::{Hypervisor, labels};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, Client, Config,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What `hack/up` says of a cluster.
+#[derive(Debug, Deserialize)]
+struct Description {
+    kubeconfig: PathBuf,
+    kubectl: PathBuf,
+    audit_log: PathBuf,
+}
+
+/// The cluster that the tests run on.
+pub struct Cluster {
+    /// Its name.
+    pub name: String,
+    /// A client with all rights.
+    pub client: Client,
+    /// Its nodes, by name.
+    pub nodes: Vec<String>,
+    description: Description,
+}
+
+/// The repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+impl Cluster {
+    /// The cluster that `hack/test` brought up, checked to be whole.
+    ///
+    /// # Errors
+    /// If there is none, or a part of Drydock is not ready on it.
+    pub async fn connect() -> Result<Self> {
+        let name = setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
+        let state = setting("DRYDOCK_STATE").unwrap_or_else(|| "/var/lib/drydock-embedded".into());
+        let file = Path::new(&state).join(&name).join("cluster.json");
+        let text = std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        let description: Description = serde_json::from_str(&text).context("cluster.json")?;
+        let kubeconfig = Kubeconfig::read_from(&description.kubeconfig)?;
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.proxy_url = None;
+        let client = Client::try_from(config)?;
+        let listed = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
+        let nodes = listed.items.into_iter().filter_map(|node| node.metadata.name).collect();
+        Ok(Self { name, client, nodes, description })
+    }
+
+    /// The first node.
+    pub fn first(&self) -> &str {
+        self.nodes.first().map_or("", String::as_str)
+    }
+
+    /// The second node.
+    pub fn second(&self) -> &str {
+        self.nodes.get(1).map_or("", String::as_str)
+    }
+
+    /// The API server's audit log of what Drydock's service accounts did.
+    pub fn audit_log(&self) -> &Path {
+        &self.description.audit_log
+    }
+
+    /// Runs kubectl and returns what it printed.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(&self.description.kubectl);
+        command.env("KUBECONFIG", &self.description.kubeconfig).args(arguments);
+        output(&mut command)
+    }
+
+    /// Runs kubectl with a text as its input.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let file = env::temp_dir().join(format!("drydock-test-{}.yaml", std::process::id()));
+        std::fs::write(&file, input)?;
+        let path = file.to_string_lossy().into_owned();
+        let mut all = arguments.to_vec();
+        all.extend(["-f", &path]);
+        let result = self.kubectl(&all);
+        std::fs::remove_file(&file)?;
+        result
+    }
+
+    /// Runs a verb of the embedded cluster, such as `restart kube-apiserver`.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub fn embedded(&self, verb: &str, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new("python3");
+        command
+            .current_dir(repository())
+            .env("PYTHONPATH", repository().join("hack"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .args(["-m", "embedded", verb, "--name", &self.name])
+            .args(arguments);
+        output(&mut command)
+    }
+
+    /// Runs a shell command in all namespaces of a node.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub fn on_node(&self, node: &str, script: &str) -> Result<String> {
+        self.embedded("exec", &[node, "--", "sh", "-c", script])
+    }
+
+    /// A node.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub async fn node(&self, name: &str) -> Result<Node> {
+        Ok(Api::all(self.client.clone()).get(name).await?)
+    }
+
+    /// The labels of a node that belong to the labeller.
+    ///
+    /// # Errors
+    /// If the node cannot be read.
+    pub async fn cpu_labels(&self, name: &str) -> Result<BTreeMap<String, String>> {
+        let all = self.node(name).await?.metadata.labels.unwrap_or_default();
+        Ok(all.into_iter().filter(|(key, _)| labels::is_owned(key)).collect())
+    }
+
+    /// Merges labels into a node; `None` removes.
+    ///
+    /// # Errors
+    /// If the node cannot be written.
+    pub async fn label(&self, node: &str, changes: &[(&str, Option<&str>)]) -> Result<()> {
+        self.merge_metadata(node, "labels", changes).await
+    }
+
+    /// Merges annotations into a node; `None` removes.
+    ///
+    /// # Errors
+    /// If the node cannot be written.
+    pub async fn annotate(&self, node: &str, changes: &[(&str, Option<&str>)]) -> Result<()> {
+        self.merge_metadata(node, "annotations", changes).await
+    }
+
+    async fn merge_metadata(&self, node: &str, field: &str, changes: &[(&str, Option<&str>)]) -> Result<()> {
+        let changes: BTreeMap<_, _> = changes.iter().copied().collect();
+        let patch = json!({"metadata": {field: changes}});
+        Api::<Node>::all(self.client.clone()).patch(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// The Hypervisor of a node.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub async fn hypervisor(&self, node: &str) -> Result<Hypervisor> {
+        Ok(Api::all(self.client.clone()).get(node).await?)
+    }
+
+    /// The agent's pod on a node that is not on its way out.
+    ///
+    /// # Errors
+    /// If there is none or more than one.
+    pub async fn agent_pod(&self, node: &str) -> Result<Pod> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), "drydock");
+        let wanted = ListParams::default()
+            .labels("app.kubernetes.io/name=drydock-agent")
+            .fields(&format!("spec.nodeName={node}"));
+        let mut found: Vec<Pod> = pods
+            .list(&wanted)
+            .await?
+            .items
+            .into_iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .collect();
+        ensure!(found.len() == 1, "{} agent pods on {node}", found.len());
+        found.pop().context("no agent pod")
+    }
+
+    /// Runs a shell command in the agent's container on a node.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub async fn in_agent(&self, node: &str, script: &str) -> Result<String> {
+        let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
+        self.kubectl(&["-n", "drydock", "exec", &pod, "-c", "agent", "--", "sh", "-c", script])
+    }
+
+    /// Asks the agent's admin port through the API server.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn agent_admin(&self, node: &str, path: &str) -> Result<String> {
+        let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
+        self.kubectl(&["get", "--raw", &format!("/api/v1/namespaces/drydock/pods/{pod}:8080/proxy/{path}")])
+    }
+
+    /// Deletes an object by its manifest's kind and name; that it is not there is fine.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
+    pub fn delete(&self, arguments: &[&str]) -> Result<()> {
+        let mut all = vec!["delete", "--ignore-not-found", "--wait=true"];
+        all.extend(arguments);
+        self.kubectl(&all).map(drop)
+    }
+
+    /// Takes away what an earlier test may have left.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub async fn reset(&self) -> Result<()> {
+        self.delete(&["hyperconverged", "--all", "--all-namespaces"])?;
+        self.delete(&["pods", "--all", "--namespace=default", "--grace-period=0", "--force"])?;
+        for node in &self.nodes {
+            self.annotate(
+                node,
+                &[(drydock_api::annotations::SKIP_NODE, None), (drydock_api::annotations::MASK_CPU_FEATURES, None)],
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a pod at once.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub async fn delete_pod_now(&self, namespace: &str, name: &str) -> Result<()> {
+        let parameters = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        Api::<Pod>::namespaced(self.client.clone(), namespace).delete(name, &parameters).await?;
+        Ok(())
+    }
+
+    /// A client with a token of the agent that runs on a node.
+    ///
+    /// # Errors
+    /// If no token can be had.
+    pub async fn as_agent_of(&self, node: &str) -> Result<Client> {
+        let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
+        let token = self.kubectl(&[
+            "-n", "drydock", "create", "token", "drydock-agent", "--bound-object-kind=Pod", "--bound-object-name", &pod,
+        ])?;
+        let mut kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
+        for user in &mut kubeconfig.auth_infos {
+            user.auth_info = Some(serde_json::from_value(json!({"token": token.trim()}))?);
+        }
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.proxy_url = None;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Events on a node with this reason.
+    ///
+    /// # Errors
+    /// If events cannot be listed.
+    pub fn node_events(&self, node: &str, reason: &str) -> Result<Vec<Value>> {
+        let text = self.kubectl(&["get", "events.events.k8s.io", "-n", "default", "-o", "json"])?;
+        let list: Value = serde_json::from_str(&text)?;
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        Ok(items.into_iter().filter(|e| e["reason"] == reason && e["regarding"]["name"] == node).collect())
+    }
+}
+
+/// A setting of the tests, from the environment.
+#[expect(clippy::disallowed_methods, reason = "tests have no command line of their own")]
+fn setting(name: &str) -> Option<String> {
+    env::var(name).ok()
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("{command:?}"))?;
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    if !done.status.success() {
+        bail!("{command:?} ended with {}\n{text}{}", done.status, String::from_utf8_lossy(&done.stderr));
+    }
+    Ok(text)
+}

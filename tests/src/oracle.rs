@@ -1,0 +1,49 @@
+//! The independent computation of a node's labels (tests/oracle), from virsh's own output.
+
+use std::{collections::BTreeMap, fs, process::Command};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{Cluster, cluster::repository};
+
+/// What the labels depend on beside the machine.
+#[derive(Clone, Debug, Default)]
+pub struct Question {
+    /// Further obsolete models.
+    pub obsolete: Vec<String>,
+    /// The minimum model, if not Penryn.
+    pub minimum: Option<String>,
+    /// Masked features.
+    pub mask: Vec<String>,
+}
+
+/// The labels that a node should have, by virsh run in the agent's container on that node.
+///
+/// # Errors
+/// If virsh or the computation fails.
+pub async fn labels(cluster: &Cluster, node: &str, question: &Question) -> Result<BTreeMap<String, String>> {
+    let oracle = repository().join("tests/oracle");
+    let script = fs::read_to_string(oracle.join("ask_virsh.sh"))?;
+    let answer = cluster.in_agent(node, &script).await.context("virsh in the agent's container")?;
+    let folder = std::env::temp_dir().join(format!("drydock-oracle-{}-{node}", std::process::id()));
+    fs::create_dir_all(folder.join("cpu_map"))?;
+    // The answer is a sequence of files, each after a line `=== name`.
+    for part in answer.split("\n=== ").skip(1) {
+        let (name, content) = part.split_once('\n').context("a part without a name")?;
+        fs::write(folder.join(name.trim()), content)?;
+    }
+    let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    let mut command = Command::new("python3");
+    command
+        .arg(oracle.join("node_labels.py"))
+        .args(["domcapabilities.xml", "baseline.xml", "capabilities.xml"].map(path))
+        .args(["--cpu-map", &path("cpu_map"), "--obsolete", &question.obsolete.join(",")])
+        .args(["--mask", &question.mask.join(",")]);
+    if let Some(minimum) = &question.minimum {
+        command.args(["--minimum", minimum]);
+    }
+    let done = command.output()?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    fs::remove_dir_all(&folder)?;
+    Ok(serde_json::from_slice(&done.stdout)?)
+}

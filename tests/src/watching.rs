@@ -1,0 +1,112 @@
+//! Waiting for a value, by watching: never for a time.
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use anyhow::{Context, Result, anyhow};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Resource, ResourceExt,
+    api::WatchEvent,
+    api::WatchParams,
+    runtime::wait::await_condition,
+};
+use serde::de::DeserializeOwned;
+use tokio::{task::JoinHandle, time::timeout};
+
+/// How long a test waits for something that should come within seconds. It is long because the
+/// machine is shared; nothing is concluded from how long it took.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Waits until an object meets a condition, and returns it.
+///
+/// # Errors
+/// If it does not within [`PATIENCE`]; the message says what was waited for.
+pub async fn until<K>(api: Api<K>, name: &str, what: &str, condition: impl Fn(&K) -> bool) -> Result<K>
+where
+    K: Resource + Clone + Debug + Send + DeserializeOwned + 'static,
+{
+    let met = |object: Option<&K>| object.is_some_and(&condition);
+    match timeout(PATIENCE, await_condition(api.clone(), name, met)).await {
+        Ok(Ok(Some(object))) => Ok(object),
+        Ok(Ok(None)) => Err(anyhow!("{name} has gone while waiting for {what}")),
+        Ok(Err(error)) => Err(error).context(format!("waiting for {what}")),
+        Err(_) => {
+            let last = api.get_opt(name).await.ok().flatten();
+            Err(anyhow!("{name}: waited in vain for {what}; it is now {last:#?}"))
+        }
+    }
+}
+
+/// Asks again and again until there is an answer. For what cannot be watched.
+///
+/// # Errors
+/// If there is none within [`PATIENCE`]; the message says what was waited for.
+pub async fn until_some<T, F>(what: &str, mut question: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<Option<T>>>,
+{
+    let asking = async {
+        loop {
+            if let Some(answer) = question().await? {
+                return Ok(answer);
+            }
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    };
+    timeout(PATIENCE, asking).await.map_err(|_| anyhow!("waited in vain for {what}"))?
+}
+
+/// Records every state of a node's labels from now on.
+pub struct LabelRecorder {
+    task: JoinHandle<Result<Vec<Node>>>,
+    stop: tokio_util::sync::CancellationToken,
+}
+
+impl LabelRecorder {
+    /// Starts recording.
+    ///
+    /// # Errors
+    /// If the node cannot be read.
+    #[expect(clippy::disallowed_methods, reason = "a test waits for its own task")]
+    pub async fn start(api: Api<Node>, node: &str) -> Result<Self> {
+        let first = api.get(node).await?;
+        let version = first.resource_version().context("a node without a version")?;
+        let stop = tokio_util::sync::CancellationToken::new();
+        let (stopped, name) = (stop.clone(), node.to_owned());
+        let task = tokio::spawn(async move {
+            let parameters = WatchParams::default().fields(&format!("metadata.name={name}"));
+            let mut seen = vec![first];
+            let mut version = version;
+            loop {
+                // The server ends a watch now and then; the next goes on where it ended.
+                let mut events = Box::pin(api.watch(&parameters, &version).await?);
+                loop {
+                    let event = tokio::select! {
+                        () = stopped.cancelled() => return Ok(seen),
+                        event = events.try_next() => event?,
+                    };
+                    match event {
+                        Some(WatchEvent::Added(node) | WatchEvent::Modified(node)) => {
+                            version = node.resource_version().unwrap_or_default();
+                            seen.push(node);
+                        }
+                        Some(WatchEvent::Error(error)) => return Err(anyhow!("{error:?}")),
+                        Some(_) => {}
+                        None => break,
+                    }
+                }
+            }
+        });
+        Ok(Self { task, stop })
+    }
+
+    /// Stops, and returns every state seen.
+    ///
+    /// # Errors
+    /// If the recording failed.
+    pub async fn stop(self) -> Result<Vec<Node>> {
+        self.stop.cancel();
+        self.task.await?
+    }
+}

@@ -1,0 +1,199 @@
+//! What breaks is reported, keeps what is known, and heals by itself.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::{labels as keys, reasons};
+use drydock_tests::{
+    Cluster, agent,
+    watching::{LabelRecorder, until_some},
+};
+use kube::{Api, ResourceExt};
+use serde_json::Value;
+
+/// A pod that runs `drydock-agent inspect` with a /dev/kvm made for it, privileged or not.
+fn inspecting_pod(node: &str, privileged: bool, extra: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: inspect, namespace: default}}\nspec:\n  nodeName: {node}\n  \
+         restartPolicy: Never\n  containers:\n  - name: inspect\n    image: localhost/drydock/agent:dev\n    \
+         command: [drydock-agent, inspect, --output, json]\n    securityContext: {{privileged: {privileged}}}\n    \
+         volumeMounts: [{extra}]\n  volumes:\n  - name: kvm\n    hostPath: {{path: /var/lib/drydock/test-kvm}}\n"
+    )
+}
+
+async fn inspected(cluster: &Cluster, manifest: &str) -> Result<Value> {
+    cluster.reset().await?;
+    cluster.kubectl_with(&["create"], manifest)?;
+    let phase = until_some("the inspecting pod to end", || async {
+        let phase = cluster.kubectl(&["get", "pod", "inspect", "-o", "jsonpath={.status.phase}"])?;
+        Ok(matches!(phase.as_str(), "Succeeded" | "Failed").then_some(phase))
+    })
+    .await?;
+    let log = cluster.kubectl(&["logs", "inspect"])?;
+    ensure!(phase == "Succeeded", "{phase}: {log}");
+    let start = log.find('{').context("no JSON")?;
+    Ok(serde_json::from_str(&log[start..])?)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_missing_forbidden_or_useless_kvm_is_told_apart() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    let node = cluster.first();
+    let minor = std::fs::metadata("/dev/kvm").is_ok();
+    cluster.on_node(node, "rm -f /var/lib/drydock/test-kvm && mknod -m 0666 /var/lib/drydock/test-kvm c 10 232")?;
+    let mount = "{name: kvm, mountPath: /dev/kvm}";
+
+    let absent = inspected(&cluster, &inspecting_pod(node, true, "")).await?;
+    assert_eq!(absent["kvm"]["state"], "NoDevice");
+    assert_eq!(absent["virtualization"]["virtType"], "qemu");
+
+    // Root may open anything; only the container's device rules stand in the way.
+    let forbidden = inspected(&cluster, &inspecting_pod(node, false, mount)).await?;
+    assert_eq!(forbidden["kvm"]["state"], "NotPermitted", "{}", forbidden["kvm"]);
+
+    if minor {
+        let present = inspected(&cluster, &inspecting_pod(node, true, mount)).await?;
+        let state = present["kvm"]["state"].as_str().unwrap_or_default();
+        let usable = present["virtualization"]["virtType"] == "kvm";
+        ensure!(["Usable", "NoUsableModel"].contains(&state), "{}", present["kvm"]);
+        assert_eq!(usable, state == "Usable", "{}", present["kvm"]);
+    } else {
+        println!("SKIPPED the machine has no /dev/kvm to show to a pod");
+    }
+    cluster.on_node(node, "rm -f /var/lib/drydock/test-kvm")?;
+    cluster.reset().await
+}
+
+/// Stands in for libvirtd on a node: the file `test-mode` beside it says what it does.
+const FAKE_LIBVIRTD: &str = r#"#!/bin/sh
+case "$(cat /var/lib/drydock/test-mode)" in
+    hang) exec sleep 3600 ;;
+    exit) echo "libvirtd: something is wrong" >&2; exit 3 ;;
+    crash) libvirtd "$@" & daemon=$!
+        until [ -S "$XDG_RUNTIME_DIR/libvirt/libvirt-sock" ]; do sleep 0.01; done
+        kill -SEGV $daemon; exit 139 ;;
+    *) exec libvirtd "$@" ;;
+esac
+"#;
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    for node in &cluster.nodes {
+        let script = format!(
+            "cd /var/lib/drydock && printf ok >test-mode && cat >test-libvirtd <<'END'\n{FAKE_LIBVIRTD}END\nchmod 755 test-libvirtd"
+        );
+        cluster.on_node(node, &script)?;
+    }
+    let before = cluster.agent_pod(node).await?.uid().unwrap_or_default();
+    cluster.kubectl(&[
+        "-n", "drydock", "set", "env", "daemonset/drydock-agent", "DRYDOCK_LIBVIRTD=/var/lib/drydock/test-libvirtd",
+        "DRYDOCK_FINGERPRINT_EVERY=1", "DRYDOCK_INSPECT_DEADLINE=4",
+    ])?;
+    cluster.kubectl(&["-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=120s"])?;
+    cluster.until_new_agent(node, &before).await?;
+    cluster.until_condition(node, "Inspected", "True", "Inspected").await?;
+    let labels = cluster.cpu_labels(node).await?;
+    let restarts = agent::restarts(&cluster.agent_pod(node).await?);
+
+    for mode in ["hang", "exit", "crash"] {
+        // The program itself is touched, so that the agent finds it changed and asks again.
+        cluster.on_node(node, &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"))?;
+        let failed = until_some("a failed inspection", || async {
+            let hypervisor = cluster.hypervisor(node).await?;
+            Ok((agent::condition(&hypervisor, "Inspected").0 == "False").then_some(hypervisor))
+        })
+        .await
+        .with_context(|| mode.to_owned())?;
+        let status = failed.status.clone().context("no status")?;
+        ensure!(status.inspection.is_some_and(|record| record.stale), "{mode}: the facts are not marked stale");
+        ensure!(status.facts.is_some_and(|facts| facts.virtualization.is_some()), "{mode}: the facts are gone");
+        assert_eq!(agent::condition(&failed, "Ready").0, "True", "{mode}");
+        assert_eq!(cluster.cpu_labels(node).await?, labels, "{mode}");
+        // It still does its work.
+        cluster.label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))]).await?;
+        cluster.until_label(node, "cpu-model.node.kubevirt.io/Forged", None).await?;
+        cluster.on_node(node, "cd /var/lib/drydock && printf ok >test-mode && touch test-libvirtd")?;
+        cluster.until_condition(node, "Inspected", "True", "Inspected").await.with_context(|| mode.to_owned())?;
+    }
+    ensure!(!cluster.node_events(node, reasons::events::INSPECTION_FAILED)?.is_empty(), "no event");
+    assert_eq!(agent::restarts(&cluster.agent_pod(node).await?), restarts, "the agent was restarted");
+    let left = cluster.in_agent(node, "cat /proc/[0-9]*/comm").await?;
+    for process in ["libvirtd", "qemu-system", "sleep"] {
+        ensure!(!left.lines().any(|name| name.starts_with(process)), "{process} was left behind:\n{left}");
+    }
+    let uid = cluster.agent_pod(node).await?.uid().unwrap_or_default();
+    cluster.kubectl(&[
+        "-n", "drydock", "set", "env", "daemonset/drydock-agent", "DRYDOCK_LIBVIRTD-", "DRYDOCK_FINGERPRINT_EVERY-",
+        "DRYDOCK_INSPECT_DEADLINE-",
+    ])?;
+    cluster.kubectl(&["-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=120s"])?;
+    cluster.until_new_agent(node, &uid).await?;
+    for node in &cluster.nodes {
+        cluster.on_node(node, "rm -f /var/lib/drydock/test-libvirtd /var/lib/drydock/test-mode")?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_killed_agent_comes_back_and_no_label_moves() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    let before = cluster.cpu_labels(node).await?;
+    let restarts = agent::restarts(&cluster.agent_pod(node).await?);
+    let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
+    let pid = cluster.on_node(node, "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = drydock-agent ] && echo ${p#/proc/}; done")?;
+    let pid = pid.lines().next().context("no agent process")?.to_owned();
+    cluster.on_node(node, &format!("kill -KILL {pid}"))?;
+    until_some("a restarted agent", || async {
+        let pod = cluster.agent_pod(node).await?;
+        Ok((agent::restarts(&pod) > restarts && agent::is_ready(&pod)).then_some(()))
+    })
+    .await?;
+    cluster.label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))]).await?;
+    cluster.until_label(node, "cpu-model.node.kubevirt.io/Forged", None).await?;
+    for state in recorder.stop().await? {
+        let labels = state.labels();
+        ensure!(before.iter().all(|(key, value)| labels.get(key) == Some(value)), "a label went away: {labels:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn agents_go_on_when_the_api_server_is_back() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    let restarts = agent::restarts(&cluster.agent_pod(node).await?);
+    cluster.embedded("restart", &["kube-apiserver"])?;
+    until_some("the API server", || async { Ok(cluster.node(node).await.ok()) }).await?;
+    let forged = "cpu-model.node.kubevirt.io/Forged";
+    cluster.label(node, &[(forged, Some("true"))]).await?;
+    cluster.until_label(node, forged, None).await?;
+    assert_eq!(agent::restarts(&cluster.agent_pod(node).await?), restarts);
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_silent_agent_makes_its_node_unschedulable_until_it_speaks() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.second();
+    let find = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = drydock-agent ] && echo ${p#/proc/}; done";
+    let pid = cluster.on_node(node, find)?.lines().next().context("no agent process")?.to_owned();
+    cluster.on_node(node, &format!("kill -STOP {pid}"))?;
+    let silent = cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await;
+    cluster.on_node(node, &format!("kill -CONT {pid}"))?;
+    silent?;
+    cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
+    until_some("an event", || async {
+        Ok((!cluster.node_events(node, reasons::events::NODE_UNRESPONSIVE)?.is_empty()).then_some(()))
+    })
+    .await
+}

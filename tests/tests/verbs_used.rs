@@ -1,0 +1,76 @@
+//! Nobody has a right that it does not use, by the API server's own record. Runs after all others,
+//! since they make the agents and the controller use their rights.
+
+use std::{collections::BTreeSet, fs};
+
+use anyhow::{Context, Result};
+use drydock_tests::Cluster;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
+use kube::Api;
+use serde_json::Value;
+
+/// Group, resource with subresource, and verb.
+type Right = (String, String, String);
+
+fn granted(rules: Option<Vec<PolicyRule>>) -> BTreeSet<Right> {
+    let mut rights = BTreeSet::new();
+    for rule in rules.unwrap_or_default() {
+        for group in rule.api_groups.iter().flatten() {
+            for resource in rule.resources.iter().flatten() {
+                for verb in &rule.verbs {
+                    rights.insert((group.clone(), resource.clone(), verb.clone()));
+                }
+            }
+        }
+    }
+    rights
+}
+
+/// What a service account was allowed to do, and what it was refused by RBAC.
+fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
+    let user = format!("system:serviceaccount:drydock:{account}");
+    let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
+    for line in log.lines() {
+        let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
+        // Tests use agents' tokens too, by their own user agent.
+        let ours = event["userAgent"].as_str().is_some_and(|agent| agent.starts_with("drydock-"));
+        if event["user"]["username"] != user.as_str() || !ours {
+            continue;
+        }
+        let object = &event["objectRef"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut resource = text(&object["resource"]);
+        if let Some(sub) = object["subresource"].as_str() {
+            resource = format!("{resource}/{sub}");
+        }
+        if resource.is_empty() {
+            continue;
+        }
+        let right = (text(&object["apiGroup"]), resource, text(&event["verb"]));
+        if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
+            refused.insert(right);
+        } else {
+            used.insert(right);
+        }
+    }
+    (used, refused)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn every_right_is_used_and_none_is_missing() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    let log = fs::read_to_string(cluster.audit_log()).context("the audit log")?;
+    for account in ["drydock-agent", "drydock-controller"] {
+        let mut rights = granted(Api::<ClusterRole>::all(cluster.client.clone()).get(account).await?.rules);
+        for namespace in ["drydock", "drydock-nodes"] {
+            let role = Api::<Role>::namespaced(cluster.client.clone(), namespace).get_opt(account).await?;
+            rights.extend(granted(role.and_then(|role| role.rules)));
+        }
+        let (used, refused) = recorded(&log, account);
+        assert_eq!(refused, BTreeSet::new(), "{account} was refused");
+        assert_eq!(rights.difference(&used).collect::<Vec<_>>(), Vec::<&Right>::new(), "{account} never uses");
+        assert_eq!(used.difference(&rights).collect::<Vec<_>>(), Vec::<&Right>::new(), "{account} uses without a rule");
+    }
+    Ok(())
+}
