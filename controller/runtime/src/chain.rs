@@ -1,0 +1,86 @@
+//! An error with its causes, on one line and each said once.
+
+use std::{error::Error, fmt};
+
+/// Shows `error` and the errors it came from: `outer: cause: cause of the cause`.
+///
+/// # Guarantees
+/// Nothing is said twice. Our own errors never repeat their source, but those of kube do
+/// (`failed to list: ApiError: not found (Status { .. })`), so what an error says from the place on where it quotes
+/// its source is left out: the source says it next.
+pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> Chain<'a> {
+    Chain(error)
+}
+
+/// The result of [`chain`], to be displayed.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a>(&'a (dyn Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut error = self.0;
+        let mut text = error.to_string();
+        let mut written = false;
+        loop {
+            let source = error.source();
+            let source_text = source.map(ToString::to_string).unwrap_or_default();
+            let own = match text.find(source_text.as_str()) {
+                Some(quoted) if !source_text.is_empty() => text[..quoted].trim_end_matches([':', ' ']),
+                _ => text.as_str(),
+            };
+            if !own.is_empty() {
+                if written {
+                    f.write_str(": ")?;
+                }
+                // A cause that spans lines would break a log made of lines.
+                f.write_str(&own.replace('\n', " "))?;
+                written = true;
+            }
+            match source {
+                Some(next) => (error, text) = (next, source_text),
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chain;
+    use kube::core::Status;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Ours {
+        #[error("could not read the configuration")]
+        Read(#[source] std::io::Error),
+        #[error(transparent)]
+        Same(std::io::Error),
+        #[error("listing: {0} (gave up)")]
+        Quotes(#[source] kube::Error),
+    }
+
+    fn missing() -> std::io::Error {
+        std::io::Error::other("no such\nplace")
+    }
+
+    #[test]
+    fn a_cause_follows_its_error() {
+        let shown = chain(&Ours::Read(missing())).to_string();
+        assert_eq!(shown, "could not read the configuration: no such place");
+    }
+
+    #[test]
+    fn a_transparent_error_is_said_once() {
+        assert_eq!(chain(&Ours::Same(missing())).to_string(), "no such place");
+    }
+
+    #[test]
+    fn text_that_an_error_quotes_from_its_source_is_not_doubled() {
+        let status = Status::failure("nodes \"n1\" not found", "NotFound").with_code(404);
+        let error = Ours::Quotes(kube::Error::Api(Box::new(status)));
+        assert_eq!(
+            chain(&error).to_string(),
+            "listing: ApiError: nodes \"n1\" not found: NotFound"
+        );
+    }
+}

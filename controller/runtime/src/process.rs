@@ -1,0 +1,236 @@
+//! The tasks of one process: who runs, who has to, and how they stop.
+//!
+//! ```text
+//!  running ──(signal, stop(), or a critical task ended or any task panicked)──▶ draining ──▶ over
+//!             `stopping()` is cancelled: every task puts its work down              │
+//!                                          second signal, or the drain takes too long: over at once
+//! ```
+
+use crate::{health::lock, logs::panic_text};
+use futures::{FutureExt, Stream, StreamExt};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    error::Error,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use thiserror::Error;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// A name of a task: for logs and for the reason why the process ended.
+pub type Name = Cow<'static, str>;
+
+/// Why a process ended otherwise than by being told to.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// The parts of the process could not be put together.
+    #[error("could not start")]
+    Start(#[source] Box<dyn Error + Send + Sync>),
+    /// A task that has to run failed.
+    #[error("{task} failed")]
+    Failed {
+        /// Its name.
+        task: Name,
+        /// What it said.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A task that has to run ended.
+    #[error("{task} ended, though the process had not been told to stop")]
+    EndedEarly {
+        /// Its name.
+        task: Name,
+    },
+    /// A task panicked.
+    #[error("{task} panicked: {message}")]
+    Panicked {
+        /// Its name.
+        task: Name,
+        /// What the panic said.
+        message: String,
+    },
+    /// Some tasks had not ended when the time for it was over.
+    #[error("still running {after:?} after the order to stop: {}", tasks.join(", "))]
+    Overdue {
+        /// Their names.
+        tasks: Vec<String>,
+        /// The time they had.
+        after: Duration,
+    },
+    /// A second signal cut the drain short.
+    #[error("a second signal ({signal}) ended the process before it had stopped")]
+    Aborted {
+        /// Which.
+        signal: &'static str,
+    },
+}
+
+/// A handle on the running process; clones are handles on the same one.
+///
+/// # Guarantees
+/// - The first failure is the one that the process ends with.
+/// - A panic in any task ends the process: what the task guarded may be half done, and a new process starts from what
+///   the API server says.
+/// - After [`stopping`](Self::stopping) is cancelled a critical task may end; an error then is still reported.
+#[derive(Clone, Debug, Default)]
+pub struct Process(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    stopping: CancellationToken,
+    over: CancellationToken,
+    tasks: TaskTracker,
+    running: Mutex<BTreeMap<Name, usize>>,
+    failure: Mutex<Option<ProcessError>>,
+}
+
+impl Process {
+    /// A process without tasks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cancelled when the process is to put its work down. Every task with a loop watches this.
+    pub fn stopping(&self) -> CancellationToken {
+        self.0.stopping.clone()
+    }
+
+    /// Begins to stop, in good order.
+    pub fn stop(&self) {
+        self.0.stopping.cancel();
+    }
+
+    /// Runs a task that may end when it likes; the process waits for it before it ends.
+    pub fn spawn(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
+        let (process, name) = (self.clone(), name.into());
+        self.0.tasks.spawn(async move {
+            let _running = process.running(&name);
+            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+                process.panicked(name, panic.as_ref());
+            }
+        });
+    }
+
+    /// Runs a task that must not end before the process is told to stop: if it does, by an error or without, the
+    /// process stops too and says which task it was.
+    pub fn spawn_critical<E>(&self, name: impl Into<Name>, task: impl Future<Output = Result<(), E>> + Send + 'static)
+    where
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let (process, name) = (self.clone(), name.into());
+        self.0.tasks.spawn(async move {
+            let _running = process.running(&name);
+            match AssertUnwindSafe(task).catch_unwind().await {
+                Ok(Ok(())) if process.0.stopping.is_cancelled() => {}
+                Ok(Ok(())) => process.fail(ProcessError::EndedEarly { task: name }),
+                Ok(Err(error)) => process.fail(ProcessError::Failed {
+                    task: name,
+                    source: error.into(),
+                }),
+                Err(panic) => process.panicked(name, panic.as_ref()),
+            }
+        });
+    }
+
+    /// Runs what others may need until the very end, such as the admin port: the process does not wait for it, but ends
+    /// it when everything else has ended.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the tracker waits for its tasks; this one ends after them, by its token"
+    )]
+    pub fn spawn_to_the_end(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
+        let (process, name) = (self.clone(), name.into());
+        tokio::spawn(async move {
+            let over = process.0.over.clone();
+            if let Some(Err(panic)) = over.run_until_cancelled(AssertUnwindSafe(task).catch_unwind()).await {
+                process.panicked(name, panic.as_ref());
+            }
+        });
+    }
+
+    /// Ends the process with `error`, unless it fails of something already.
+    pub fn fail(&self, error: ProcessError) {
+        let mut failure = lock(&self.0.failure);
+        if failure.is_none() {
+            *failure = Some(error);
+        } else {
+            tracing::error!(error = %crate::chain(&error), "another failure while stopping");
+        }
+        drop(failure);
+        self.stop();
+    }
+
+    /// Waits until the process is to stop, then for its tasks, at most for `drain`.
+    pub async fn run(
+        &self,
+        mut signals: impl Stream<Item = &'static str> + Unpin,
+        drain: Duration,
+    ) -> Result<(), ProcessError> {
+        tokio::select! {
+            () = self.0.stopping.cancelled() => {}
+            Some(signal) = signals.next() => tracing::info!(signal, "stopping"),
+        }
+        self.stop();
+        self.0.tasks.close();
+        let drained = tokio::select! {
+            waited = tokio::time::timeout(drain, self.0.tasks.wait()) => {
+                waited.map_err(|_| ProcessError::Overdue { tasks: self.running_tasks(), after: drain })
+            }
+            Some(signal) = signals.next() => Err(ProcessError::Aborted { signal }),
+        };
+        self.0.over.cancel();
+        match (lock(&self.0.failure).take(), drained) {
+            (Some(failure), Err(late)) => {
+                tracing::error!(error = %crate::chain(&late), "did not stop in good order");
+                Err(failure)
+            }
+            (Some(failure), Ok(())) => Err(failure),
+            (None, drained) => drained,
+        }
+    }
+
+    /// The names of the tasks that run.
+    pub fn running_tasks(&self) -> Vec<String> {
+        let running = lock(&self.0.running);
+        let name = |(name, count): (&Name, &usize)| match count {
+            1 => name.to_string(),
+            more => format!("{name} ({more})"),
+        };
+        running.iter().map(name).collect()
+    }
+
+    fn panicked(&self, task: Name, panic: &(dyn std::any::Any + Send)) {
+        let message = panic_text(panic).to_owned();
+        self.fail(ProcessError::Panicked { task, message });
+    }
+
+    fn running(&self, name: &Name) -> Running {
+        *lock(&self.0.running).entry(name.clone()).or_default() += 1;
+        Running {
+            process: self.clone(),
+            name: name.clone(),
+        }
+    }
+}
+
+/// Counts a task as running, until it is dropped.
+struct Running {
+    process: Process,
+    name: Name,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut running = lock(&self.process.0.running);
+        if let Some(count) = running.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                running.remove(&self.name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! How long to wait before trying again.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+/// Delays that double up to a ceiling, each shortened at random by up to a half, so that many processes that failed
+/// together do not come back together.
+///
+/// # Guarantees
+/// Each delay is more than zero if the first is, at most the ceiling, and at least half of what it would be without
+/// chance. The same seed gives the same delays.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    first: Duration,
+    ceiling: Duration,
+    whole: Duration,
+    chance: SplitMix,
+}
+
+impl Backoff {
+    /// Delays from `first` up to `ceiling`, by a seed of its own.
+    pub fn new(first: Duration, ceiling: Duration) -> Self {
+        // The standard library seeds its hash maps at random: enough chance for a delay, and no dependency.
+        Self::seeded(first, ceiling, RandomState::new().hash_one(0u8))
+    }
+
+    /// As [`Backoff::new`], with a given seed: for tests.
+    pub fn seeded(first: Duration, ceiling: Duration, seed: u64) -> Self {
+        let first = first.min(ceiling);
+        Self {
+            first,
+            ceiling,
+            whole: first,
+            chance: SplitMix(seed),
+        }
+    }
+
+    /// The next delay.
+    pub fn delay(&mut self) -> Duration {
+        let whole = self.whole;
+        self.whole = whole.saturating_mul(2).min(self.ceiling);
+        whole.mul_f64(0.5 + self.chance.fraction() / 2.0)
+    }
+
+    /// Starts again from the first delay: call it after a success.
+    pub fn reset(&mut self) {
+        self.whole = self.first;
+    }
+
+    /// Whether no delay was asked for since the start or the last [`reset`](Self::reset).
+    pub fn is_reset(&self) -> bool {
+        self.whole == self.first
+    }
+}
+
+/// A delay of `span` lengthened at random by up to a tenth: for what many processes do at the same pace.
+pub fn jittered(span: Duration) -> Duration {
+    span.mul_f64(1.0 + SplitMix(RandomState::new().hash_one(0u8)).fraction() / 10.0)
+}
+
+/// Sebastiano Vigna's SplitMix64: small, and good enough to spread delays.
+#[derive(Clone, Debug)]
+struct SplitMix(u64);
+
+impl SplitMix {
+    /// A number from 0 (included) to 1 (excluded).
+    #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
+    fn fraction(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Backoff, jittered};
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    #[test]
+    fn starts_over_after_a_reset() {
+        let mut backoff = Backoff::seeded(Duration::from_millis(500), Duration::from_secs(30), 7);
+        assert!(backoff.is_reset());
+        for _ in 0..20 {
+            backoff.delay();
+        }
+        assert!(backoff.delay() >= Duration::from_secs(15));
+        backoff.reset();
+        assert!(backoff.is_reset());
+        assert!(backoff.delay() <= Duration::from_millis(500));
+    }
+
+    #[test]
+    fn two_processes_do_not_wait_alike() {
+        let delays = |_| Backoff::new(Duration::from_secs(1), Duration::from_secs(30)).delay();
+        assert_ne!(delays(0), delays(1));
+        let span = jittered(Duration::from_secs(10));
+        assert!(span >= Duration::from_secs(10) && span <= Duration::from_secs(11));
+    }
+
+    proptest! {
+        #[test]
+        fn every_delay_is_between_half_and_whole(
+            first in 1u64..10_000, ceiling in 1u64..100_000, seed: u64, tries in 1u32..70,
+        ) {
+            let (first, ceiling) = (Duration::from_millis(first), Duration::from_millis(ceiling));
+            let mut backoff = Backoff::seeded(first, ceiling, seed);
+            let mut same = Backoff::seeded(first, ceiling, seed);
+            for attempt in 0..tries {
+                let whole = first.saturating_mul(2u32.saturating_pow(attempt)).min(ceiling);
+                let delay = backoff.delay();
+                prop_assert!(delay >= whole / 2 && delay <= whole, "{delay:?} of {whole:?}");
+                prop_assert_eq!(delay, same.delay());
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! From `main` to a running process and back to an exit code.
+
+use crate::{LogFormat, LogHandle, Process, ProcessError, chain, logs, process::Name};
+use std::{error::Error, fs::OpenOptions, io::Write, path::Path, process::ExitCode, time::Duration};
+use thiserror::Error;
+use tokio::{
+    runtime::{Builder, Runtime},
+    signal::unix::{SignalKind, signal},
+};
+
+/// Where the kubelet looks for the last words of a container.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+/// The kubelet reads no more than this of them.
+const TERMINATION_LOG_BYTES: usize = 4096;
+/// How long blocking calls may go on after the last task has ended.
+const BLOCKING_CALLS_END: Duration = Duration::from_secs(1);
+
+/// How many threads run the tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// Only the one of `main`: the least memory.
+    One,
+    /// So many.
+    Many(usize),
+}
+
+/// How a process starts.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// What the process is, as in logs: `drydock-agent`.
+    pub component: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// How many threads run its tasks.
+    pub threads: Threads,
+    /// How its log lines look.
+    pub log_format: LogFormat,
+    /// Which log lines there are: `info`, or more exactly `info,drydock_runtime=debug`.
+    pub log_level: String,
+    /// How long its tasks may take to stop.
+    pub drain: Duration,
+}
+
+impl Start {
+    /// How long tasks may take to stop unless said otherwise. Less than the 30 s that a pod has.
+    pub const DRAIN: Duration = Duration::from_secs(10);
+
+    /// Runs the process until it has stopped. `wire` puts its parts together and spawns them on the [`Process`]; the
+    /// process goes on when `wire` has returned.
+    ///
+    /// SIGTERM and SIGINT start the drain (also during `wire`, which is then dropped), a second one ends the process.
+    ///
+    /// # Errors
+    /// If anything failed, the cause is logged, written where `kubectl describe pod` shows it, and the code says so.
+    pub fn run<W, F, E>(self, wire: W) -> ExitCode
+    where
+        W: FnOnce(Process, LogHandle) -> F,
+        F: Future<Output = Result<(), E>>,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let logs = match logs::start(self.log_format, &self.log_level) {
+            Ok(logs) => logs,
+            Err(error) => {
+                eprintln!("{}: {}", self.component, chain(&error));
+                write_last_words(Path::new(TERMINATION_LOG), &chain(&error).to_string());
+                return ExitCode::FAILURE;
+            }
+        };
+        tracing::info!(component = self.component, version = self.version, "starting");
+        match self.run_to_end(wire, logs) {
+            Ok(()) => {
+                tracing::info!("stopped");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                let error = chain(&error).to_string();
+                tracing::error!(error, "ended");
+                write_last_words(Path::new(TERMINATION_LOG), &error);
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn run_to_end<W, F, E>(&self, wire: W, logs: LogHandle) -> Result<(), ProcessError>
+    where
+        W: FnOnce(Process, LogHandle) -> F,
+        F: Future<Output = Result<(), E>>,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        install_crypto();
+        let runtime = self.runtime().map_err(|error| ProcessError::Start(Box::new(error)))?;
+        let result = runtime.block_on(async {
+            let signals = signals().map_err(|error| ProcessError::Start(Box::new(error)))?;
+            let process = Process::new();
+            let wiring = async {
+                let stopping = process.stopping();
+                if let Some(Err(error)) = stopping.run_until_cancelled(wire(process.clone(), logs)).await {
+                    process.fail(ProcessError::Start(error.into()));
+                }
+            };
+            let ((), result) = tokio::join!(wiring, process.run(signals, self.drain));
+            result
+        });
+        // Not by dropping it: that would wait for blocking calls, perhaps for ever.
+        runtime.shutdown_timeout(BLOCKING_CALLS_END);
+        result
+    }
+
+    fn runtime(&self) -> Result<Runtime, StartError> {
+        let mut builder = match self.threads {
+            Threads::One => Builder::new_current_thread(),
+            Threads::Many(threads) => {
+                let mut builder = Builder::new_multi_thread();
+                builder.worker_threads(threads.max(1));
+                builder
+            }
+        };
+        let runtime = builder.thread_name(self.component).enable_all().build();
+        runtime.map_err(StartError::Threads)
+    }
+}
+
+/// Why a process could not even begin.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The machinery that runs tasks could not be set up.
+    #[error("could not start the threads that run tasks")]
+    Threads(#[source] std::io::Error),
+    /// Signals cannot be received.
+    #[error("could not listen for {0}")]
+    Signals(Name, #[source] std::io::Error),
+}
+
+/// Makes ring the cryptography of this process, for every TLS connection. Once is enough, again does no harm.
+pub fn install_crypto() {
+    // An error means that there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// SIGTERM and SIGINT as they come.
+fn signals() -> Result<impl futures::Stream<Item = &'static str> + Unpin, StartError> {
+    let listen = |kind, name: &'static str| signal(kind).map_err(|error| StartError::Signals(name.into(), error));
+    let mut term = listen(SignalKind::terminate(), "SIGTERM")?;
+    let mut int = listen(SignalKind::interrupt(), "SIGINT")?;
+    Ok(futures::stream::poll_fn(move |context| {
+        if term.poll_recv(context).is_ready() {
+            return std::task::Poll::Ready(Some("SIGTERM"));
+        }
+        int.poll_recv(context).map(|_| Some("SIGINT"))
+    }))
+}
+
+/// Writes why the process ends where the kubelet picks it up, if there is such a place: it is never created.
+fn write_last_words(place: &Path, words: &str) {
+    let mut end = words.len().min(TERMINATION_LOG_BYTES);
+    while !words.is_char_boundary(end) {
+        end -= 1;
+    }
+    if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(place) {
+        let _ = file.write_all(&words.as_bytes()[..end]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TERMINATION_LOG_BYTES, write_last_words};
+    use std::fs;
+
+    #[test]
+    fn last_words_go_only_where_there_is_a_place_for_them() {
+        let folder = std::env::temp_dir().join(format!("drydock-last-words-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let place = folder.join("termination-log");
+        write_last_words(&place, "lost");
+        assert!(!place.exists());
+
+        fs::write(&place, "older words that are longer").unwrap();
+        write_last_words(&place, "lease failed: refused");
+        assert_eq!(fs::read_to_string(&place).unwrap(), "lease failed: refused");
+
+        write_last_words(&place, &"ä".repeat(TERMINATION_LOG_BYTES));
+        assert_eq!(fs::read_to_string(&place).unwrap().len(), TERMINATION_LOG_BYTES);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
