@@ -1,14 +1,19 @@
 //! How Drydock's processes start, log, watch, hold a Lease, retry and stop. Knows nothing of virtual machines.
 
+mod admin;
 mod chain;
+mod client;
 pub mod clock;
 mod health;
 mod logs;
+pub mod metrics;
 mod process;
 mod retry;
 mod start;
 
+pub use admin::{Admin, AdminError};
 pub use chain::{Chain, chain};
+pub use client::{ANSWER_WITHIN, ClientError, ClientMetrics, ClientOptions, SILENT_FOR, connect};
 pub use health::{Liveness, Readiness, ReadyHandle};
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
 pub use process::{Name, Process, ProcessError};

@@ -1,0 +1,167 @@
+//! The registry of metrics, with what every process has to say of itself.
+//!
+//! Structs of metrics are built by `register(&mut Registry) -> Self`; there are no globals. Names begin with `drydock_`
+//! except for those of the process, which every dashboard knows under these names.
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge, info::Info},
+    registry::Registry,
+};
+use std::{fmt, fs};
+
+/// The value of a label that is one of a few known words.
+pub(crate) type Label = &'static str;
+
+/// The kernel counts CPU time for user space in hundredths of a second on all platforms that Linux has today.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// A registry that says which build runs and what the process uses.
+pub fn registry(component: &'static str, version: &'static str) -> Registry {
+    let mut registry = Registry::default();
+    let build = Info::new([("component", component), ("version", version)]);
+    registry.register("drydock_build", "What runs", build);
+    registry.register_collector(Box::new(ProcessUse));
+    registry
+}
+
+/// What this process uses, read from /proc when somebody asks and not before.
+#[derive(Debug)]
+struct ProcessUse;
+
+/// How a value is written.
+enum Kind {
+    Gauge,
+    Counter,
+}
+
+impl Collector for ProcessUse {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let machine = fs::read_to_string("/proc/stat").unwrap_or_default();
+        // Counting opens one more: the folder itself.
+        let open = fs::read_dir("/proc/self/fd")
+            .ok()
+            .map(|fds| fds.count().saturating_sub(1));
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a process has fewer files open than a double has digits"
+        )]
+        let values = [
+            (
+                "process_resident_memory_bytes",
+                "Resident memory",
+                Kind::Gauge,
+                memory(&status, "VmRSS:"),
+            ),
+            (
+                "process_anonymous_memory_bytes",
+                "Resident memory that is not a mapped file",
+                Kind::Gauge,
+                memory(&status, "RssAnon:"),
+            ),
+            ("process_threads", "Threads", Kind::Gauge, number(&status, "Threads:")),
+            (
+                "process_open_fds",
+                "Open file descriptors",
+                Kind::Gauge,
+                open.map(|open| open as f64),
+            ),
+            (
+                "process_cpu_seconds",
+                "CPU time, user and system",
+                Kind::Counter,
+                cpu_seconds(&stat),
+            ),
+            (
+                "process_start_time_seconds",
+                "Start of the process, seconds since 1970",
+                Kind::Gauge,
+                start_time(&stat, &machine),
+            ),
+        ];
+        for (name, help, kind, value) in values {
+            // What could not be read is left out: a zero would be a lie.
+            let Some(value) = value else { continue };
+            match kind {
+                Kind::Gauge => {
+                    let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+                    ConstGauge::new(value).encode(metric)?;
+                }
+                Kind::Counter => {
+                    let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+                    ConstCounter::new(value).encode(metric)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number of /proc/self/status.
+fn number(status: &str, field: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// An amount of memory of /proc/self/status, which counts in KiB.
+fn memory(status: &str, field: &str) -> Option<f64> {
+    number(status, field).map(|kib| kib * 1024.0)
+}
+
+/// The n-th field of /proc/self/stat as proc(5) counts them; the second, the command, may hold blanks and brackets.
+fn stat_field(stat: &str, field: usize) -> Option<f64> {
+    let after_command = &stat[stat.rfind(')')? + 1..];
+    after_command.split_whitespace().nth(field - 3)?.parse().ok()
+}
+
+fn cpu_seconds(stat: &str) -> Option<f64> {
+    Some((stat_field(stat, 14)? + stat_field(stat, 15)?) / TICKS_PER_SECOND)
+}
+
+fn start_time(stat: &str, machine: &str) -> Option<f64> {
+    Some(number(machine, "btime")? + stat_field(stat, 22)? / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cpu_seconds, memory, registry, start_time};
+    use prometheus_client::encoding::text::encode;
+
+    const STAT: &str = "4213 (a (odd) name) S 1 4213 4213 0 -1 4194560 900 0 3 0 250 50 0 0 20 0 4 0 123400 9 8 7";
+
+    #[test]
+    fn proc_is_read_as_the_kernel_writes_it() {
+        let status = "Name:\tagent\nVmRSS:\t   20480 kB\nRssAnon:\t    6144 kB\n";
+        assert_eq!(memory(status, "RssAnon:"), Some(6.0 * 1024.0 * 1024.0));
+        assert_eq!(memory(status, "VmSwap:"), None);
+        assert_eq!(cpu_seconds(STAT), Some(3.0));
+        assert_eq!(start_time(STAT, "cpu 1 2\nbtime 1000\n"), Some(2234.0));
+        assert_eq!(cpu_seconds("4213 (cut"), None);
+    }
+
+    #[test]
+    fn a_process_says_what_it_is_and_uses() {
+        let mut text = String::new();
+        encode(&mut text, &registry("drydock-agent", "1.2.3")).unwrap();
+        assert!(
+            text.contains("drydock_build_info{component=\"drydock-agent\",version=\"1.2.3\"} 1"),
+            "{text}"
+        );
+        for name in [
+            "process_resident_memory_bytes ",
+            "process_anonymous_memory_bytes ",
+            "process_threads ",
+            "process_open_fds ",
+            "process_cpu_seconds_total ",
+            "process_start_time_seconds ",
+        ] {
+            assert!(
+                text.lines().any(|line| line.starts_with(name)),
+                "{name} is missing in {text}"
+            );
+        }
+    }
+}
