@@ -1,8 +1,8 @@
 //! The way to the API server.
 //!
 //! # Guarantees
-//! - A request that is not a watch has its answer within [`ANSWER_WITHIN`], or an error. A connection that went silent
-//!   is noticed within [`SILENT_FOR`], also under a watch.
+//! - The answer to a request begins within [`ANSWER_WITHIN`], or there is an error. A connection that went silent is
+//!   noticed within [`SILENT_FOR`], also under a watch.
 //! - **Nothing is retried in silence.** kube's own retries are off: they repeat a 429 up to fifteen times, which is how
 //!   a disruption budget says no to an eviction. Whoever asked knows better whether and when to ask again.
 //! - Each request is counted by verb, resource and answer.
@@ -10,7 +10,7 @@
 //! # Caveats
 //! HTTP/1.1: each watch has a connection of its own (and its TLS state), all else shares one or two.
 
-use crate::metrics::Label;
+use crate::{metrics::Label, watch::is_watch};
 use http::{HeaderValue, Method, Request, Response, header::USER_AGENT};
 use kube::{
     Client, Config,
@@ -31,7 +31,7 @@ use std::{
 use thiserror::Error;
 use tower::{BoxError, Layer, Service};
 
-/// How long a request that is not a watch may take until its answer begins.
+/// How long a request may take until its answer begins. (The API server begins to answer a watch when it accepts it.)
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// How long a connection may bring nothing. Longer than a watch lasts (290 s): a quiet watch is no broken one.
 pub const SILENT_FOR: Duration = Duration::from_secs(300);
@@ -177,12 +177,8 @@ impl Asked {
             parts.drain(..2);
         }
         let named = parts.len() > 1;
-        let watch = request
-            .uri()
-            .query()
-            .is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
         let verb = match (request.method(), named) {
-            (&Method::GET, _) if watch => "watch",
+            (&Method::GET, _) if is_watch(request) => "watch",
             (&Method::GET, true) => "get",
             (&Method::GET, false) => "list",
             (&Method::POST, _) => "create",

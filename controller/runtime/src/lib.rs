@@ -1,17 +1,21 @@
 //! How Drydock's processes start, log, watch, hold a Lease, retry and stop. Knows nothing of virtual machines.
 
 mod admin;
+mod cache;
 mod chain;
 mod client;
 pub mod clock;
+mod guarded;
 mod health;
 mod logs;
 pub mod metrics;
 mod process;
 mod retry;
 mod start;
+mod watch;
 
 pub use admin::{Admin, AdminError};
+pub use cache::{Cache, Change, Key, Problem, Sight, Signal};
 pub use chain::{Chain, chain};
 pub use client::{ANSWER_WITHIN, ClientError, ClientMetrics, ClientOptions, SILENT_FOR, connect};
 pub use health::{Liveness, Readiness, ReadyHandle};
@@ -19,3 +23,7 @@ pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
 pub use process::{Name, Process, ProcessError};
 pub use retry::{Backoff, jittered};
 pub use start::{Start, StartError, Threads, install_crypto};
+pub use watch::{Listing, Watch, WatchMetrics, Watches};
+
+#[cfg(test)]
+mod mock;

@@ -1,0 +1,131 @@
+//! Objects that may turn out to be unreadable, without taking the whole list or watch with them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error};
+use serde_json::Value;
+use std::borrow::Cow;
+
+/// An object, or what can be said of one that does not fit its type.
+///
+/// kube has the same as `DeserializeGuard`. This one differs in two things: it asks for metadata alone where `K` is
+/// metadata alone (kube's forgets to, and would fetch whole Pods), and it drops `managedFields`, about half of an
+/// object's metadata, before anything is built of them.
+#[derive(Clone, Debug)]
+pub(crate) enum Guarded<K> {
+    /// It could be read.
+    Readable(Box<K>),
+    /// It could not.
+    Unreadable {
+        /// What does not fit.
+        reason: String,
+        /// What it is called and where it is.
+        metadata: Box<ObjectMeta>,
+    },
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut value = Value::deserialize(deserializer)?;
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        match K::deserialize(&value) {
+            Ok(object) => Ok(Self::Readable(Box::new(object))),
+            Err(reason) => {
+                // Without a name nobody could say which object it is about: that is a broken answer.
+                let metadata = value.get("metadata").ok_or_else(|| D::Error::custom(&reason))?;
+                let metadata = ObjectMeta::deserialize(metadata).map_err(D::Error::custom)?;
+                Ok(Self::Unreadable {
+                    reason: reason.to_string(),
+                    metadata: Box::new(metadata),
+                })
+            }
+        }
+    }
+}
+
+impl<K: Resource> Resource for Guarded<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn metadata_api() -> bool {
+        K::metadata_api()
+    }
+
+    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::kind(dynamic)
+    }
+
+    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::group(dynamic)
+    }
+
+    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::version(dynamic)
+    }
+
+    fn api_version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::api_version(dynamic)
+    }
+
+    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Readable(object) => object.meta(),
+            Self::Unreadable { metadata, .. } => metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::Readable(object) => object.meta_mut(),
+            Self::Unreadable { metadata, .. } => metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Guarded;
+    use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+    use kube::{Resource, core::PartialObjectMeta, core::WatchEvent};
+    use serde_json::json;
+
+    #[test]
+    fn managed_fields_are_never_built() {
+        let value = json!({"metadata": {"name": "a", "managedFields": [{"manager": "kubectl"}]}, "data": {"k": "v"}});
+        let Guarded::Readable(object) = serde_json::from_value::<Guarded<ConfigMap>>(value).unwrap() else {
+            panic!("it is readable")
+        };
+        assert_eq!(object.metadata.managed_fields, None);
+        assert_eq!(object.data.unwrap()["k"], "v");
+    }
+
+    #[test]
+    fn an_object_that_does_not_fit_still_has_a_name() {
+        let text = r#"{"object": {"metadata": {"name": "a"}, "data": 7}, "type": "ADDED"}"#;
+        let WatchEvent::Added(object) = serde_json::from_str::<WatchEvent<Guarded<ConfigMap>>>(text).unwrap() else {
+            panic!("it was added")
+        };
+        assert_eq!(object.meta().name.as_deref(), Some("a"));
+        let Guarded::Unreadable { reason, .. } = object else {
+            panic!("it is not readable")
+        };
+        assert!(reason.contains("invalid type"), "{reason}");
+    }
+
+    #[test]
+    fn what_has_no_metadata_is_no_object() {
+        assert!(serde_json::from_value::<Guarded<ConfigMap>>(json!({"data": 7})).is_err());
+    }
+
+    #[test]
+    fn metadata_alone_is_asked_for_where_that_is_wanted() {
+        assert!(Guarded::<PartialObjectMeta<Pod>>::metadata_api());
+        assert!(!Guarded::<Pod>::metadata_api());
+    }
+}

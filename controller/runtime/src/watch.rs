@@ -1,0 +1,325 @@
+//! Watches: the one caller of kube's watcher.
+//!
+//! ```text
+//! API server ──▶ Guarded<K> ──▶ prune ──▶ Cache<K> ──▶ on_change / signals
+//!                    │ unreadable: warned of once, counted, skipped
+//!                    ▼ errors: back-off, one log line at the change, counted
+//! ```
+//!
+//! # Guarantees
+//! - Nothing is stored before it was pruned; `managedFields` are always dropped.
+//! - After an error the next try waits 0.5 s to 30 s, doubling, with jitter; at once less after a success.
+//! - One line is logged when a watch breaks and one when it is back, not one at each try.
+//! - Readers are woken by changes of objects or of what can be seen; bookmarks, reconnects and lists that show nothing
+//!   new wake nobody.
+//! - A kind that the API server does not know is a state ([`KindMissing`](crate::Problem::KindMissing)), asked for again with back-off.
+//! - It ends when the process stops.
+//!
+//! # Caveats
+//! A list from the API server's cache may be older than what was seen before it. See also [`Cache`].
+
+use crate::{
+    Backoff, Process, Readiness,
+    cache::{Cache, Change, Signal},
+    clock::Instant,
+    guarded::Guarded,
+    metrics::Label,
+};
+use futures::{Stream, StreamExt};
+use kube::{
+    Api, Client, Resource,
+    core::{ClusterResourceScope, NamespaceResourceScope},
+    runtime::watcher,
+};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use serde::de::DeserializeOwned;
+use std::{convert::Infallible, fmt::Debug, pin::pin, time::Duration};
+
+mod acceptance;
+mod failure;
+mod observer;
+
+use acceptance::Acceptance;
+use observer::Observer;
+
+pub(crate) use acceptance::is_watch;
+
+/// The first wait after an error.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// The longest.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// How the objects are listed before they are watched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Listing {
+    /// In one answer from the API server's cache: cheap for it even if every node asks at once. For small sets, since
+    /// the answer is read as a whole.
+    #[default]
+    FromCache,
+    /// In pages of so many, from the store: bounded memory while listing.
+    Paged(u32),
+    /// As the first events of the watch itself, from the API server's cache and one by one: for large sets.
+    Streamed,
+}
+
+type Prune<K> = Box<dyn Fn(&mut K) + Send>;
+type OnChange<K> = Box<dyn FnMut(&Change<K>) + Send>;
+
+/// What to watch, to be [started](Watches::start).
+pub struct Watch<K> {
+    api: Api<Guarded<K>>,
+    acceptance: Acceptance,
+    name: &'static str,
+    fields: Option<String>,
+    labels: Option<String>,
+    listing: Listing,
+    optional: bool,
+    prune: Prune<K>,
+    on_change: Vec<OnChange<K>>,
+}
+
+impl<K: Resource> Watch<K> {
+    /// All objects of a kind, in all namespaces. `name` is for logs, metrics and readiness, such as `nodes`.
+    pub fn all(client: Client, name: &'static str) -> Self
+    where
+        K::DynamicType: Default,
+    {
+        Self::of(client, name, Api::all)
+    }
+
+    /// The objects of a kind in one namespace.
+    pub fn namespaced(client: Client, namespace: &str, name: &'static str) -> Self
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Self::of(client, name, |client| Api::namespaced(client, namespace))
+    }
+
+    /// One object of a kind that is of the whole cluster.
+    pub fn one(client: Client, object: &str, name: &'static str) -> Self
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+        K::DynamicType: Default,
+    {
+        Self::of(client, name, Api::all).fields(format!("metadata.name={object}"))
+    }
+
+    /// All objects of a kind that is known only at run time.
+    pub fn dynamic(client: Client, kind: &K::DynamicType, name: &'static str) -> Self {
+        Self::of(client, name, |client| Api::all_with(client, kind))
+    }
+
+    fn of(client: Client, name: &'static str, scope: impl FnOnce(Client) -> Api<Guarded<K>>) -> Self {
+        let acceptance = Acceptance::default();
+        Self {
+            api: scope(acceptance.observing(client)),
+            acceptance,
+            name,
+            fields: None,
+            labels: None,
+            listing: Listing::default(),
+            optional: false,
+            prune: Box::new(|_| {}),
+            on_change: Vec::new(),
+        }
+    }
+
+    /// Only objects whose fields match.
+    #[must_use]
+    pub fn fields(mut self, selector: impl Into<String>) -> Self {
+        self.fields = Some(selector.into());
+        self
+    }
+
+    /// Only objects whose labels match.
+    #[must_use]
+    pub fn labels(mut self, selector: impl Into<String>) -> Self {
+        self.labels = Some(selector.into());
+        self
+    }
+
+    /// How they are listed.
+    #[must_use]
+    pub fn listing(mut self, listing: Listing) -> Self {
+        self.listing = listing;
+        self
+    }
+
+    /// The kind need not be installed: that it is missing is as good as an empty list, for being ready.
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        self.optional = true;
+        self
+    }
+
+    /// Clears what nobody reads, before the object is stored.
+    #[must_use]
+    pub fn prune(mut self, prune: impl Fn(&mut K) + Send + 'static) -> Self {
+        self.prune = Box::new(prune);
+        self
+    }
+
+    /// Wakes whoever waits for `signal` at each change.
+    #[must_use]
+    pub fn wakes(self, signal: &Signal) -> Self {
+        let signal = signal.clone();
+        self.on_change(move |_| signal.notify())
+    }
+
+    /// Calls `told` with each change, after it is in the cache. It holds up the watch: only put it in a queue.
+    #[must_use]
+    pub fn on_change(mut self, told: impl FnMut(&Change<K>) + Send + 'static) -> Self {
+        self.on_change.push(Box::new(told));
+        self
+    }
+
+    fn config(&self) -> watcher::Config {
+        let config = watcher::Config {
+            label_selector: self.labels.clone(),
+            field_selector: self.fields.clone(),
+            ..watcher::Config::default()
+        };
+        match self.listing {
+            // A page size would make the API server read from its store: the cache serves only whole lists.
+            Listing::FromCache => watcher::Config {
+                page_size: None,
+                ..config.any_semantic()
+            },
+            Listing::Paged(size) => config.page_size(size),
+            Listing::Streamed => config.streaming_lists(),
+        }
+    }
+}
+
+/// Starts watches: what they share.
+#[derive(Clone, Debug)]
+pub struct Watches {
+    process: Process,
+    readiness: Readiness,
+    metrics: WatchMetrics,
+}
+
+impl Watches {
+    /// Watches that end with `process`, hold back `readiness` until they are synced, and count in `metrics`.
+    pub fn new(process: &Process, readiness: &Readiness, metrics: &WatchMetrics) -> Self {
+        Self {
+            process: process.clone(),
+            readiness: readiness.clone(),
+            metrics: metrics.clone(),
+        }
+    }
+
+    /// Starts a watch; the cache fills and stays up to date until the process stops.
+    pub fn start<K>(&self, watch: Watch<K>) -> Cache<K>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Clone + Debug,
+    {
+        let cache = Cache::default();
+        let events = events(watch.api.clone(), watch.config());
+        let (name, acceptance) = (watch.name, watch.acceptance.clone());
+        let ready = self.readiness.handle(name);
+        let observer = Observer::new(watch, cache.clone(), ready, self.metrics.clone());
+        let stopping = self.process.stopping();
+        self.process.spawn_critical(format!("watching {name}"), async move {
+            stopping
+                .run_until_cancelled(follow(events, &acceptance, observer))
+                .await;
+            Ok::<_, Infallible>(())
+        });
+        cache
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that opens watches: follow() backs off, prunes, counts and ends them"
+)]
+fn events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watcher(api, config)
+}
+
+/// Hands each event to the observer; waits after each error, as the stream tries again when it is polled.
+async fn follow<K: Resource>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<Guarded<K>>>>,
+    acceptance: &Acceptance,
+    mut observer: Observer<K>,
+) {
+    let mut events = pin!(events);
+    let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+    let mut last_error: Option<Instant> = None;
+    loop {
+        let event = tokio::select! {
+            Some(event) = events.next() => event,
+            () = acceptance.given() => {
+                observer.sees_again();
+                continue;
+            }
+            else => return,
+        };
+        match event {
+            Ok(event) => {
+                if observer.observe(event) {
+                    backoff.reset();
+                }
+            }
+            Err(error) => {
+                // An accepted watch shows nothing until something changes. That it held for long is a success too.
+                if last_error.is_some_and(|last| last.elapsed() > 2 * LONGEST_WAIT) {
+                    backoff.reset();
+                }
+                last_error = Some(Instant::now());
+                observer.failed(&error);
+                tokio::time::sleep(backoff.delay()).await;
+            }
+        }
+    }
+}
+
+/// How watches fare.
+#[derive(Clone, Debug, Default)]
+pub struct WatchMetrics {
+    lists: Family<NameLabel, Counter>,
+    errors: Family<ErrorLabels, Counter>,
+    unreadable: Family<NameLabel, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NameLabel {
+    watch: Label,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrorLabels {
+    watch: Label,
+    error: Label,
+}
+
+impl WatchMetrics {
+    /// Counts in `registry`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let lists = "Complete lists that a watch began with, the first one included";
+        registry.register("drydock_watch_lists", lists, metrics.lists.clone());
+        let errors = "Errors of a watch, by what went wrong";
+        registry.register("drydock_watch_errors", errors, metrics.errors.clone());
+        let unreadable = "Objects that a watch skipped because they do not fit their kind";
+        registry.register(
+            "drydock_watch_unreadable_objects",
+            unreadable,
+            metrics.unreadable.clone(),
+        );
+        metrics
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What an error of a watch means.
+
+use crate::{cache::Problem, chain, metrics::Label};
+use kube::{core::Status, runtime::watcher};
+
+/// An error of a watch, in the words of its reader and of its metric.
+pub(super) struct Failure {
+    /// What the cache says of it; none if it is part of every watch's life.
+    pub(super) problem: Option<Problem>,
+    /// The label of the metric.
+    pub(super) name: Label,
+}
+
+pub(super) fn classify(error: &watcher::Error) -> Failure {
+    let failing = |name| Failure {
+        problem: Some(Problem::Failing(chain(error).to_string())),
+        name,
+    };
+    let status = match error {
+        watcher::Error::WatchError(status) => status,
+        watcher::Error::NoResourceVersion => return failing("malformed"),
+        watcher::Error::InitialListFailed(source)
+        | watcher::Error::WatchStartFailed(source)
+        | watcher::Error::WatchFailed(source) => match source {
+            kube::Error::Api(status) => status,
+            kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => return failing("malformed"),
+            kube::Error::Auth(_) => return failing("unauthorized"),
+            _ => return failing("connection"),
+        },
+    };
+    by_status(status).unwrap_or_else(|| {
+        failing(match status.code {
+            401 => "unauthorized",
+            429 => "throttled",
+            500.. => "server",
+            _ => "refused",
+        })
+    })
+}
+
+fn by_status(status: &Status) -> Option<Failure> {
+    let (problem, name) = match status.code {
+        403 => (Some(Problem::Forbidden), "forbidden"),
+        404 => (Some(Problem::KindMissing), "kind_missing"),
+        // The API server keeps history for some minutes; who comes later lists again.
+        410 => (None, "expired"),
+        _ => return None,
+    };
+    Some(Failure { problem, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Problem, classify};
+    use kube::{core::Status, runtime::watcher::Error};
+
+    #[test]
+    fn each_error_has_a_name_and_a_meaning() {
+        let api = |code| Box::new(Status::failure("said", "Reason").with_code(code));
+        let listing = |code| Error::InitialListFailed(kube::Error::Api(api(code)));
+        for (error, name, problem) in [
+            (listing(404), "kind_missing", Some(Problem::KindMissing)),
+            (listing(403), "forbidden", Some(Problem::Forbidden)),
+            (Error::WatchError(api(410)), "expired", None),
+        ] {
+            let failure = classify(&error);
+            assert_eq!((failure.name, failure.problem), (name, problem));
+        }
+        for (code, name) in [
+            (401, "unauthorized"),
+            (429, "throttled"),
+            (503, "server"),
+            (422, "refused"),
+        ] {
+            let failure = classify(&listing(code));
+            let said = "failed to perform initial object list: ApiError: said: Reason".to_owned();
+            assert_eq!((failure.name, failure.problem), (name, Some(Problem::Failing(said))));
+        }
+        assert_eq!(classify(&Error::NoResourceVersion).name, "malformed");
+        let lost = kube::Error::ReadEvents(std::io::Error::other("reset"));
+        assert_eq!(classify(&Error::WatchFailed(lost)).name, "connection");
+    }
+}

@@ -1,0 +1,260 @@
+//! What one watch makes of what it sees: no waiting, no network.
+
+use super::{ErrorLabels, NameLabel, OnChange, Prune, Watch, WatchMetrics, failure::classify};
+use crate::{
+    ReadyHandle,
+    cache::{Cache, Change, Key, Problem, Sight},
+    guarded::Guarded,
+};
+use kube::{Resource, runtime::watcher};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+/// Turns the events of a watch into the state of its cache, and tells who wants to know.
+pub(super) struct Observer<K> {
+    name: &'static str,
+    optional: bool,
+    prune: Prune<K>,
+    on_change: Vec<OnChange<K>>,
+    cache: Cache<K>,
+    listing: Listing<K>,
+    ready: Option<ReadyHandle>,
+    metrics: WatchMetrics,
+}
+
+/// A list that is being received.
+struct Listing<K> {
+    objects: HashMap<Key, Arc<K>>,
+    unreadable: BTreeMap<Key, String>,
+}
+
+impl<K> Default for Listing<K> {
+    fn default() -> Self {
+        Self {
+            objects: HashMap::new(),
+            unreadable: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: Resource> Observer<K> {
+    pub(super) fn new(watch: Watch<K>, cache: Cache<K>, ready: ReadyHandle, metrics: WatchMetrics) -> Self {
+        let Watch {
+            api: _,
+            acceptance: _,
+            name,
+            fields: _,
+            labels: _,
+            listing: _,
+            optional,
+            prune,
+            on_change,
+        } = watch;
+        Self {
+            name,
+            optional,
+            prune,
+            on_change,
+            cache,
+            listing: Listing::default(),
+            ready: Some(ready),
+            metrics,
+        }
+    }
+
+    /// Takes in an event; whether it shows that the API server answers.
+    pub(super) fn observe(&mut self, event: watcher::Event<Guarded<K>>) -> bool {
+        match event {
+            // Only says that a list is going to be asked for.
+            watcher::Event::Init => {
+                self.listing = Listing::default();
+                return false;
+            }
+            watcher::Event::InitApply(object) => self.listed(object),
+            watcher::Event::InitDone => {
+                self.list_complete();
+                self.sees(true, None);
+            }
+            watcher::Event::Apply(object) => {
+                self.applied(object);
+                self.sees_again();
+            }
+            watcher::Event::Delete(object) => {
+                self.deleted(&object);
+                self.sees_again();
+            }
+        }
+        true
+    }
+
+    /// Takes in an error; the watch is going to be tried again.
+    pub(super) fn failed(&mut self, error: &watcher::Error) {
+        let failure = classify(error);
+        self.metrics
+            .errors
+            .get_or_create(&ErrorLabels {
+                watch: self.name,
+                error: failure.name,
+            })
+            .inc();
+        tracing::debug!(watch = self.name, error = %crate::chain(error), "watch error");
+        let Some(problem) = failure.problem else { return };
+        if problem == Problem::KindMissing && self.optional {
+            self.release();
+        }
+        let synced = self.cache.sight().synced;
+        self.sees(synced, Some(problem));
+    }
+
+    fn listed(&mut self, object: Guarded<K>) {
+        match object {
+            Guarded::Readable(mut object) => {
+                let key = Key::of(object.as_ref());
+                // What is held already is kept, so that listing again does not double the memory.
+                let known = self
+                    .cache
+                    .get(&key)
+                    .filter(|known| same_version(known.as_ref(), object.as_ref()));
+                let object = known.unwrap_or_else(|| {
+                    (self.prune)(&mut object);
+                    Arc::from(object)
+                });
+                self.listing.objects.insert(key, object);
+            }
+            Guarded::Unreadable { reason, metadata } => {
+                let key = Key::of_meta(&metadata);
+                if let Some(last) = self.cache.get(&key) {
+                    self.listing.objects.insert(key.clone(), last);
+                }
+                self.listing.unreadable.insert(key, reason);
+            }
+        }
+    }
+
+    fn list_complete(&mut self) {
+        self.metrics.lists.get_or_create(&NameLabel { watch: self.name }).inc();
+        let Listing { objects, unreadable } = std::mem::take(&mut self.listing);
+        let known = self.cache.unreadable();
+        let bad: Vec<_> = unreadable
+            .iter()
+            .filter(|(key, reason)| known.get(key) != Some(reason))
+            .collect();
+        let bad: Vec<_> = bad
+            .into_iter()
+            .map(|(key, reason)| (key.clone(), reason.clone()))
+            .collect();
+        let mut changes = Vec::new();
+        for (key, new) in &objects {
+            let old = self.cache.get(key);
+            // The very same object was taken over from the cache: nothing new.
+            if !old.as_ref().is_some_and(|old| Arc::ptr_eq(old, new)) {
+                changes.push(Change::Object {
+                    key: key.clone(),
+                    old,
+                    new: Some(new.clone()),
+                });
+            }
+        }
+        self.cache.for_each(|key, old| {
+            if !objects.contains_key(key) {
+                changes.push(Change::Object {
+                    key: key.clone(),
+                    old: Some(old.clone()),
+                    new: None,
+                });
+            }
+        });
+        self.cache.replace(objects, unreadable);
+        for change in &changes {
+            self.tell(change);
+        }
+        for (key, reason) in bad {
+            self.unreadable(key, &reason);
+        }
+        self.release();
+    }
+
+    fn applied(&mut self, object: Guarded<K>) {
+        match object {
+            Guarded::Readable(mut object) => {
+                (self.prune)(&mut object);
+                let key = Key::of(object.as_ref());
+                let new: Arc<K> = Arc::from(object);
+                let old = self.cache.insert(key.clone(), new.clone());
+                self.tell(&Change::Object {
+                    key,
+                    old,
+                    new: Some(new),
+                });
+            }
+            Guarded::Unreadable { reason, metadata } => {
+                let key = Key::of_meta(&metadata);
+                if self.cache.cannot_read(key.clone(), &reason) {
+                    self.unreadable(key, &reason);
+                }
+            }
+        }
+    }
+
+    fn deleted(&mut self, object: &Guarded<K>) {
+        let key = Key::of(object);
+        let old = self.cache.remove(&key);
+        self.tell(&Change::Object { key, old, new: None });
+    }
+
+    fn unreadable(&mut self, key: Key, reason: &str) {
+        tracing::warn!(watch = self.name, object = %key, reason, "skipped an object that does not fit its kind");
+        self.metrics
+            .unreadable
+            .get_or_create(&NameLabel { watch: self.name })
+            .inc();
+        self.tell(&Change::Unreadable { key });
+    }
+
+    /// News came in, so whatever was in the way no longer is.
+    pub(super) fn sees_again(&mut self) {
+        let synced = self.cache.sight().synced;
+        self.sees(synced, None);
+    }
+
+    fn sees(&mut self, synced: bool, problem: Option<Problem>) {
+        let before = self.cache.sight();
+        let after = Sight { synced, problem };
+        // An error's text may differ at each try; that it fails is no news.
+        if let (Some(Problem::Failing(_)), Some(Problem::Failing(_))) = (&before.problem, &after.problem) {
+            return;
+        }
+        if !self.cache.see(after.clone()) {
+            return;
+        }
+        match (&before.problem, &after.problem) {
+            (_, Some(Problem::KindMissing)) if self.optional => {
+                tracing::info!(watch = self.name, "the API server does not serve this kind (yet)");
+            }
+            (_, Some(problem)) => tracing::warn!(watch = self.name, %problem, "watch broken, trying again"),
+            (Some(_), None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watch is back"),
+            (None, None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watching"),
+        }
+        self.tell(&Change::Sight(after));
+    }
+
+    fn release(&mut self) {
+        if let Some(ready) = self.ready.take() {
+            ready.release();
+        }
+    }
+
+    fn tell(&mut self, change: &Change<K>) {
+        for told in &mut self.on_change {
+            told(change);
+        }
+    }
+}
+
+fn same_version<K: Resource>(one: &K, other: &K) -> bool {
+    let version = |object: &K| object.meta().resource_version.clone();
+    // Names can be given again: only the same object in the same version is the same.
+    one.meta().uid == other.meta().uid && version(one).is_some() && version(one) == version(other)
+}

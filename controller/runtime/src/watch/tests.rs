@@ -1,0 +1,384 @@
+use super::{ErrorLabels, Listing, NameLabel, Watch, WatchMetrics, Watches};
+use crate::{
+    Process, Readiness,
+    cache::{Cache, Change, Key, Problem, Signal},
+    clock::Instant,
+    mock::{ApiServer, api_server},
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::{Client, core::PartialObjectMeta};
+use serde_json::{Value, json};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+struct Setup {
+    process: Process,
+    readiness: Readiness,
+    metrics: WatchMetrics,
+    watches: Watches,
+    server: ApiServer,
+    client: Client,
+    signal: Signal,
+}
+
+fn setup() -> Setup {
+    let (client, server) = api_server();
+    let (process, readiness, metrics) = (Process::new(), Readiness::new(), WatchMetrics::default());
+    let watches = Watches::new(&process, &readiness, &metrics);
+    Setup {
+        process,
+        readiness,
+        metrics,
+        watches,
+        server,
+        client,
+        signal: Signal::new(),
+    }
+}
+
+impl Setup {
+    fn watch(&self) -> Watch<ConfigMap> {
+        Watch::namespaced(self.client.clone(), "drydock", "config").wakes(&self.signal)
+    }
+
+    fn errors(&self, error: &'static str) -> u64 {
+        self.metrics
+            .errors
+            .get_or_create(&ErrorLabels { watch: "config", error })
+            .get()
+    }
+}
+
+fn config_map(name: &str, version: &str, value: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {
+            "name": name, "namespace": "drydock", "uid": name, "resourceVersion": version,
+            "managedFields": [{"manager": "kubectl"}],
+        },
+        "data": {"key": value, "unread": "much"},
+    })
+}
+
+fn key(name: &str) -> Key {
+    Key::namespaced("drydock", name)
+}
+
+fn value(cache: &Cache<ConfigMap>, name: &str) -> Option<String> {
+    cache
+        .get(&key(name))
+        .and_then(|object| object.data.as_ref()?.get("key").cloned())
+}
+
+/// Waits until the reader is woken, as a reconcile loop does.
+async fn woken(signal: &Signal) {
+    let woken = tokio::time::timeout(Duration::from_secs(3600), signal.notified()).await;
+    woken.expect("nobody woke the reader");
+}
+
+/// Waits until the reader was woken and nothing more happens.
+async fn settled(signal: &Signal) {
+    woken(signal).await;
+    while !is_asleep(signal).await {}
+}
+
+async fn is_asleep(signal: &Signal) -> bool {
+    tokio::time::timeout(Duration::from_secs(20), signal.notified())
+        .await
+        .is_err()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_small_set_is_listed_from_the_cache_of_the_api_server() {
+    let mut setup = setup();
+    setup
+        .watches
+        .start(setup.watch().fields("metadata.name=a").labels("tier=x"));
+    let list = setup.server.asked().await;
+    let path = "/api/v1/namespaces/drydock/configmaps";
+    let selected = "labelSelector=tier%3Dx&fieldSelector=metadata.name%3Da";
+    let (query, cached) = (
+        list.line.split_once('?').unwrap().1,
+        "resourceVersion=0&resourceVersionMatch=NotOlderThan",
+    );
+    assert!(list.line.starts_with(path), "{}", list.line);
+    let mut parts: Vec<_> = query.split('&').filter(|part| !part.is_empty()).collect();
+    let mut expected: Vec<_> = selected.split('&').chain(cached.split('&')).collect();
+    parts.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(
+        parts, expected,
+        "no limit: with one the API server reads from its store"
+    );
+    list.list("7", &[]);
+    let watch = setup.server.asked().await;
+    for part in [
+        "watch=true",
+        "resourceVersion=7",
+        "allowWatchBookmarks=true",
+        "timeoutSeconds=290",
+    ] {
+        assert!(watch.line.contains(part), "{part} is missing in {}", watch.line);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_set_is_listed_in_pages_or_streamed() {
+    let mut setup = setup();
+    setup.watches.start(setup.watch().listing(Listing::Paged(50)));
+    let list = setup.server.asked().await;
+    assert!(
+        list.line.contains("limit=50") && !list.line.contains("resourceVersion=0"),
+        "{}",
+        list.line
+    );
+
+    let mut setup = self::setup();
+    let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
+    let watch = setup.server.asked().await;
+    assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
+    let open = watch.open();
+    open.send("ADDED", &config_map("a", "3", "one"));
+    let end = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"resourceVersion": "3", "annotations": {"k8s.io/initial-events-end": "true"}},
+    });
+    open.send("BOOKMARK", &end);
+    assert!(cache.answered().await.is_clear());
+    assert_eq!(value(&cache, "a").as_deref(), Some("one"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn metadata_alone_is_fetched_where_that_is_wanted() {
+    let mut setup = setup();
+    let cache = setup
+        .watches
+        .start(Watch::<PartialObjectMeta<Pod>>::all(setup.client.clone(), "pods"));
+    let list = setup.server.asked().await;
+    assert!(list.line.starts_with("/api/v1/pods?"), "{}", list.line);
+    let pod = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "p"}});
+    list.list("1", &[pod]);
+    cache.answered().await;
+    assert!(cache.get(&Key::cluster("p")).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_is_pruned_stored_and_told() {
+    let mut setup = setup();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let sink = told.clone();
+    let prune = |object: &mut ConfigMap| {
+        object.data.as_mut().map(|data| data.remove("unread"));
+    };
+    let watch = setup.watch().prune(prune).on_change(move |change| {
+        let line = match change {
+            Change::Object { key, old, new } => format!("{key} {} {}", old.is_some(), new.is_some()),
+            Change::Unreadable { key } => format!("{key} unreadable"),
+            Change::Sight(sight) => format!("clear: {}", sight.is_clear()),
+        };
+        sink.lock().unwrap().push(line);
+    });
+    let cache = setup.watches.start(watch);
+    assert_eq!(setup.readiness.waiting(), ["config"]);
+    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    cache.answered().await;
+    assert!(setup.readiness.is_ready());
+    let stored = cache.get(&key("a")).unwrap();
+    assert_eq!(stored.metadata.managed_fields, None);
+    assert_eq!(stored.data.as_ref().unwrap().len(), 1);
+
+    let open = setup.server.asked().await.open();
+    open.send("MODIFIED", &config_map("a", "6", "two"));
+    open.send("ADDED", &config_map("b", "7", "new"));
+    open.send("DELETED", &config_map("a", "8", "two"));
+    settled(&setup.signal).await;
+    assert_eq!((value(&cache, "a"), value(&cache, "b").as_deref()), (None, Some("new")));
+    let told = told.lock().unwrap();
+    let expected = [
+        "drydock/a false true",
+        "clear: true",
+        "drydock/a true true",
+        "drydock/b false true",
+        "drydock/a true false",
+    ];
+    assert_eq!(*told, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookmarks_and_reconnects_wake_nobody() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch());
+    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    let open = setup.server.asked().await.open();
+    woken(&setup.signal).await;
+    open.bookmark("90");
+    assert!(is_asleep(&setup.signal).await);
+    drop(open);
+    let again = setup.server.asked().await;
+    assert!(again.line.contains("resourceVersion=90"), "{}", again.line);
+    let open = again.open();
+    assert!(is_asleep(&setup.signal).await);
+
+    // The history is gone; the new list shows what is known already, and one object less.
+    open.send(
+        "ERROR",
+        &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
+    );
+    setup.server.asked().await.list("95", &[config_map("a", "4", "one")]);
+    let open = setup.server.asked().await.open();
+    assert!(is_asleep(&setup.signal).await);
+    assert_eq!(setup.errors("expired"), 1);
+    assert_eq!(
+        setup.metrics.lists.get_or_create(&NameLabel { watch: "config" }).get(),
+        2
+    );
+
+    open.send(
+        "ERROR",
+        &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
+    );
+    setup.server.asked().await.list("99", &[]);
+    woken(&setup.signal).await;
+    assert!(cache.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_are_waited_out_longer_and_longer_until_it_works() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch());
+    let start = Instant::now();
+    let mut waits = Vec::new();
+    for _ in 0..10 {
+        let before = Instant::now();
+        setup.server.asked().await.refuse(500, "InternalError");
+        waits.push(before.elapsed());
+    }
+    for (wait, whole) in waits[1..]
+        .iter()
+        .zip([500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000])
+    {
+        let whole = Duration::from_millis(whole);
+        assert!(
+            *wait >= whole / 2 && *wait <= whole + Duration::from_millis(2),
+            "{wait:?} of {whole:?}"
+        );
+    }
+    assert!(start.elapsed() < Duration::from_secs(130));
+    assert_eq!(setup.errors("server"), 9);
+    let problem = cache.sight().problem.unwrap();
+    assert!(
+        problem.to_string().contains("refused with 500: InternalError"),
+        "{problem}"
+    );
+    assert!(!setup.readiness.is_ready());
+
+    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    assert!(cache.answered().await.is_clear());
+    assert!(setup.readiness.is_ready());
+    // The next error waits but little: the success began anew.
+    setup.server.asked().await.refuse(500, "InternalError");
+    let before = Instant::now();
+    let again = setup.server.asked().await;
+    assert!(
+        before.elapsed() <= Duration::from_millis(1001),
+        "{:?}",
+        before.elapsed()
+    );
+    assert!(!cache.sight().is_clear() && cache.sight().synced);
+    // An accepted watch is back, even if nothing changes for days.
+    let _open = again.open();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(cache.sight().is_clear());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_object_that_does_not_fit_stops_nothing() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch());
+    let mut bad = config_map("bad", "4", "");
+    bad["data"] = json!(7);
+    setup
+        .server
+        .asked()
+        .await
+        .list("5", &[bad.clone(), config_map("a", "4", "one")]);
+    assert!(cache.answered().await.is_clear());
+    assert_eq!(value(&cache, "a").as_deref(), Some("one"));
+    assert!(cache.unreadable()[&key("bad")].contains("invalid type"));
+
+    let open = setup.server.asked().await.open();
+    woken(&setup.signal).await;
+    let mut worse = config_map("a", "6", "");
+    worse["data"] = json!("nothing");
+    open.send("MODIFIED", &worse);
+    open.send("ADDED", &config_map("b", "7", "two"));
+    settled(&setup.signal).await;
+    assert_eq!(value(&cache, "a").as_deref(), Some("one"), "what was known of it stays");
+    assert_eq!(value(&cache, "b").as_deref(), Some("two"));
+    assert_eq!(
+        setup
+            .metrics
+            .unreadable
+            .get_or_create(&NameLabel { watch: "config" })
+            .get(),
+        2
+    );
+
+    open.send("MODIFIED", &config_map("bad", "8", "good"));
+    open.send("MODIFIED", &config_map("a", "9", "good"));
+    settled(&setup.signal).await;
+    assert!(cache.unreadable().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch().optional());
+    setup.server.asked().await.refuse(404, "NotFound");
+    let sight = cache.answered().await;
+    assert_eq!((sight.synced, sight.problem), (false, Some(Problem::KindMissing)));
+    woken(&setup.signal).await;
+    assert!(setup.readiness.is_ready(), "an optional kind is not waited for");
+    setup.server.asked().await.refuse(404, "NotFound");
+    assert!(is_asleep(&setup.signal).await, "the same state is no news");
+    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    woken(&setup.signal).await;
+    assert!(cache.sight().is_clear());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_needed_is_waited_for() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch());
+    setup.server.asked().await.refuse(404, "NotFound");
+    cache.answered().await;
+    assert_eq!(setup.readiness.waiting(), ["config"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_cut_at_once_does_not_become_a_flood() {
+    let mut setup = setup();
+    setup.watches.start(setup.watch());
+    setup.server.asked().await.list("5", &[]);
+    let start = Instant::now();
+    for _ in 0..60 {
+        drop(setup.server.asked().await.open());
+    }
+    assert!(start.elapsed() >= Duration::from_secs(59), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn ends_when_the_process_stops() {
+    let mut setup = setup();
+    setup.watches.start(setup.watch());
+    let _asked = setup.server.asked().await;
+    assert_eq!(setup.process.running_tasks(), ["watching config"]);
+    setup.process.stop();
+    let run = setup
+        .process
+        .run(futures::stream::pending(), Duration::from_secs(1))
+        .await;
+    assert!(run.is_ok());
+}
