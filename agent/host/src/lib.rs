@@ -1,1 +1,44 @@
-//! placeholder
+//! What this machine is and runs: cpuid, `/proc`, `/sys`, KVM and libvirt.
+//!
+//! The door is [`inspection::inspect`]: it gathers [`NodeFacts`](drydock_api::facts::NodeFacts)
+//! and never fails as a whole. What the processor and the kernel say stands by itself; what libvirt
+//! says is added if libvirt can be asked, and otherwise a [`problem::Problem`] says why not.
+//! [`fingerprint::fingerprint`] and [`watch::HostWatch`] tell when it is worth asking again.
+//!
+//! ```text
+//!  cpuid / cpuinfo ─┐
+//!  kernel          ─┼─► NodeFacts ◄── libvirt_answers ◄── domain_capabilities, baseline,
+//!  kvm, hyperv     ─┘                      ▲              capabilities (pure parsers)
+//!                                          │
+//!                        libvirt (client) ─┴─ private_libvirtd (started for the question)
+//! ```
+//!
+//! This is the only crate that links C or holds `unsafe`; each such block says why it is needed
+//! and why it is sound.
+
+pub mod architecture;
+pub mod baseline;
+pub mod capabilities;
+#[cfg(target_arch = "x86_64")]
+mod cpu_flags;
+pub mod cpu_map;
+#[cfg(target_arch = "x86_64")]
+pub mod cpuid;
+pub mod cpuinfo;
+mod descendants;
+mod device_nodes;
+pub mod document;
+pub mod domain_capabilities;
+pub mod fake;
+pub mod fingerprint;
+pub mod hyperv;
+pub mod inspection;
+pub mod kernel;
+pub mod kvm;
+pub mod libvirt;
+pub mod libvirt_answers;
+pub mod memory;
+pub mod private_libvirtd;
+pub mod problem;
+pub mod roots;
+pub mod watch;

@@ -1,0 +1,244 @@
+//! libvirt's CPU map: which features a named CPU model has.
+//!
+//! The map is a folder: `index.xml` includes one file for each model. A model may be built on
+//! others: it has their features and adds its own; a feature marked `removed` is one that QEMU has
+//! taken away from the model, which libvirt no longer counts in. s390x has no models here: there
+//! they are QEMU's alone.
+//!
+//! Loading takes a few milliseconds and about a megabyte, so a map is loaded for a question and
+//! dropped.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{self, Read},
+    path::{Component, Path, PathBuf},
+};
+
+use roxmltree::Node;
+use thiserror::Error;
+
+use crate::document::{MAX_BYTES, MAX_LIST, ParseError, Reading, children};
+
+/// Most files of a map; libvirt 12 has 250.
+const MAX_FILES: usize = 2048;
+
+/// Deepest chain of models; libvirt has two.
+const MAX_DEPTH: usize = 32;
+
+/// Why a CPU map could not be loaded.
+#[derive(Debug, Error)]
+pub enum CpuMapError {
+    /// A file could not be read.
+    #[error("{} cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A file was not understood.
+    #[error("{} is not understood", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// A file that is named is outside of the map's folder.
+    #[error("{} includes {include}, which is outside of its folder", path.display())]
+    Outside {
+        /// The file that includes.
+        path: PathBuf,
+        /// The file that it names.
+        include: String,
+    },
+    /// More files than any real map has.
+    #[error("the CPU map has more than {MAX_FILES} files")]
+    TooManyFiles,
+}
+
+/// A model as its file says.
+#[derive(Debug, Default)]
+struct Model {
+    ancestors: Vec<String>,
+    features: Vec<String>,
+    vendor: Option<String>,
+}
+
+/// A loaded CPU map.
+#[derive(Debug, Default)]
+pub struct CpuMap {
+    models: BTreeMap<String, Model>,
+}
+
+impl CpuMap {
+    /// Loads the map in a folder.
+    ///
+    /// # Errors
+    /// If a file is missing, is not understood, or includes one outside of the folder.
+    pub fn load(folder: &Path) -> Result<Self, CpuMapError> {
+        let mut map = Self::default();
+        let mut seen = BTreeSet::from(["index.xml".to_owned()]);
+        let mut waiting = vec!["index.xml".to_owned()];
+        while let Some(name) = waiting.pop() {
+            let path = folder.join(&name);
+            let text = read(&path)?;
+            let includes = map.add(&text).map_err(|source| CpuMapError::Parse {
+                path: path.clone(),
+                source,
+            })?;
+            for include in includes {
+                let mut components = Path::new(&include).components();
+                if !matches!(
+                    (components.next(), components.next()),
+                    (Some(Component::Normal(_)), None)
+                ) {
+                    return Err(CpuMapError::Outside { path, include });
+                }
+                if seen.insert(include.clone()) {
+                    waiting.push(include);
+                }
+            }
+            if seen.len() > MAX_FILES {
+                return Err(CpuMapError::TooManyFiles);
+            }
+        }
+        Ok(map)
+    }
+
+    /// Adds what one file defines, and returns the files it includes.
+    fn add(&mut self, text: &str) -> Result<Vec<String>, ParseError> {
+        Reading::parse("the CPU map", "cpus", text, |reading, root| {
+            let mut includes = Vec::new();
+            for node in root.descendants() {
+                if node.has_tag_name("include") {
+                    if let Some(file) = reading.attribute("include", node, "filename")? {
+                        reading.push("include", &mut includes, file)?;
+                    }
+                } else if node.has_tag_name("model") && !is_ancestor(node) {
+                    self.add_model(reading, node)?;
+                }
+            }
+            Ok(includes)
+        })
+    }
+
+    fn add_model(&mut self, reading: Reading, node: Node<'_, '_>) -> Result<(), ParseError> {
+        let Some(name) = reading.attribute("model", node, "name")? else {
+            return Ok(());
+        };
+        let mut model = Model::default();
+        for ancestor in children(node, "model") {
+            if let Some(ancestor) = reading.attribute("model", ancestor, "name")? {
+                reading.push("model", &mut model.ancestors, ancestor)?;
+            }
+        }
+        for feature in children(node, "feature").filter(|feature| feature.attribute("removed") != Some("yes")) {
+            if let Some(feature) = reading.attribute("feature", feature, "name")? {
+                reading.push("feature", &mut model.features, feature)?;
+            }
+        }
+        for vendor in children(node, "vendor") {
+            model.vendor = reading.attribute("vendor", vendor, "name")?;
+        }
+        if self.models.len() < MAX_LIST {
+            self.models.entry(name).or_insert(model);
+        }
+        Ok(())
+    }
+
+    /// Names of all models.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.models.keys().map(String::as_str)
+    }
+
+    /// Whether the map has a model, by this or its plain name.
+    pub fn has(&self, model: &str) -> bool {
+        self.find(model).is_some()
+    }
+
+    /// All features of a model, those of the models it is built on included.
+    pub fn features(&self, model: &str) -> Option<BTreeSet<String>> {
+        let (name, _) = self.find(model)?;
+        let mut features = BTreeSet::new();
+        self.visit(name, &mut |model| {
+            features.extend(model.features.iter().cloned());
+            true
+        });
+        Some(features)
+    }
+
+    /// Vendor of a model, or of the first model it is built on that has one.
+    pub fn vendor(&self, model: &str) -> Option<String> {
+        let (name, _) = self.find(model)?;
+        let mut vendor = None;
+        self.visit(name, &mut |model| {
+            vendor.clone_from(&model.vendor);
+            vendor.is_none()
+        });
+        vendor
+    }
+
+    /// All models that have a feature.
+    pub fn models_with(&self, feature: &str) -> BTreeSet<String> {
+        let has = |name: &str| {
+            let mut found = false;
+            self.visit(name, &mut |model| {
+                found = model.features.iter().any(|own| own == feature);
+                !found
+            });
+            found
+        };
+        self.models.keys().filter(|name| has(name)).cloned().collect()
+    }
+
+    /// A model by its name. QEMU's `X-v1` is `X`; maps before libvirt 10.10 have only the latter,
+    /// which is what the canonical name in domain capabilities then has to be looked up by.
+    fn find(&self, name: &str) -> Option<(&str, &Model)> {
+        let plain = || {
+            name.strip_suffix("-v1")
+                .and_then(|plain| self.models.get_key_value(plain))
+        };
+        self.models
+            .get_key_value(name)
+            .or_else(plain)
+            .map(|(name, model)| (name.as_str(), model))
+    }
+
+    /// Visits a model and those it is built on, each once, until `visit` says that it is enough.
+    fn visit(&self, name: &str, visit: &mut dyn FnMut(&Model) -> bool) {
+        let mut seen = BTreeSet::from([name]);
+        let mut waiting = vec![(name, 0)];
+        while let Some((name, depth)) = waiting.pop() {
+            let Some(model) = self.models.get(name) else { continue };
+            if !visit(model) {
+                return;
+            }
+            if depth < MAX_DEPTH {
+                let more = model.ancestors.iter().filter(|ancestor| seen.insert(ancestor));
+                waiting.extend(more.map(|ancestor| (ancestor.as_str(), depth + 1)));
+            }
+        }
+    }
+}
+
+/// A `<model>` inside of a `<model>` names an ancestor; it defines nothing.
+fn is_ancestor(node: Node<'_, '_>) -> bool {
+    node.parent().is_some_and(|parent| parent.has_tag_name("model"))
+}
+
+/// A file of the map, bounded while it is read.
+fn read(path: &Path) -> Result<String, CpuMapError> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_BYTES as u64 + 1).read_to_string(&mut text))
+        .map_err(|source| CpuMapError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

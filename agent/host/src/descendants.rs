@@ -1,0 +1,108 @@
+//! Ending what a private libvirtd left behind.
+//!
+//! libvirtd runs in a session of its own, and the processes that it sends into the background
+//! (QEMU, to ask it) make sessions of theirs; this process is their reaper. So whatever descends
+//! from this process and is not in its session comes from libvirtd.
+
+use std::time::{Duration, Instant};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::{Pid, getpid},
+};
+use procfs::process::{Stat, all_processes};
+
+/// Time between two looks; a process that was killed is gone after some microseconds.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Whether a child was adopted: it is not in this process's session.
+pub(crate) fn is_adopted(child: Pid) -> bool {
+    let session = |pid: Pid| {
+        procfs::process::Process::new(pid.as_raw())
+            .and_then(|process| process.stat())
+            .map(|s| s.session)
+    };
+    match (session(child), session(getpid())) {
+        (Ok(theirs), Ok(ours)) => theirs != ours,
+        _ => false,
+    }
+}
+
+/// Reaps a child that has ended; true if it was reaped here.
+pub(crate) fn reap(child: Pid) -> bool {
+    matches!(waitpid(child, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive)
+}
+
+/// Kills and reaps all descendants in other sessions, and those that they start meanwhile.
+/// Returns how many are left when `within` has passed (a process in the kernel cannot be killed).
+pub(crate) fn end_all(within: Duration) -> usize {
+    let until = Instant::now() + within;
+    loop {
+        let left = in_other_sessions();
+        for process in &left {
+            let pid = Pid::from_raw(process.pid);
+            // Gone meanwhile is as good.
+            if process.state != 'Z' && kill(pid, Signal::SIGKILL) == Err(Errno::EPERM) {
+                tracing::warn!(pid = process.pid, program = %process.comm, "a process that libvirtd left cannot be killed");
+            }
+            if process.ppid == getpid().as_raw() {
+                reap(pid);
+            }
+        }
+        if left.is_empty() || Instant::now() >= until {
+            return left.len();
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Descendants of this process that are not in its session.
+fn in_other_sessions() -> Vec<Stat> {
+    let own = getpid().as_raw();
+    let processes: Vec<Stat> = all_processes()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|process| process.stat().ok())
+        .collect();
+    let Some(session) = processes
+        .iter()
+        .find(|process| process.pid == own)
+        .map(|process| process.session)
+    else {
+        return Vec::new();
+    };
+    let parent = |pid: i32| {
+        processes
+            .iter()
+            .find(|process| process.pid == pid)
+            .map(|process| process.ppid)
+    };
+    let descends = |process: &Stat| {
+        let mut pid = process.ppid;
+        // Bounded: processes that come and go while they are listed could make a circle.
+        for _ in 0..processes.len() {
+            if pid == own {
+                return true;
+            }
+            match parent(pid) {
+                Some(next) => pid = next,
+                None => return false,
+            }
+        }
+        false
+    };
+    let found: Vec<i32> = processes
+        .iter()
+        .filter(|process| process.session != session && descends(process))
+        .map(|p| p.pid)
+        .collect();
+    processes
+        .into_iter()
+        .filter(|process| found.contains(&process.pid))
+        .collect()
+}

@@ -1,0 +1,62 @@
+//! Device nodes that an unprivileged libvirtd may open.
+//!
+//! A guest gets /dev/kvm from a device plugin; the libvirtd that is asked on its behalf has to
+//! have it too, or it would describe emulation. The host's node belongs to root, and making it
+//! writable for all, as KubeVirt's node-labeller does, would open it to the whole node. So the
+//! calling thread gets a mount namespace in which nodes of its own lie over the host's.
+
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    path::Path,
+};
+
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::stat::{Mode, SFlag, mknod},
+};
+
+/// Devices that QEMU opens to answer questions about the host.
+const DEVICES: [&str; 2] = ["kvm", "sev"];
+
+/// Gives the calling thread, and what it starts, nodes of the devices that everybody may open.
+/// `folder` is an empty folder of the caller's.
+///
+/// # Errors
+/// If the system does not permit it. The devices are then as they are on the host.
+pub(crate) fn unlock_for_this_thread(folder: &Path) -> io::Result<()> {
+    let present: Vec<_> = DEVICES
+        .iter()
+        .map(|name| (*name, Path::new("/dev").join(name)))
+        .filter_map(|(name, path)| Some((name, fs::metadata(&path).ok()?, path)))
+        .filter(|(_, metadata, _)| metadata.file_type().is_char_device())
+        .collect();
+    if present.is_empty() {
+        return Ok(());
+    }
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    // Without this the mounts below would show on the host.
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        None::<&str>,
+    )?;
+    // The folder may lie on a file system on which devices do not open; this one is its own.
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    mount(Some("drydock"), folder, Some("tmpfs"), flags, Some("size=64k,mode=755"))?;
+    for (name, metadata, path) in present {
+        let node = folder.join(name);
+        mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), metadata.rdev())?;
+        fs::set_permissions(&node, Permissions::from_mode(0o666))?;
+        // Where the container may not use the device, the node of its own does not open either.
+        match File::options().read(true).write(true).open(&node) {
+            Ok(_) => mount(Some(&node), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?,
+            Err(error) => tracing::debug!(device = %path.display(), %error, "left as it is"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! What the inspection's answers depend on, in a few reads.
+//!
+//! If a part changes, the machine is worth inspecting again: late microcode, a module loaded with
+//! other parameters, an upgrade of QEMU or libvirt, a /dev/kvm that appears.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, Metadata},
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use drydock_api::facts::{CpuFacts, Fingerprint};
+use nix::sys::stat::{major, minor};
+
+use crate::{architecture::Architecture, inspection, kernel, roots::Roots};
+
+/// Counts changes of what the inspection finds out or of how it reads the answers: an agent that
+/// knows more asks again.
+pub const FACTS_FORMAT: u32 = 1;
+
+/// Programs and files that answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Programs {
+    /// libvirtd; `None` where there is none, or where it is not this process's to look at.
+    pub libvirtd: Option<PathBuf>,
+    /// QEMU for the native architecture.
+    pub qemu: Option<PathBuf>,
+    /// libvirt's CPU map.
+    pub cpu_map: Option<PathBuf>,
+}
+
+/// Takes the fingerprint. What cannot be read is a part too: `absent`.
+pub fn fingerprint(roots: &Roots, programs: &Programs) -> Fingerprint {
+    let architecture = Architecture::native();
+    let mut parts = BTreeMap::from([
+        ("architecture".to_owned(), architecture.kubernetes().to_owned()),
+        (
+            "cpu".to_owned(),
+            processor(&inspection::processor(roots, &architecture)),
+        ),
+        ("microcode".to_owned(), kernel::microcode(roots).unwrap_or_else(absent)),
+        ("kernel".to_owned(), kernel::release(roots)),
+        ("kvm".to_owned(), device(&roots.kvm)),
+        ("libvirt".to_owned(), file(programs.libvirtd.as_deref())),
+        ("qemu".to_owned(), file(programs.qemu.as_deref())),
+        ("cpu-map".to_owned(), file(programs.cpu_map.as_deref())),
+        ("facts-format".to_owned(), FACTS_FORMAT.to_string()),
+    ]);
+    parts.extend(
+        kernel::kvm_parameters(roots)
+            .into_iter()
+            .map(|(name, value)| (format!("parameter {name}"), value)),
+    );
+    Fingerprint(parts)
+}
+
+fn absent() -> String {
+    "absent".to_owned()
+}
+
+/// Vendor, family, model and stepping.
+fn processor(cpu: &CpuFacts) -> String {
+    let number = |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+    format!(
+        "{} {}/{}/{}",
+        cpu.vendor,
+        number(cpu.family),
+        number(cpu.model),
+        number(cpu.stepping)
+    )
+}
+
+/// A device node: its numbers.
+fn device(path: &Path) -> String {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.file_type().is_char_device() => {
+            format!("{}:{}", major(metadata.rdev()), minor(metadata.rdev()))
+        }
+        Ok(_) => "no device".to_owned(),
+        Err(_) => absent(),
+    }
+}
+
+/// A file or folder: size and time of its last change. Not its name: the path is a setting.
+fn file(path: Option<&Path>) -> String {
+    let describe =
+        |metadata: Metadata| format!("{}@{}.{:09}", metadata.size(), metadata.mtime(), metadata.mtime_nsec());
+    path.and_then(|path| fs::metadata(path).ok())
+        .map_or_else(absent, describe)
+}
+
+#[cfg(test)]
+mod tests;

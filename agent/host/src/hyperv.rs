@@ -1,0 +1,79 @@
+//! Which Hyper-V enlightenments KVM can give to guests.
+//!
+//! The table is that of KubeVirt's node-labeller: an enlightenment is there if KVM has its
+//! extension, or, where there is no extension for it, if KVM lists its model specific register.
+//! Where both exist the extension alone decides.
+
+use std::collections::BTreeSet;
+
+/// How an enlightenment is recognized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// `KVM_CHECK_EXTENSION` with this number is positive.
+    Extension(u32),
+    /// This register is in KVM's list.
+    Register(u32),
+}
+
+/// Enlightenments by KubeVirt's names. Numbers are those of the kernel's `kvm.h` and of
+/// Microsoft's hypervisor specification.
+pub const ENLIGHTENMENTS: [(&str, Sign); 12] = [
+    ("base", Sign::Extension(44)),
+    ("time", Sign::Extension(96)),
+    ("synic", Sign::Extension(123)),
+    ("synic2", Sign::Extension(148)),
+    ("vpindex", Sign::Extension(149)),
+    ("tlbflush", Sign::Extension(155)),
+    ("ipi", Sign::Extension(161)),
+    ("reset", Sign::Register(0x4000_0003)),
+    ("runtime", Sign::Register(0x4000_0010)),
+    ("frequencies", Sign::Register(0x4000_0022)),
+    ("synictimer", Sign::Register(0x4000_00b0)),
+    ("reenlightenment", Sign::Register(0x4000_0106)),
+];
+
+/// The extensions that have to be asked for.
+pub fn extensions() -> impl Iterator<Item = u32> {
+    ENLIGHTENMENTS.iter().filter_map(|(_, sign)| match sign {
+        Sign::Extension(number) => Some(*number),
+        Sign::Register(_) => None,
+    })
+}
+
+/// Names of the enlightenments, sorted, from the extensions that KVM has and the registers it lists.
+pub fn enlightenments(extensions: &BTreeSet<u32>, registers: &BTreeSet<u32>) -> Vec<String> {
+    let mut names: Vec<String> = ENLIGHTENMENTS
+        .iter()
+        .filter(|(_, sign)| match sign {
+            Sign::Extension(number) => extensions.contains(number),
+            Sign::Register(number) => registers.contains(number),
+        })
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sign_decides_alone() {
+        for (name, sign) in ENLIGHTENMENTS {
+            let (mut extensions, mut registers) = (BTreeSet::new(), BTreeSet::new());
+            match sign {
+                Sign::Extension(number) => extensions.insert(number),
+                Sign::Register(number) => registers.insert(number),
+            };
+            assert_eq!(enlightenments(&extensions, &registers), [name]);
+        }
+    }
+
+    #[test]
+    fn registers_do_not_stand_in_for_extensions() {
+        // Registers of vpindex, synic and the reference time.
+        let registers = BTreeSet::from([0x4000_0002, 0x4000_0080, 0x4000_0020]);
+        assert!(enlightenments(&BTreeSet::new(), &registers).is_empty());
+    }
+}

@@ -1,0 +1,240 @@
+//! The inspection of the machine: everything about it that labels and decisions rest on.
+//!
+//! ```text
+//!  cpuid, /proc, /sys, /dev/kvm ──► facts that always stand
+//!  libvirtd, private or given   ──► facts about guests, or the problem why there are none
+//! ```
+//!
+//! # Assumptions
+//! [`inspect`] runs in a process of its own that ends soon after it. It makes the process a
+//! reaper of orphans, and a call to a libvirt that hangs leaves a stuck thread behind.
+//!
+//! # Guarantees
+//! It returns soon after the deadline, whatever libvirt does, and a private libvirtd and all that
+//! it started have ended by then. It never panics over what it is told.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use drydock_api::facts::{CpuFacts, KvmFacts, KvmState, NodeFacts, VirtType};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    architecture::Architecture,
+    cpuinfo, kernel, kvm,
+    libvirt::Libvirt,
+    libvirt_answers::{self, Answers},
+    private_libvirtd::PrivateLibvirtd,
+    problem::{Problem, ProblemReason},
+    roots::Roots,
+};
+
+/// How long libvirtd may take to end after its connection broke, to be taken for the cause.
+const CRASH: Duration = Duration::from_millis(300);
+
+/// Which libvirt is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LibvirtSource {
+    /// One that is started for the question.
+    Private {
+        /// libvirtd, by its path or by its name in the usual folders.
+        libvirtd: PathBuf,
+    },
+    /// One that runs.
+    Uri(String),
+}
+
+/// What is inspected, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which libvirt is asked.
+    pub libvirt: LibvirtSource,
+    /// Longest time for all.
+    pub deadline: Duration,
+    /// Longest time for a private libvirtd to open its socket.
+    pub start_within: Duration,
+    /// Where a private libvirtd gets its folder. Its user has to be able to get there.
+    pub scratch: PathBuf,
+    /// Where the kernel's files are.
+    pub roots: Roots,
+    /// Another architecture than this machine's, in tests.
+    pub architecture: Option<Architecture>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            libvirt: LibvirtSource::Private {
+                libvirtd: "libvirtd".into(),
+            },
+            deadline: Duration::from_secs(60),
+            start_within: Duration::from_secs(20),
+            scratch: std::env::temp_dir(),
+            roots: Roots::default(),
+            architecture: None,
+        }
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// What is known. Without a problem it is complete.
+    pub facts: NodeFacts,
+    /// Why libvirt's part is missing or has gaps, if it has.
+    pub problem: Option<Problem>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Inspects this machine.
+pub fn inspect(options: &Options) -> Report {
+    let start = Instant::now();
+    let architecture = options.architecture.clone().unwrap_or_else(Architecture::native);
+    let mut facts = machine_facts(&options.roots, &architecture);
+    let answers = match architecture.machine() {
+        Some(machine) => {
+            let virt_type = if facts.kvm.state == KvmState::Usable {
+                VirtType::Kvm
+            } else {
+                VirtType::Qemu
+            };
+            let question = Question {
+                architecture,
+                machine,
+                virt_type,
+            };
+            let until = start + options.deadline;
+            match &options.libvirt {
+                LibvirtSource::Private { libvirtd } => ask_private(libvirtd, options, &question, until),
+                LibvirtSource::Uri(uri) => question.ask(uri, until),
+            }
+            .unwrap_or_else(|TimedOut| Problem::timed_out(options.deadline).into())
+        }
+        None => {
+            let message = format!("guests are not run on {}", architecture.kubernetes());
+            Problem::new(ProblemReason::ArchitectureNotSupported, message).into()
+        }
+    };
+    if let Some(why) = answers.kvm_given_up {
+        facts.kvm.state = KvmState::NoUsableModel;
+        facts.kvm.message = why;
+    }
+    facts.virtualization = answers.facts;
+    Report {
+        facts,
+        problem: answers.problem,
+        took: start.elapsed(),
+    }
+}
+
+/// What the processor and the kernel say.
+pub fn machine_facts(roots: &Roots, architecture: &Architecture) -> NodeFacts {
+    let kvm = kvm::probe(&roots.kvm);
+    NodeFacts {
+        architecture: architecture.kubernetes().to_owned(),
+        kernel: kernel::release(roots),
+        cpu: CpuFacts {
+            microcode: kernel::microcode(roots),
+            online: kernel::online(roots),
+            ..processor(roots, architecture)
+        },
+        kvm: KvmFacts {
+            state: kvm.state,
+            message: kvm.message,
+            parameters: kernel::kvm_parameters(roots),
+            hyperv: kvm.hyperv,
+        },
+        real_time: kernel::real_time(roots),
+        virtualization: None,
+    }
+}
+
+/// The processor: by cpuid where that is about the machine that is asked for, else by the kernel.
+pub(crate) fn processor(roots: &Roots, architecture: &Architecture) -> CpuFacts {
+    #[cfg(target_arch = "x86_64")]
+    if *architecture == Architecture::Amd64 {
+        return crate::cpuid::read();
+    }
+    cpuinfo::facts(&roots.proc_text("cpuinfo").unwrap_or_default(), architecture)
+}
+
+/// Time was up.
+#[derive(Clone, Copy, Debug)]
+struct TimedOut;
+
+/// What libvirt is asked about.
+#[derive(Clone, Debug)]
+struct Question {
+    architecture: Architecture,
+    machine: &'static str,
+    virt_type: VirtType,
+}
+
+impl Question {
+    /// Asks on a thread of its own, which stays behind if libvirt hangs.
+    fn ask(&self, uri: &str, until: Instant) -> Result<Answers, TimedOut> {
+        let (answered, answer) = mpsc::channel();
+        let (question, uri) = (self.clone(), uri.to_owned());
+        let thread = thread::Builder::new().name("libvirt client".into()).spawn(move || {
+            let answers = match Libvirt::open(&uri) {
+                Ok(libvirt) => {
+                    let Question {
+                        architecture,
+                        machine,
+                        virt_type,
+                    } = &question;
+                    libvirt_answers::ask(&libvirt, architecture, machine, *virt_type)
+                }
+                Err(error) => Problem::new(ProblemReason::LibvirtConnectFailed, error.to_string()).into(),
+            };
+            // Nobody listens if time was up.
+            let _ = answered.send(answers);
+        });
+        if let Err(error) = thread {
+            return Ok(Problem::new(ProblemReason::LibvirtConnectFailed, format!("no thread: {error}")).into());
+        }
+        match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(answers) => Ok(answers),
+            Err(RecvTimeoutError::Timeout) => Err(TimedOut),
+            Err(RecvTimeoutError::Disconnected) => {
+                Ok(Problem::new(ProblemReason::LibvirtCallFailed, "the libvirt client gave up").into())
+            }
+        }
+    }
+}
+
+/// Starts a libvirtd, asks it and ends it.
+fn ask_private(libvirtd: &Path, options: &Options, question: &Question, until: Instant) -> Result<Answers, TimedOut> {
+    let daemon = match PrivateLibvirtd::start(libvirtd, &options.scratch) {
+        Ok(daemon) => daemon,
+        Err(problem) => return Ok(problem.into()),
+    };
+    let left = until.saturating_duration_since(Instant::now());
+    if let Err(problem) = daemon.wait_until_open(options.start_within.min(left)) {
+        daemon.kill();
+        return Ok(problem.into());
+    }
+    let answers = question
+        .ask(&daemon.uri(), until)
+        .inspect_err(|TimedOut| daemon.kill())?;
+    Ok(match &answers.problem {
+        // A connection that broke because its other end crashed; what was said before has gaps
+        // that nobody knows of.
+        Some(problem) if problem.kind() == ProblemReason::LibvirtConnectFailed => match daemon.end_within(CRASH) {
+            Some(end) => {
+                let message = format!("libvirtd ended while it was asked: {end}");
+                Problem::new(ProblemReason::LibvirtdCrashed, message).into()
+            }
+            None => problem.clone().into(),
+        },
+        _ => answers,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Whether KVM can be used on this machine, and why not.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::fd::AsRawFd,
+    path::Path,
+};
+
+use drydock_api::facts::KvmState;
+use nix::errno::Errno;
+
+/// The one version that KVM's interface has had since 2007.
+const API_VERSION: i32 = 12;
+
+nix::ioctl_write_int_bad!(
+    /// `KVM_GET_API_VERSION`. KVM refuses any argument but 0.
+    kvm_get_api_version,
+    nix::request_code_none!(0xae, 0x00)
+);
+
+/// KVM as it was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kvm {
+    /// Whether it can be used. Never `NoUsableModel`, which only libvirt can tell.
+    pub state: KvmState,
+    /// The same for people, with the system's error.
+    pub message: String,
+    /// Hyper-V enlightenments; empty where KVM cannot be used and off x86.
+    pub hyperv: Vec<String>,
+}
+
+/// Opens the device node and asks it.
+pub fn probe(path: &Path) -> Kvm {
+    // Writing is what guests need too: a node that opens for reading only is of no use.
+    let device = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(device) => device,
+        Err(error) => return refused(path, &error),
+    };
+    match api_version(&device) {
+        Ok(API_VERSION) => {}
+        Ok(version) => {
+            let message = format!("{} speaks version {version}, not {API_VERSION}", path.display());
+            return Kvm {
+                state: KvmState::OpenFailed,
+                message,
+                hyperv: Vec::new(),
+            };
+        }
+        Err(error) => {
+            let message = format!("{} does not answer as KVM: {}", path.display(), error.desc());
+            return Kvm {
+                state: KvmState::OpenFailed,
+                message,
+                hyperv: Vec::new(),
+            };
+        }
+    }
+    Kvm {
+        state: KvmState::Usable,
+        message: format!("{} opens", path.display()),
+        hyperv: hyperv(path),
+    }
+}
+
+/// What a failure to open means.
+fn refused(path: &Path, error: &io::Error) -> Kvm {
+    let state = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT) => KvmState::NoDevice,
+        Some(Errno::EACCES | Errno::EPERM) => KvmState::NotPermitted,
+        _ => KvmState::OpenFailed,
+    };
+    let message = match state {
+        KvmState::NoDevice => format!("there is no {}", path.display()),
+        _ => format!("{} cannot be opened for reading and writing: {error}", path.display()),
+    };
+    Kvm {
+        state,
+        message,
+        hyperv: Vec::new(),
+    }
+}
+
+/// Asks the device for its version, which also shows that it is KVM.
+#[expect(unsafe_code, reason = "an ioctl has no safe form; kvm-ioctls has none for s390x")]
+fn api_version(device: &File) -> nix::Result<i32> {
+    // SAFETY: the descriptor is open for the whole call, and the request takes an integer and
+    // writes no memory, on KVM as on any other device.
+    unsafe { kvm_get_api_version(device.as_raw_fd(), 0) }
+}
+
+/// Hyper-V enlightenments by KVM's ioctls. A second descriptor, since kvm-ioctls wants to own its own.
+#[cfg(target_arch = "x86_64")]
+fn hyperv(path: &Path) -> Vec<String> {
+    use std::{collections::BTreeSet, ffi::CString, os::unix::ffi::OsStrExt};
+
+    use crate::hyperv::{enlightenments, extensions};
+
+    let opened = CString::new(path.as_os_str().as_bytes())
+        .ok()
+        .and_then(|path| kvm_ioctls::Kvm::new_with_path(path).ok());
+    let Some(kvm) = opened else { return Vec::new() };
+    let extensions = extensions()
+        .filter(|number| kvm.check_extension_raw((*number).into()) > 0)
+        .collect();
+    let registers: BTreeSet<u32> = kvm
+        .get_msr_index_list()
+        .map(|list| list.as_slice().iter().copied().collect())
+        .unwrap_or_default();
+    enlightenments(&extensions, &registers)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn hyperv(_: &Path) -> Vec<String> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_open() {
+        for (errno, state) in [
+            (Errno::ENOENT, KvmState::NoDevice),
+            (Errno::EPERM, KvmState::NotPermitted),
+            (Errno::EACCES, KvmState::NotPermitted),
+            (Errno::ENXIO, KvmState::OpenFailed),
+            (Errno::ENODEV, KvmState::OpenFailed),
+            (Errno::EBUSY, KvmState::OpenFailed),
+        ] {
+            let kvm = refused(Path::new("/dev/kvm"), &io::Error::from(errno));
+            assert_eq!(kvm.state, state, "{errno}");
+            assert!(kvm.message.contains("/dev/kvm"), "{}", kvm.message);
+        }
+    }
+
+    #[test]
+    fn what_is_not_kvm() {
+        for (path, state) in [
+            ("/nowhere/kvm", KvmState::NoDevice),
+            // Opens, but its first call fails.
+            ("/dev/null", KvmState::OpenFailed),
+            // A folder does not open for writing.
+            ("/proc", KvmState::OpenFailed),
+        ] {
+            let kvm = probe(Path::new(path));
+            assert_eq!(kvm.state, state, "{path}: {}", kvm.message);
+            assert!(kvm.hyperv.is_empty());
+        }
+    }
+}

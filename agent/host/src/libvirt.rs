@@ -1,0 +1,291 @@
+//! A connection to libvirt, for questions about the host.
+//!
+//! The only file that uses libvirt's bindings. `virt` panics when closing or copying a connection
+//! fails and lacks some calls (the hypervisor CPU baseline among them), so its `Connect` is held in
+//! a `ManuallyDrop` and closed here, and what is missing goes to `virt-sys`.
+//!
+//! Every call blocks until the daemon answers or the connection breaks. Whoever must not wait puts
+//! the connection on a thread of its own and ends the daemon when time is up.
+
+use std::{
+    ffi::{CStr, CString},
+    fmt,
+    mem::ManuallyDrop,
+    ptr,
+    sync::Once,
+};
+
+use thiserror::Error;
+use virt::{connect::Connect, error::clear_error_callback};
+use virt_sys as sys;
+
+use drydock_api::facts::VirtType;
+
+/// What libvirt says of a call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{call}: {message}")]
+pub struct LibvirtError {
+    /// The call, as people name it.
+    pub call: &'static str,
+    /// libvirt's error number (`VIR_ERR_...`).
+    pub code: u32,
+    /// Part of libvirt that failed (`VIR_FROM_...`).
+    pub domain: u32,
+    /// libvirt's message.
+    pub message: String,
+}
+
+impl LibvirtError {
+    fn new(call: &'static str, error: &virt::error::Error) -> Self {
+        Self {
+            call,
+            code: error.code().to_raw(),
+            domain: error.domain().to_raw(),
+            message: error.message().to_owned(),
+        }
+    }
+
+    /// The connection broke or was never there: the daemon is gone, or says no more.
+    pub fn is_broken_connection(&self) -> bool {
+        self.domain == sys::VIR_FROM_RPC
+            || [sys::VIR_ERR_RPC, sys::VIR_ERR_NO_CONNECT, sys::VIR_ERR_INVALID_CONN].contains(&self.code)
+    }
+}
+
+/// A version as libvirt counts: million, thousand, one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0 / 1_000_000, self.0 / 1000 % 1000, self.0 % 1000)
+    }
+}
+
+/// The machine that a question is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine<'a> {
+    /// Architecture as libvirt names it.
+    pub architecture: &'a str,
+    /// Machine type.
+    pub machine: &'a str,
+    /// How guests run.
+    pub virt_type: VirtType,
+}
+
+/// An open connection. It may be used by one thread at a time.
+pub struct Libvirt {
+    connect: ManuallyDrop<Connect>,
+}
+
+impl Libvirt {
+    /// Connects to a libvirt URI. libvirt's own printing of errors is silenced: errors are values here.
+    ///
+    /// # Errors
+    /// If there is no daemon or it refuses.
+    pub fn open(uri: &str) -> Result<Self, LibvirtError> {
+        static SILENCE: Once = Once::new();
+        SILENCE.call_once(clear_error_callback);
+        let connect = Connect::open(Some(uri)).map_err(|error| LibvirtError::new("connecting to libvirt", &error))?;
+        Ok(Self {
+            connect: ManuallyDrop::new(connect),
+        })
+    }
+
+    /// The daemon's version.
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn version(&self) -> Result<Version, LibvirtError> {
+        let version = self.connect.lib_version();
+        version
+            .map(Version)
+            .map_err(|error| LibvirtError::new("asking for libvirt's version", &error))
+    }
+
+    /// QEMU's version, of the emulator for the native architecture.
+    ///
+    /// # Errors
+    /// If the daemon does not answer or finds no QEMU.
+    pub fn qemu_version(&self) -> Result<Version, LibvirtError> {
+        let version = self.connect.hyp_version();
+        version
+            .map(Version)
+            .map_err(|error| LibvirtError::new("asking for QEMU's version", &error))
+    }
+
+    /// Capabilities of the host.
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn capabilities(&self) -> Result<String, LibvirtError> {
+        self.connect
+            .capabilities()
+            .map_err(|error| LibvirtError::new("asking for the capabilities", &error))
+    }
+
+    /// Domain capabilities of a machine.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or there is no such emulator, machine type or accelerator.
+    pub fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
+        self.connect
+            .domain_capabilities(
+                None,
+                Some(machine.architecture),
+                Some(machine.machine),
+                Some(machine.virt_type.as_str()),
+                detail.flags(),
+            )
+            .map_err(|error| LibvirtError::new("asking for the domain capabilities", &error))
+    }
+
+    /// The CPU that this host can give, with every feature spelled out, from a `<cpu>` element:
+    /// what `virsh hypervisor-cpu-baseline --features` prints.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or the architecture has no such thing.
+    #[expect(
+        unsafe_code,
+        reason = "the virt crate has no binding for virConnectBaselineHypervisorCPU"
+    )]
+    pub fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError> {
+        const CALL: &str = "asking for the hypervisor CPU baseline";
+        let c_string =
+            |text: &str| CString::new(text).map_err(|error| LibvirtError::new(CALL, &virt::error::Error::from(error)));
+        let architecture = c_string(machine.architecture)?;
+        let name = c_string(machine.machine)?;
+        let virt_type = c_string(machine.virt_type.as_str())?;
+        let cpu = c_string(cpu)?;
+        let mut cpus = [cpu.as_ptr()];
+        // SAFETY: the connection is open as long as `self` lives, all strings end with a zero byte
+        // and outlive the call, `cpus` has as many elements as is said, and libvirt keeps none of
+        // the pointers. A null emulator means the default one.
+        let answer = unsafe {
+            sys::virConnectBaselineHypervisorCPU(
+                self.connect.as_ptr(),
+                ptr::null(),
+                architecture.as_ptr(),
+                name.as_ptr(),
+                virt_type.as_ptr(),
+                cpus.as_mut_ptr(),
+                1,
+                sys::VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES,
+            )
+        };
+        if answer.is_null() {
+            return Err(LibvirtError::new(CALL, &virt::error::Error::last_error()));
+        }
+        // SAFETY: libvirt gave a string that ends with a zero byte and is ours; it is copied before
+        // it is freed, and freed once, by the allocator that libvirt uses.
+        let text = unsafe {
+            let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
+            nix::libc::free(answer.cast());
+            text
+        };
+        Ok(text)
+    }
+}
+
+impl Drop for Libvirt {
+    #[expect(unsafe_code, reason = "virt's own Drop panics if closing fails")]
+    fn drop(&mut self) {
+        // SAFETY: the connection is open and is not used again: `connect` is never dropped. That
+        // closing may fail is of no interest, the daemon is usually gone then.
+        unsafe {
+            sys::virConnectClose(self.connect.as_ptr());
+        }
+    }
+}
+
+impl fmt::Debug for Libvirt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Libvirt").finish_non_exhaustive()
+    }
+}
+
+/// How much of the host's CPU domain capabilities tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// The host model, as what it has beyond a named model.
+    HostModel,
+    /// All that the host could give, also what host-model leaves out by default (libvirt 12.5).
+    Everything,
+}
+
+impl Detail {
+    /// The first libvirt that knows `Everything`.
+    pub const EVERYTHING_SINCE: Version = Version(12_005_000);
+
+    fn flags(self) -> u32 {
+        match self {
+            Self::HostModel => 0,
+            Self::Everything => {
+                sys::VIR_CONNECT_GET_DOMAIN_CAPABILITIES_EXPAND_CPU_FEATURES
+                    | sys::VIR_CONNECT_GET_DOMAIN_CAPABILITIES_SUPPORTED_CPU_FEATURES
+            }
+        }
+    }
+}
+
+/// URI of a session daemon behind a socket. Given a socket, the client never starts a daemon itself.
+pub fn session_uri(socket: &std::path::Path) -> String {
+    use std::{fmt::Write, os::unix::ffi::OsStrExt};
+    let mut uri = String::from("qemu+unix:///session?socket=");
+    for byte in socket.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
+            uri.push(char::from(*byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(uri, "%{byte:02X}");
+        }
+    }
+    uri
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!(Version(11_003_000).to_string(), "11.3.0");
+        assert_eq!(Version(10_000_013).to_string(), "10.0.13");
+        assert!(Version(11_003_000) < Detail::EVERYTHING_SINCE);
+    }
+
+    #[test]
+    fn sockets_are_escaped() {
+        let uri = session_uri(std::path::Path::new("/tmp/a b&c?%/s"));
+        assert_eq!(uri, "qemu+unix:///session?socket=/tmp/a%20b%26c%3F%25/s");
+    }
+
+    #[test]
+    fn errors_are_values() {
+        let error = Libvirt::open(&session_uri(std::path::Path::new("/nowhere/socket"))).unwrap_err();
+        assert!(
+            error.is_broken_connection() || error.code == sys::VIR_ERR_SYSTEM_ERROR,
+            "{error:?}"
+        );
+        assert!(error.message.contains("/nowhere/socket"), "{error}");
+        assert!(Libvirt::open("qemu:///\0").is_err());
+    }
+
+    /// libvirt's test driver answers some calls and refuses others; nothing panics.
+    #[test]
+    fn the_test_driver() {
+        let libvirt = Libvirt::open("test:///default").unwrap();
+        assert!(libvirt.version().unwrap() >= Version(6_000_000));
+        assert!(libvirt.capabilities().unwrap().contains("<capabilities>"));
+        let machine = Machine {
+            architecture: "x86_64",
+            machine: "q35",
+            virt_type: VirtType::Qemu,
+        };
+        let error = libvirt.domain_capabilities(&machine, Detail::HostModel).unwrap_err();
+        assert_eq!(error.code, sys::VIR_ERR_NO_SUPPORT, "{error:?}");
+        let error = libvirt.baseline(&machine, "<cpu/>").unwrap_err();
+        assert_eq!(error.call, "asking for the hypervisor CPU baseline");
+        assert!(!error.is_broken_connection());
+    }
+}

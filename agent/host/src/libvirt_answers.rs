@@ -1,0 +1,172 @@
+//! The questions that are put to one libvirt, and what becomes of the answers.
+//!
+//! As few as possible, on one connection: domain capabilities, the baseline of the host model,
+//! capabilities, two versions. libvirt keeps what QEMU said after the first, so the others are cheap.
+
+use drydock_api::facts::{VirtType, VirtualizationFacts};
+
+use crate::{
+    architecture::Architecture,
+    baseline, capabilities,
+    domain_capabilities::{self, DomainCapabilities},
+    libvirt::{Detail, Libvirt, LibvirtError, Machine, Version},
+    problem::Problem,
+};
+
+/// What became of the questions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// What guests can get; `None` if not even the domain capabilities could be had.
+    pub facts: Option<VirtualizationFacts>,
+    /// Why KVM was given up for emulation, if it was.
+    pub kvm_given_up: Option<String>,
+    /// What is missing, if anything is.
+    pub problem: Option<Problem>,
+}
+
+impl From<Problem> for Answers {
+    fn from(problem: Problem) -> Self {
+        Self {
+            problem: Some(problem),
+            ..Self::default()
+        }
+    }
+}
+
+/// Asks. `virt_type` is how guests are to run; if that is KVM and libvirt leaves not one usable
+/// model with it, emulation is asked about instead.
+pub fn ask(libvirt: &Libvirt, architecture: &Architecture, machine: &str, virt_type: VirtType) -> Answers {
+    let mut question = Machine {
+        architecture: architecture.libvirt(),
+        machine,
+        virt_type,
+    };
+    let mut kvm_given_up = None;
+    let mut domain = domain_capabilities(libvirt, &question, architecture);
+    if virt_type == VirtType::Kvm {
+        kvm_given_up = match &domain {
+            Ok(domain) if domain.has_usable_model() => None,
+            Ok(_) => Some("libvirt finds not one CPU model that a guest could have with KVM".to_owned()),
+            // A daemon that is gone says nothing about KVM.
+            Err(DomainProblem::Call(error)) if !error.is_broken_connection() => {
+                Some(format!("libvirt refuses KVM: {}", error.message))
+            }
+            Err(_) => None,
+        };
+        if kvm_given_up.is_some() {
+            question.virt_type = VirtType::Qemu;
+            domain = domain_capabilities(libvirt, &question, architecture);
+        }
+    }
+    let domain = match domain {
+        Ok(domain) => domain,
+        Err(problem) => {
+            return Answers {
+                kvm_given_up,
+                ..problem.into_problem().into()
+            };
+        }
+    };
+    let mut problem = None;
+    // What fails from here on leaves a gap that is told, and the rest stands.
+    let mut note = |error: Problem| {
+        problem.get_or_insert(error);
+    };
+    let version = libvirt.version().map_err(|error| note(error.into())).ok();
+    let qemu_version = libvirt.qemu_version().map_err(|error| note(error.into())).ok();
+    let features = features(libvirt, &question, architecture, &domain, version).unwrap_or_else(|error| {
+        note(error);
+        Vec::new()
+    });
+    let host = host(libvirt, architecture).unwrap_or_else(|error| {
+        note(error);
+        capabilities::Capabilities::default()
+    });
+    let text = |version: Option<Version>| version.map(|version| version.to_string()).unwrap_or_default();
+    let facts = facts(question.virt_type, machine, domain, features, host);
+    let facts = VirtualizationFacts {
+        libvirt_version: text(version),
+        qemu_version: text(qemu_version),
+        ..facts
+    };
+    Answers {
+        facts: Some(facts),
+        kvm_given_up,
+        problem,
+    }
+}
+
+/// Puts together what the documents say.
+pub(crate) fn facts(
+    virt_type: VirtType,
+    machine: &str,
+    domain: DomainCapabilities,
+    features: Vec<String>,
+    host: capabilities::Capabilities,
+) -> VirtualizationFacts {
+    VirtualizationFacts {
+        virt_type,
+        machine: machine.to_owned(),
+        libvirt_version: String::new(),
+        qemu_version: String::new(),
+        vendor: domain.vendor,
+        host_model: domain.host_model,
+        models: domain.models,
+        features,
+        machine_types: host.machine_types,
+        tsc: host.tsc,
+        topology: host.topology,
+        confidential: domain.confidential,
+    }
+}
+
+/// Why there are no domain capabilities.
+enum DomainProblem {
+    Call(LibvirtError),
+    Other(Problem),
+}
+
+impl DomainProblem {
+    fn into_problem(self) -> Problem {
+        match self {
+            Self::Call(error) => error.into(),
+            Self::Other(problem) => problem,
+        }
+    }
+}
+
+fn domain_capabilities(
+    libvirt: &Libvirt,
+    machine: &Machine<'_>,
+    architecture: &Architecture,
+) -> Result<DomainCapabilities, DomainProblem> {
+    let text = libvirt
+        .domain_capabilities(machine, Detail::HostModel)
+        .map_err(DomainProblem::Call)?;
+    domain_capabilities::parse(&text, architecture).map_err(|error| DomainProblem::Other(error.into()))
+}
+
+/// Every feature that a guest can have. Newer libvirt is asked for all that the host could give as
+/// the input of the baseline; older libvirt's host model is all that it tells.
+fn features(
+    libvirt: &Libvirt,
+    machine: &Machine<'_>,
+    architecture: &Architecture,
+    domain: &DomainCapabilities,
+    version: Option<Version>,
+) -> Result<Vec<String>, Problem> {
+    let Some(mut cpu) = domain.host_model_cpu.clone() else {
+        return Ok(Vec::new());
+    };
+    if version.is_some_and(|version| version >= Detail::EVERYTHING_SINCE) {
+        let text = libvirt.domain_capabilities(machine, Detail::Everything)?;
+        cpu = domain_capabilities::parse(&text, architecture)?
+            .host_model_cpu
+            .unwrap_or(cpu);
+    }
+    Ok(baseline::parse(&libvirt.baseline(machine, &cpu)?, architecture)?.features)
+}
+
+fn host(libvirt: &Libvirt, architecture: &Architecture) -> Result<capabilities::Capabilities, Problem> {
+    Ok(capabilities::parse(&libvirt.capabilities()?, architecture)?)
+}

@@ -1,0 +1,450 @@
+//! A libvirtd that is started for a question and ended after it.
+//!
+//! It runs as guests' libvirtds do: in session mode, as an unprivileged user, with everything it
+//! writes in a folder of its own, so that its answers are those that guests will get and that a
+//! libvirt which the machine may have is neither asked nor touched.
+//!
+//! ```text
+//!  this process (reaper of what is orphaned below it)
+//!   └─ keeper thread (own mount namespace: device nodes for all)
+//!       └─ libvirtd (own session, dies with the keeper)
+//!           └─ qemu, asked and ended by libvirtd
+//! ```
+//!
+//! The keeper lives as long as libvirtd does: the kernel ties "dies with its parent" to the thread.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, PipeReader, PipeWriter, Read, Seek, SeekFrom},
+    os::{
+        fd::AsFd,
+        unix::{fs::DirBuilderExt, net::UnixStream, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        inotify::{AddWatchFlags, InitFlags, Inotify},
+        prctl,
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
+    },
+    unistd::{Gid, Pid, Uid, User, chown, geteuid, mkdtemp, setsid},
+};
+
+use crate::{
+    descendants, device_nodes,
+    libvirt::session_uri,
+    problem::{Problem, ProblemReason},
+};
+
+/// Where programs are looked for, libvirtd as well as what it starts.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Longest path of a unix socket.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// How long libvirtd may take to end when asked to; it holds nothing that is worth waiting for.
+const POLITE: Duration = Duration::from_millis(500);
+
+/// How long it and its processes may take to end when killed.
+const KILLED: Duration = Duration::from_secs(2);
+
+/// Time between two attempts to connect to a socket that is there but does not listen yet.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// One at a time in a process: what remains of one is told from the rest by its session alone.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A running libvirtd. Dropping it ends it, and all it started, and removes its folder.
+#[derive(Debug)]
+pub struct PrivateLibvirtd {
+    folder: PathBuf,
+    socket: PathBuf,
+    pid: Pid,
+    state: Arc<State>,
+    ended: PipeReader,
+}
+
+/// How libvirtd ended, once it has, and all its processes with it.
+#[derive(Debug, Default)]
+struct State {
+    end: Mutex<Option<End>>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Debug)]
+struct End(String);
+
+impl PrivateLibvirtd {
+    /// Starts libvirtd: `program` by its path or by its name in the usual folders, its files in a
+    /// new folder in `scratch`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(program: &Path, scratch: &Path) -> Result<Self, Problem> {
+        let cannot = |what: &str, error: &dyn std::fmt::Display| {
+            Problem::new(ProblemReason::LibvirtdNotStarted, format!("{what}: {error}"))
+        };
+        prctl::set_child_subreaper(true)
+            .map_err(|error| cannot("cannot become the reaper of libvirtd's processes", &error))?;
+        let account = Account::find();
+        let folder = Folder::make(scratch, account.as_ref())
+            .map_err(|error| cannot(&format!("no folder for libvirtd in {}", scratch.display()), &error))?;
+        let socket = folder.0.join("run/libvirt/libvirt-sock");
+        if socket.as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(cannot("the path of libvirtd's socket is too long", &socket.display()));
+        }
+        let command = command(program, &folder.0, account.as_ref())
+            .map_err(|error| cannot("cannot write libvirtd's settings", &error))?;
+        let (ended, alive) = io::pipe().map_err(|error| cannot("no pipe", &error))?;
+        let state = Arc::new(State::default());
+        let (started, start) = mpsc::channel();
+        let (keeper_state, devices) = (Arc::clone(&state), folder.0.join("devices"));
+        let unlock = account.is_some();
+        thread::Builder::new()
+            .name("libvirtd keeper".into())
+            .spawn(move || {
+                keep(
+                    command,
+                    unlock.then_some(devices).as_deref(),
+                    &started,
+                    &keeper_state,
+                    alive,
+                )
+            })
+            .map_err(|error| cannot("no thread for libvirtd", &error))?;
+        let pid = start
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
+            .map_err(|error| cannot(&format!("cannot start {}", program.display()), &error))?;
+        Ok(Self {
+            folder: folder.keep(),
+            socket,
+            pid,
+            state,
+            ended,
+        })
+    }
+
+    /// The URI by which it is reached.
+    pub fn uri(&self) -> String {
+        session_uri(&self.socket)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// Waits until its socket accepts connections.
+    ///
+    /// # Errors
+    /// If it ends first, or does not open the socket in time.
+    pub fn wait_until_open(&self, within: Duration) -> Result<(), Problem> {
+        let until = Instant::now() + within;
+        let not_opened = |error: &dyn std::fmt::Display| {
+            let message = format!("libvirtd opened no socket within {within:?}: {error}");
+            Problem::new(ProblemReason::LibvirtdSocketNotOpened, message)
+        };
+        // The watch comes before the first look, so that nothing is missed between the two.
+        let watch =
+            Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(|error| not_opened(&error))?;
+        let events = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_ATTRIB;
+        watch
+            .add_watch(&self.folder.join("run/libvirt"), events)
+            .map_err(|error| not_opened(&error))?;
+        loop {
+            let failure = match UnixStream::connect(&self.socket) {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(not_opened(&failure));
+            }
+            let wait = if failure.kind() == io::ErrorKind::NotFound {
+                left
+            } else {
+                left.min(RETRY)
+            };
+            let mut sources = [
+                PollFd::new(watch.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
+            ];
+            // Rounded up: a poll of 0 ms would spin.
+            let milliseconds = wait.as_millis() + 1;
+            match poll(
+                &mut sources,
+                PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX),
+            ) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(not_opened(&error)),
+            }
+            // The other end is closed when libvirtd has ended, and nothing is ever written.
+            if sources[1].any() == Some(true) {
+                return Err(self.exited());
+            }
+            while watch.read_events().is_ok() {}
+        }
+    }
+
+    /// libvirtd ended before its socket was open.
+    fn exited(&self) -> Problem {
+        let end = self.end_within(KILLED).unwrap_or_else(|| "it ended".into());
+        Problem::new(
+            ProblemReason::LibvirtdExited,
+            format!("libvirtd did not get ready: {end}"),
+        )
+    }
+
+    /// How it ended and its last words, if it has ended or does within that time.
+    pub fn end_within(&self, within: Duration) -> Option<String> {
+        let mut end = self.lock();
+        if end.is_none() {
+            let ended = self.state.changed.wait_timeout_while(end, within, |end| end.is_none());
+            end = ended.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let End(how) = end.as_ref()?;
+        let words = last_words(&self.folder.join("log"));
+        Some(if words.is_empty() {
+            how.clone()
+        } else {
+            format!("{how}: {words}")
+        })
+    }
+
+    /// Kills it and everything it started, and waits for that as long as it may take.
+    pub fn kill(&self) {
+        self.signal(Signal::SIGKILL);
+        if self.end_within(KILLED).is_none() {
+            tracing::warn!(pid = self.pid.as_raw(), "libvirtd cannot be killed");
+        }
+    }
+
+    /// Sends a signal, unless it has ended: only then can its pid be another process.
+    fn signal(&self, signal: Signal) {
+        if self.lock().is_none() {
+            let _ = kill(self.pid, signal);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<End>> {
+        self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PrivateLibvirtd {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGTERM);
+        if self.end_within(POLITE).is_none() {
+            self.kill();
+        }
+        remove(&self.folder);
+    }
+}
+
+/// The keeper: starts libvirtd and lives as long as it does. Reaps what is orphaned meanwhile, as
+/// libvirtd waits for a QEMU that it has ended until nothing is left of it, zombies included.
+fn keep(
+    mut command: Command,
+    devices: Option<&Path>,
+    started: &mpsc::Sender<io::Result<Pid>>,
+    state: &State,
+    alive: PipeWriter,
+) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(devices) = devices
+        && let Err(error) = device_nodes::unlock_for_this_thread(devices)
+    {
+        tracing::debug!(%error, "libvirtd gets the devices as they are");
+    }
+    let child = command
+        .spawn()
+        .and_then(|child| i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other));
+    // Its copies of descriptors are of no use any more.
+    drop(command);
+    let pid = match child {
+        Ok(pid) => pid,
+        Err(error) => {
+            // Nobody listens only if `start` gave up, which it does not.
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    let _ = started.send(Ok(pid));
+    wait_for_end(pid);
+    // The process keeps its pid until it is reaped, and nobody may signal the pid after that.
+    let mut end = state.end.lock().unwrap_or_else(PoisonError::into_inner);
+    let how = match waitpid(pid, None) {
+        Ok(WaitStatus::Exited(_, code)) => format!("it ended with exit code {code}"),
+        Ok(WaitStatus::Signaled(_, signal, _)) => format!("it was ended by {signal}"),
+        Ok(_) | Err(_) => "it ended".into(),
+    };
+    let left = descendants::end_all(KILLED);
+    if left > 0 {
+        tracing::warn!(left, "processes of libvirtd cannot be killed");
+    }
+    *end = Some(End(how));
+    drop(end);
+    state.changed.notify_all();
+    drop(alive);
+}
+
+/// Waits until libvirtd has ended, without reaping it; reaps what was orphaned.
+fn wait_for_end(libvirtd: Pid) {
+    loop {
+        match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).map(|status| status.pid()) {
+            Ok(Some(pid)) if pid == libvirtd => return,
+            Ok(Some(pid)) if descendants::is_adopted(pid) && descendants::reap(pid) => {}
+            // Another's child: theirs to reap, and soon.
+            Ok(_) => thread::sleep(RETRY),
+            Err(Errno::EINTR) => {}
+            // No children at all: libvirtd was reaped by somebody else.
+            Err(_) => return,
+        }
+    }
+}
+
+/// libvirtd's command line. Nothing of this process's environment is passed on.
+#[expect(
+    unsafe_code,
+    reason = "CommandExt::pre_exec is unsafe; there is no other way to tie the child to its parent"
+)]
+fn command(program: &Path, folder: &Path, account: Option<&Account>) -> io::Result<Command> {
+    let settings = folder.join("libvirtd.conf");
+    let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    // Its own identity, so that it need not look for the machine's, which it may not read.
+    fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim()))?;
+    let log = File::create(folder.join("log"))?;
+    let mut command = Command::new(program);
+    command
+        // 0: never ends by itself. Without it a session daemon ends after two idle minutes.
+        .args(["--timeout", "0", "--config"])
+        .arg(settings)
+        .current_dir("/")
+        .env_clear()
+        .env("PATH", PATH)
+        .env("LC_ALL", "C")
+        .env("HOME", folder.join("home"))
+        .env("XDG_RUNTIME_DIR", folder.join("run"))
+        .env("XDG_CONFIG_HOME", folder.join("config"))
+        .env("XDG_CACHE_HOME", folder.join("cache"))
+        .env("XDG_DATA_HOME", folder.join("data"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    if let Some(account) = account {
+        // This also drops all other groups.
+        command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
+    }
+    // SAFETY: the closure runs in the forked child before exec, where only async-signal-safe calls
+    // are sound: it makes two system calls, allocates nothing and takes no lock. It comes after the
+    // change of user, which would undo the second.
+    unsafe {
+        command.pre_exec(|| {
+            setsid()?;
+            prctl::set_pdeathsig(Signal::SIGKILL)?;
+            Ok(())
+        });
+    }
+    Ok(command)
+}
+
+/// The account as which libvirtd runs.
+#[derive(Debug)]
+struct Account {
+    uid: Uid,
+    gid: Gid,
+}
+
+impl Account {
+    /// The account of guests where there is one, else one that may nothing; `None` if this process
+    /// is not root and cannot choose.
+    fn find() -> Option<Self> {
+        /// The uid of guests in launcher images, whatever its name.
+        const GUEST: u32 = 107;
+        if !geteuid().is_root() {
+            return None;
+        }
+        let named = |name| User::from_name(name).ok().flatten();
+        let user = named("qemu")
+            .or_else(|| User::from_uid(Uid::from_raw(GUEST)).ok().flatten())
+            .or_else(|| named("libvirt-qemu"))
+            .or_else(|| named("nobody"));
+        user.filter(|user| !user.uid.is_root()).map(|user| Self {
+            uid: user.uid,
+            gid: user.gid,
+        })
+    }
+}
+
+/// libvirtd's folder; removed unless it is kept.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn make(scratch: &Path, account: Option<&Account>) -> io::Result<Self> {
+        let folder = Self(mkdtemp(&scratch.join("drydock-libvirtd-XXXXXX"))?);
+        let own = |path: &Path| match account {
+            Some(account) => chown(path, Some(account.uid), Some(account.gid)),
+            None => Ok(()),
+        };
+        own(&folder.0)?;
+        for name in ["home", "run", "run/libvirt", "config", "cache", "data", "devices"] {
+            let path = folder.0.join(name);
+            DirBuilder::new().mode(0o700).create(&path)?;
+            own(&path)?;
+        }
+        Ok(folder)
+    }
+
+    fn keep(mut self) -> PathBuf {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.0.as_os_str().is_empty() {
+            remove(&self.0);
+        }
+    }
+}
+
+fn remove(folder: &Path) {
+    if let Err(error) = fs::remove_dir_all(folder) {
+        tracing::warn!(folder = %folder.display(), %error, "libvirtd's folder cannot be removed");
+    }
+}
+
+/// The last lines of libvirtd's log that say something, on one line.
+fn last_words(log: &Path) -> String {
+    const TAIL: u64 = 4096;
+    const LINES: usize = 3;
+    let tail = || -> io::Result<String> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = tail().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    // Warnings and information only if there is no error.
+    let mut errors: Vec<&str> = lines.iter().copied().filter(|line| line.contains("error")).collect();
+    if errors.is_empty() {
+        errors = lines;
+    }
+    errors.split_off(errors.len().saturating_sub(LINES)).join("; ")
+}
+
+#[cfg(test)]
+mod tests;

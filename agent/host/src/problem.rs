@@ -1,0 +1,105 @@
+//! Why virtualization facts are missing or incomplete.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{document::ParseError, libvirt::LibvirtError};
+
+/// Why libvirt's part of the facts is missing. Stable names: they go to conditions and metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ProblemReason {
+    /// Guests are not run on this architecture.
+    ArchitectureNotSupported,
+    /// libvirtd could not be started: not installed, not executable, or no folder for it.
+    LibvirtdNotStarted,
+    /// libvirtd ended before it opened its socket.
+    LibvirtdExited,
+    /// libvirtd runs, and its socket never opened.
+    LibvirtdSocketNotOpened,
+    /// libvirtd ended while it was being asked.
+    LibvirtdCrashed,
+    /// The connection to libvirt was refused or is none.
+    LibvirtConnectFailed,
+    /// libvirt answered a question with an error.
+    LibvirtCallFailed,
+    /// libvirt answered with something that is not understood.
+    LibvirtAnswerNotUnderstood,
+    /// libvirt did not answer in time.
+    LibvirtTimedOut,
+}
+
+impl ProblemReason {
+    /// The reason in CamelCase.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ArchitectureNotSupported => "ArchitectureNotSupported",
+            Self::LibvirtdNotStarted => "LibvirtdNotStarted",
+            Self::LibvirtdExited => "LibvirtdExited",
+            Self::LibvirtdSocketNotOpened => "LibvirtdSocketNotOpened",
+            Self::LibvirtdCrashed => "LibvirtdCrashed",
+            Self::LibvirtConnectFailed => "LibvirtConnectFailed",
+            Self::LibvirtCallFailed => "LibvirtCallFailed",
+            Self::LibvirtAnswerNotUnderstood => "LibvirtAnswerNotUnderstood",
+            Self::LibvirtTimedOut => "LibvirtTimedOut",
+        }
+    }
+}
+
+/// A reason with a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    reason: ProblemReason,
+    message: String,
+}
+
+impl Problem {
+    /// A problem.
+    pub fn new(reason: ProblemReason, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// Which problem, in CamelCase.
+    pub fn reason(&self) -> &'static str {
+        self.reason.as_str()
+    }
+
+    /// Which problem.
+    pub fn kind(&self) -> ProblemReason {
+        self.reason
+    }
+
+    /// Time is up.
+    pub(crate) fn timed_out(deadline: Duration) -> Self {
+        Self::new(
+            ProblemReason::LibvirtTimedOut,
+            format!("libvirt did not answer within {deadline:?}"),
+        )
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<LibvirtError> for Problem {
+    fn from(error: LibvirtError) -> Self {
+        let reason = if error.is_broken_connection() {
+            ProblemReason::LibvirtConnectFailed
+        } else {
+            ProblemReason::LibvirtCallFailed
+        };
+        Self::new(reason, error.to_string())
+    }
+}
+
+impl From<ParseError> for Problem {
+    fn from(error: ParseError) -> Self {
+        Self::new(ProblemReason::LibvirtAnswerNotUnderstood, error.to_string())
+    }
+}

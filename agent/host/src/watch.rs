@@ -1,0 +1,174 @@
+//! Notices that the machine may have become another, so that nobody has to poll.
+//!
+//! Watched are the folder of /dev/kvm, KVM's module parameters, and files that the caller names.
+//! The kernel tells of a parameter only if it is written through sysfs, and never of a module that
+//! is loaded; but with the module comes the device node. What is noticed here is a reason to take
+//! the fingerprint, not yet a change.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ffi::OsString,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor},
+};
+
+use crate::{kernel, roots::Roots};
+
+/// What is watched in one folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Target {
+    folder: PathBuf,
+    /// Only this name counts.
+    name: Option<OsString>,
+    events: AddWatchFlags,
+}
+
+/// A watch of the machine. Its descriptor is readable when something happened.
+#[derive(Debug)]
+pub struct HostWatch {
+    inotify: Inotify,
+    roots: Roots,
+    files: Vec<PathBuf>,
+    watched: HashMap<WatchDescriptor, Vec<Target>>,
+}
+
+impl HostWatch {
+    /// Watches this machine, and `files` besides, for instance the kubelet's state of pinned CPUs.
+    ///
+    /// # Errors
+    /// If the kernel gives no watch. Folders that do not exist are no error.
+    pub fn new(files: &[PathBuf]) -> io::Result<Self> {
+        Self::with_roots(&Roots::default(), files)
+    }
+
+    /// Watches the machine whose files are in `roots`.
+    ///
+    /// # Errors
+    /// If the kernel gives no watch.
+    pub fn with_roots(roots: &Roots, files: &[PathBuf]) -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let mut watch = Self {
+            inotify,
+            roots: roots.clone(),
+            files: files.to_vec(),
+            watched: HashMap::new(),
+        };
+        watch.arm();
+        Ok(watch)
+    }
+
+    /// Reads all that has happened, and says whether any of it is of interest.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn drain(&mut self) -> io::Result<bool> {
+        let mut interesting = false;
+        loop {
+            match self.inotify.read_events() {
+                Ok(events) => {
+                    for event in events {
+                        interesting |= self.is_of_interest(&event);
+                    }
+                }
+                Err(Errno::EAGAIN) => break,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if interesting {
+            // With a module comes a folder of parameters, and an ended watch may begin again.
+            self.arm();
+        }
+        Ok(interesting)
+    }
+
+    fn is_of_interest(&mut self, event: &InotifyEvent) -> bool {
+        if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+            return true;
+        }
+        if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+            return self.watched.remove(&event.wd).is_some();
+        }
+        self.watched.get(&event.wd).is_some_and(|targets| {
+            targets.iter().any(|target| {
+                let named = target.name.is_none() || target.name == event.name;
+                named && target.events.intersects(event.mask)
+            })
+        })
+    }
+
+    /// Begins the watches that are missing.
+    fn arm(&mut self) {
+        for target in self.targets() {
+            if self.watched.values().flatten().any(|watched| *watched == target) {
+                continue;
+            }
+            // Adds to what is watched there already; nix has no name for that flag. A folder that is
+            // missing now may come later.
+            let add = AddWatchFlags::from_bits_retain(nix::libc::IN_MASK_ADD);
+            let events = target.events | add | AddWatchFlags::IN_ONLYDIR;
+            if let Ok(descriptor) = self.inotify.add_watch(&target.folder, events) {
+                self.watched.entry(descriptor).or_default().push(target);
+            }
+        }
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        let came_or_went = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_MOVED_TO;
+        let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MODIFY;
+        let named = |path: &Path, events| {
+            let (folder, name) = (path.parent()?.to_owned(), path.file_name()?.to_owned());
+            Some(Target {
+                folder,
+                name: Some(name),
+                events,
+            })
+        };
+        // Guests open the device for writing and close it all the time: that is of no interest.
+        let mut targets: Vec<Target> = named(&self.roots.kvm, came_or_went | AddWatchFlags::IN_ATTRIB)
+            .into_iter()
+            .collect();
+        targets.extend(
+            self.files
+                .iter()
+                .filter_map(|file| named(file, came_or_went | AddWatchFlags::IN_CLOSE_WRITE)),
+        );
+        let modules = self.roots.sys.join("module");
+        let names: BTreeSet<String> = kernel::kvm_modules(&self.roots).into_iter().collect();
+        targets.extend(names.iter().map(|module| Target {
+            folder: modules.join(module).join("parameters"),
+            name: None,
+            events: written,
+        }));
+        targets.push(Target {
+            folder: modules,
+            name: Some("kvm".into()),
+            events: came_or_went,
+        });
+        targets
+    }
+}
+
+impl AsFd for HostWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+}
+
+impl AsRawFd for HostWatch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inotify.as_fd().as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! The inspection with a real libvirtd and QEMU, and with libvirtds that misbehave.
+//!
+//! Tests that need what is not installed say so by name and pass.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use drydock_api::facts::{KvmState, Usable, VirtType};
+use drydock_host::{
+    inspection::{LibvirtSource, Options, inspect},
+    private_libvirtd::PrivateLibvirtd,
+    roots::Roots,
+};
+
+/// The first of these programs that is missing.
+fn missing(programs: &[&str]) -> Option<String> {
+    let found = |program: &&str| {
+        ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"]
+            .iter()
+            .any(|f| Path::new(f).join(program).exists())
+    };
+    programs
+        .iter()
+        .find(|program| !found(program))
+        .map(|program| (*program).to_owned())
+}
+
+/// Says that a test was skipped, and whether to skip it.
+fn skipped(test: &str, programs: &[&str]) -> bool {
+    match missing(programs) {
+        Some(program) => {
+            eprintln!("skipped: {test}: {program} is not installed");
+            true
+        }
+        None => false,
+    }
+}
+
+/// Emulation, whatever KVM this machine may have.
+fn emulation() -> Options {
+    Options {
+        roots: Roots {
+            kvm: "/nowhere/kvm".into(),
+            ..Roots::default()
+        },
+        ..Options::default()
+    }
+}
+
+fn virsh(uri: &str, arguments: &[&str]) -> String {
+    let output = Command::new("virsh")
+        .args(["-c", uri])
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "virsh {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+const NEEDED: &[&str] = &["libvirtd", "virsh", "qemu-system-x86_64"];
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn emulation_is_described_as_virsh_describes_it() {
+    if skipped("emulation_is_described_as_virsh_describes_it", NEEDED) {
+        return;
+    }
+    let report = inspect(&emulation());
+    assert_eq!(report.problem, None);
+    assert_eq!(report.facts.kvm.state, KvmState::NoDevice);
+    let found = report.facts.virtualization.unwrap();
+    assert_eq!(found.virt_type, VirtType::Qemu);
+
+    let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
+    daemon.wait_until_open(Duration::from_secs(20)).unwrap();
+    let uri = daemon.uri();
+    let machine = ["--arch", "x86_64", "--machine", "q35", "--virttype", "qemu"];
+    let domain = virsh(&uri, &[&["domcapabilities"], &machine[..]].concat());
+    let usable: BTreeSet<&str> = domain
+        .lines()
+        .filter(|line| line.contains("<model usable='yes'") || line.contains("<model usable='unknown'"))
+        .filter_map(|line| line.split(['>', '<']).nth(2))
+        .collect();
+    let found_usable: BTreeSet<&str> = found
+        .models
+        .iter()
+        .filter(|model| model.usable != Usable::No)
+        .map(|model| model.name.as_str())
+        .collect();
+    assert_eq!(found_usable, usable);
+    assert!(!usable.is_empty());
+
+    let file = std::env::temp_dir().join(format!("drydock-test-{}.xml", daemon.pid()));
+    std::fs::write(&file, domain).unwrap();
+    let baseline = virsh(
+        &uri,
+        &[
+            &["hypervisor-cpu-baseline", "--features", file.to_str().unwrap()],
+            &machine[..],
+        ]
+        .concat(),
+    );
+    std::fs::remove_file(&file).unwrap();
+    let features: BTreeSet<&str> = baseline
+        .lines()
+        .filter_map(|line| line.split_once("policy='require' name='")?.1.split('\'').next())
+        .collect();
+    assert_eq!(
+        found.features.iter().map(String::as_str).collect::<BTreeSet<_>>(),
+        features
+    );
+    assert!(features.contains("sse2"));
+
+    let capabilities = virsh(&uri, &["capabilities"]);
+    assert!(
+        found
+            .machine_types
+            .iter()
+            .any(|machine| machine.name == "q35" && machine.canonical.is_some())
+    );
+    for machine in &found.machine_types {
+        assert!(
+            capabilities.contains(&format!(">{}</machine>", machine.name)),
+            "{}",
+            machine.name
+        );
+    }
+    let version = virsh(&uri, &["version", "--daemon"]);
+    assert!(
+        version.contains(&format!("libvirt {}", found.libvirt_version)),
+        "{version}"
+    );
+    assert!(version.contains(&format!("QEMU {}", found.qemu_version)), "{version}");
+}
