@@ -1,0 +1,1 @@
+"""Records what real libvirts say, as test data."""

@@ -1,0 +1,43 @@
+"""hack/record-domcapabilities FOLDER: records what real libvirts say of this machine.
+
+For the libvirt and QEMU of several Debian releases, each in a root of its own:
+domain capabilities and CPU baselines of the machine types that nodes use, and
+the host's capabilities, as virsh prints them. A question that libvirt refuses
+(a baseline on an architecture without host-model) leaves no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from oci import tools
+from oci.progress import Failure, say
+
+from recording.roots import RELEASES, root_of
+from recording.session import record
+
+
+def main() -> int:
+    """Record all releases."""
+    parser = argparse.ArgumentParser(prog="hack/record-domcapabilities", description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("folder", type=Path, help="folder for the recordings, one below it for each release")
+    options = parser.parse_args()
+    cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")).absolute() / "recording"
+    try:
+        if os.geteuid() != 0:
+            raise Failure("making a Debian root needs root")
+        tools.ensure(cache / "logs")
+        for release in RELEASES:
+            root = root_of(release, cache)
+            for refusal in record(release, root, options.folder / release.suite, cache / "logs"):
+                say(f"        not answered: {refusal}")
+    except Failure as failure:
+        print(f"hack/record-domcapabilities: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+sys.exit(main())

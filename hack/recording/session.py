@@ -1,0 +1,113 @@
+"""Asks the libvirt of a root, run as guests' libvirts run: unprivileged, in session mode."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oci.progress import Failure, run, step, tail
+
+from recording.roots import Release
+
+USER = 65534
+# Device nodes of the root's own: the machine's /dev/kvm may be root's alone.
+NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "kvm": (10, 232)}
+WAIT_SECONDS = 30
+
+# Runs in a mount namespace of its own. $1: the root; the rest: the command in it.
+ENTER = r"""
+set -e
+root=$1
+shift
+mount --make-rprivate /
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount -t tmpfs -o mode=755 tmpfs "$root/dev"
+{nodes}
+exec chroot "$root" setpriv --reuid={user} --regid={user} --clear-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C "$@"
+"""
+
+# Runs inside. $1: a folder of its own. A question that is refused leaves its reason in a .error file.
+ASK = r"""
+set -eu
+home=$1
+export HOME=$home/home XDG_RUNTIME_DIR=$home/run XDG_CONFIG_HOME=$home/config XDG_CACHE_HOME=$home/cache
+mkdir "$HOME" "$XDG_RUNTIME_DIR" "$XDG_CONFIG_HOME" "$XDG_CACHE_HOME" "$home/out"
+cd "$home/out"
+libvirtd --timeout 0 > "$home/libvirtd.log" 2>&1 &
+daemon=$!
+trap 'kill $daemon; wait' EXIT
+left={wait}0
+until [ -S "$XDG_RUNTIME_DIR/libvirt/libvirt-sock" ]; do
+    left=$((left - 1))
+    [ $left -gt 0 ] || {{ cat "$home/libvirtd.log"; exit 1; }}
+    sleep 0.1
+done
+ask() {{
+    file=$1
+    shift
+    if virsh -c qemu:///session "$@" > "$file" 2> "$file.error"; then
+        rm "$file.error"
+    else
+        rm "$file"
+    fi
+}}
+{questions}
+"""
+
+
+def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
+    """Write what the root's libvirt says into the folder `target`; return what it refused."""
+    log = logs / f"{release.suite}-session.log"
+    with _folder_in(root) as home, step(f"asking the libvirt of Debian {release.suite}"):
+        inside = f"/{home.relative_to(root)}"
+        nodes = "\n".join(
+            f'mknod -m 666 "$root/dev/{name}" c {major} {minor}'
+            for name, (major, minor) in NODES.items()
+            if Path("/dev", name).exists()
+        )
+        questions = "\n".join(shlex.join(["ask", *question]) for question in _questions(release))
+        script = ASK.format(wait=WAIT_SECONDS, questions=questions)
+        enter = ENTER.format(nodes=nodes, user=USER)
+        command = ["unshare", "--mount", "sh", "-c", enter, "enter", str(root), "sh", "-c", script, "ask", inside]
+        run(command, log=log, what=f"asking the libvirt of Debian {release.suite}")
+        answers = sorted((home / "out").glob("*.xml")) + sorted((home / "out").glob("*.txt"))
+        if not answers:
+            raise Failure(f"the libvirt of Debian {release.suite} answered nothing; its log ends with:\n{tail(log)}")
+        target.mkdir(parents=True, exist_ok=True)
+        for old in (*target.glob("*.xml"), *target.glob("*.txt")):
+            old.unlink()
+        for answer in answers:
+            shutil.copyfile(answer, target / answer.name)
+        return [
+            f"{error.name.removesuffix('.error')}: {error.read_text().strip()}"
+            for error in sorted((home / "out").glob("*.error"))
+        ]
+
+
+def _questions(release: Release) -> Iterator[list[str]]:
+    """Yield the file for each answer with the arguments of virsh."""
+    for architecture, machine, virt_type in release.machines:
+        name = f"{architecture}-{virt_type}"
+        about = ["--arch", architecture, "--machine", machine, "--virttype", virt_type]
+        yield [f"{name}.domain-capabilities.xml", "domcapabilities", *about]
+        # Its input is the answer before it.
+        baseline = ["hypervisor-cpu-baseline", "--features", *about, f"{name}.domain-capabilities.xml"]
+        yield [f"{name}.baseline.xml", *baseline]
+    yield ["capabilities.xml", "capabilities"]
+    yield ["versions.txt", "version", "--daemon"]
+
+
+@contextmanager
+def _folder_in(root: Path) -> Iterator[Path]:
+    """Make a folder inside of the root for the unprivileged user."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir=root / "tmp"))
+    try:
+        shutil.chown(folder, USER, USER)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
