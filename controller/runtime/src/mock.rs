@@ -53,7 +53,7 @@ impl ApiServer {
 
     /// Whether nothing is asked for `span`.
     pub(crate) async fn is_left_alone_for(&mut self, span: Duration) -> bool {
-        tokio::time::timeout(span, self.0.next_request()).await.is_err()
+        !matches!(tokio::time::timeout(span, self.0.next_request()).await, Ok(Some(_)))
     }
 }
 

@@ -62,12 +62,12 @@ pub fn jittered(span: Duration) -> Duration {
 
 /// Sebastiano Vigna's SplitMix64: small, and good enough to spread delays.
 #[derive(Clone, Debug)]
-struct SplitMix(u64);
+pub(crate) struct SplitMix(pub(crate) u64);
 
 impl SplitMix {
     /// A number from 0 (included) to 1 (excluded).
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
-    fn fraction(&mut self) -> f64 {
+    pub(crate) fn fraction(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

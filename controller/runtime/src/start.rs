@@ -1,6 +1,6 @@
 //! From `main` to a running process and back to an exit code.
 
-use crate::{LogFormat, LogHandle, Process, ProcessError, chain, logs, process::Name};
+use crate::{LogFormat, LogHandle, Process, ProcessError, chain, events::cut, logs, process::Name};
 use std::{error::Error, fs::OpenOptions, io::Write, path::Path, process::ExitCode, time::Duration};
 use thiserror::Error;
 use tokio::{
@@ -152,12 +152,8 @@ fn signals() -> Result<impl futures::Stream<Item = &'static str> + Unpin, StartE
 
 /// Writes why the process ends where the kubelet picks it up, if there is such a place: it is never created.
 fn write_last_words(place: &Path, words: &str) {
-    let mut end = words.len().min(TERMINATION_LOG_BYTES);
-    while !words.is_char_boundary(end) {
-        end -= 1;
-    }
     if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(place) {
-        let _ = file.write_all(&words.as_bytes()[..end]);
+        let _ = file.write_all(cut(words, TERMINATION_LOG_BYTES).as_bytes());
     }
 }
 

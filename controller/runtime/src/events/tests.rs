@@ -1,0 +1,154 @@
+use super::{Event, EventMetrics, Events, LAST_WORDS, QUEUE, Reporter, ResultLabel, Severity};
+use crate::{
+    Process,
+    clock::Instant,
+    mock::{ApiServer, api_server},
+};
+use http::Method;
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde_json::json;
+use std::time::Duration;
+
+fn setup() -> (Events, ApiServer, Process, EventMetrics) {
+    let (client, server) = api_server();
+    let (process, metrics) = (Process::new(), EventMetrics::default());
+    let reporter = Reporter {
+        component: "drydock-agent",
+        instance: "pod-1".to_owned(),
+    };
+    (
+        Events::start(&process, client, reporter, &metrics),
+        server,
+        process,
+        metrics,
+    )
+}
+
+fn event(name: &str, note: &str) -> Event {
+    Event {
+        regarding: ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(name.to_owned()),
+            ..Default::default()
+        },
+        related: None,
+        severity: Severity::Warning,
+        reason: "LabelsRemoved".into(),
+        action: "Label".into(),
+        note: note.to_owned(),
+    }
+}
+
+fn count(metrics: &EventMetrics, result: &'static str) -> u64 {
+    metrics.0.get_or_create(&ResultLabel { result }).get()
+}
+
+/// Answers a request with what it asked for.
+async fn accept(server: &mut ApiServer) -> (Method, String, serde_json::Value) {
+    let asked = server.asked().await;
+    let (method, line, body) = (asked.method.clone(), asked.line.clone(), asked.body.clone());
+    let full = json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z",
+    });
+    asked.with(&full);
+    (method, line, body)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_says_who_saw_what() {
+    let (events, mut server, _process, _) = setup();
+    events.publish(event("n1", &"ä".repeat(2000)));
+    let (method, line, body) = accept(&mut server).await;
+    assert_eq!(
+        (method, line.as_str()),
+        (Method::POST, "/apis/events.k8s.io/v1/namespaces/default/events?")
+    );
+    assert_eq!(
+        (&body["type"], &body["reason"], &body["action"]),
+        (&json!("Warning"), &json!("LabelsRemoved"), &json!("Label"))
+    );
+    assert_eq!(
+        (&body["reportingController"], &body["reportingInstance"]),
+        (&json!("drydock-agent"), &json!("pod-1"))
+    );
+    assert_eq!(
+        body["note"].as_str().unwrap().len(),
+        1024,
+        "longer notes are refused by the API server"
+    );
+    assert!(body["metadata"]["name"].as_str().unwrap().starts_with("n1."));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_repeated_becomes_a_series_that_is_written_once_a_minute() {
+    let (events, mut server, _process, metrics) = setup();
+    let start = Instant::now();
+    for _ in 0..5 {
+        events.publish(event("n1", "same"));
+    }
+    assert_eq!(accept(&mut server).await.0, Method::POST);
+    events.publish(event("n1", "another note is another event"));
+    assert_eq!(accept(&mut server).await.0, Method::POST);
+    let (method, line, body) = accept(&mut server).await;
+    assert_eq!(method, Method::PATCH);
+    assert!(line.contains("/events/n1."), "{line}");
+    assert_eq!(body["series"]["count"], 5);
+    assert_eq!(start.elapsed().as_secs(), 60);
+    assert!(server.is_left_alone_for(Duration::from_secs(3600)).await);
+    assert_eq!((count(&metrics, "written"), count(&metrics, "counted")), (3, 4));
+
+    events.publish(event("n1", "same"));
+    assert_eq!(
+        accept(&mut server).await.0,
+        Method::POST,
+        "after an hour it is news again"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_has_expired_is_written_anew() {
+    let (events, mut server, _process, _) = setup();
+    events.publish(event("n1", "same"));
+    accept(&mut server).await;
+    events.publish(event("n1", "same"));
+    let series = server.asked().await;
+    assert_eq!(series.method, Method::PATCH);
+    series.refuse(404, "NotFound");
+    events.publish(event("n1", "same"));
+    assert_eq!(accept(&mut server).await.0, Method::POST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_and_overflow_are_counted_and_hold_nobody_up() {
+    let (events, mut server, _process, metrics) = setup();
+    for index in 0..QUEUE + 7 {
+        events.publish(event(&format!("n{index}"), "many"));
+    }
+    assert_eq!(count(&metrics, "dropped"), 7);
+    server.asked().await.refuse(403, "Forbidden");
+    accept(&mut server).await;
+    tokio::task::yield_now().await;
+    assert_eq!(count(&metrics, "failed"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_queued_is_still_written_when_the_process_stops_but_not_for_ever() {
+    let (events, mut server, process, _) = setup();
+    events.publish(event("n1", "last words"));
+    process.stop();
+    assert_eq!(accept(&mut server).await.2["note"], "last words");
+
+    let (events, mut server, process, _) = setup();
+    events.publish(event("n1", "last words"));
+    process.stop();
+    let start = Instant::now();
+    let lost = async {
+        let _lost = server.asked().await.lose();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        run = process.run(futures::stream::pending(), Duration::from_secs(10)) => run.unwrap(),
+        () = lost => {}
+    }
+    assert!(start.elapsed() <= LAST_WORDS + Duration::from_millis(2));
+}

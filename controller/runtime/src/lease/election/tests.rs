@@ -1,0 +1,243 @@
+use super::{Action, Answer, Election, Record, Step, Terms};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A candidate called `me`, and a clock that the test moves.
+struct Test {
+    election: Election,
+    now: Instant,
+}
+
+impl Test {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            election: Election::new("me".to_owned(), Terms::default(), now),
+            now,
+        }
+    }
+
+    fn wait(&mut self, milliseconds: u64) {
+        self.now += Duration::from_millis(milliseconds);
+    }
+
+    /// What it asks now, if anything.
+    fn asks(&self) -> Option<Action> {
+        match self.election.step(self.now) {
+            Step::Ask(action) => Some(action),
+            Step::Wait(until) => {
+                assert!(until > self.now, "it would wait for the past");
+                None
+            }
+        }
+    }
+
+    /// It asks this, and is answered after 100 ms.
+    fn ask(&mut self, action: &Action, answer: Answer) {
+        assert_eq!(self.asks().as_ref(), Some(action));
+        let sent = self.now;
+        self.wait(100);
+        self.election.answered(action, answer, sent, self.now);
+    }
+
+    fn leads(&self) -> bool {
+        self.election.leads_until(self.now).is_some()
+    }
+
+    fn wins(&mut self) {
+        self.ask(&Action::Read, Answer::Missing);
+        self.ask(&Action::Create, is("me", "1"));
+        assert!(self.leads());
+    }
+}
+
+fn is(holder: &str, version: &str) -> Answer {
+    Answer::Is(Record {
+        holder: holder.to_owned(),
+        duration: Duration::from_secs(15),
+        transitions: 3,
+        version: version.to_owned(),
+    })
+}
+
+fn renew(version: &str) -> Action {
+    Action::Renew {
+        version: version.to_owned(),
+    }
+}
+
+fn take(version: &str, transitions: i32) -> Action {
+    Action::Take {
+        version: version.to_owned(),
+        transitions,
+    }
+}
+
+#[test]
+fn the_first_one_makes_the_lease_and_leads() {
+    let mut test = Test::new();
+    test.wins();
+    assert_eq!(test.asks(), None);
+    test.wait(1900);
+    test.ask(&renew("1"), is("me", "2"));
+    assert!(test.leads());
+}
+
+#[test]
+fn a_free_lease_is_taken_at_once() {
+    let mut test = Test::new();
+    test.ask(&Action::Read, is("", "7"));
+    assert!(!test.leads(), "reading makes nobody leader");
+    test.ask(&take("7", 4), is("me", "8"));
+    assert!(test.leads());
+}
+
+#[test]
+fn a_held_lease_is_taken_when_it_has_not_changed_for_its_duration() {
+    let mut test = Test::new();
+    test.ask(&Action::Read, is("other", "7"));
+    for _ in 0..3 {
+        assert_eq!(test.asks(), None);
+        test.wait(2000);
+        test.ask(&Action::Read, is("other", "7"));
+    }
+    test.wait(2000);
+    test.ask(&Action::Read, is("other", "8"));
+    let changed = test.now;
+    while test.now + Duration::from_millis(2200) < changed + Duration::from_secs(15) {
+        test.wait(2000);
+        test.ask(&Action::Read, is("other", "8"));
+    }
+    let until_free = changed + Duration::from_secs(15) - test.now;
+    test.wait(u64::try_from(until_free.as_millis()).unwrap() - 1);
+    assert_ne!(test.asks(), Some(take("8", 4)));
+    test.wait(1);
+    test.ask(&take("8", 4), is("me", "9"));
+    assert!(test.leads());
+}
+
+#[test]
+fn a_holder_that_asks_for_more_patience_gets_it() {
+    let mut test = Test::new();
+    let slow = Record {
+        holder: "other".to_owned(),
+        duration: Duration::from_secs(60),
+        transitions: 0,
+        version: "7".to_owned(),
+    };
+    test.ask(&Action::Read, Answer::Is(slow.clone()));
+    test.wait(59_000);
+    test.ask(&Action::Read, Answer::Is(slow));
+    test.wait(900);
+    test.ask(&take("7", 1), is("me", "8"));
+}
+
+#[test]
+fn who_lost_the_race_for_it_waits_again() {
+    let mut test = Test::new();
+    test.ask(&Action::Read, is("", "7"));
+    test.ask(&take("7", 4), Answer::Conflict);
+    test.ask(&Action::Read, is("other", "8"));
+    assert!(!test.leads());
+    assert_eq!(test.asks(), None);
+}
+
+#[test]
+fn without_a_confirmed_renewal_it_leads_no_longer_than_its_time_after_sending() {
+    let mut test = Test::new();
+    test.ask(&Action::Read, Answer::Missing);
+    let sent = test.now;
+    test.ask(&Action::Create, is("me", "1"));
+    while test.now < sent + Duration::from_millis(9900) {
+        assert!(test.leads());
+        match test.asks() {
+            Some(action) => test.ask(&action, Answer::Unknown),
+            None => test.wait(100),
+        }
+    }
+    test.wait(100);
+    assert!(!test.leads());
+}
+
+#[test]
+fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
+    let mut test = Test::new();
+    test.wins();
+    test.wait(2000);
+    test.ask(&renew("1"), Answer::Unknown);
+    test.wait(2000);
+    test.ask(&renew("1"), Answer::Conflict);
+    assert!(test.leads());
+    test.ask(&Action::Read, is("me", "2"));
+    test.ask(&renew("2"), is("me", "3"));
+    assert!(test.leads());
+}
+
+#[test]
+fn a_lost_reply_to_taking_it_makes_nobody_leader() {
+    let mut test = Test::new();
+    test.ask(&Action::Read, is("", "7"));
+    test.ask(&take("7", 4), Answer::Unknown);
+    test.wait(2000);
+    test.ask(&Action::Read, is("me", "8"));
+    assert!(!test.leads());
+    test.ask(&take("8", 3), is("me", "9"));
+    assert!(test.leads());
+}
+
+#[test]
+fn it_stops_when_it_sees_another_holder() {
+    let mut test = Test::new();
+    test.wins();
+    test.wait(2000);
+    test.ask(&renew("1"), Answer::Conflict);
+    test.ask(&Action::Read, is("other", "5"));
+    assert!(!test.leads());
+}
+
+#[test]
+fn it_stops_when_the_lease_was_deleted_and_waits_as_if_it_had_been_renewed() {
+    let mut test = Test::new();
+    test.wins();
+    test.wait(2000);
+    test.ask(&renew("1"), Answer::Missing);
+    assert!(!test.leads());
+    let deleted = test.now;
+    while test.asks() != Some(Action::Create) {
+        match test.asks() {
+            Some(action) => test.ask(&action, Answer::Missing),
+            None => test.wait(100),
+        }
+    }
+    assert_eq!((test.now - deleted).as_secs(), 15);
+}
+
+#[test]
+fn a_missing_namespace_is_no_reason_for_haste() {
+    let mut test = Test::new();
+    test.ask(&Action::Read, Answer::Missing);
+    test.ask(&Action::Create, Answer::Missing);
+    assert_eq!(test.asks(), None);
+    test.wait(2000);
+    assert_eq!(test.asks(), Some(Action::Create));
+}
+
+#[test]
+fn who_resigns_makes_it_free_if_it_still_leads() {
+    let mut test = Test::new();
+    test.wins();
+    let mut late = Test {
+        election: test.election.clone(),
+        now: test.now,
+    };
+    assert_eq!(
+        test.election.resign(test.now),
+        Some(Action::Release {
+            version: "1".to_owned()
+        })
+    );
+    assert!(!test.leads());
+    late.wait(10_000);
+    assert_eq!(late.election.resign(late.now), None, "another may have it by now");
+    assert_eq!(Test::new().election.resign(test.now), None);
+}

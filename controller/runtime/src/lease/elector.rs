@@ -1,0 +1,336 @@
+//! A candidate for a Lease: asks, waits, and says who leads.
+
+use super::{
+    Outcome,
+    election::{Action, Answer, Election, Record, Step, Terms},
+    outcome, seconds,
+};
+use crate::{Process, clock, jittered};
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
+
+/// How long a request of ours may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How long work under a term may take to end before the process stops without giving the Lease back.
+const WORK_ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// For which Lease to stand, and as whom.
+#[derive(Clone, Debug)]
+pub struct Candidacy {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Who stands. No other process, not even the next one in the same pod, may call itself the same.
+    pub identity: String,
+    /// The labels of the Lease, if we make it.
+    pub labels: BTreeMap<String, String>,
+    /// The name under which its fields are written.
+    pub field_manager: &'static str,
+}
+
+/// The right to act alone, for a time.
+///
+/// Whoever acts under it keeps a clone, ends when [`lost`](Self::lost) is cancelled, and drops the clone then: when the
+/// process stops, the Lease is given back as soon as no clone is left, so that the next leader need not wait.
+#[derive(Clone, Debug)]
+pub struct Term {
+    lost: CancellationToken,
+    base: Instant,
+    /// Milliseconds after `base`.
+    until: Arc<AtomicU64>,
+    _acting: Arc<TaskTrackerToken>,
+}
+
+impl Term {
+    /// Cancelled when the term is over, before another can lead. A new term may follow, for this process too.
+    pub fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    /// Whether the term lasts, by the clock and not only by what was told. Ask right before a write: a process that
+    /// stood still for long may not yet know that its term is over.
+    pub fn is_valid(&self) -> bool {
+        let until = self.base + Duration::from_millis(self.until.load(Ordering::Acquire));
+        !self.lost.is_cancelled() && Instant::now() < until
+    }
+
+    fn extend(&self, until: Instant) {
+        let millis = until.saturating_duration_since(self.base).as_millis();
+        self.until
+            .store(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::Release);
+    }
+}
+
+/// Whether this process leads. Clones are the same.
+///
+/// # Guarantees
+/// Of all candidates for a Lease at most one has a valid [`Term`] at any time; see the module `election` for why.
+#[derive(Clone, Debug)]
+pub struct Leadership(watch::Receiver<Option<Term>>);
+
+impl Leadership {
+    /// Stands for the Lease until the process stops, then gives it back.
+    pub fn stand(process: &Process, client: Client, candidacy: Candidacy) -> Self {
+        let (current, receiver) = watch::channel(None);
+        let elector = Elector {
+            api: Api::namespaced(client, &candidacy.namespace),
+            election: Election::new(candidacy.identity.clone(), Terms::default(), Instant::now()),
+            candidacy,
+            current,
+            acting: TaskTracker::new(),
+            failing: false,
+        };
+        let stopping = process.stopping();
+        process.spawn_critical("standing for leader", async move {
+            elector.run(stopping).await;
+            Ok::<_, Infallible>(())
+        });
+        Self(receiver)
+    }
+
+    /// The term of this process, if it leads.
+    pub fn term(&self) -> Option<Term> {
+        self.0.borrow().clone().filter(Term::is_valid)
+    }
+
+    /// Waits until this process leads. Never returns if the process stops first.
+    pub async fn elected(&mut self) -> Term {
+        loop {
+            if let Some(term) = self.term() {
+                return term;
+            }
+            if self.0.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+struct Elector {
+    api: Api<Lease>,
+    candidacy: Candidacy,
+    election: Election,
+    current: watch::Sender<Option<Term>>,
+    acting: TaskTracker,
+    failing: bool,
+}
+
+impl Elector {
+    async fn run(mut self, stopping: CancellationToken) {
+        while !stopping.is_cancelled() {
+            let now = Instant::now();
+            match self.election.step(now) {
+                Step::Wait(until) => {
+                    // Candidates that looked at the same time shall not do so for ever.
+                    let pause = if self.current.borrow().is_some() {
+                        until - now
+                    } else {
+                        jittered(until - now)
+                    };
+                    stopping
+                        .run_until_cancelled(self.unless_the_term_ends(tokio::time::sleep(pause)))
+                        .await;
+                }
+                Step::Ask(action) => {
+                    let asking = ask(&self.api, &self.candidacy, &action);
+                    let Some(answer) = stopping.run_until_cancelled(self.unless_the_term_ends(asking)).await else {
+                        break;
+                    };
+                    // The term ended while the request was under way: it may still have been done.
+                    let answer = answer.unwrap_or_else(|| Outcome::Unknown("the term ended meanwhile".to_owned()));
+                    let answer = self.log(answer);
+                    self.election.answered(&action, answer, now, Instant::now());
+                }
+            }
+            self.tell(Instant::now());
+        }
+        self.resign().await;
+    }
+
+    /// Does something, but not beyond the end of the present term.
+    async fn unless_the_term_ends<T>(&self, doing: impl Future<Output = T>) -> Option<T> {
+        let end = self
+            .current
+            .borrow()
+            .is_some()
+            .then(|| self.election.leads_until(Instant::now()))
+            .flatten();
+        tokio::select! {
+            done = doing => Some(done),
+            () = clock::sleep_until_instant(end) => None,
+        }
+    }
+
+    /// Makes known whether we lead.
+    fn tell(&self, now: Instant) {
+        let current = self.current.borrow().clone();
+        match (self.election.leads_until(now), current) {
+            (Some(until), Some(term)) => term.extend(until),
+            (Some(until), None) => {
+                let term = Term {
+                    lost: CancellationToken::new(),
+                    base: now,
+                    until: Arc::default(),
+                    _acting: Arc::new(self.acting.token()),
+                };
+                term.extend(until);
+                tracing::info!(
+                    lease = self.candidacy.name,
+                    identity = self.candidacy.identity,
+                    "leading"
+                );
+                self.current.send_replace(Some(term));
+            }
+            (None, Some(term)) => {
+                tracing::warn!(lease = self.candidacy.name, "no longer leading");
+                term.lost.cancel();
+                self.current.send_replace(None);
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Ends the term; when nobody acts under it any more, makes the Lease free.
+    async fn resign(mut self) {
+        if let Some(term) = self.current.send_replace(None) {
+            term.lost.cancel();
+        }
+        self.acting.close();
+        if tokio::time::timeout(WORK_ENDS_WITHIN, self.acting.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                lease = self.candidacy.name,
+                "kept the lease: work under it has not ended"
+            );
+            return;
+        }
+        if let Some(release) = self.election.resign(Instant::now()) {
+            match ask(&self.api, &self.candidacy, &release).await {
+                Outcome::Done(_) => tracing::info!(lease = self.candidacy.name, "gave the lease back"),
+                Outcome::Missing | Outcome::Conflict => {}
+                Outcome::Unknown(reason) => {
+                    tracing::warn!(lease = self.candidacy.name, reason, "could not give the lease back");
+                }
+            }
+        }
+    }
+
+    fn log(&mut self, outcome: Outcome<Record>) -> Answer {
+        let lease = &self.candidacy.name;
+        match (&outcome, self.failing) {
+            (Outcome::Unknown(reason), false) => {
+                tracing::warn!(lease, reason, "could not read or write the lease, trying again");
+                self.failing = true;
+            }
+            (Outcome::Done(_), true) => {
+                tracing::info!(lease, "the lease answers again");
+                self.failing = false;
+            }
+            _ => {}
+        }
+        match outcome {
+            Outcome::Done(record) => Answer::Is(record),
+            Outcome::Missing => Answer::Missing,
+            Outcome::Conflict => Answer::Conflict,
+            Outcome::Unknown(_) => Answer::Unknown,
+        }
+    }
+}
+
+async fn ask(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Outcome<Record> {
+    let Candidacy { name, identity, .. } = candidacy;
+    let now = MicroTime(clock::now());
+    let field_manager = Some(candidacy.field_manager.to_owned());
+    let duration = seconds(Terms::default().duration);
+    let write = match action {
+        Action::Read => return record(outcome(ANSWER_WITHIN, api.get(name)).await),
+        Action::Create => {
+            let spec = LeaseSpec {
+                holder_identity: Some(identity.clone()),
+                lease_duration_seconds: Some(duration),
+                acquire_time: Some(now.clone()),
+                renew_time: Some(now),
+                lease_transitions: Some(0),
+                ..LeaseSpec::default()
+            };
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    labels: (!candidacy.labels.is_empty()).then(|| candidacy.labels.clone()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(spec),
+            };
+            let params = PostParams {
+                field_manager,
+                ..PostParams::default()
+            };
+            return record(outcome(ANSWER_WITHIN, api.create(&params, &lease)).await);
+        }
+        Action::Take { version, transitions } => json!({
+            "metadata": {"resourceVersion": version},
+            "spec": {
+                "holderIdentity": identity, "leaseDurationSeconds": duration, "leaseTransitions": transitions,
+                "acquireTime": now.clone(), "renewTime": now,
+            },
+        }),
+        Action::Renew { version } => json!({
+            "metadata": {"resourceVersion": version},
+            "spec": {"renewTime": now},
+        }),
+        Action::Release { version } => json!({
+            "metadata": {"resourceVersion": version},
+            "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now},
+        }),
+    };
+    let params = PatchParams {
+        field_manager,
+        ..PatchParams::default()
+    };
+    record(outcome(ANSWER_WITHIN, api.patch(name, &params, &Patch::Merge(write))).await)
+}
+
+fn record(outcome: Outcome<Lease>) -> Outcome<Record> {
+    match outcome {
+        Outcome::Done(lease) => {
+            let spec = lease.spec.unwrap_or_default();
+            let seconds = spec.lease_duration_seconds.unwrap_or_default();
+            Outcome::Done(Record {
+                holder: spec.holder_identity.unwrap_or_default(),
+                duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
+                transitions: spec.lease_transitions.unwrap_or_default(),
+                version: lease.metadata.resource_version.unwrap_or_default(),
+            })
+        }
+        Outcome::Missing => Outcome::Missing,
+        Outcome::Conflict => Outcome::Conflict,
+        Outcome::Unknown(reason) => Outcome::Unknown(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests;

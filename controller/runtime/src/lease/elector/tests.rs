@@ -1,0 +1,138 @@
+use super::{Candidacy, Leadership};
+use crate::{
+    Process,
+    clock::Instant,
+    mock::{ApiServer, Asked, api_server},
+};
+use http::Method;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn setup() -> (Leadership, ApiServer, Process) {
+    let (client, server) = api_server();
+    let process = Process::new();
+    let candidacy = Candidacy {
+        namespace: "drydock".to_owned(),
+        name: "drydock-controller".to_owned(),
+        identity: "pod-1".to_owned(),
+        labels: [("app".to_owned(), "drydock".to_owned())].into(),
+        field_manager: "drydock-controller",
+    };
+    (Leadership::stand(&process, client, candidacy), server, process)
+}
+
+fn lease(holder: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": version},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
+    })
+}
+
+async fn wins(server: &mut ApiServer) {
+    server.asked().await.with(&lease("", "1"));
+    server.asked().await.with(&lease("pod-1", "2"));
+}
+
+fn holder(asked: &Asked) -> &Value {
+    &asked.body["spec"]["holderIdentity"]
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_one_makes_the_lease() {
+    let (mut leadership, mut server, _process) = setup();
+    let url = "/apis/coordination.k8s.io/v1/namespaces/drydock/leases";
+    let read = server.asked().await;
+    assert_eq!(
+        (read.method.clone(), read.line.as_str()),
+        (Method::GET, format!("{url}/drydock-controller").as_str())
+    );
+    read.refuse(404, "NotFound");
+    let create = server.asked().await;
+    assert_eq!(create.method, Method::POST);
+    assert_eq!(create.line, format!("{url}?&fieldManager=drydock-controller"));
+    assert_eq!(
+        (holder(&create), &create.body["spec"]["leaseDurationSeconds"]),
+        (&json!("pod-1"), &json!(15))
+    );
+    assert_eq!(create.body["metadata"]["labels"], json!({"app": "drydock"}));
+    assert!(leadership.term().is_none());
+    create.with(&lease("pod-1", "1"));
+    assert!(leadership.elected().await.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_is_one_small_request_every_two_seconds() {
+    let (mut leadership, mut server, _process) = setup();
+    wins(&mut server).await;
+    let term = leadership.elected().await;
+    let start = Instant::now();
+    for version in 2..12 {
+        let renewal = server.asked().await;
+        assert_eq!(
+            (renewal.method.clone(), renewal.content_type.as_str()),
+            (Method::PATCH, "application/merge-patch+json")
+        );
+        assert_eq!(
+            renewal.body["metadata"],
+            json!({"resourceVersion": version.to_string()})
+        );
+        assert_eq!(renewal.body["spec"].as_object().unwrap().len(), 1);
+        renewal.with(&lease("pod-1", &(version + 1).to_string()));
+    }
+    assert_eq!(start.elapsed().as_secs(), 20);
+    assert!(term.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_without_answers_stops_before_another_can_lead() {
+    let (mut leadership, mut server, _process) = setup();
+    wins(&mut server).await;
+    let sent = Instant::now();
+    let term = leadership.elected().await;
+    let silent = async {
+        let mut lost = Vec::new();
+        loop {
+            lost.push(server.asked().await.lose());
+        }
+    };
+    tokio::select! {
+        () = term.lost().cancelled() => {}
+        () = silent => {}
+    }
+    let led = sent.elapsed();
+    assert!(led <= Duration::from_millis(10_002), "{led:?}: others wait for 15 s");
+    assert!(!term.is_valid() && leadership.term().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_process_stops_the_lease_is_free_once_the_work_has_ended() {
+    let (mut leadership, mut server, process) = setup();
+    wins(&mut server).await;
+    let term = leadership.elected().await;
+    process.stop();
+    term.lost().cancelled().await;
+    assert!(leadership.term().is_none());
+    assert!(
+        server.is_left_alone_for(Duration::from_secs(2)).await,
+        "somebody still acts"
+    );
+    drop(term);
+    let release = server.asked().await;
+    assert_eq!((release.method.clone(), holder(&release)), (Method::PATCH, &json!("")));
+    assert_eq!(release.body["metadata"]["resourceVersion"], "2");
+    release.with(&lease("", "3"));
+    process
+        .run(futures::stream::pending(), Duration::from_secs(1))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_does_not_end_keeps_the_lease() {
+    let (mut leadership, mut server, process) = setup();
+    wins(&mut server).await;
+    let _term = leadership.elected().await;
+    process.stop();
+    assert!(server.is_left_alone_for(Duration::from_secs(60)).await);
+}

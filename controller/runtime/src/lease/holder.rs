@@ -1,0 +1,325 @@
+//! One Lease that is kept alive: the sign that its holder is.
+//!
+//! ```text
+//!            take_over()          done                    conflict
+//!   idle ───────────────▶ taking ──────▶ renewing, every ──────────▶ looking ──▶ ours after all: renewing
+//!    ▲                       ▲           so often                      │
+//!    │                       └── missing: somebody deleted it ◀────────┤
+//!    └───────────────── somebody else holds it ◀───────────────────────┘
+//! ```
+
+use super::{Outcome, outcome, seconds};
+use crate::{Backoff, Process, Signal, clock, health::lock};
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams},
+};
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Which Lease to keep, and how.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Who holds it. Nobody else, not even the next process on this machine, may call itself the same.
+    pub identity: String,
+    /// How often it is renewed.
+    pub renew_every: Duration,
+    /// How long without renewal it may be taken for held.
+    pub duration: Duration,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// What it belongs to: deleted with it.
+    pub owners: Vec<OwnerReference>,
+    /// The name under which its fields are written.
+    pub field_manager: &'static str,
+}
+
+/// Who holds the Lease, as far as is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Held {
+    /// We do not hold it and have not tried to.
+    #[default]
+    NotTaken,
+    /// We are about to take it.
+    Taking,
+    /// We do.
+    Ours,
+    /// Somebody else does: we have to stop acting, and no longer renew it.
+    By(String),
+}
+
+/// Keeps a Lease. Clones are the same.
+///
+/// # Guarantees
+/// - Taking it and renewing it are one request each.
+/// - What somebody else holds is never renewed by us: a renewal says which version it is of.
+/// - Deleted, it is made again, while we hold it.
+///
+/// # Assumptions
+/// Who calls [`take_over`](Self::take_over) has the right to (it holds a lock that only one can have): the Lease is
+/// taken whoever holds it.
+#[derive(Clone, Debug)]
+pub struct LeaseHolder(Arc<Mutex<Wish>>, Signal);
+
+#[derive(Debug, Default)]
+struct Wish {
+    wanted: bool,
+    held: Held,
+}
+
+impl LeaseHolder {
+    /// Gets ready to keep the Lease; nothing is sent until [`take_over`](Self::take_over). `changed` is notified
+    /// whenever who holds it changes.
+    pub fn start(process: &Process, client: Client, holding: Holding, changed: &Signal) -> Self {
+        let holder = Self(Arc::default(), Signal::new());
+        let keeper = Keeper {
+            api: Api::namespaced(client, &holding.namespace),
+            holding,
+            holder: holder.clone(),
+            changed: changed.clone(),
+            retry: Backoff::new(Duration::from_millis(500), Duration::from_secs(5)),
+            failing: false,
+        };
+        let stopping = process.stopping();
+        process.spawn_critical("keeping the lease", async move {
+            stopping.run_until_cancelled(keeper.run()).await;
+            Ok::<_, Infallible>(())
+        });
+        holder
+    }
+
+    /// Takes the Lease, whoever holds it, and keeps it from now on.
+    pub fn take_over(&self) {
+        let mut wish = lock(&self.0);
+        wish.wanted = true;
+        if wish.held != Held::Ours {
+            wish.held = Held::Taking;
+        }
+        drop(wish);
+        self.1.notify();
+    }
+
+    /// Keeps it no longer. The object stays as it is and gets stale, unless somebody else takes it.
+    pub fn let_go(&self) {
+        let mut wish = lock(&self.0);
+        (wish.wanted, wish.held) = (false, Held::NotTaken);
+        drop(wish);
+        self.1.notify();
+    }
+
+    /// Who holds it.
+    pub fn held(&self) -> Held {
+        lock(&self.0).held.clone()
+    }
+}
+
+/// What to do next about the Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    Take,
+    Renew { version: String },
+    Look,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    /// The Lease is like this.
+    Is {
+        holder: String,
+        version: String,
+    },
+    Missing,
+    Conflict,
+    Unknown,
+}
+
+/// When to do the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Now,
+    /// When the Lease has to be renewed.
+    InTime,
+    /// After a while, as it failed.
+    Later,
+}
+
+/// What to do after `phase` had this answer.
+fn next(phase: Phase, answer: Answer, identity: &str) -> (Phase, When) {
+    match (phase, answer) {
+        (Phase::Idle, _) => (Phase::Idle, When::Now),
+        (Phase::Look, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::Now),
+        (_, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::InTime),
+        (_, Answer::Is { .. }) => (Phase::Idle, When::Now),
+        // Taking replaces whatever is there; that it is missing then can only mean that its namespace is.
+        (Phase::Take, Answer::Missing) => (Phase::Take, When::Later),
+        (_, Answer::Missing) => (Phase::Take, When::Now),
+        (Phase::Take, Answer::Conflict | Answer::Unknown) => (Phase::Take, When::Later),
+        (_, Answer::Conflict) => (Phase::Look, When::Now),
+        (phase, Answer::Unknown) => (phase, When::Later),
+    }
+}
+
+/// Does it.
+struct Keeper {
+    api: Api<Lease>,
+    holding: Holding,
+    holder: LeaseHolder,
+    changed: Signal,
+    retry: Backoff,
+    failing: bool,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        let mut phase = Phase::Idle;
+        let mut at = None;
+        loop {
+            tokio::select! {
+                // What is wished comes first: nothing is renewed after it was let go.
+                biased;
+                () = self.holder.1.notified() => {
+                    let wish = lock(&self.holder.0);
+                    match (wish.wanted, &phase) {
+                        (false, _) => (phase, at) = (Phase::Idle, None),
+                        (true, Phase::Idle) => phase = Phase::Take,
+                        (true, _) => continue,
+                    }
+                }
+                () = clock::sleep_until_instant(at) => {}
+            }
+            if phase == Phase::Idle {
+                continue;
+            }
+            let began = Instant::now();
+            let answer = self.ask(&phase).await;
+            self.log(&phase, &answer);
+            let when;
+            (phase, when) = next(phase, answer, &self.holding.identity);
+            at = match when {
+                When::Now if phase == Phase::Idle => None,
+                When::Now => Some(began),
+                When::InTime => Some(began + self.holding.renew_every),
+                When::Later => Some(Instant::now() + self.retry.delay().min(self.holding.renew_every)),
+            };
+        }
+    }
+
+    async fn ask(&mut self, phase: &Phase) -> Answer {
+        let Holding {
+            name,
+            renew_every,
+            field_manager,
+            ..
+        } = &self.holding;
+        let within = (*renew_every).max(Duration::from_secs(5));
+        let outcome = match phase {
+            Phase::Idle => return Answer::Unknown,
+            Phase::Take => {
+                let params = PatchParams::apply(field_manager).force();
+                outcome(within, self.api.patch(name, &params, &Patch::Apply(self.whole()))).await
+            }
+            Phase::Renew { version } => {
+                let params = PatchParams {
+                    field_manager: Some((*field_manager).to_owned()),
+                    ..PatchParams::default()
+                };
+                let renewal = json!({
+                    "metadata": {"resourceVersion": version},
+                    "spec": {"renewTime": MicroTime(clock::now())},
+                });
+                outcome(within, self.api.patch(name, &params, &Patch::Merge(renewal))).await
+            }
+            Phase::Look => outcome(within, self.api.get(name)).await,
+        };
+        match outcome {
+            Outcome::Done(lease) => Answer::Is {
+                holder: lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default(),
+                version: lease.metadata.resource_version.unwrap_or_default(),
+            },
+            Outcome::Missing => Answer::Missing,
+            Outcome::Conflict => Answer::Conflict,
+            Outcome::Unknown(reason) => {
+                if !self.failing {
+                    tracing::warn!(lease = name, reason, "could not renew the lease, trying again");
+                    self.failing = true;
+                }
+                Answer::Unknown
+            }
+        }
+    }
+
+    /// The Lease as it is when we take it.
+    fn whole(&self) -> Lease {
+        let now = MicroTime(clock::now());
+        let holding = &self.holding;
+        Lease {
+            metadata: ObjectMeta {
+                namespace: Some(holding.namespace.clone()),
+                name: Some(holding.name.clone()),
+                labels: (!holding.labels.is_empty()).then(|| holding.labels.clone()),
+                owner_references: (!holding.owners.is_empty()).then(|| holding.owners.clone()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holding.identity.clone()),
+                lease_duration_seconds: Some(seconds(holding.duration)),
+                acquire_time: Some(now.clone()),
+                renew_time: Some(now),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    /// Makes known who holds the Lease now.
+    fn log(&mut self, phase: &Phase, answer: &Answer) {
+        let lease = &self.holding.name;
+        let held = match answer {
+            Answer::Is { holder, .. } if *holder == self.holding.identity => Held::Ours,
+            Answer::Is { holder, .. } => Held::By(holder.clone()),
+            Answer::Missing if *phase != Phase::Take => {
+                tracing::warn!(lease, "somebody deleted the lease, making it again");
+                return;
+            }
+            Answer::Missing | Answer::Conflict | Answer::Unknown => return,
+        };
+        if self.failing {
+            tracing::info!(lease, "the lease can be renewed again");
+            self.failing = false;
+        }
+        self.retry.reset();
+        let mut wish = lock(&self.holder.0);
+        // An answer may come after somebody let go meanwhile.
+        if !wish.wanted || wish.held == held {
+            return;
+        }
+        match &held {
+            Held::By(holder) => {
+                tracing::warn!(lease, holder, "somebody else holds the lease");
+                wish.wanted = false;
+            }
+            _ => tracing::info!(lease, identity = self.holding.identity, "holding the lease"),
+        }
+        wish.held = held;
+        drop(wish);
+        self.changed.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests;

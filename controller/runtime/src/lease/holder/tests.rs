@@ -1,0 +1,191 @@
+use super::{Answer, Held, Holding, LeaseHolder, Phase, When, next};
+use crate::{
+    Process, Signal,
+    clock::Instant,
+    mock::{ApiServer, Asked, api_server},
+};
+use http::Method;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const URL: &str = "/apis/coordination.k8s.io/v1/namespaces/drydock-nodes/leases/n1?";
+const PACE: Duration = Duration::from_secs(10);
+
+fn setup() -> (LeaseHolder, ApiServer, Signal) {
+    let (client, server) = api_server();
+    let holding = Holding {
+        namespace: "drydock-nodes".to_owned(),
+        name: "n1".to_owned(),
+        identity: "pod-1".to_owned(),
+        renew_every: PACE,
+        duration: Duration::from_secs(40),
+        labels: [("app".to_owned(), "drydock".to_owned())].into(),
+        owners: vec![OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: "n1".to_owned(),
+            uid: "u1".to_owned(),
+            ..OwnerReference::default()
+        }],
+        field_manager: "drydock-agent",
+    };
+    let changed = Signal::new();
+    (
+        LeaseHolder::start(&Process::new(), client, holding, &changed),
+        server,
+        changed,
+    )
+}
+
+fn lease(holder: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "n1", "namespace": "drydock-nodes", "resourceVersion": version},
+        "spec": {"holderIdentity": holder},
+    })
+}
+
+fn is_take(asked: &Asked) -> bool {
+    asked.content_type == "application/apply-patch+yaml" && asked.body["spec"]["holderIdentity"] == "pod-1"
+}
+
+async fn settle() {
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn taking_and_each_renewal_is_one_request() {
+    let (holder, mut server, changed) = setup();
+    assert!(server.is_left_alone_for(Duration::from_secs(60)).await);
+    assert_eq!(holder.held(), Held::NotTaken);
+
+    holder.take_over();
+    assert_eq!(holder.held(), Held::Taking);
+    let start = Instant::now();
+    let take = server.asked().await;
+    assert_eq!(take.method, Method::PATCH);
+    assert_eq!(take.line, format!("{URL}&force=true&fieldManager=drydock-agent"));
+    assert!(is_take(&take));
+    assert_eq!(take.body["spec"]["leaseDurationSeconds"], 40);
+    assert_eq!(take.body["metadata"]["labels"], json!({"app": "drydock"}));
+    assert_eq!(take.body["metadata"]["ownerReferences"][0]["kind"], "Node");
+    take.with(&lease("pod-1", "7"));
+    changed.notified().await;
+    assert_eq!(holder.held(), Held::Ours);
+
+    for version in ["7", "8", "9"] {
+        let renewal = server.asked().await;
+        assert_eq!(
+            (renewal.method.clone(), renewal.line.as_str()),
+            (Method::PATCH, format!("{URL}&fieldManager=drydock-agent").as_str())
+        );
+        assert_eq!(renewal.content_type, "application/merge-patch+json");
+        assert_eq!(renewal.body["metadata"], json!({"resourceVersion": version}));
+        let spec = renewal.body["spec"].as_object().unwrap();
+        assert_eq!(
+            spec.keys().collect::<Vec<_>>(),
+            ["renewTime"],
+            "nothing else is touched"
+        );
+        let stamp = spec["renewTime"].as_str().unwrap();
+        assert!(
+            stamp.len() == "2026-01-01T00:00:00.000000Z".len() && stamp.ends_with('Z'),
+            "{stamp}"
+        );
+        let next = version.parse::<u8>().unwrap() + 1;
+        renewal.with(&lease("pod-1", &next.to_string()));
+    }
+    assert_eq!(start.elapsed().as_secs(), 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_lease_is_made_again_at_once() {
+    let (holder, mut server, _changed) = setup();
+    holder.take_over();
+    server.asked().await.with(&lease("pod-1", "7"));
+    server.asked().await.refuse(404, "NotFound");
+    let before = Instant::now();
+    let take = server.asked().await;
+    assert!(is_take(&take) && before.elapsed() < Duration::from_millis(5));
+    take.with(&lease("pod-1", "9"));
+    settle().await;
+    assert_eq!(holder.held(), Held::Ours);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
+    let (holder, mut server, changed) = setup();
+    holder.take_over();
+    server.asked().await.with(&lease("pod-1", "7"));
+    changed.notified().await;
+    server.asked().await.refuse(409, "Conflict");
+    let look = server.asked().await;
+    assert_eq!(
+        (look.method.clone(), look.line.as_str()),
+        (Method::GET, &URL[..URL.len() - 1])
+    );
+    look.with(&lease("pod-2", "9"));
+    changed.notified().await;
+    assert_eq!(holder.held(), Held::By("pod-2".to_owned()));
+    assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
+
+    holder.take_over();
+    assert!(is_take(&server.asked().await));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_whose_answer_is_lost_is_found_out() {
+    let (holder, mut server, _changed) = setup();
+    holder.take_over();
+    server.asked().await.with(&lease("pod-1", "7"));
+    let lost = server.asked().await.lose();
+    let again = server.asked().await;
+    assert_eq!(again.body["metadata"]["resourceVersion"], "7");
+    again.refuse(409, "Conflict");
+    server.asked().await.with(&lease("pod-1", "8"));
+    let renewal = server.asked().await;
+    assert_eq!(renewal.body["metadata"]["resourceVersion"], "8");
+    assert_eq!(holder.held(), Held::Ours);
+    drop(lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn let_go_it_is_renewed_no_more() {
+    let (holder, mut server, _changed) = setup();
+    holder.take_over();
+    server.asked().await.with(&lease("pod-1", "7"));
+    settle().await;
+    holder.let_go();
+    assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
+    assert_eq!(holder.held(), Held::NotTaken);
+}
+
+#[test]
+fn the_next_step_follows_from_the_answer() {
+    let renew = |version: &str| Phase::Renew {
+        version: version.to_owned(),
+    };
+    let is = |holder: &str| Answer::Is {
+        holder: holder.to_owned(),
+        version: "8".to_owned(),
+    };
+    for (phase, answer, then, when) in [
+        (Phase::Take, is("me"), renew("8"), When::InTime),
+        (Phase::Take, Answer::Missing, Phase::Take, When::Later),
+        (Phase::Take, Answer::Conflict, Phase::Take, When::Later),
+        (Phase::Take, Answer::Unknown, Phase::Take, When::Later),
+        (renew("7"), is("me"), renew("8"), When::InTime),
+        (renew("7"), is("other"), Phase::Idle, When::Now),
+        (renew("7"), Answer::Missing, Phase::Take, When::Now),
+        (renew("7"), Answer::Conflict, Phase::Look, When::Now),
+        (renew("7"), Answer::Unknown, renew("7"), When::Later),
+        (Phase::Look, is("me"), renew("8"), When::Now),
+        (Phase::Look, is("other"), Phase::Idle, When::Now),
+        (Phase::Look, Answer::Missing, Phase::Take, When::Now),
+        (Phase::Look, Answer::Unknown, Phase::Look, When::Later),
+    ] {
+        let shown = format!("{phase:?} {answer:?}");
+        assert_eq!(next(phase, answer, "me"), (then, when), "{shown}");
+    }
+}

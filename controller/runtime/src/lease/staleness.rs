@@ -1,0 +1,166 @@
+//! Which of others' Leases are stale.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Judges Leases by watching them: one is stale if it has not changed for so long since we first saw it as it is.
+/// `Stamp` is whatever changes with a renewal, such as its time.
+///
+/// # Caveats
+/// Who does not see cannot judge: after a time without sight (a broken watch, a stopped process) call
+/// [`restart`](Self::restart), else all Leases look stale that were in truth renewed unseen.
+#[derive(Clone, Debug)]
+pub struct Staleness<Stamp> {
+    after: Duration,
+    seen: HashMap<Arc<str>, Seen<Stamp>>,
+    /// The same, in the order in which they become stale.
+    order: BTreeSet<(Instant, Arc<str>)>,
+}
+
+#[derive(Clone, Debug)]
+struct Seen<Stamp> {
+    stamp: Stamp,
+    since: Instant,
+}
+
+impl<Stamp: PartialEq> Staleness<Stamp> {
+    /// Stale is what has not changed for `after`.
+    pub fn new(after: Duration) -> Self {
+        Self {
+            after,
+            seen: HashMap::new(),
+            order: BTreeSet::new(),
+        }
+    }
+
+    /// A Lease was seen like this; whether that is a change. The same stamp again says nothing new.
+    pub fn observe(&mut self, name: &str, stamp: Stamp, now: Instant) -> bool {
+        if self.seen.get(name).is_some_and(|seen| seen.stamp == stamp) {
+            return false;
+        }
+        self.forget(name);
+        let name: Arc<str> = name.into();
+        self.order.insert((now, name.clone()));
+        self.seen.insert(name, Seen { stamp, since: now });
+        true
+    }
+
+    /// The Lease is gone.
+    pub fn forget(&mut self, name: &str) {
+        if let Some((name, seen)) = self.seen.remove_entry(name) {
+            self.order.remove(&(seen.since, name));
+        }
+    }
+
+    /// Sight was lost until `now`: every Lease has its whole time again.
+    pub fn restart(&mut self, now: Instant) {
+        self.order = self.seen.keys().map(|name| (now, name.clone())).collect();
+        for seen in self.seen.values_mut() {
+            seen.since = now;
+        }
+    }
+
+    /// Whether this Lease is stale; none that was never seen is.
+    pub fn is_stale(&self, name: &str, now: Instant) -> bool {
+        self.seen.get(name).is_some_and(|seen| now >= seen.since + self.after)
+    }
+
+    /// Those that are stale, the longest first.
+    pub fn stale(&self, now: Instant) -> impl Iterator<Item = &str> {
+        let until = move |(since, _): &&(Instant, Arc<str>)| now >= *since + self.after;
+        self.order.iter().take_while(until).map(|(_, name)| name.as_ref())
+    }
+
+    /// When the next one becomes stale, if nothing changes until then.
+    pub fn next(&self, now: Instant) -> Option<Instant> {
+        let mut due = self.order.iter().map(|(since, _)| *since + self.after);
+        due.find(|due| *due > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Staleness;
+    use proptest::prelude::*;
+    use std::{collections::BTreeMap, time::Duration};
+    use tokio::time::Instant;
+
+    const AFTER: Duration = Duration::from_secs(40);
+
+    fn names(staleness: &Staleness<u8>, now: Instant) -> Vec<String> {
+        staleness.stale(now).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn stale_is_what_did_not_change_in_time() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut staleness = Staleness::new(AFTER);
+        assert_eq!(staleness.next(at(0)), None);
+        assert!(staleness.observe("n1", 1, at(0)));
+        assert!(staleness.observe("n2", 1, at(5)));
+        assert!(!staleness.observe("n1", 1, at(30)), "the same again is no renewal");
+        assert_eq!(staleness.next(at(30)), Some(at(40)));
+        assert_eq!(names(&staleness, at(39)), Vec::<String>::new());
+        assert_eq!(names(&staleness, at(40)), ["n1"]);
+        assert_eq!(staleness.next(at(40)), Some(at(45)));
+        assert!(staleness.observe("n1", 2, at(41)));
+        assert_eq!(names(&staleness, at(45)), ["n2"]);
+        staleness.forget("n2");
+        assert!(names(&staleness, at(80)).is_empty());
+        assert!(staleness.is_stale("n1", at(81)) && !staleness.is_stale("n2", at(81)));
+    }
+
+    #[test]
+    fn a_time_without_sight_does_not_count() {
+        let start = Instant::now();
+        let mut staleness = Staleness::new(AFTER);
+        staleness.observe("n1", 1, start);
+        let back = start + Duration::from_secs(3600);
+        staleness.restart(back);
+        assert!(names(&staleness, back).is_empty());
+        assert_eq!(staleness.next(back), Some(back + AFTER));
+    }
+
+    proptest! {
+        /// Against a model that looks at every Lease each time.
+        #[test]
+        fn agrees_with_looking_at_each(steps in prop::collection::vec((0u8..5, 0u8..3, 0u64..30, 0u8..20), 1..100)) {
+            let mut now = Instant::now();
+            let mut staleness = Staleness::new(AFTER);
+            let mut model: BTreeMap<String, (u8, Instant)> = BTreeMap::new();
+            for (name, stamp, wait, action) in steps {
+                now += Duration::from_secs(wait);
+                let name = format!("n{name}");
+                match action {
+                    0 => {
+                        staleness.forget(&name);
+                        model.remove(&name);
+                    }
+                    1 => {
+                        staleness.restart(now);
+                        model.values_mut().for_each(|seen| seen.1 = now);
+                    }
+                    _ => {
+                        let known = model.get(&name).is_some_and(|seen| seen.0 == stamp);
+                        prop_assert_eq!(staleness.observe(&name, stamp, now), !known);
+                        if !known {
+                            model.insert(name, (stamp, now));
+                        }
+                    }
+                }
+                let mut stale = names(&staleness, now);
+                stale.sort();
+                let expected: Vec<_> =
+                    model.iter().filter(|(_, seen)| now >= seen.1 + AFTER).map(|(name, _)| name.clone()).collect();
+                prop_assert_eq!(stale, expected);
+                let next = model.values().map(|seen| seen.1 + AFTER).filter(|due| *due > now).min();
+                prop_assert_eq!(staleness.next(now), next);
+            }
+        }
+    }
+}
