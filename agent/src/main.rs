@@ -1,2 +1,25 @@
-//! placeholder
-fn main() {}
+//! Drydock's node agent. See [`args`] for what it can be told and [`run`] for what it does.
+
+mod announcements;
+mod args;
+mod caches;
+mod cpu_map_questions;
+mod gathered;
+mod host_lock;
+mod inspect_command;
+mod inspector;
+mod lease;
+mod metrics;
+mod node_events;
+mod node_task;
+mod run;
+mod table;
+mod writes;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    args::Args::parse().execute()
+}

@@ -1,2 +1,16 @@
-//! placeholder
-fn main() {}
+//! Drydock's cluster controller. See [`args`] for what it can be told and [`run`] for what it does.
+
+mod args;
+mod in_force_task;
+mod liveness_task;
+mod metrics;
+mod node_events;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    args::Args::parse().execute()
+}

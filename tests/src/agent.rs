@@ -52,7 +52,9 @@ impl Cluster {
     /// If that does not come.
     pub async fn until_new_agent(&self, node: &str, before: &str) -> Result<String> {
         until_some("another agent pod", || async move {
-            let Ok(pod) = self.agent_pod(node).await else { return Ok(None) };
+            let Ok(pod) = self.agent_pod(node).await else {
+                return Ok(None);
+            };
             let uid = pod.uid().unwrap_or_default();
             Ok((uid != before && is_ready(&pod)).then_some(uid))
         })
@@ -63,11 +65,17 @@ impl Cluster {
 /// Whether a pod is ready.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// How often the agent's container was restarted.
 pub fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    let statuses = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref());
     statuses.into_iter().flatten().map(|status| status.restart_count).sum()
 }

@@ -48,7 +48,8 @@ impl Cluster {
     /// # Errors
     /// If there is none, or a part of Drydock is not ready on it.
     pub async fn connect() -> Result<Self> {
-        let name = setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
+        let name =
+            setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
         let state = setting("DRYDOCK_STATE").unwrap_or_else(|| "/var/lib/drydock-embedded".into());
         let file = Path::new(&state).join(&name).join("cluster.json");
         let text = std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
@@ -59,7 +60,12 @@ impl Cluster {
         let client = Client::try_from(config)?;
         let listed = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
         let nodes = listed.items.into_iter().filter_map(|node| node.metadata.name).collect();
-        Ok(Self { name, client, nodes, description })
+        Ok(Self {
+            name,
+            client,
+            nodes,
+            description,
+        })
     }
 
     /// The first node.
@@ -125,6 +131,18 @@ impl Cluster {
         self.embedded("exec", &[node, "--", "sh", "-c", script])
     }
 
+    /// The pid of the agent as its node sees it.
+    ///
+    /// # Errors
+    /// If no agent runs there.
+    pub fn agent_process(&self, node: &str) -> Result<String> {
+        let script = "for process in /proc/[0-9]*; do
+            if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-agent ]; then echo ${process#/proc/}; fi
+        done";
+        let found = self.on_node(node, script)?;
+        found.lines().next().map(str::to_owned).context("no agent runs")
+    }
+
     /// A node.
     ///
     /// # Errors
@@ -161,7 +179,9 @@ impl Cluster {
     async fn merge_metadata(&self, node: &str, field: &str, changes: &[(&str, Option<&str>)]) -> Result<()> {
         let changes: BTreeMap<_, _> = changes.iter().copied().collect();
         let patch = json!({"metadata": {field: changes}});
-        Api::<Node>::all(self.client.clone()).patch(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Api::<Node>::all(self.client.clone())
+            .patch(node, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
         Ok(())
     }
 
@@ -208,7 +228,11 @@ impl Cluster {
     /// If it does not answer.
     pub async fn agent_admin(&self, node: &str, path: &str) -> Result<String> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
-        self.kubectl(&["get", "--raw", &format!("/api/v1/namespaces/drydock/pods/{pod}:8080/proxy/{path}")])
+        self.kubectl(&[
+            "get",
+            "--raw",
+            &format!("/api/v1/namespaces/drydock/pods/{pod}:8080/proxy/{path}"),
+        ])
     }
 
     /// Deletes an object by its manifest's kind and name; that it is not there is fine.
@@ -231,7 +255,10 @@ impl Cluster {
         for node in &self.nodes {
             self.annotate(
                 node,
-                &[(drydock_api::annotations::SKIP_NODE, None), (drydock_api::annotations::MASK_CPU_FEATURES, None)],
+                &[
+                    (drydock_api::annotations::SKIP_NODE, None),
+                    (drydock_api::annotations::MASK_CPU_FEATURES, None),
+                ],
             )
             .await?;
         }
@@ -243,8 +270,13 @@ impl Cluster {
     /// # Errors
     /// If the API server refuses.
     pub async fn delete_pod_now(&self, namespace: &str, name: &str) -> Result<()> {
-        let parameters = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        Api::<Pod>::namespaced(self.client.clone(), namespace).delete(name, &parameters).await?;
+        let parameters = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        Api::<Pod>::namespaced(self.client.clone(), namespace)
+            .delete(name, &parameters)
+            .await?;
         Ok(())
     }
 
@@ -255,7 +287,14 @@ impl Cluster {
     pub async fn as_agent_of(&self, node: &str) -> Result<Client> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
         let token = self.kubectl(&[
-            "-n", "drydock", "create", "token", "drydock-agent", "--bound-object-kind=Pod", "--bound-object-name", &pod,
+            "-n",
+            "drydock",
+            "create",
+            "token",
+            "drydock-agent",
+            "--bound-object-kind=Pod",
+            "--bound-object-name",
+            &pod,
         ])?;
         let mut kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
         for user in &mut kubeconfig.auth_infos {
@@ -274,7 +313,10 @@ impl Cluster {
         let text = self.kubectl(&["get", "events.events.k8s.io", "-n", "default", "-o", "json"])?;
         let list: Value = serde_json::from_str(&text)?;
         let items = list["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.into_iter().filter(|e| e["reason"] == reason && e["regarding"]["name"] == node).collect())
+        Ok(items
+            .into_iter()
+            .filter(|e| e["reason"] == reason && e["regarding"]["name"] == node)
+            .collect())
     }
 }
 
@@ -285,10 +327,17 @@ fn setting(name: &str) -> Option<String> {
 }
 
 fn output(command: &mut Command) -> Result<String> {
-    let done = command.stdin(Stdio::null()).output().with_context(|| format!("{command:?}"))?;
+    let done = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("{command:?}"))?;
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
     if !done.status.success() {
-        bail!("{command:?} ended with {}\n{text}{}", done.status, String::from_utf8_lossy(&done.stderr));
+        bail!(
+            "{command:?} ended with {}\n{text}{}",
+            done.status,
+            String::from_utf8_lossy(&done.stderr)
+        );
     }
     Ok(text)
 }

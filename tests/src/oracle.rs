@@ -24,7 +24,10 @@ pub struct Question {
 pub async fn labels(cluster: &Cluster, node: &str, question: &Question) -> Result<BTreeMap<String, String>> {
     let oracle = repository().join("tests/oracle");
     let script = fs::read_to_string(oracle.join("ask_virsh.sh"))?;
-    let answer = cluster.in_agent(node, &script).await.context("virsh in the agent's container")?;
+    let answer = cluster
+        .in_agent(node, &script)
+        .await
+        .context("virsh in the agent's container")?;
     let folder = std::env::temp_dir().join(format!("drydock-oracle-{}-{node}", std::process::id()));
     fs::create_dir_all(folder.join("cpu_map"))?;
     // The answer is a sequence of files, each after a line `=== name`.
@@ -37,7 +40,12 @@ pub async fn labels(cluster: &Cluster, node: &str, question: &Question) -> Resul
     command
         .arg(oracle.join("node_labels.py"))
         .args(["domcapabilities.xml", "baseline.xml", "capabilities.xml"].map(path))
-        .args(["--cpu-map", &path("cpu_map"), "--obsolete", &question.obsolete.join(",")])
+        .args([
+            "--cpu-map",
+            &path("cpu_map"),
+            "--obsolete",
+            &question.obsolete.join(","),
+        ])
         .args(["--mask", &question.mask.join(",")]);
     if let Some(minimum) = &question.minimum {
         command.args(["--minimum", minimum]);

@@ -5,12 +5,7 @@ use std::{fmt::Debug, future::Future, time::Duration};
 use anyhow::{Context, Result, anyhow};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
-use kube::{
-    Api, Resource, ResourceExt,
-    api::WatchEvent,
-    api::WatchParams,
-    runtime::wait::await_condition,
-};
+use kube::{Api, Resource, ResourceExt, api::WatchEvent, api::WatchParams, runtime::wait::await_condition};
 use serde::de::DeserializeOwned;
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -54,7 +49,9 @@ where
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     };
-    timeout(PATIENCE, asking).await.map_err(|_| anyhow!("waited in vain for {what}"))?
+    timeout(PATIENCE, asking)
+        .await
+        .map_err(|_| anyhow!("waited in vain for {what}"))?
 }
 
 /// Records every state of a node's labels from now on.

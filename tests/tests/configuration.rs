@@ -23,7 +23,10 @@ async fn until_in_force(cluster: &Cluster, namespace: &str, status: &str, reason
     until(api, "kubevirt-hyperconverged", &what, |found: &HyperConverged| {
         let Some(said) = &found.status else { return false };
         said.observed_generation == found.metadata.generation
-            && said.conditions.iter().any(|c| c.type_ == "InForce" && c.status == status && c.reason == reason)
+            && said
+                .conditions
+                .iter()
+                .any(|c| c.type_ == "InForce" && c.status == status && c.reason == reason)
     })
     .await
 }
@@ -44,7 +47,11 @@ async fn labels_follow_obsolete_models_and_the_minimum_model() -> Result<()> {
     let spec = format!("{{obsoleteCPUs: {{cpuModels: [{model}], minCPUModel: Nehalem}}}}");
     cluster.kubectl_with(&["apply"], &hyperconverged("drydock", &spec))?;
     until_in_force(&cluster, "drydock", "True", "InForce").await?;
-    let question = Question { obsolete: vec![model.clone()], minimum: Some("Nehalem".into()), ..Question::default() };
+    let question = Question {
+        obsolete: vec![model.clone()],
+        minimum: Some("Nehalem".into()),
+        ..Question::default()
+    };
     for node in &cluster.nodes {
         let expected = oracle::labels(&cluster, node, &question).await?;
         assert_eq!(cluster.cpu_labels(node).await?, expected, "{node}");
@@ -69,10 +76,16 @@ async fn an_unknown_minimum_model_is_refused_and_what_was_in_force_stays() -> Re
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
-    cluster.kubectl_with(&["apply"], &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Nehalem}}"))?;
+    cluster.kubectl_with(
+        &["apply"],
+        &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Nehalem}}"),
+    )?;
     until_in_force(&cluster, "drydock", "True", "InForce").await?;
     let before = cluster.cpu_labels(node).await?;
-    cluster.kubectl_with(&["apply"], &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Pendryn}}"))?;
+    cluster.kubectl_with(
+        &["apply"],
+        &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Pendryn}}"),
+    )?;
     let refused = until_in_force(&cluster, "drydock", "False", "Refused").await?;
     let message = &refused.status.context("no status")?.conditions[0].message;
     for word in ["spec.obsoleteCPUs.minCPUModel", "Pendryn", "allowed", node] {
@@ -81,13 +94,22 @@ async fn an_unknown_minimum_model_is_refused_and_what_was_in_force_stays() -> Re
     assert_eq!(cluster.cpu_labels(node).await?, before);
     until_some("an event on the node", || async {
         let events = cluster.node_events(node, reasons::events::CONFIGURATION_REFUSED)?;
-        Ok(events.iter().any(|event| event["note"].as_str().is_some_and(|note| note.contains("Pendryn"))).then_some(()))
+        Ok(events
+            .iter()
+            .any(|event| event["note"].as_str().is_some_and(|note| note.contains("Pendryn")))
+            .then_some(()))
     })
     .await?;
-    cluster.until_condition(node, "ConfigurationAccepted", "False", "Refused").await?;
+    cluster
+        .until_condition(node, "ConfigurationAccepted", "False", "Refused")
+        .await?;
     cluster.delete(&["hyperconverged", "--all", "-n", "drydock"])?;
-    cluster.until_condition(node, "ConfigurationAccepted", "True", "Accepted").await?;
-    cluster.until_label(node, &format!("{}Penryn", keys::CPU_MINIMUM), Some("true")).await?;
+    cluster
+        .until_condition(node, "ConfigurationAccepted", "True", "Accepted")
+        .await?;
+    cluster
+        .until_label(node, &format!("{}Penryn", keys::CPU_MINIMUM), Some("true"))
+        .await?;
     Ok(())
 }
 
@@ -97,13 +119,28 @@ async fn the_schema_refuses_what_it_can_and_keeps_what_it_does_not_know() -> Res
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     for (spec, words) in [
-        ("{evictionStrategy: Sometimes}", ["spec.evictionStrategy", "LiveMigrate"]),
-        ("{liveMigrationConfig: {parallelMigrationsPerCluster: 0}}", ["parallelMigrationsPerCluster", "1"]),
-        ("{obsoleteCPUs: {cpuModels: [\"a model\"]}}", ["cpuModels", "should match"]),
+        (
+            "{evictionStrategy: Sometimes}",
+            ["spec.evictionStrategy", "LiveMigrate"],
+        ),
+        (
+            "{liveMigrationConfig: {parallelMigrationsPerCluster: 0}}",
+            ["parallelMigrationsPerCluster", "1"],
+        ),
+        (
+            "{obsoleteCPUs: {cpuModels: [\"a model\"]}}",
+            ["cpuModels", "should match"],
+        ),
         ("{featureGates: {x: maybe}}", ["featureGates.x", "boolean"]),
-        ("{certConfig: {ca: {duration: forever}}}", ["certConfig.ca.duration", "should match"]),
+        (
+            "{certConfig: {ca: {duration: forever}}}",
+            ["certConfig.ca.duration", "should match"],
+        ),
     ] {
-        let error = cluster.kubectl_with(&["apply"], &hyperconverged("drydock", spec)).unwrap_err().to_string();
+        let error = cluster
+            .kubectl_with(&["apply"], &hyperconverged("drydock", spec))
+            .unwrap_err()
+            .to_string();
         for word in words {
             ensure!(error.contains(word), "{spec}: {word} is not in: {error}");
         }
@@ -111,7 +148,10 @@ async fn the_schema_refuses_what_it_can_and_keeps_what_it_does_not_know() -> Res
     let spec = "{workloads: {nodePlacement: {}}, liveMigrationConfig: {network: migration}}";
     cluster.kubectl_with(&["apply"], &hyperconverged("drydock", spec))?;
     let kept = cluster.kubectl(&["get", "hyperconverged", "-n", "drydock", "-o", "json"])?;
-    ensure!(kept.contains("nodePlacement") && kept.contains("\"network\": \"migration\""), "{kept}");
+    ensure!(
+        kept.contains("nodePlacement") && kept.contains("\"network\": \"migration\""),
+        "{kept}"
+    );
     until_in_force(&cluster, "drydock", "True", "InForce").await?;
     cluster.delete(&["hyperconverged", "--all", "-n", "drydock"])
 }
@@ -152,13 +192,24 @@ async fn the_legacy_config_map_is_read_below_hyperconverged() -> Result<()> {
     let nehalem = format!("{}Nehalem", keys::CPU_MINIMUM);
     cluster.kubectl_with(&["apply"], &config_map("  min-cpu-model: Nehalem\n"))?;
     cluster.until_label(node, &nehalem, Some("true")).await?;
-    cluster.kubectl_with(&["apply"], &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Penryn}}"))?;
+    cluster.kubectl_with(
+        &["apply"],
+        &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Penryn}}"),
+    )?;
     cluster.until_label(node, &penryn, Some("true")).await?;
     cluster.delete(&["hyperconverged", "--all", "-n", "drydock"])?;
     cluster.until_label(node, &nehalem, Some("true")).await?;
-    cluster.kubectl_with(&["apply"], &config_map("  migrations: \"parallelMigrationsPerCluster: many\"\n"))?;
-    cluster.until_condition(node, "ConfigurationAccepted", "False", "Refused").await?;
-    ensure!(cluster.cpu_labels(node).await?.contains_key(&nehalem), "the last good configuration is gone");
+    cluster.kubectl_with(
+        &["apply"],
+        &config_map("  migrations: \"parallelMigrationsPerCluster: many\"\n"),
+    )?;
+    cluster
+        .until_condition(node, "ConfigurationAccepted", "False", "Refused")
+        .await?;
+    ensure!(
+        cluster.cpu_labels(node).await?.contains_key(&nehalem),
+        "the last good configuration is gone"
+    );
     cluster.kubectl_with(&["apply"], &config_map(""))?;
     cluster.until_label(node, &penryn, Some("true")).await?;
     Ok(())

@@ -39,7 +39,10 @@ async fn a_missing_forbidden_or_useless_kvm_is_told_apart() -> Result<()> {
     let cluster = Cluster::connect().await?;
     let node = cluster.first();
     let minor = std::fs::metadata("/dev/kvm").is_ok();
-    cluster.on_node(node, "rm -f /var/lib/drydock/test-kvm && mknod -m 0666 /var/lib/drydock/test-kvm c 10 232")?;
+    cluster.on_node(
+        node,
+        "rm -f /var/lib/drydock/test-kvm && mknod -m 0666 /var/lib/drydock/test-kvm c 10 232",
+    )?;
     let mount = "{name: kvm, mountPath: /dev/kvm}";
 
     let absent = inspected(&cluster, &inspecting_pod(node, true, "")).await?;
@@ -89,10 +92,23 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
     }
     let before = cluster.agent_pod(node).await?.uid().unwrap_or_default();
     cluster.kubectl(&[
-        "-n", "drydock", "set", "env", "daemonset/drydock-agent", "DRYDOCK_LIBVIRTD=/var/lib/drydock/test-libvirtd",
-        "DRYDOCK_FINGERPRINT_EVERY=1", "DRYDOCK_INSPECT_DEADLINE=4",
+        "-n",
+        "drydock",
+        "set",
+        "env",
+        "daemonset/drydock-agent",
+        "DRYDOCK_LIBVIRTD=/var/lib/drydock/test-libvirtd",
+        "DRYDOCK_FINGERPRINT_EVERY=1",
+        "DRYDOCK_INSPECT_DEADLINE=4",
     ])?;
-    cluster.kubectl(&["-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=120s"])?;
+    cluster.kubectl(&[
+        "-n",
+        "drydock",
+        "rollout",
+        "status",
+        "daemonset/drydock-agent",
+        "--timeout=120s",
+    ])?;
     cluster.until_new_agent(node, &before).await?;
     cluster.until_condition(node, "Inspected", "True", "Inspected").await?;
     let labels = cluster.cpu_labels(node).await?;
@@ -100,7 +116,10 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
 
     for mode in ["hang", "exit", "crash"] {
         // The program itself is touched, so that the agent finds it changed and asks again.
-        cluster.on_node(node, &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"))?;
+        cluster.on_node(
+            node,
+            &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"),
+        )?;
         let failed = until_some("a failed inspection", || async {
             let hypervisor = cluster.hypervisor(node).await?;
             Ok((agent::condition(&hypervisor, "Inspected").0 == "False").then_some(hypervisor))
@@ -108,28 +127,69 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
         .await
         .with_context(|| mode.to_owned())?;
         let status = failed.status.clone().context("no status")?;
-        ensure!(status.inspection.is_some_and(|record| record.stale), "{mode}: the facts are not marked stale");
-        ensure!(status.facts.is_some_and(|facts| facts.virtualization.is_some()), "{mode}: the facts are gone");
+        ensure!(
+            status.inspection.is_some_and(|record| record.stale),
+            "{mode}: the facts are not marked stale"
+        );
+        ensure!(
+            status.facts.is_some_and(|facts| facts.virtualization.is_some()),
+            "{mode}: the facts are gone"
+        );
         assert_eq!(agent::condition(&failed, "Ready").0, "True", "{mode}");
         assert_eq!(cluster.cpu_labels(node).await?, labels, "{mode}");
         // It still does its work.
-        cluster.label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))]).await?;
-        cluster.until_label(node, "cpu-model.node.kubevirt.io/Forged", None).await?;
-        cluster.on_node(node, "cd /var/lib/drydock && printf ok >test-mode && touch test-libvirtd")?;
-        cluster.until_condition(node, "Inspected", "True", "Inspected").await.with_context(|| mode.to_owned())?;
+        cluster
+            .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
+            .await?;
+        cluster
+            .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
+            .await?;
+        cluster.on_node(
+            node,
+            "cd /var/lib/drydock && printf ok >test-mode && touch test-libvirtd",
+        )?;
+        cluster
+            .until_condition(node, "Inspected", "True", "Inspected")
+            .await
+            .with_context(|| mode.to_owned())?;
     }
-    ensure!(!cluster.node_events(node, reasons::events::INSPECTION_FAILED)?.is_empty(), "no event");
-    assert_eq!(agent::restarts(&cluster.agent_pod(node).await?), restarts, "the agent was restarted");
+    ensure!(
+        !cluster
+            .node_events(node, reasons::events::INSPECTION_FAILED)?
+            .is_empty(),
+        "no event"
+    );
+    assert_eq!(
+        agent::restarts(&cluster.agent_pod(node).await?),
+        restarts,
+        "the agent was restarted"
+    );
     let left = cluster.in_agent(node, "cat /proc/[0-9]*/comm").await?;
     for process in ["libvirtd", "qemu-system", "sleep"] {
-        ensure!(!left.lines().any(|name| name.starts_with(process)), "{process} was left behind:\n{left}");
+        ensure!(
+            !left.lines().any(|name| name.starts_with(process)),
+            "{process} was left behind:\n{left}"
+        );
     }
     let uid = cluster.agent_pod(node).await?.uid().unwrap_or_default();
     cluster.kubectl(&[
-        "-n", "drydock", "set", "env", "daemonset/drydock-agent", "DRYDOCK_LIBVIRTD-", "DRYDOCK_FINGERPRINT_EVERY-",
+        "-n",
+        "drydock",
+        "set",
+        "env",
+        "daemonset/drydock-agent",
+        "DRYDOCK_LIBVIRTD-",
+        "DRYDOCK_FINGERPRINT_EVERY-",
         "DRYDOCK_INSPECT_DEADLINE-",
     ])?;
-    cluster.kubectl(&["-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=120s"])?;
+    cluster.kubectl(&[
+        "-n",
+        "drydock",
+        "rollout",
+        "status",
+        "daemonset/drydock-agent",
+        "--timeout=120s",
+    ])?;
     cluster.until_new_agent(node, &uid).await?;
     for node in &cluster.nodes {
         cluster.on_node(node, "rm -f /var/lib/drydock/test-libvirtd /var/lib/drydock/test-mode")?;
@@ -146,19 +206,25 @@ async fn a_killed_agent_comes_back_and_no_label_moves() -> Result<()> {
     let before = cluster.cpu_labels(node).await?;
     let restarts = agent::restarts(&cluster.agent_pod(node).await?);
     let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
-    let pid = cluster.on_node(node, "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = drydock-agent ] && echo ${p#/proc/}; done")?;
-    let pid = pid.lines().next().context("no agent process")?.to_owned();
+    let pid = cluster.agent_process(node)?;
     cluster.on_node(node, &format!("kill -KILL {pid}"))?;
     until_some("a restarted agent", || async {
         let pod = cluster.agent_pod(node).await?;
         Ok((agent::restarts(&pod) > restarts && agent::is_ready(&pod)).then_some(()))
     })
     .await?;
-    cluster.label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))]).await?;
-    cluster.until_label(node, "cpu-model.node.kubevirt.io/Forged", None).await?;
+    cluster
+        .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
+        .await?;
+    cluster
+        .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
+        .await?;
     for state in recorder.stop().await? {
         let labels = state.labels();
-        ensure!(before.iter().all(|(key, value)| labels.get(key) == Some(value)), "a label went away: {labels:?}");
+        ensure!(
+            before.iter().all(|(key, value)| labels.get(key) == Some(value)),
+            "a label went away: {labels:?}"
+        );
     }
     Ok(())
 }
@@ -185,15 +251,17 @@ async fn a_silent_agent_makes_its_node_unschedulable_until_it_speaks() -> Result
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.second();
-    let find = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = drydock-agent ] && echo ${p#/proc/}; done";
-    let pid = cluster.on_node(node, find)?.lines().next().context("no agent process")?.to_owned();
+    let pid = cluster.agent_process(node)?;
     cluster.on_node(node, &format!("kill -STOP {pid}"))?;
     let silent = cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await;
     cluster.on_node(node, &format!("kill -CONT {pid}"))?;
     silent?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
     until_some("an event", || async {
-        Ok((!cluster.node_events(node, reasons::events::NODE_UNRESPONSIVE)?.is_empty()).then_some(()))
+        Ok((!cluster
+            .node_events(node, reasons::events::NODE_UNRESPONSIVE)?
+            .is_empty())
+        .then_some(()))
     })
     .await
 }

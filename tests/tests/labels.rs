@@ -49,16 +49,23 @@ async fn the_scheduler_sends_pods_where_their_features_and_models_are() -> Resul
     let (feature, mask) = ("avx2", "avx2,aes");
     let feature_label = format!("{}{feature}", keys::CPU_FEATURE);
     let before: BTreeSet<String> = cluster.cpu_labels(masked).await?.into_keys().collect();
-    cluster.annotate(masked, &[(annotations::MASK_CPU_FEATURES, Some(mask))]).await?;
+    cluster
+        .annotate(masked, &[(annotations::MASK_CPU_FEATURES, Some(mask))])
+        .await?;
     cluster.until_label(masked, &feature_label, None).await?;
 
-    let question = Question { mask: mask.split(',').map(Into::into).collect(), ..Question::default() };
+    let question = Question {
+        mask: mask.split(',').map(Into::into).collect(),
+        ..Question::default()
+    };
     let expected = oracle::labels(&cluster, masked, &question).await?;
     until_some("the masked labels", || async {
         Ok((cluster.cpu_labels(masked).await? == expected).then_some(()))
     })
     .await?;
-    let lost = before.iter().find(|key| key.starts_with(keys::CPU_MODEL) && !expected.contains_key(*key));
+    let lost = before
+        .iter()
+        .find(|key| key.starts_with(keys::CPU_MODEL) && !expected.contains_key(*key));
     let model_label = lost.context("no model of this machine needs a masked feature")?.clone();
     let status = cluster.hypervisor(masked).await?.status.context("no status")?;
     assert_eq!(status.masked_features, ["aes", feature]);
@@ -77,7 +84,9 @@ async fn the_scheduler_sends_pods_where_their_features_and_models_are() -> Resul
             cluster.delete_pod_now("default", &name).await?;
         }
     }
-    cluster.annotate(masked, &[(annotations::MASK_CPU_FEATURES, None)]).await?;
+    cluster
+        .annotate(masked, &[(annotations::MASK_CPU_FEATURES, None)])
+        .await?;
     cluster.until_label(masked, &model_label, Some("true")).await?;
     let after: BTreeSet<String> = cluster.cpu_labels(masked).await?.into_keys().collect();
     assert_eq!(after, before);
@@ -91,7 +100,11 @@ async fn tampered_labels_are_put_right_and_foreign_ones_left_alone() -> Result<(
     cluster.reset().await?;
     let node = cluster.first();
     let before = cluster.cpu_labels(node).await?;
-    let real = before.keys().find(|key| key.starts_with(keys::CPU_MODEL)).context("no model")?.clone();
+    let real = before
+        .keys()
+        .find(|key| key.starts_with(keys::CPU_MODEL))
+        .context("no model")?
+        .clone();
     let forged = [
         "cpu-model.node.kubevirt.io/Forged",
         "cpu-vendor.node.kubevirt.io/Forged",
@@ -100,8 +113,13 @@ async fn tampered_labels_are_put_right_and_foreign_ones_left_alone() -> Result<(
         "kubevirt.io/tdx",
         "cpu-model.node.kubevirt.io/kvm64",
     ];
-    let foreign = ["kubevirt.io/sev-custom", "cpu-model.node.kubevirt.io.example/x", "example.com/mine"];
-    let mut changes: Vec<(&str, Option<&str>)> = forged.iter().chain(&foreign).map(|key| (*key, Some("true"))).collect();
+    let foreign = [
+        "kubevirt.io/sev-custom",
+        "cpu-model.node.kubevirt.io.example/x",
+        "example.com/mine",
+    ];
+    let mut changes: Vec<(&str, Option<&str>)> =
+        forged.iter().chain(&foreign).map(|key| (*key, Some("true"))).collect();
     changes.push((&real, None));
     changes.push((keys::SCHEDULABLE, Some("false")));
     cluster.label(node, &changes).await?;
@@ -129,19 +147,30 @@ async fn skip_node_freezes_labels_until_it_is_taken_away() -> Result<()> {
     let (skipped, other) = (cluster.first(), cluster.second());
     let forged = "cpu-model.node.kubevirt.io/Forged";
     for unfreeze in [None, Some("false")] {
-        cluster.annotate(skipped, &[(annotations::SKIP_NODE, Some("True"))]).await?;
-        cluster.until_condition(skipped, "Labelled", "False", "SkippedByAnnotation").await?;
+        cluster
+            .annotate(skipped, &[(annotations::SKIP_NODE, Some("True"))])
+            .await?;
+        cluster
+            .until_condition(skipped, "Labelled", "False", "SkippedByAnnotation")
+            .await?;
         for node in [skipped, other] {
-            cluster.label(node, &[(forged, Some("true")), (keys::SCHEDULABLE, Some("false"))]).await?;
+            cluster
+                .label(node, &[(forged, Some("true")), (keys::SCHEDULABLE, Some("false"))])
+                .await?;
         }
         // The other node's agent has seen the same change and undone it; and the skipped node's
         // has put `schedulable` right, so it has seen the forged label too.
         cluster.until_label(other, forged, None).await?;
         cluster.until_label(skipped, keys::SCHEDULABLE, Some("true")).await?;
-        ensure!(cluster.cpu_labels(skipped).await?.contains_key(forged), "a frozen label was removed");
+        ensure!(
+            cluster.cpu_labels(skipped).await?.contains_key(forged),
+            "a frozen label was removed"
+        );
         cluster.annotate(skipped, &[(annotations::SKIP_NODE, unfreeze)]).await?;
         cluster.until_label(skipped, forged, None).await?;
-        cluster.until_condition(skipped, "Labelled", "True", "LabelsCurrent").await?;
+        cluster
+            .until_condition(skipped, "Labelled", "True", "LabelsCurrent")
+            .await?;
     }
     cluster.annotate(skipped, &[(annotations::SKIP_NODE, None)]).await?;
     Ok(())
@@ -154,14 +183,26 @@ async fn a_mask_that_makes_no_sense_is_refused_and_the_one_before_stays() -> Res
     cluster.reset().await?;
     let node = cluster.first();
     let masked = format!("{}avx2", keys::CPU_FEATURE);
-    cluster.annotate(node, &[(annotations::MASK_CPU_FEATURES, Some("avx2"))]).await?;
+    cluster
+        .annotate(node, &[(annotations::MASK_CPU_FEATURES, Some("avx2"))])
+        .await?;
     cluster.until_label(node, &masked, None).await?;
-    cluster.annotate(node, &[(annotations::MASK_CPU_FEATURES, Some("avx2 a/b"))]).await?;
-    let refused = cluster.until_condition(node, "ConfigurationAccepted", "False", "Refused").await?;
+    cluster
+        .annotate(node, &[(annotations::MASK_CPU_FEATURES, Some("avx2 a/b"))])
+        .await?;
+    let refused = cluster
+        .until_condition(node, "ConfigurationAccepted", "False", "Refused")
+        .await?;
     let status = refused.status.context("no status")?;
-    ensure!(status.conditions.iter().any(|c| c.message.contains("a/b")), "{:?}", status.conditions);
+    ensure!(
+        status.conditions.iter().any(|c| c.message.contains("a/b")),
+        "{:?}",
+        status.conditions
+    );
     assert_eq!(status.masked_features, ["avx2"]);
-    cluster.annotate(node, &[(annotations::MASK_CPU_FEATURES, None)]).await?;
+    cluster
+        .annotate(node, &[(annotations::MASK_CPU_FEATURES, None)])
+        .await?;
     cluster.until_label(node, &masked, Some("true")).await?;
     Ok(())
 }
@@ -176,24 +217,48 @@ async fn the_hypervisor_says_everything_and_comes_back_when_deleted() -> Result<
     let status = before.status.clone().context("no status")?;
     let facts = status.facts.context("no facts")?;
     let virtualization = facts.virtualization.context("no virtualization")?;
-    ensure!(virtualization.models.len() > 50, "{} models", virtualization.models.len());
-    ensure!(virtualization.models.iter().any(|model| !model.blockers.is_empty()), "no reasons for unusable models");
+    ensure!(
+        virtualization.models.len() > 50,
+        "{} models",
+        virtualization.models.len()
+    );
+    ensure!(
+        virtualization.models.iter().any(|model| !model.blockers.is_empty()),
+        "no reasons for unusable models"
+    );
     ensure!(!virtualization.features.is_empty() && !virtualization.machine_types.is_empty());
     let owner = before.owner_references().first().context("no owner")?;
     assert_eq!((owner.kind.as_str(), owner.name.as_str()), ("Node", node));
-    assert_eq!(agent::condition(&before, "KVMAvailable"), ("False".into(), "NoKVMDevice".into()));
-    assert_eq!(agent::condition(&before, "Ready"), ("True".into(), "ReadyByEmulation".into()));
+    assert_eq!(
+        agent::condition(&before, "KVMAvailable"),
+        ("False".into(), "NoKVMDevice".into())
+    );
+    assert_eq!(
+        agent::condition(&before, "Ready"),
+        ("True".into(), "ReadyByEmulation".into())
+    );
 
     cluster.delete(&["hypervisor", node])?;
     let uid = before.uid();
-    let again = until(Api::all(cluster.client.clone()), node, "a new Hypervisor with facts", |found: &Hypervisor| {
-        found.uid() != uid && found.status.as_ref().is_some_and(|status| status.facts.is_some())
-    })
+    let again = until(
+        Api::all(cluster.client.clone()),
+        node,
+        "a new Hypervisor with facts",
+        |found: &Hypervisor| found.uid() != uid && found.status.as_ref().is_some_and(|status| status.facts.is_some()),
+    )
     .await?;
     assert_eq!(agent::condition(&again, "Ready").0, "True");
 
     let table = cluster.kubectl(&["get", "hv", "-o", "wide"])?;
-    for word in ["VENDOR", "HOST-MODEL", "USABLE-MODELS", "KVM", "READY", node, "ReadyByEmulation"] {
+    for word in [
+        "VENDOR",
+        "HOST-MODEL",
+        "USABLE-MODELS",
+        "KVM",
+        "READY",
+        node,
+        "ReadyByEmulation",
+    ] {
         ensure!(table.contains(word), "{word} is not in\n{table}");
     }
     Ok(())
@@ -210,14 +275,22 @@ async fn labels_and_hypervisor_come_back_with_a_node_that_was_deleted() -> Resul
     cluster.delete(&["node", node])?;
     cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
     until_some("all labels on the new node", || async {
-        let Ok(found) = cluster.node(node).await else { return Ok(None) };
+        let Ok(found) = cluster.node(node).await else {
+            return Ok(None);
+        };
         Ok((found.uid() != uid && cluster.cpu_labels(node).await? == before).then_some(()))
     })
     .await?;
     let new: Node = cluster.node(node).await?;
     until_some("a Hypervisor owned by the new node", || async {
-        let Ok(found) = cluster.hypervisor(node).await else { return Ok(None) };
-        Ok(found.owner_references().iter().any(|owner| Some(&owner.uid) == new.uid().as_ref()).then_some(()))
+        let Ok(found) = cluster.hypervisor(node).await else {
+            return Ok(None);
+        };
+        Ok(found
+            .owner_references()
+            .iter()
+            .any(|owner| Some(&owner.uid) == new.uid().as_ref())
+            .then_some(()))
     })
     .await?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;

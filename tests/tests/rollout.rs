@@ -22,20 +22,38 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
     cluster.reset().await?;
     let node = cluster.first();
     let old = cluster.agent_pod(node).await?.uid().unwrap_or_default();
-    until_some("the Lease of the agent's pod", || async { Ok((holder(&cluster, node).await? == old).then_some(())) })
-        .await?;
+    until_some("the Lease of the agent's pod", || async {
+        Ok((holder(&cluster, node).await? == old).then_some(()))
+    })
+    .await?;
     let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
     cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
-    cluster.kubectl(&["-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=120s"])?;
+    cluster.kubectl(&[
+        "-n",
+        "drydock",
+        "rollout",
+        "status",
+        "daemonset/drydock-agent",
+        "--timeout=120s",
+    ])?;
     let new = cluster.until_new_agent(node, &old).await?;
-    until_some("the Lease of the new pod", || async { Ok((holder(&cluster, node).await? == new).then_some(())) }).await?;
+    until_some("the Lease of the new pod", || async {
+        Ok((holder(&cluster, node).await? == new).then_some(()))
+    })
+    .await?;
     // The new agent acts: it undoes what is wrong.
-    cluster.label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))]).await?;
-    cluster.until_label(node, "cpu-model.node.kubevirt.io/Forged", None).await?;
+    cluster
+        .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
+        .await?;
+    cluster
+        .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
+        .await?;
     let states = recorder.stop().await?;
     let ours = |node: &Node| {
         let mut labels = node.labels().clone();
-        labels.retain(|key, _| (keys::is_owned(key) || keys::READINESS_KEYS.contains(&key.as_str())) && !key.ends_with("Forged"));
+        labels.retain(|key, _| {
+            (keys::is_owned(key) || keys::READINESS_KEYS.contains(&key.as_str())) && !key.ends_with("Forged")
+        });
         labels
     };
     let first = ours(states.first().context("nothing recorded")?);
@@ -66,19 +84,47 @@ async fn a_stopped_agent_says_so_and_a_new_one_takes_over_from_another_labeller(
     let before = cluster.cpu_labels(node).await?;
     let nowhere = r#"{"spec":{"template":{"spec":{"nodeSelector":{"example.com/no-agent":"here"}}}}}"#;
     let anywhere = r#"{"spec":{"template":{"spec":{"nodeSelector":{"example.com/no-agent":null}}}}}"#;
-    cluster.kubectl(&["-n", "drydock", "patch", "daemonset", "drydock-agent", "--patch", nowhere])?;
+    cluster.kubectl(&[
+        "-n",
+        "drydock",
+        "patch",
+        "daemonset",
+        "drydock-agent",
+        "--patch",
+        nowhere,
+    ])?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await?;
-    assert_eq!(agent::condition(&cluster.hypervisor(node).await?, "Ready"), ("False".into(), "AgentStopped".into()));
-    until_some("no agent", || async { Ok(cluster.agent_pod(node).await.is_err().then_some(())) }).await?;
+    assert_eq!(
+        agent::condition(&cluster.hypervisor(node).await?, "Ready"),
+        ("False".into(), "AgentStopped".into())
+    );
+    until_some("no agent", || async {
+        Ok(cluster.agent_pod(node).await.is_err().then_some(()))
+    })
+    .await?;
     cluster.label(node, &ANOTHERS.map(|key| (key, Some("true")))).await?;
-    cluster.kubectl(&["-n", "drydock", "patch", "daemonset", "drydock-agent", "--patch", anywhere])?;
+    cluster.kubectl(&[
+        "-n",
+        "drydock",
+        "patch",
+        "daemonset",
+        "drydock-agent",
+        "--patch",
+        anywhere,
+    ])?;
     cluster.until_new_agent(node, "").await?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
     until_some("our labels and no other's", || async {
         Ok((cluster.cpu_labels(node).await? == before).then_some(()))
     })
     .await?;
-    ensure!(cluster.hypervisor(node).await?.status.is_some_and(|status| status.facts.is_some()));
+    ensure!(
+        cluster
+            .hypervisor(node)
+            .await?
+            .status
+            .is_some_and(|status| status.facts.is_some())
+    );
     for node in &cluster.nodes {
         cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
     }
@@ -94,7 +140,12 @@ async fn metrics_health_and_the_log_level_are_served() -> Result<()> {
         cluster.agent_admin(node, path).await?;
     }
     let metrics = cluster.agent_admin(node, "metrics").await?;
-    for name in ["drydock_inspections_total", "drydock_cpu_labels", "drydock_condition", "process_resident_memory_bytes"] {
+    for name in [
+        "drydock_inspections_total",
+        "drydock_cpu_labels",
+        "drydock_condition",
+        "process_resident_memory_bytes",
+    ] {
         ensure!(metrics.contains(name), "{name} is not in\n{metrics}");
     }
     ensure!(metrics.trim_end().ends_with("# EOF"), "not OpenMetrics");

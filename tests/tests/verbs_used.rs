@@ -31,9 +31,13 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
     let user = format!("system:serviceaccount:drydock:{account}");
     let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
     for line in log.lines() {
-        let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
+        let Ok(event) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
         // Tests use agents' tokens too, by their own user agent.
-        let ours = event["userAgent"].as_str().is_some_and(|agent| agent.starts_with("drydock-"));
+        let ours = event["userAgent"]
+            .as_str()
+            .is_some_and(|agent| agent.starts_with("drydock-"));
         if event["user"]["username"] != user.as_str() || !ours {
             continue;
         }
@@ -62,15 +66,30 @@ async fn every_right_is_used_and_none_is_missing() -> Result<()> {
     let cluster = Cluster::connect().await?;
     let log = fs::read_to_string(cluster.audit_log()).context("the audit log")?;
     for account in ["drydock-agent", "drydock-controller"] {
-        let mut rights = granted(Api::<ClusterRole>::all(cluster.client.clone()).get(account).await?.rules);
+        let mut rights = granted(
+            Api::<ClusterRole>::all(cluster.client.clone())
+                .get(account)
+                .await?
+                .rules,
+        );
         for namespace in ["drydock", "drydock-nodes"] {
-            let role = Api::<Role>::namespaced(cluster.client.clone(), namespace).get_opt(account).await?;
+            let role = Api::<Role>::namespaced(cluster.client.clone(), namespace)
+                .get_opt(account)
+                .await?;
             rights.extend(granted(role.and_then(|role| role.rules)));
         }
         let (used, refused) = recorded(&log, account);
         assert_eq!(refused, BTreeSet::new(), "{account} was refused");
-        assert_eq!(rights.difference(&used).collect::<Vec<_>>(), Vec::<&Right>::new(), "{account} never uses");
-        assert_eq!(used.difference(&rights).collect::<Vec<_>>(), Vec::<&Right>::new(), "{account} uses without a rule");
+        assert_eq!(
+            rights.difference(&used).collect::<Vec<_>>(),
+            Vec::<&Right>::new(),
+            "{account} never uses"
+        );
+        assert_eq!(
+            used.difference(&rights).collect::<Vec<_>>(),
+            Vec::<&Right>::new(),
+            "{account} uses without a rule"
+        );
     }
     Ok(())
 }

@@ -13,8 +13,49 @@ pub mod leases;
 pub mod legacy;
 pub mod reasons;
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use kube::CustomResourceExt;
+
 pub use hyperconverged::{HyperConverged, HyperConvergedSpec, HyperConvergedStatus};
 pub use hypervisor::{Hypervisor, HypervisorSpec, HypervisorStatus};
+
+/// The definitions of all kinds, as `deploy/crds` has them.
+///
+/// The schemas name no formats that Kubernetes does not know (`uint32`, ...), which it would warn of.
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    let mut definitions = vec![Hypervisor::crd(), HyperConverged::crd()];
+    for version in definitions
+        .iter_mut()
+        .flat_map(|definition| &mut definition.spec.versions)
+    {
+        if let Some(schema) = version
+            .schema
+            .as_mut()
+            .and_then(|schema| schema.open_api_v3_schema.as_mut())
+        {
+            without_foreign_formats(schema);
+        }
+    }
+    definitions
+}
+
+fn without_foreign_formats(schema: &mut JSONSchemaProps) {
+    if schema.format.as_ref().is_some_and(|format| format.starts_with("uint")) {
+        schema.format = None;
+    }
+    for property in schema
+        .properties
+        .iter_mut()
+        .flat_map(|properties| properties.values_mut())
+    {
+        without_foreign_formats(property);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        without_foreign_formats(items);
+    }
+}
 
 /// Field manager of everything the node agent applies.
 pub const AGENT_FIELD_MANAGER: &str = "drydock-agent";

@@ -2,13 +2,12 @@
 
 use std::{fs, path::Path};
 
-use drydock_api::{HyperConverged, Hypervisor};
-use kube::CustomResourceExt;
+use drydock_api::definitions;
 
 #[test]
 fn committed_definitions_are_current_and_small_enough_for_client_side_apply() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
-    for crd in [Hypervisor::crd(), HyperConverged::crd()] {
+    for crd in definitions() {
         let name = crd.metadata.name.clone().unwrap();
         let current = serde_saphyr::to_string(&crd).unwrap();
         let committed = fs::read_to_string(folder.join(format!("{name}.yaml"))).unwrap();

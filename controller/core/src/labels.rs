@@ -144,12 +144,11 @@ pub fn desired(facts: &NodeFacts, policy: &LabelPolicy) -> DesiredLabels {
 }
 
 fn machine_types(desired: &mut DesiredLabels, virtualization: &VirtualizationFacts) {
-    // `none` is QEMU's machine without anything, which no guest can boot on.
-    for machine in virtualization
-        .machine_types
-        .iter()
-        .filter(|machine| machine.name != "none")
-    {
+    // `none` is QEMU's machine without anything, which no guest can boot on. Machine types that
+    // QEMU is about to drop are two thirds of all; they come with the image, which is the same on
+    // every node, so a label would never tell two nodes apart.
+    let offered = |machine: &&MachineType| machine.name != "none" && !machine.deprecated;
+    for machine in virtualization.machine_types.iter().filter(offered) {
         desired.flag(keys::MACHINE_TYPE, &machine.name);
     }
 }

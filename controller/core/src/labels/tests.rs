@@ -218,10 +218,21 @@ fn each_architecture_gets_what_applies_to_it() {
         }),
         models: vec![model("z14", Usable::Yes)],
         features: strings(&["aen", "sse2"]),
-        machine_types: vec![MachineType {
-            name: "virt".into(),
-            ..MachineType::default()
-        }],
+        machine_types: vec![
+            MachineType {
+                name: "virt".into(),
+                ..MachineType::default()
+            },
+            MachineType {
+                name: "virt-2.6".into(),
+                deprecated: true,
+                ..MachineType::default()
+            },
+            MachineType {
+                name: "none".into(),
+                ..MachineType::default()
+            },
+        ],
         tsc: Some(TscCounter {
             frequency_hz: 1,
             scalable: true,

@@ -1,0 +1,53 @@
+//! What the kernel announces about the host, as something a task can wait for.
+
+use std::{io, os::fd::AsFd, thread};
+
+use drydock_host::watch::HostWatch;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+/// Tells that something on the host may have changed. Several changes may be told as one.
+pub(crate) struct Announcements(mpsc::Receiver<()>);
+
+impl Announcements {
+    /// Listens by a thread that sleeps in the kernel; it ends with the process.
+    pub(crate) fn of(mut watch: HostWatch) -> Self {
+        let (sender, receiver) = mpsc::channel(1);
+        thread::spawn(move || {
+            loop {
+                match wait(&mut watch) {
+                    Ok(false) => {}
+                    // Full means that the last one has not been heard yet, which is as good.
+                    Ok(true) => match sender.try_send(()) {
+                        Ok(()) | Err(mpsc::error::TrySendError::Full(())) => {}
+                        Err(mpsc::error::TrySendError::Closed(())) => return,
+                    },
+                    Err(error) => {
+                        warn!(%error, "changes of the host are only seen by looking now and then");
+                        return;
+                    }
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// Waits for the next one; for ever, if there can be none any more.
+    pub(crate) async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn wait(watch: &mut HostWatch) -> io::Result<bool> {
+    match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+        Ok(_) => watch.drain(),
+        Err(Errno::EINTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}

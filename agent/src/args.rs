@@ -1,0 +1,210 @@
+//! The command line, which is all there is to set on one agent. What concerns the cluster is in
+//! HyperConverged and the legacy ConfigMap.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use drydock_core::{configuration::selection::NAMESPACES, mask, minimum::DEFAULT_MODEL};
+use drydock_runtime::LogFormat;
+
+use crate::{inspect_command, run};
+
+/// Drydock's node agent: inspects CPUs, labels its node, runs and moves virtual machines.
+#[derive(Debug, Parser)]
+#[command(name = "drydock-agent", version, max_term_width = 110)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Look after one node of a cluster until told to stop.
+    Run(RunArgs),
+    /// Say what this machine can do for guests. Needs no cluster.
+    Inspect(InspectArgs),
+}
+
+impl Args {
+    /// Does what the command line says.
+    pub(crate) fn execute(self) -> ExitCode {
+        match self.command {
+            Command::Run(args) => run::run(args),
+            Command::Inspect(args) => inspect_command::inspect(&args),
+        }
+    }
+}
+
+/// How the machine is asked.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct HostArgs {
+    /// libvirt daemon that is started for the question, by path or by name in PATH.
+    #[arg(long, value_name = "PROGRAM", default_value = "libvirtd", env = "DRYDOCK_LIBVIRTD")]
+    pub(crate) libvirtd: PathBuf,
+    /// Ask this libvirt instead of starting one, for example qemu:///session.
+    #[arg(long, value_name = "URI", env = "DRYDOCK_LIBVIRT_URI")]
+    pub(crate) libvirt_uri: Option<String>,
+    /// QEMU, for the fingerprint of what the answers depend on.
+    #[arg(long, value_name = "PROGRAM", env = "DRYDOCK_QEMU")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// libvirt's CPU map, which says what features a model has.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/usr/share/libvirt/cpu_map",
+        env = "DRYDOCK_CPU_MAP"
+    )]
+    pub(crate) cpu_map: PathBuf,
+    /// Longest time libvirt may take to answer.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, env = "DRYDOCK_INSPECT_DEADLINE")]
+    pub(crate) deadline: Duration,
+    /// CPU features that this node shall not offer, separated by commas.
+    #[arg(long, value_name = "LIST", default_value = "", value_parser = features, env = "DRYDOCK_MASK_FEATURES")]
+    pub(crate) mask_features: Features,
+    /// Write a label for every name of a CPU model instead of only the one that manifests use.
+    #[arg(long, env = "DRYDOCK_LABEL_ALIASES")]
+    pub(crate) label_aliases: bool,
+}
+
+/// A list of CPU features.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Features(pub(crate) std::collections::BTreeSet<String>);
+
+/// `drydock-agent run`.
+#[derive(Debug, Group)]
+pub(crate) struct RunArgs {
+    /// The node this agent runs on.
+    #[arg(long, value_name = "NAME", env = "DRYDOCK_NODE_NAME")]
+    pub(crate) node_name: String,
+    /// UID of the agent's pod: how the node's Lease tells one agent from the next.
+    #[arg(long, value_name = "UID", env = "DRYDOCK_POD_UID")]
+    pub(crate) pod_uid: String,
+    /// Name of the agent's pod, for events.
+    #[arg(long, value_name = "NAME", default_value = "drydock-agent", env = "DRYDOCK_POD_NAME")]
+    pub(crate) pod_name: String,
+    /// Kubeconfig; without it, the pod's service account.
+    #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Folder on the host that agents of this node share.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/drydock",
+        env = "DRYDOCK_STATE"
+    )]
+    pub(crate) state: PathBuf,
+    /// The kubelet's folder on the host.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/kubelet",
+        env = "DRYDOCK_KUBELET"
+    )]
+    pub(crate) kubelet: PathBuf,
+    /// Namespaces that may hold the cluster's configuration; the first that does is in force.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
+    pub(crate) configuration_namespaces: Vec<String>,
+    /// Longest time over which nodes spread a change of configuration. Each node waits at most
+    /// 5 ms for every node there is; 0 makes all of them follow at once.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds, env = "DRYDOCK_CONFIGURATION_SPREAD")]
+    pub(crate) configuration_spread: Duration,
+    /// How often to look whether kernel, microcode, KVM, libvirt or QEMU have changed. What the
+    /// kernel announces is seen at once.
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds, env = "DRYDOCK_FINGERPRINT_EVERY")]
+    pub(crate) fingerprint_every: Duration,
+    /// Address for health, metrics and the log level.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
+    pub(crate) admin: SocketAddr,
+    /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
+    pub(crate) log: String,
+    /// How log lines look.
+    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+}
+
+/// `drydock-agent inspect`.
+#[derive(Debug, Group)]
+pub(crate) struct InspectArgs {
+    /// What to print.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+    /// List all CPU models, with what the unusable ones lack.
+    #[arg(long)]
+    pub(crate) models: bool,
+    /// Say whether guests can have this CPU model, and if not, exactly why.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) explain: Option<String>,
+    /// Further obsolete CPU models, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) obsolete: Vec<String>,
+    /// The minimum CPU model, whose features get no labels.
+    #[arg(long, value_name = "MODEL", default_value = DEFAULT_MODEL)]
+    pub(crate) min_cpu_model: String,
+    /// Treat emulation as allowed where KVM cannot be used.
+    #[arg(long)]
+    pub(crate) allow_emulation: bool,
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+}
+
+/// What `inspect` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    Table,
+    /// All facts as JSON.
+    Json,
+    /// All facts as YAML.
+    Yaml,
+    /// The labels that the node would get, one a line.
+    Labels,
+    /// What one agent process tells another.
+    #[value(hide = true)]
+    Report,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let allowed = "a number of seconds from 0 to 86400";
+    let seconds: f64 = text.parse().map_err(|_| allowed.to_owned())?;
+    if (0.0..=86400.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(allowed.into())
+    }
+}
+
+fn features(text: &str) -> Result<Features, String> {
+    mask::parse(text).map(Features).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn bad_values_are_refused_with_what_is_allowed() {
+        for (arguments, expected) in [
+            (["inspect", "--mask-features=a/b"], "not the name of a CPU feature"),
+            (["inspect", "--deadline=-1"], "from 0 to 86400"),
+            (
+                ["inspect", "--output=xml"],
+                "possible values: table, json, yaml, labels",
+            ),
+        ] {
+            let error = Args::try_parse_from(["drydock-agent"].into_iter().chain(arguments))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

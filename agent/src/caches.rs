@@ -1,0 +1,84 @@
+//! What the agent watches: its own Node and Hypervisor, and the configuration.
+
+use std::sync::Arc;
+
+use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
+use drydock_runtime::{Cache, Key, Signal, Watch, Watches};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::{Client, api::PartialObjectMeta};
+
+/// The caches, and one signal for all of them.
+pub(crate) struct Caches {
+    name: Key,
+    changed: Signal,
+    nodes: Cache<PartialObjectMeta<Node>>,
+    hypervisors: Cache<Hypervisor>,
+    config_maps: Cache<ConfigMap>,
+    hyperconvergeds: Cache<HyperConverged>,
+}
+
+impl Caches {
+    /// Starts watching for the node called `name`.
+    pub(crate) fn start(client: &Client, watches: &Watches, name: &str) -> Self {
+        let changed = Signal::new();
+        let client = || client.clone();
+        // Of a Node, only labels and annotations are read: nothing else of it crosses the network.
+        let nodes = Watch::<PartialObjectMeta<Node>>::one(client(), name, "node").wakes(&changed);
+        let hypervisors = Watch::<Hypervisor>::one(client(), name, "hypervisor").wakes(&changed);
+        // By name, since other ConfigMaps are none of the agent's business and it may not read them.
+        let config_maps = Watch::<ConfigMap>::all(client(), "legacy configuration")
+            .fields(format!("metadata.name={CONFIG_MAP}"))
+            .prune(|map| map.binary_data = None)
+            .wakes(&changed);
+        let hyperconvergeds = Watch::<HyperConverged>::all(client(), "configuration")
+            .optional()
+            .prune(|object| {
+                object.status = None;
+                object.spec.other.clear();
+            })
+            .wakes(&changed);
+        Self {
+            name: Key::cluster(name),
+            nodes: watches.start(nodes),
+            hypervisors: watches.start(hypervisors),
+            config_maps: watches.start(config_maps),
+            hyperconvergeds: watches.start(hyperconvergeds),
+            changed,
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn synced(&self) {
+        tokio::join!(
+            self.nodes.answered(),
+            self.hypervisors.answered(),
+            self.config_maps.answered(),
+            self.hyperconvergeds.answered(),
+        );
+    }
+
+    /// Waits for a change since the last time.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// The Node.
+    pub(crate) fn node(&self) -> Option<PartialObjectMeta<Node>> {
+        self.nodes.get(&self.name).map(Arc::unwrap_or_clone)
+    }
+
+    /// Its Hypervisor.
+    pub(crate) fn hypervisor(&self) -> Option<Arc<Hypervisor>> {
+        self.hypervisors.get(&self.name)
+    }
+
+    /// ConfigMaps of the configuration's name, in all namespaces.
+    pub(crate) fn config_maps(&self) -> Vec<Arc<ConfigMap>> {
+        self.config_maps.all()
+    }
+
+    /// HyperConvergeds, in all namespaces.
+    pub(crate) fn hyperconvergeds(&self) -> Vec<Arc<HyperConverged>> {
+        self.hyperconvergeds.all()
+    }
+}

@@ -1,0 +1,103 @@
+//! What decisions need to know of libvirt's CPU map.
+//!
+//! The map is large and rarely asked: it is read for a question and forgotten, and the answers
+//! are kept until the question changes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
+
+use drydock_core::{mask::MaskedModels, minimum::DEFAULT_MODEL};
+use drydock_host::cpu_map::CpuMap;
+use tracing::warn;
+
+/// The answers to one question.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answers {
+    /// Features of each model that was asked about; `None` if the map does not have it.
+    models: BTreeMap<String, Option<BTreeSet<String>>>,
+    /// Which models contain a masked feature.
+    pub(crate) masked_models: MaskedModels,
+    /// The map could be read.
+    readable: bool,
+}
+
+impl Answers {
+    /// Whether the map has a model. The default minimum needs no map.
+    pub(crate) fn knows(&self, model: &str) -> bool {
+        model == DEFAULT_MODEL || self.features(model).is_some()
+    }
+
+    /// The features of a model.
+    pub(crate) fn features(&self, model: &str) -> Option<BTreeSet<String>> {
+        self.models.get(model).cloned().flatten()
+    }
+}
+
+/// Asks, and remembers the last question.
+#[derive(Debug)]
+pub(crate) struct CpuMapQuestions {
+    folder: PathBuf,
+    last: Option<(BTreeSet<String>, BTreeSet<String>, Answers)>,
+}
+
+impl CpuMapQuestions {
+    /// Questions to the map in `folder`.
+    pub(crate) fn new(folder: PathBuf) -> Self {
+        Self { folder, last: None }
+    }
+
+    /// The map may have changed.
+    pub(crate) fn forget(&mut self) {
+        self.last = None;
+    }
+
+    /// Asks for the features of `models` and for the models that contain a feature of `mask`.
+    pub(crate) fn ask(&mut self, models: BTreeSet<String>, mask: &BTreeSet<String>) -> Answers {
+        let models: BTreeSet<String> = models.into_iter().filter(|model| model != DEFAULT_MODEL).collect();
+        if let Some((known_models, known_mask, answers)) = &self.last
+            && *known_models == models
+            && known_mask == mask
+        {
+            return answers.clone();
+        }
+        let answers = self.read(&models, mask);
+        // What could not be read is asked again.
+        if answers.readable {
+            self.last = Some((models, mask.clone(), answers.clone()));
+        }
+        answers
+    }
+
+    fn read(&self, models: &BTreeSet<String>, mask: &BTreeSet<String>) -> Answers {
+        if models.is_empty() && mask.is_empty() {
+            return Answers {
+                readable: true,
+                ..Answers::default()
+            };
+        }
+        let map = match CpuMap::load(&self.folder) {
+            Ok(map) => map,
+            Err(error) => {
+                warn!(folder = %self.folder.display(), error = %drydock_runtime::chain(&error), "cannot read libvirt's CPU map");
+                return Answers::default();
+            }
+        };
+        let mut masked_models = MaskedModels::new();
+        for feature in mask {
+            for model in map.models_with(feature) {
+                masked_models.entry(model).or_default().insert(feature.clone());
+            }
+        }
+        let models = models
+            .iter()
+            .map(|model| (model.clone(), map.features(model)))
+            .collect();
+        Answers {
+            models,
+            masked_models,
+            readable: true,
+        }
+    }
+}

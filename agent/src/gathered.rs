@@ -1,0 +1,162 @@
+//! From what the caches hold to what decisions take: which configuration objects are in force, and
+//! what they say.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use drydock_api::{HyperConverged, legacy::CONFIG_MAP};
+use drydock_core::{
+    configuration::{Configuration, Reference, Resolution, Source, choose, hyperconverged, legacy, resolve},
+    mask,
+    minimum::Minimum,
+};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+
+use crate::cpu_map_questions::{Answers, CpuMapQuestions};
+
+/// The configuration objects in force, lowest layer first.
+pub(crate) fn sources(
+    config_maps: &[Arc<ConfigMap>],
+    hyperconvergeds: &[Arc<HyperConverged>],
+    namespaces: &[String],
+) -> Vec<Source> {
+    let config_maps: Vec<_> = config_maps
+        .iter()
+        .filter(|object| object.name_any() == CONFIG_MAP)
+        .collect();
+    let references: Vec<Reference> = config_maps
+        .iter()
+        .map(|object| reference(&***object, object.resource_version().unwrap_or_default()))
+        .collect();
+    let mut sources = Vec::new();
+    if let Some(index) = choose(&references, namespaces).in_force {
+        let data = config_maps[index].data.clone().unwrap_or_default();
+        sources.push(Source {
+            kind: legacy::KIND,
+            reference: references[index].clone(),
+            parsed: legacy::parse(&data),
+        });
+    }
+    let references: Vec<Reference> = hyperconvergeds
+        .iter()
+        .map(|object| reference(&**object, object.metadata.generation.unwrap_or_default().to_string()))
+        .collect();
+    if let Some(index) = choose(&references, namespaces).in_force {
+        sources.push(Source {
+            kind: hyperconverged::KIND,
+            reference: references[index].clone(),
+            parsed: hyperconverged::parse(&hyperconvergeds[index].spec),
+        });
+    }
+    sources
+}
+
+fn reference(object: &impl ResourceExt, revision: String) -> Reference {
+    Reference {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        revision,
+    }
+}
+
+/// Features that this node shall not offer: those of the command line and of the annotation. An
+/// annotation that makes no sense is refused, and the mask that was last in force stays.
+pub(crate) fn mask(
+    option: &BTreeSet<String>,
+    annotation: Option<&str>,
+    before: &BTreeSet<String>,
+) -> (BTreeSet<String>, Option<String>) {
+    match mask::parse(annotation.unwrap_or_default()) {
+        Ok(features) => (option.union(&features).cloned().collect(), None),
+        Err(error) => (option.union(before).cloned().collect(), Some(error.to_string())),
+    }
+}
+
+/// What the CPU map is asked for: the minimum models that are wanted and the one last in force.
+pub(crate) fn ask(
+    questions: &mut CpuMapQuestions,
+    sources: &[Source],
+    last_good: Option<&Configuration>,
+    mask: &BTreeSet<String>,
+) -> Answers {
+    let wanted = sources
+        .iter()
+        .filter_map(|source| source.parsed.min_cpu_model().map(str::to_owned));
+    let models = wanted.chain(last_good.map(|good| good.min_cpu_model.clone())).collect();
+    questions.ask(models, mask)
+}
+
+/// The configuration in force on this node, with its minimum model. Only amd64 has models that
+/// can be a minimum; elsewhere none is refused.
+pub(crate) fn follow(
+    sources: Vec<Source>,
+    answers: &Answers,
+    amd64: bool,
+    last_good: Option<&Configuration>,
+) -> (Resolution, Minimum) {
+    let knows = |model: &str| amd64.then(|| answers.knows(model));
+    let resolution = resolve(sources, knows, last_good);
+    // No features are found where the model has none (not amd64) or where the map that knew the
+    // last good model cannot be read any more; the documented list needs no map.
+    let minimum = Minimum::resolve(&resolution.configuration.min_cpu_model, |model| answers.features(model));
+    (resolution, minimum.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(list: &[&str]) -> BTreeSet<String> {
+        list.iter().map(|&name| name.into()).collect()
+    }
+
+    #[test]
+    fn masks_of_option_and_annotation_add_up_and_a_bad_one_changes_nothing() {
+        let option = names(&["avx"]);
+        assert_eq!(mask(&option, None, &names(&[])), (names(&["avx"]), None));
+        assert_eq!(
+            mask(&option, Some("avx2"), &names(&["old"])),
+            (names(&["avx", "avx2"]), None)
+        );
+        let (kept, refused) = mask(&option, Some("a/b"), &names(&["avx", "avx2"]));
+        assert_eq!(kept, names(&["avx", "avx2"]));
+        assert!(refused.unwrap().contains("a/b"));
+    }
+
+    #[test]
+    fn only_the_named_config_map_counts_and_hyperconverged_is_above_it() {
+        let config_map = |namespace: &str, name: &str| -> Arc<ConfigMap> {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"namespace": namespace, "name": name, "resourceVersion": "7"},
+                "data": {"debug.useEmulation": "true"},
+            }))
+            .map(Arc::new)
+            .unwrap()
+        };
+        let hyperconverged: HyperConverged = serde_json::from_value(serde_json::json!({
+            "apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged",
+            "metadata": {"namespace": "kubevirt", "name": "x", "generation": 3},
+            "spec": {"obsoleteCPUs": {"minCPUModel": "Nehalem"}},
+        }))
+        .unwrap();
+        let namespaces = ["drydock".to_owned(), "kubevirt".to_owned()];
+        let maps = [
+            config_map("kubevirt", "other"),
+            config_map("kubevirt", CONFIG_MAP),
+            config_map("tenant", CONFIG_MAP),
+        ];
+        let found = sources(&maps, &[Arc::new(hyperconverged)], &namespaces);
+        let kinds: Vec<(&str, &str)> = found.iter().map(|s| (s.kind, s.reference.revision.as_str())).collect();
+        assert_eq!(kinds, [("ConfigMap", "7"), ("HyperConverged", "3")]);
+        let (resolution, minimum) = follow(found, &Answers::default(), true, None);
+        assert!(
+            resolution.configuration.use_emulation,
+            "what is not refused stays in force"
+        );
+        assert!(
+            resolution.refused(),
+            "the CPU map could not be read, so the model is not known"
+        );
+        assert_eq!(minimum.model, "Penryn");
+    }
+}

@@ -1,0 +1,156 @@
+//! One acting agent on a node.
+//!
+//! During a rollout two agent pods share a node for a while. The one that holds the *acting* lock
+//! acts; the next one holds the *next* lock and waits for the first. Both are files in a folder of
+//! the host. So the one that stops can tell whether somebody is waiting to take its place, without
+//! asking the API server and without a race:
+//!
+//! ```text
+//!   new agent:  lock next ── ready ── lock acting (waits) ── unlock next ── act
+//!   old agent:  try next ── taken: leave silently, the new one acts at once
+//!                        └─ free: hold it, say "not schedulable", leave
+//! ```
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
+use tokio::sync::oneshot;
+
+/// The acting lock, held until dropped.
+#[derive(Debug)]
+pub(crate) struct HostLock {
+    next: PathBuf,
+    _acting: Flock<File>,
+}
+
+/// What becomes of the wait for the lock.
+pub(crate) struct Waiting {
+    /// Resolves once this agent is the next to act; from then on it may call itself ready.
+    pub(crate) is_next: oneshot::Receiver<io::Result<()>>,
+    /// Resolves once this agent acts.
+    pub(crate) acts: oneshot::Receiver<io::Result<HostLock>>,
+}
+
+/// Starts waiting for the lock in `folder`, which is made if it does not exist.
+///
+/// The wait is a thread blocked in the kernel, woken the moment the lock is free. It ends with the
+/// process.
+pub(crate) fn wait(folder: &Path) -> Waiting {
+    let (next_sender, is_next) = oneshot::channel();
+    let (acting_sender, acts) = oneshot::channel();
+    let folder = folder.to_owned();
+    thread::spawn(move || {
+        let next_path = folder.join("agent.next.lock");
+        let next = fs::create_dir_all(&folder)
+            .and_then(|()| open(&next_path))
+            .and_then(|file| lock(file, FlockArg::LockExclusive));
+        let next = match next {
+            Ok(next) => next,
+            Err(error) => {
+                // Whoever waits has gone if this fails, and then nobody wants the lock.
+                let _ = next_sender.send(Err(error));
+                return;
+            }
+        };
+        let _ = next_sender.send(Ok(()));
+        let acting = open(&folder.join("agent.lock")).and_then(|file| lock(file, FlockArg::LockExclusive));
+        drop(next);
+        let _ = acting_sender.send(acting.map(|acting| HostLock {
+            next: next_path,
+            _acting: acting,
+        }));
+    });
+    Waiting { is_next, acts }
+}
+
+/// Held while an agent says good-bye, so that none can begin to wait unseen.
+#[derive(Debug)]
+pub(crate) struct Farewell {
+    _next: Flock<File>,
+}
+
+impl HostLock {
+    /// `None` if another agent waits to act here; else nobody can begin to until the value is
+    /// dropped.
+    pub(crate) fn nobody_waits(&self) -> io::Result<Option<Farewell>> {
+        match lock(open(&self.next)?, FlockArg::LockExclusiveNonblock) {
+            Ok(next) => Ok(Some(Farewell { _next: next })),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+fn lock(mut file: File, how: FlockArg) -> io::Result<Flock<File>> {
+    loop {
+        match Flock::lock(file, how) {
+            Ok(lock) => return Ok(lock),
+            Err((same, Errno::EINTR)) => file = same,
+            Err((_, errno)) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("drydock-lock-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[tokio::test]
+    async fn the_second_waits_is_next_and_acts_when_the_first_leaves() {
+        let folder = folder("two");
+        let first = wait(&folder);
+        first.is_next.await.unwrap().unwrap();
+        let first = first.acts.await.unwrap().unwrap();
+        assert!(first.nobody_waits().unwrap().is_some());
+
+        let mut second = wait(&folder);
+        second.is_next.await.unwrap().unwrap();
+        assert!(first.nobody_waits().unwrap().is_none());
+        assert!(second.acts.try_recv().is_err(), "the first still acts");
+        drop(first);
+        let second = second.acts.await.unwrap().unwrap();
+        assert!(second.nobody_waits().unwrap().is_some());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn nobody_becomes_next_during_a_farewell() {
+        let folder = folder("farewell");
+        let first = wait(&folder).acts.await.unwrap().unwrap();
+        let farewell = first.nobody_waits().unwrap().unwrap();
+        let mut second = wait(&folder);
+        assert!(second.is_next.try_recv().is_err());
+        drop(farewell);
+        second.is_next.await.unwrap().unwrap();
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_made_is_an_error_with_its_name() {
+        let error = wait(Path::new("/proc/no/such")).is_next.await.unwrap().unwrap_err();
+        assert!(!error.to_string().is_empty());
+    }
+}

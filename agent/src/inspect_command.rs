@@ -1,0 +1,103 @@
+//! `drydock-agent inspect`: what this machine can do for guests, with no cluster.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use drydock_core::{conditions::Status, configuration::Configuration, labels, mask, minimum::Minimum, node::policy};
+use drydock_host::inspection::{self, Report};
+use serde::Serialize;
+
+use crate::{
+    args::{InspectArgs, Output},
+    cpu_map_questions::CpuMapQuestions,
+    inspector::options,
+    table,
+};
+
+/// Inspects and prints. Fails if the command line makes no sense here, or if `--explain` names a
+/// model that guests cannot have.
+pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
+    let report = inspection::inspect(&options(&args.host));
+    match print(args, &report) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("drydock-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
+    if args.output == Output::Report {
+        return show(&json(report)?);
+    }
+    let features = &args.host.mask_features.0;
+    let mut questions = CpuMapQuestions::new(args.host.cpu_map.clone());
+    let answers = questions.ask([args.min_cpu_model.clone()].into(), features);
+    let minimum = Minimum::resolve(&args.min_cpu_model, |model| answers.features(model)).ok_or_else(|| {
+        format!(
+            "--min-cpu-model: `{}` is not allowed; allowed: a CPU model of {}",
+            args.min_cpu_model,
+            args.host.cpu_map.display()
+        )
+    })?;
+    let configuration = Configuration {
+        obsolete_cpu_models: args.obsolete.iter().map(|name| name.trim().to_owned()).collect(),
+        use_emulation: args.allow_emulation,
+        ..Configuration::default()
+    };
+    let policy = policy(&configuration, &minimum, args.host.label_aliases);
+    let facts = mask::apply(&report.facts, features, &answers.masked_models);
+    if let Some(model) = &args.explain {
+        let (text, usable) = table::explained(&facts, &policy, model);
+        show(&text)?;
+        return Ok(if usable == Status::True {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
+    if args.models {
+        return show(&table::models(&facts, &policy));
+    }
+    let problem = report.problem.as_ref().map(ToString::to_string);
+    match args.output {
+        Output::Json | Output::Report => show(&json(&facts)?),
+        Output::Yaml => show(&serde_saphyr::to_string(&facts).map_err(|error| error.to_string())?),
+        Output::Labels => {
+            let desired = labels::desired(&facts, &policy);
+            if let Some(why) = desired.withheld {
+                eprintln!("drydock-agent: {}", why.sentence());
+            }
+            let lines: Vec<String> = desired
+                .labels
+                .iter()
+                .map(|(key, value)| format!("{key}={value}\n"))
+                .collect();
+            show(&lines.concat())
+        }
+        Output::Table => {
+            let page = table::machine(&facts, &policy, problem.as_deref());
+            show(&format!(
+                "{page}inspected in        {:.1} s\n",
+                report.took.as_secs_f64()
+            ))
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<String, String> {
+    serde_json::to_string_pretty(value)
+        .map(|text| text + "\n")
+        .map_err(|error| error.to_string())
+}
+
+/// Writes to standard output. Whoever closes it early (`| head`) has seen enough.
+fn show(text: &str) -> Result<ExitCode, String> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.to_string()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

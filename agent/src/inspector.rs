@@ -1,0 +1,156 @@
+//! Inspects the machine in a process of its own.
+//!
+//! libvirt's client calls block, cannot be interrupted and bring megabytes of memory with them. In
+//! a child process a call that hangs ends with the process, a crash of the C library is an answer
+//! like any other, and the memory is given back. The child is this program's own `inspect`.
+
+use std::{io, path::PathBuf, process::Stdio, time::Duration};
+
+use drydock_host::{
+    fingerprint::Programs,
+    inspection::{LibvirtSource, Options, Report},
+};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+use thiserror::Error;
+use tokio::{io::AsyncReadExt, process::Command, time::timeout};
+
+use crate::args::HostArgs;
+
+/// How much longer than its own deadline the child may live: it needs a moment to end libvirtd.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Where programs are looked for: libvirtd is not in every user's PATH.
+const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Most bytes of a report; a node with every CPU model and machine type has about 60 KiB.
+const LIMIT: u64 = 8 * 1024 * 1024;
+
+/// Why there is no report at all.
+#[derive(Debug, Error)]
+pub(crate) enum InspectorError {
+    /// The child could not be started.
+    #[error("the inspection could not be started")]
+    Start(#[source] io::Error),
+    /// The child's report could not be read.
+    #[error("the inspection's report could not be read")]
+    Read(#[source] io::Error),
+    /// The child ended without a report.
+    #[error("the inspection ended with {0}: {1}")]
+    Ended(String, String),
+    /// The child's report is not one.
+    #[error("the inspection's report makes no sense")]
+    Garbled(#[source] serde_json::Error),
+    /// The child did not end.
+    #[error("the inspection did not end within {} s and was killed", .0.as_secs())]
+    Hung(Duration),
+}
+
+impl InspectorError {
+    /// CamelCase reason.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Start(_) => "InspectionNotStarted",
+            Self::Read(_) | Self::Garbled(_) => "InspectionGarbled",
+            Self::Ended(..) => "InspectionCrashed",
+            Self::Hung(_) => "InspectionTimedOut",
+        }
+    }
+}
+
+/// Inspects this machine.
+///
+/// # Errors
+/// If the child does not report; that libvirt did not answer is no error but part of the report.
+pub(crate) async fn inspect(args: &HostArgs) -> Result<Report, InspectorError> {
+    let deadline = args.deadline + GRACE;
+    let mut child = Command::new("/proc/self/exe")
+        .args(arguments(args))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(InspectorError::Start)?;
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        return Err(InspectorError::Start(io::Error::other("the child has no output")));
+    };
+    let (mut report, mut complaint) = (Vec::new(), Vec::new());
+    let talk = async {
+        let (mut out, mut err) = (stdout.take(LIMIT), stderr.take(64 * 1024));
+        tokio::try_join!(out.read_to_end(&mut report), err.read_to_end(&mut complaint))
+            .map_err(InspectorError::Read)?;
+        child.wait().await.map_err(InspectorError::Read)
+    };
+    let status = match timeout(deadline, talk).await {
+        Ok(status) => status?,
+        Err(_) => {
+            if let Some(group) = group {
+                // It may have ended just now, which is as good.
+                let _ = killpg(group, Signal::SIGKILL);
+                let _ = child.wait().await;
+            }
+            return Err(InspectorError::Hung(deadline));
+        }
+    };
+    if !status.success() {
+        let complaint = String::from_utf8_lossy(&complaint);
+        let last = complaint
+            .lines()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("it said nothing");
+        return Err(InspectorError::Ended(status.to_string(), last.trim().to_owned()));
+    }
+    serde_json::from_slice(&report).map_err(InspectorError::Garbled)
+}
+
+/// The child's command line.
+fn arguments(args: &HostArgs) -> Vec<std::ffi::OsString> {
+    let mut line: Vec<std::ffi::OsString> = ["inspect", "--output", "report", "--libvirtd"].map(Into::into).into();
+    line.push(args.libvirtd.clone().into());
+    if let Some(uri) = &args.libvirt_uri {
+        line.extend(["--libvirt-uri".into(), uri.into()]);
+    }
+    line.extend(["--deadline".into(), args.deadline.as_secs_f64().to_string().into()]);
+    line
+}
+
+/// Where a program is: as given if it has a folder, else the first of its name in `path`.
+pub(crate) fn find_program(program: &std::path::Path, path: &str) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return program.exists().then(|| program.to_owned());
+    }
+    path.split(':')
+        .map(|folder| PathBuf::from(folder).join(program))
+        .find(|candidate| candidate.exists())
+}
+
+/// How this process itself asks the machine.
+pub(crate) fn options(args: &HostArgs) -> Options {
+    let libvirt = match &args.libvirt_uri {
+        Some(uri) => LibvirtSource::Uri(uri.clone()),
+        None => LibvirtSource::Private {
+            libvirtd: args.libvirtd.clone(),
+        },
+    };
+    Options {
+        libvirt,
+        deadline: args.deadline,
+        ..Options::default()
+    }
+}
+
+/// The programs whose builds decide what guests get.
+pub(crate) fn programs(args: &HostArgs) -> Programs {
+    let emulator = PathBuf::from(format!("qemu-system-{}", std::env::consts::ARCH));
+    Programs {
+        libvirtd: find_program(&args.libvirtd, SEARCH),
+        qemu: args.qemu.clone().or_else(|| find_program(&emulator, SEARCH)),
+        cpu_map: Some(args.cpu_map.clone()),
+    }
+}

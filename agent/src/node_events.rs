@@ -1,0 +1,69 @@
+//! Events on the Node, published beside the work that they are about: nothing waits for one.
+
+use drydock_core::node::Event;
+use drydock_runtime::{Process, chain};
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
+use kube::{
+    Client, ResourceExt,
+    api::PartialObjectMeta,
+    runtime::events::{Event as Published, EventType, Recorder, Reporter},
+};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+/// Most events that wait to be published; more than that are dropped, with a line in the log.
+const QUEUE: usize = 64;
+
+/// Where events are put.
+pub(crate) struct NodeEvents {
+    queue: mpsc::Sender<(Published, ObjectReference)>,
+}
+
+impl NodeEvents {
+    /// Publishes in the name of the pod `instance`.
+    pub(crate) fn start(client: Client, instance: String, process: &Process) -> Self {
+        let reporter = Reporter {
+            controller: "drydock-agent".into(),
+            instance: Some(instance),
+        };
+        let recorder = Recorder::new(client, reporter);
+        let (queue, mut events) = mpsc::channel::<(Published, ObjectReference)>(QUEUE);
+        let stopping = process.stopping();
+        process.spawn("events", async move {
+            while let Some(Some((event, about))) = stopping.run_until_cancelled(events.recv()).await {
+                if let Err(error) = recorder.publish(&event, &about).await {
+                    warn!(reason = event.reason, error = %chain(&error), "an event was not published");
+                }
+            }
+        });
+        Self { queue }
+    }
+
+    /// Puts an event on the Node.
+    pub(crate) fn publish(&self, node: &PartialObjectMeta<Node>, event: &Event) {
+        let about = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Node".into()),
+            name: node.metadata.name.clone(),
+            uid: node.uid(),
+            ..ObjectReference::default()
+        };
+        let published = Published {
+            type_: if event.warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: event.reason.into(),
+            note: Some(event.message.chars().take(1000).collect()),
+            action: "Inspect".into(),
+            secondary: None,
+        };
+        if self.queue.try_send((published, about)).is_err() {
+            warn!(
+                reason = event.reason,
+                "an event was dropped: too many wait to be published"
+            );
+        }
+    }
+}

@@ -1,0 +1,531 @@
+//! The one task that owns everything this agent knows and does about its node.
+//!
+//! It waits for something to change, looks at all there is, asks [`drydock_core::node::plan`] what
+//! to do, and does it. What changed makes no difference: every round looks at everything, and a
+//! round that finds nothing to do writes nothing.
+//!
+//! ```text
+//!  watches ───────────┐                          ┌─▶ labels of the Node
+//!  inspection ended ──┤   look ─▶ plan ─▶ act ───┼─▶ status of the Hypervisor
+//!  kernel, timers ────┤    ▲                     └─▶ events
+//!  host lock ─────────┘    └── wake at a known time, or on change
+//! ```
+
+use std::{
+    collections::{BTreeSet, hash_map::DefaultHasher},
+    fs,
+    hash::{Hash, Hasher},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use drydock_api::{
+    Hypervisor, HypervisorStatus,
+    annotations::MASK_CPU_FEATURES,
+    facts::{Fingerprint, NodeFacts},
+    hypervisor::InspectionRecord,
+};
+use drydock_core::{
+    conditions::whole_seconds,
+    configuration::{Configuration, Resolution, Source, spread},
+    inspection::{Failed, History, Need, changed, need},
+    minimum::Minimum,
+    node::{Event, Failure, Observed, plan, recorded},
+    readiness::pins_cpus,
+};
+use drydock_host::{fingerprint, inspection::Report, memory, roots::Roots, watch::HostWatch};
+use drydock_runtime::{Backoff, Process, ReadyHandle, chain, clock};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{ResourceExt, api::PartialObjectMeta};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use crate::{
+    announcements::Announcements,
+    args::RunArgs,
+    caches::Caches,
+    cpu_map_questions::CpuMapQuestions,
+    gathered,
+    host_lock::{self, HostLock},
+    inspector::{self, InspectorError},
+    lease::NodeLease,
+    metrics::Metrics,
+    node_events::NodeEvents,
+    writes::{Writes, newer},
+};
+
+/// How long a refused or lost write waits before it is tried again: first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// What the task is given.
+pub(crate) struct NodeTask {
+    args: Arc<RunArgs>,
+    caches: Caches,
+    writes: Writes,
+    events: NodeEvents,
+    metrics: Metrics,
+    process: Process,
+    lease: NodeLease,
+    ready: Option<ReadyHandle>,
+    /// This node's place in the spread of configuration changes, from 0 to 1.
+    place: f64,
+    questions: CpuMapQuestions,
+    inspection: Inspection,
+    following: Option<Following>,
+    follow_at: Option<Timestamp>,
+    mask: BTreeSet<String>,
+    hypervisors: u64,
+    lock: Option<HostLock>,
+    written_node: Option<PartialObjectMeta<Node>>,
+    written_hypervisor: Option<Hypervisor>,
+    backoff: Backoff,
+}
+
+/// What is known of the host.
+#[derive(Default)]
+struct Inspection {
+    /// By this process.
+    found: Option<(NodeFacts, InspectionRecord)>,
+    /// By an earlier one, as its Hypervisor says.
+    recovered: Option<(NodeFacts, InspectionRecord)>,
+    history: History,
+    failure: Option<Failure>,
+    running: Option<oneshot::Receiver<Result<Report, InspectorError>>>,
+    /// What the running inspection will be about.
+    about: Fingerprint,
+    look_again: Option<Timestamp>,
+}
+
+/// The configuration that this node follows.
+struct Following {
+    sources: Vec<Source>,
+    resolution: Resolution,
+    minimum: Minimum,
+}
+
+impl NodeTask {
+    /// The task of the node that `args` names.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "these are the parts of one process, put together once"
+    )]
+    pub(crate) fn new(
+        args: Arc<RunArgs>,
+        caches: Caches,
+        writes: Writes,
+        events: NodeEvents,
+        metrics: Metrics,
+        process: Process,
+        lease: NodeLease,
+        ready: ReadyHandle,
+    ) -> Self {
+        let mut hasher = DefaultHasher::new();
+        args.node_name.hash(&mut hasher);
+        let place = f64::from(u32::try_from(hasher.finish() >> 32).unwrap_or(0)) / f64::from(u32::MAX);
+        Self {
+            questions: CpuMapQuestions::new(args.host.cpu_map.clone()),
+            inspection: Inspection::default(),
+            following: None,
+            follow_at: None,
+            mask: BTreeSet::new(),
+            hypervisors: 1,
+            lock: None,
+            written_node: None,
+            written_hypervisor: None,
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+            ready: Some(ready),
+            place,
+            args,
+            caches,
+            writes,
+            events,
+            metrics,
+            process,
+            lease,
+        }
+    }
+
+    /// Looks after the node until the process stops.
+    ///
+    /// # Errors
+    /// If the host's lock cannot be had, or the kernel cannot be listened to.
+    pub(crate) async fn run(mut self) -> std::io::Result<()> {
+        let stopping = self.process.stopping();
+        let synced = self.caches.synced();
+        if stopping.run_until_cancelled(synced).await.is_none() {
+            return Ok(());
+        }
+        self.recover();
+        let watch = HostWatch::new(&[self.cpu_manager_state()])?;
+        let mut announcements = Announcements::of(watch);
+        let mut waiting = host_lock::wait(&self.args.state);
+        let (mut is_next, mut first_inspection_ended) = (false, false);
+        let mut look_at_host = true;
+        loop {
+            let now = clock::now();
+            if look_at_host || self.inspection.look_again.is_some_and(|at| now >= at) {
+                self.look_at_host(now);
+            }
+            if is_next
+                && first_inspection_ended
+                && let Some(ready) = self.ready.take()
+            {
+                ready.release();
+            }
+            let wake = self.round(now).await;
+            let wake = [wake, self.inspection.look_again].into_iter().flatten().min();
+            look_at_host = false;
+            tokio::select! {
+                () = stopping.cancelled() => break,
+                () = self.caches.changed() => {}
+                next = &mut waiting.is_next, if !is_next => {
+                    is_next = true;
+                    next.map_err(std::io::Error::other)??;
+                }
+                lock = &mut waiting.acts, if is_next && self.lock.is_none() => {
+                    self.lock = Some(lock.map_err(std::io::Error::other)??);
+                    info!("this agent acts for the node now");
+                    self.lease.take();
+                    self.count_hypervisors().await;
+                }
+                ended = ended(&mut self.inspection.running) => {
+                    first_inspection_ended = true;
+                    self.inspected(ended, clock::now());
+                }
+                () = announcements.next() => look_at_host = true,
+                () = clock::sleep_until(wake) => {}
+            }
+        }
+        self.farewell().await;
+        Ok(())
+    }
+
+    /// Takes over what an earlier agent of this node knew, from its Hypervisor.
+    fn recover(&mut self) {
+        let Some(status) = self
+            .caches
+            .hypervisor()
+            .and_then(|hypervisor| hypervisor.status.clone())
+        else {
+            return;
+        };
+        self.mask = status.masked_features.iter().cloned().collect();
+        self.inspection.recovered = status.facts.zip(status.inspection);
+    }
+
+    /// What the kubelet writes about CPUs it pins.
+    fn cpu_manager_state(&self) -> PathBuf {
+        self.args.kubelet.join("cpu_manager_state")
+    }
+
+    /// Judges whether the host has changed, and inspects it if so.
+    fn look_at_host(&mut self, now: Timestamp) {
+        let present = fingerprint::fingerprint(&Roots::default(), &inspector::programs(&self.args.host));
+        let every = now + self.args.fingerprint_every;
+        self.inspection.look_again = Some(every);
+        if self.inspection.running.is_some() {
+            // Looked at again when it has ended.
+            return;
+        }
+        if let Some((_, record)) = &self.inspection.recovered
+            && self.inspection.failure.is_none()
+            && self.inspection.found.is_none()
+            && !changed(&record.fingerprint, &present).is_empty()
+        {
+            // Found on a machine that was another: good enough only if this one cannot be asked.
+            info!("the machine has changed since an earlier agent inspected it");
+        }
+        match need(&self.inspection.history, &present, now) {
+            Need::None => {}
+            Need::At(retry) => self.inspection.look_again = Some(retry.min(every)),
+            Need::Now(parts) => {
+                info!(changed = parts.join(", "), "inspecting the host");
+                self.questions.forget();
+                let (sender, receiver) = oneshot::channel();
+                self.inspection.running = Some(receiver);
+                self.inspection.about = present;
+                let args = Arc::clone(&self.args);
+                let stopping = self.process.stopping();
+                self.process.spawn("inspection", async move {
+                    if let Some(report) = stopping.run_until_cancelled(inspector::inspect(&args.host)).await {
+                        // Nobody listens any more only when the process stops.
+                        let _ = sender.send(report);
+                    }
+                });
+            }
+        }
+    }
+
+    /// An inspection has ended.
+    fn inspected(&mut self, ended: Option<Result<Report, InspectorError>>, now: Timestamp) {
+        self.inspection.running = None;
+        let about = std::mem::take(&mut self.inspection.about);
+        let failure = match ended {
+            None => return,
+            Some(Ok(report)) => {
+                let took = u64::try_from(report.took.as_millis()).unwrap_or(u64::MAX);
+                let unsupported = !drydock_core::labels::is_supported(&report.facts.architecture);
+                if report.problem.is_none() || unsupported {
+                    info!(milliseconds = took, "the host is inspected");
+                    let record = InspectionRecord {
+                        at: whole_seconds(now),
+                        took_milliseconds: took,
+                        fingerprint: about.clone(),
+                        stale: false,
+                    };
+                    self.metrics.inspected(Ok(()), took);
+                    self.inspection.found = Some((report.facts, record));
+                    self.inspection.recovered = None;
+                    self.inspection.failure = None;
+                    self.inspection.history = History {
+                        inspected: Some(about),
+                        failed: None,
+                    };
+                    // What the report took is given back before the agent falls idle.
+                    memory::trim();
+                    return;
+                }
+                let problem = report.problem.map(|problem| Failure {
+                    reason: problem.reason().into(),
+                    message: problem.to_string(),
+                });
+                // What the processor and the kernel say is true even so.
+                if self.inspection.found.is_none() && self.inspection.recovered.is_none() {
+                    let record = InspectionRecord {
+                        at: whole_seconds(now),
+                        took_milliseconds: took,
+                        fingerprint: about.clone(),
+                        stale: true,
+                    };
+                    self.inspection.found = Some((report.facts, record));
+                }
+                self.metrics
+                    .inspected(Err(problem.as_ref().map_or("", |p| &p.reason)), took);
+                problem
+            }
+            Some(Err(error)) => {
+                self.metrics.inspected(Err(error.reason()), 0);
+                Some(Failure {
+                    reason: error.reason().into(),
+                    message: chain(&error).to_string(),
+                })
+            }
+        };
+        if let Some(failure) = &failure {
+            warn!(reason = %failure.reason, "{}", failure.message);
+        }
+        self.inspection.failure = failure;
+        let times = self.inspection.history.failed.as_ref().map_or(0, |failed| failed.times) + 1;
+        self.inspection.history.failed = Some(Failed {
+            times,
+            at: now,
+            fingerprint: about,
+        });
+        self.inspection.look_again = Some(now);
+    }
+
+    /// Looks at everything, plans and acts. Returns when to look again, if at a known time.
+    async fn round(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let follow_at = self.follow(now);
+        if self.lock.is_none() {
+            return follow_at;
+        }
+        match self.act(now, false).await {
+            Ok(()) => {
+                if !self.backoff.is_reset() {
+                    info!("the API server takes writes again");
+                    self.backoff.reset();
+                }
+                follow_at
+            }
+            Err(error) => {
+                if self.backoff.is_reset() {
+                    warn!(error = %chain(&error), "the API server did not take a write");
+                }
+                let retry = now + self.backoff.delay();
+                Some(follow_at.map_or(retry, |at| at.min(retry)))
+            }
+        }
+    }
+
+    /// Follows the configuration as the caches show it, at this node's turn.
+    fn follow(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let sources = gathered::sources(
+            &self.caches.config_maps(),
+            &self.caches.hyperconvergeds(),
+            &self.args.configuration_namespaces,
+        );
+        if self
+            .following
+            .as_ref()
+            .is_some_and(|following| following.sources == sources)
+        {
+            self.follow_at = None;
+            return None;
+        }
+        if self.following.is_some() {
+            let turn = || now + spread(self.hypervisors, self.args.configuration_spread, self.place);
+            let at = *self.follow_at.get_or_insert_with(turn);
+            if now < at {
+                return Some(at);
+            }
+        }
+        self.follow_at = None;
+        let last_good = self.last_good();
+        let answers = gathered::ask(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
+        let amd64 = std::env::consts::ARCH == "x86_64";
+        let (resolution, minimum) = gathered::follow(sources.clone(), &answers, amd64, last_good.as_ref());
+        self.following = Some(Following {
+            sources,
+            resolution,
+            minimum,
+        });
+        None
+    }
+
+    /// The configuration in force before: of this process, or as an earlier one recorded it.
+    fn last_good(&self) -> Option<Configuration> {
+        match &self.following {
+            Some(following) => Some(following.resolution.configuration.clone()),
+            None => self
+                .caches
+                .hypervisor()?
+                .status
+                .as_ref()?
+                .configuration
+                .as_ref()
+                .map(recorded),
+        }
+    }
+
+    /// Writes what differs from the plan.
+    async fn act(&mut self, now: Timestamp, stopping: bool) -> kube::Result<()> {
+        let Some(node) = newer(self.caches.node(), self.written_node.clone()) else {
+            return Ok(());
+        };
+        let hypervisor = match newer(
+            self.caches.hypervisor().map(Arc::unwrap_or_clone),
+            self.written_hypervisor.clone(),
+        ) {
+            Some(hypervisor) => hypervisor,
+            // While a deleted one is still in the way, the watch will tell when it is gone.
+            None => match self.writes.create(&node).await? {
+                Some(made) => made,
+                None => return Ok(()),
+            },
+        };
+        let Some(following) = &self.following else {
+            return Ok(());
+        };
+        let annotation = node.annotations().get(MASK_CPU_FEATURES).map(String::as_str);
+        let (mask, mask_refused) = gathered::mask(&self.args.host.mask_features.0, annotation, &self.mask);
+        self.mask = mask;
+        let answers = gathered::ask(
+            &mut self.questions,
+            &following.sources,
+            Some(&following.resolution.configuration),
+            &self.mask,
+        );
+        let previous = hypervisor.status.clone().unwrap_or_default();
+        let inspected = self
+            .inspection
+            .found
+            .as_ref()
+            .or_else(|| self.inspection.usable_recovered());
+        let plan = plan(&Observed {
+            now,
+            labels: node.labels(),
+            annotations: node.annotations(),
+            inspected: inspected.map(|(facts, record)| (facts, record)),
+            failure: self.inspection.failure.as_ref(),
+            resolution: &following.resolution,
+            minimum: &following.minimum,
+            mask: &self.mask,
+            mask_refused: mask_refused.as_deref(),
+            masked_models: &answers.masked_models,
+            label_aliases: self.args.host.label_aliases,
+            pins_cpus: fs::read_to_string(self.cpu_manager_state()).is_ok_and(|text| pins_cpus(&text)),
+            stopping,
+            agent_version: env!("CARGO_PKG_VERSION"),
+            previous: &previous,
+        });
+        self.metrics.planned(&plan.status);
+        if !plan.labels.is_empty() {
+            self.written_node = Some(self.writes.labels(&plan.labels).await?);
+            self.metrics.wrote("labels");
+        }
+        self.tell(&node, plan.events);
+        if plan.status != previous {
+            self.report(&plan.status).await?;
+        }
+        Ok(())
+    }
+
+    async fn report(&mut self, status: &HypervisorStatus) -> kube::Result<()> {
+        self.written_hypervisor = Some(self.writes.status(status).await?);
+        self.metrics.wrote("status");
+        Ok(())
+    }
+
+    fn tell(&self, node: &PartialObjectMeta<Node>, events: Vec<Event>) {
+        for event in events {
+            info!(reason = event.reason, "{}", event.message);
+            self.events.publish(node, &event);
+        }
+    }
+
+    /// How many nodes a change of configuration is spread over.
+    async fn count_hypervisors(&mut self) {
+        match self.writes.count_hypervisors().await {
+            Ok(count) => self.hypervisors = count,
+            Err(error) => {
+                warn!(error = %chain(&error), "cannot count the nodes; a change of configuration is not spread");
+            }
+        }
+    }
+
+    /// Says that the node takes no virtual machines any more, unless another agent is about to
+    /// take over.
+    async fn farewell(&mut self) {
+        let Some(lock) = &self.lock else { return };
+        match lock.nobody_waits() {
+            Ok(Some(_farewell)) => {
+                info!("no other agent waits: the node takes no virtual machines until one comes");
+                let deadline = Duration::from_secs(5);
+                match tokio::time::timeout(deadline, self.act(clock::now(), true)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => warn!(error = %chain(&error), "could not say so; the controller will"),
+                    Err(_) => warn!("could not say so in time; the controller will"),
+                }
+            }
+            Ok(None) => info!("another agent takes over"),
+            Err(error) => warn!(error = %chain(&error), "cannot tell whether another agent waits"),
+        }
+    }
+}
+
+impl Inspection {
+    /// Facts of an earlier agent, as long as nothing they depend on has changed; or if this agent
+    /// has failed to find its own.
+    fn usable_recovered(&self) -> Option<&(NodeFacts, InspectionRecord)> {
+        let recovered = self.recovered.as_ref()?;
+        let present = if self.running.is_some() {
+            &self.about
+        } else {
+            return Some(recovered);
+        };
+        (self.failure.is_some() || changed(&recovered.1.fingerprint, present).is_empty()).then_some(recovered)
+    }
+}
+
+/// The end of a running inspection; never, if none runs.
+async fn ended(
+    running: &mut Option<oneshot::Receiver<Result<Report, InspectorError>>>,
+) -> Option<Result<Report, InspectorError>> {
+    match running {
+        Some(running) => running.await.ok(),
+        None => std::future::pending().await,
+    }
+}

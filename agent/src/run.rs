@@ -1,0 +1,71 @@
+//! `drydock-agent run`: puts the parts of the process together.
+
+use std::{error::Error, process::ExitCode, sync::Arc};
+
+use drydock_runtime::{
+    Admin, ClientMetrics, ClientOptions, Liveness, LogHandle, Process, Readiness, Start, Threads, WatchMetrics,
+    Watches, connect, metrics::registry,
+};
+
+use crate::{
+    args::RunArgs, caches::Caches, lease::NodeLease, metrics::Metrics, node_events::NodeEvents, node_task::NodeTask,
+    writes::Writes,
+};
+
+const COMPONENT: &str = "drydock-agent";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Runs until told to stop.
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    let start = Start {
+        component: COMPONENT,
+        version: VERSION,
+        threads: Threads::One,
+        log_format: args.log_format,
+        log_level: args.log.clone(),
+        drain: Start::DRAIN,
+    };
+    start.run(|process, logs| wire(args, process, logs))
+}
+
+async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let args = Arc::new(args);
+    let mut registry = registry(COMPONENT, VERSION);
+    let metrics = Metrics::register(&mut registry);
+    let watch_metrics = WatchMetrics::register(&mut registry);
+    let client_metrics = ClientMetrics::register(&mut registry);
+    let readiness = Readiness::new();
+    // Also the one for which the host's lock is waited for and the machine is inspected.
+    let ready = readiness.handle("the host");
+    let admin = Admin {
+        readiness: readiness.clone(),
+        liveness: Liveness::new(),
+        registry: Arc::new(registry),
+        logs,
+    };
+    admin.serve(&process, args.admin).await?;
+    let options = ClientOptions {
+        component: COMPONENT,
+        version: VERSION,
+        kubeconfig: args.kubeconfig.clone(),
+        context: None,
+    };
+    let client = connect(&options, &client_metrics).await?;
+    let watches = Watches::new(&process, &readiness, &watch_metrics);
+    let caches = Caches::start(&client, &watches, &args.node_name);
+    let writes = Writes::new(client.clone(), args.node_name.clone());
+    let events = NodeEvents::start(client.clone(), args.pod_name.clone(), &process);
+    let lease = NodeLease::start(client, &args.node_name, &args.pod_uid, &process);
+    let task = NodeTask::new(
+        Arc::clone(&args),
+        caches,
+        writes,
+        events,
+        metrics,
+        process.clone(),
+        lease,
+        ready,
+    );
+    process.spawn_critical("the node", task.run());
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! What `inspect` shows to people.
+
+use std::fmt::Write;
+
+use drydock_api::facts::{CpuModel, NodeFacts, Usable, VirtType};
+use drydock_core::{
+    conditions::Status,
+    explain::explain,
+    labels::{self, LabelPolicy},
+    readiness::{Readiness, kvm_sentence},
+};
+
+/// Width after which lists of words are wrapped.
+const WIDTH: usize = 100;
+
+/// The machine in one page.
+pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&str>) -> String {
+    let mut page = Page::default();
+    let cpu = &facts.cpu;
+    page.row("architecture", &facts.architecture);
+    page.row("kernel", &facts.kernel);
+    page.row("cpu", format!("{} ({})", cpu.brand, cpu.vendor));
+    if let (Some(family), Some(model), Some(stepping)) = (cpu.family, cpu.model, cpu.stepping) {
+        let microcode = cpu
+            .microcode
+            .as_ref()
+            .map_or_else(String::new, |m| format!(", microcode {m}"));
+        page.row(
+            "",
+            format!("family {family}, model {model}, stepping {stepping}{microcode}"),
+        );
+    }
+    if let Some(bits) = cpu.physical_address_bits {
+        page.row(
+            "",
+            format!("{bits} physical address bits, {} CPUs online", cpu.online.unwrap_or(1)),
+        );
+    }
+    if let Some(tsc) = &cpu.tsc {
+        let frequency = tsc
+            .frequency_hz
+            .map_or_else(|| "unknown frequency".into(), |hz| format!("{hz} Hz"));
+        page.row(
+            "time stamp counter",
+            format!(
+                "{frequency}, {}",
+                if tsc.invariant { "invariant" } else { "not invariant" }
+            ),
+        );
+    }
+    page.row(
+        "host is",
+        if cpu.hypervisor {
+            "a virtual machine"
+        } else {
+            "a physical machine"
+        },
+    );
+    page.row("real time", if facts.real_time { "yes" } else { "no" });
+    let kvm = if facts.kvm.message.is_empty() {
+        kvm_sentence(facts.kvm.state)
+    } else {
+        &facts.kvm.message
+    };
+    page.row("KVM", kvm);
+    if !facts.kvm.parameters.is_empty() {
+        let parameters: Vec<String> = facts
+            .kvm
+            .parameters
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        page.list("KVM parameters", &parameters);
+    }
+    if !facts.kvm.hyperv.is_empty() {
+        page.list("Hyper-V", &facts.kvm.hyperv);
+    }
+    let readiness = Readiness::of(Some(facts), policy.use_emulation);
+    page.row("virtual machines", readiness.sentence());
+    if let Some(problem) = problem {
+        page.row("libvirt", problem);
+    }
+    virtualization(&mut page, facts, policy);
+    let labels = labels::desired(facts, policy);
+    page.row(
+        "labels",
+        labels
+            .withheld
+            .map_or_else(|| labels.labels.len().to_string(), |why| why.sentence().into()),
+    );
+    page.text
+}
+
+fn virtualization(page: &mut Page, facts: &NodeFacts, policy: &LabelPolicy) {
+    let Some(virtualization) = &facts.virtualization else {
+        return;
+    };
+    let how = match virtualization.virt_type {
+        VirtType::Kvm => "with KVM",
+        VirtType::Qemu => "by emulation",
+    };
+    page.row("guests", format!("{how}, machine {}", virtualization.machine));
+    page.row(
+        "",
+        format!(
+            "libvirt {}, QEMU {}",
+            virtualization.libvirt_version, virtualization.qemu_version
+        ),
+    );
+    if let Some(host_model) = &virtualization.host_model {
+        page.row("host-model", format!("{} ({})", host_model.name, virtualization.vendor));
+        page.list("  and also", &host_model.required);
+        page.list("  but not", &host_model.disabled);
+    }
+    let usable: Vec<&CpuModel> = virtualization
+        .models
+        .iter()
+        .filter(|m| m.usable != Usable::No)
+        .collect();
+    page.row(
+        "CPU models",
+        format!(
+            "{} of {} usable; --models lists them",
+            usable.len(),
+            virtualization.models.len()
+        ),
+    );
+    let current: Vec<String> = drydock_core::aliases::published(&usable, policy.aliases)
+        .into_iter()
+        .filter(|name| !policy.obsolete.covers(name, &virtualization.models))
+        .map(str::to_owned)
+        .collect();
+    page.list("  not obsolete", &current);
+    page.list("CPU features", &virtualization.features);
+    if let Some(topology) = &virtualization.topology {
+        page.row(
+            "topology",
+            format!(
+                "{} sockets, {} cores each, {} threads each, {} NUMA cells",
+                topology.sockets, topology.cores, topology.threads, topology.numa_cells
+            ),
+        );
+    }
+    let machines: Vec<String> = virtualization
+        .machine_types
+        .iter()
+        .map(|machine| machine.name.clone())
+        .collect();
+    page.list("machine types", &machines);
+    let confidential = &virtualization.confidential;
+    let sev_es = confidential.sev.as_ref().is_some_and(|sev| sev.max_es_guests > 0);
+    let kinds = [
+        ("SEV", confidential.sev.is_some()),
+        ("SEV-ES", sev_es),
+        ("SEV-SNP", confidential.sev_snp),
+        ("TDX", confidential.tdx),
+        ("Secure Execution", confidential.secure_execution),
+    ];
+    let supported: Vec<String> = kinds
+        .iter()
+        .filter(|(_, yes)| *yes)
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    page.row(
+        "confidential",
+        if supported.is_empty() {
+            "none".into()
+        } else {
+            supported.join(", ")
+        },
+    );
+}
+
+/// All CPU models, one a line.
+pub(crate) fn models(facts: &NodeFacts, policy: &LabelPolicy) -> String {
+    let Some(virtualization) = &facts.virtualization else {
+        return String::new();
+    };
+    let width = virtualization
+        .models
+        .iter()
+        .map(|model| model.name.len())
+        .max()
+        .unwrap_or(0);
+    let mut text = format!("{:width$}  USABLE   OBSOLETE  MISSING\n", "MODEL");
+    for model in &virtualization.models {
+        let usable = match model.usable {
+            Usable::Yes => "yes",
+            Usable::No => "no",
+            Usable::Unknown => "unknown",
+        };
+        let obsolete = if policy.obsolete.covers(&model.name, &virtualization.models) {
+            "yes"
+        } else {
+            "no"
+        };
+        let line = format!(
+            "{:width$}  {usable:7}  {obsolete:8}  {}",
+            model.name,
+            model.blockers.join(" ")
+        );
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// One CPU model explained; `Status::False` if guests cannot have it.
+pub(crate) fn explained(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> (String, Status) {
+    let explanation = explain(facts, policy, model);
+    let usable = explanation
+        .known
+        .as_ref()
+        .map_or(Status::Unknown, |known| (known.usable != Usable::No).into());
+    (explanation.to_string(), usable)
+}
+
+/// Rows of a name and a text.
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn row(&mut self, name: &str, text: impl AsRef<str>) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.text, "{:20}{}", name, text.as_ref());
+    }
+
+    fn list(&mut self, name: &str, words: &[String]) {
+        if words.is_empty() {
+            return;
+        }
+        let mut line = String::new();
+        let mut name = name;
+        for word in words {
+            if !line.is_empty() && line.len() + word.len() + 1 > WIDTH - 20 {
+                self.row(name, &line);
+                (name, line) = ("", String::new());
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        self.row(name, line);
+    }
+}

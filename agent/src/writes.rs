@@ -1,0 +1,157 @@
+//! What the agent writes, each as one request, and only when something differs.
+
+use std::collections::BTreeMap;
+
+use drydock_api::{AGENT_FIELD_MANAGER, Hypervisor, HypervisorSpec, HypervisorStatus};
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ListParams, ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+/// Writes of one agent, to the objects of its own node.
+#[derive(Clone)]
+pub(crate) struct Writes {
+    node: String,
+    nodes: Api<Node>,
+    hypervisors: Api<Hypervisor>,
+}
+
+impl Writes {
+    /// Writes to the objects of `node`.
+    pub(crate) fn new(client: Client, node: String) -> Self {
+        Self {
+            node,
+            nodes: Api::all(client.clone()),
+            hypervisors: Api::all(client),
+        }
+    }
+
+    /// Changes labels of the Node by a merge patch of just these keys: it cannot conflict with
+    /// what others write, and removes keys whoever wrote them. Returns the Node as it is then.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn labels(
+        &self,
+        changes: &BTreeMap<String, Option<String>>,
+    ) -> kube::Result<PartialObjectMeta<Node>> {
+        let patch = json!({"metadata": {"labels": changes}});
+        let parameters = PatchParams {
+            field_manager: Some(AGENT_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        self.nodes
+            .patch_metadata(&self.node, &parameters, &Patch::Merge(patch))
+            .await
+    }
+
+    /// Makes the Hypervisor of this node, owned by it. Returns it; `None` if there is one already.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn create(&self, node: &PartialObjectMeta<Node>) -> kube::Result<Option<Hypervisor>> {
+        let hypervisor = Hypervisor {
+            metadata: ObjectMeta {
+                name: Some(self.node.clone()),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "v1".into(),
+                    kind: "Node".into(),
+                    name: self.node.clone(),
+                    uid: node.uid().unwrap_or_default(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: HypervisorSpec::default(),
+            status: None,
+        };
+        let parameters = PostParams {
+            field_manager: Some(AGENT_FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        match self.hypervisors.create(&parameters, &hypervisor).await {
+            Ok(made) => Ok(Some(made)),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Applies the status of this node's Hypervisor. Returns it as it is then.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn status(&self, status: &HypervisorStatus) -> kube::Result<Hypervisor> {
+        let apply = json!({
+            "apiVersion": "drydock.dev/v1alpha1",
+            "kind": "Hypervisor",
+            "metadata": {"name": self.node},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
+        self.hypervisors
+            .patch_status(&self.node, &parameters, &Patch::Apply(apply))
+            .await
+    }
+}
+
+impl Writes {
+    /// How many Hypervisors there are, which is how many agents follow the same configuration. One
+    /// object is read; the API server counts the rest.
+    ///
+    /// # Errors
+    /// If the API server does not say.
+    pub(crate) async fn count_hypervisors(&self) -> kube::Result<u64> {
+        let first = self.hypervisors.list_metadata(&ListParams::default().limit(1)).await?;
+        let rest = first
+            .metadata
+            .remaining_item_count
+            .and_then(|count| u64::try_from(count).ok());
+        Ok(rest.unwrap_or(0) + u64::try_from(first.items.len()).unwrap_or(0))
+    }
+}
+
+/// The newer of what a watch has shown and what a write has answered. A watch is a moment behind
+/// one's own writes; deciding on what it shows alone would do the same thing twice.
+pub(crate) fn newer<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K> {
+    let version = |object: &K| {
+        object
+            .resource_version()
+            .and_then(|version| version.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+    match (watched, written) {
+        // What a watch does not show any more has gone, if it ever showed what was written.
+        (None, _) => None,
+        (Some(watched), Some(written)) if version(&written) > version(&watched) && written.uid() == watched.uid() => {
+            Some(written)
+        }
+        (watched, _) => watched,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(version: &str, uid: &str) -> Hypervisor {
+        let mut object = Hypervisor::new("a", HypervisorSpec::default());
+        object.metadata.resource_version = Some(version.into());
+        object.metadata.uid = Some(uid.into());
+        object
+    }
+
+    #[test]
+    fn the_newer_of_watch_and_write_counts_and_a_deletion_always() {
+        let version = |object: Option<Hypervisor>| object.and_then(|object| object.resource_version());
+        assert_eq!(version(newer(Some(at("9", "u")), Some(at("10", "u")))).unwrap(), "10");
+        assert_eq!(version(newer(Some(at("11", "u")), Some(at("10", "u")))).unwrap(), "11");
+        assert_eq!(
+            version(newer(Some(at("9", "new")), Some(at("10", "old")))).unwrap(),
+            "9"
+        );
+        assert_eq!(version(newer(Some(at("9", "u")), None)).unwrap(), "9");
+        assert_eq!(version(newer(None, Some(at("10", "u")))), None);
+    }
+}

@@ -1,0 +1,71 @@
+//! The command line. What concerns the cluster is in HyperConverged and the legacy ConfigMap.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use clap::{Args as Group, Parser, Subcommand};
+use drydock_core::configuration::selection::NAMESPACES;
+use drydock_runtime::LogFormat;
+
+use crate::run;
+
+/// Drydock's cluster controller.
+#[derive(Debug, Parser)]
+#[command(name = "drydock-controller", version, max_term_width = 110)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Look after the cluster until told to stop.
+    Run(RunArgs),
+}
+
+impl Args {
+    /// Does what the command line says.
+    pub(crate) fn execute(self) -> ExitCode {
+        match self.command {
+            Command::Run(args) => run::run(args),
+        }
+    }
+}
+
+/// `drydock-controller run`.
+#[derive(Debug, Group)]
+pub(crate) struct RunArgs {
+    /// Name of the pod: by which this replica is told from the others.
+    #[arg(long, value_name = "NAME", env = "DRYDOCK_POD_NAME")]
+    pub(crate) pod_name: String,
+    /// Namespace of the Lease by which the replicas elect their leader.
+    #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
+    pub(crate) namespace: String,
+    /// Kubeconfig; without it, the pod's service account.
+    #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Namespaces that may hold the cluster's configuration; the first that does is in force. The
+    /// agents must be told the same.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
+    pub(crate) configuration_namespaces: Vec<String>,
+    /// Address for health, metrics and the log level.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
+    pub(crate) admin: SocketAddr,
+    /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
+    pub(crate) log: String,
+    /// How log lines look.
+    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

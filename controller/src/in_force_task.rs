@@ -1,0 +1,179 @@
+//! Each HyperConverged says whether it is the cluster's configuration, and on which nodes not.
+
+use std::sync::Arc;
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER, HyperConverged, HyperConvergedStatus, Hypervisor, reasons::hyperconverged::IN_FORCE,
+};
+use drydock_core::{
+    conditions::condition,
+    configuration::{Reference, choose, hyperconverged::KIND},
+    in_force::judge,
+};
+use drydock_runtime::{
+    Backoff, Cache, Process, Signal, Watch, Watches, chain, clock,
+    lease::{Leadership, Term},
+};
+use jiff::Timestamp;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use std::time::Duration;
+use tracing::warn;
+
+use crate::metrics::Metrics;
+
+/// Judges all HyperConvergeds.
+pub(crate) struct InForceTask {
+    client: Client,
+    hyperconvergeds: Cache<HyperConverged>,
+    hypervisors: Cache<Hypervisor>,
+    namespaces: Vec<String>,
+    changed: Signal,
+    leadership: Leadership,
+    metrics: Metrics,
+    process: Process,
+}
+
+impl InForceTask {
+    /// Starts watching.
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        namespaces: Vec<String>,
+        leadership: Leadership,
+        changed: Signal,
+        metrics: Metrics,
+        process: Process,
+    ) -> Self {
+        let hyperconvergeds = Watch::<HyperConverged>::all(client.clone(), "configuration")
+            .prune(|object| object.spec = drydock_api::HyperConvergedSpec::default())
+            .wakes(&changed);
+        let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors")
+            .prune(|hypervisor| {
+                let configuration = hypervisor.status.take().and_then(|status| status.configuration);
+                hypervisor.status = Some(drydock_api::HypervisorStatus {
+                    configuration,
+                    ..Default::default()
+                });
+            })
+            .wakes(&changed);
+        Self {
+            hyperconvergeds: watches.start(hyperconvergeds),
+            hypervisors: watches.start(hypervisors),
+            client,
+            namespaces,
+            changed,
+            leadership,
+            metrics,
+            process,
+        }
+    }
+
+    /// Looks at every change, while this process leads, until it stops.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
+            stopping.run_until_cancelled(self.look(term)).await;
+        }
+    }
+
+    /// Looks at every change, until the term is over.
+    async fn look(&self, term: Term) {
+        tokio::join!(self.hyperconvergeds.answered(), self.hypervisors.answered());
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
+        loop {
+            let now = clock::now();
+            let mut wake = None;
+            match self.judge_all(now, &term).await {
+                Ok(()) => backoff.reset(),
+                Err(error) => {
+                    warn!(error = %chain(&error), "a HyperConverged could not be told whether it is in force");
+                    wake = Some(now + backoff.delay());
+                }
+            }
+            tokio::select! {
+                () = term.lost().cancelled() => return,
+                () = self.changed.notified() => {}
+                () = clock::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    async fn judge_all(&self, now: Timestamp, term: &Term) -> kube::Result<()> {
+        let objects = self.hyperconvergeds.all();
+        let hypervisors = self.hypervisors.all();
+        self.metrics
+            .nodes
+            .set(i64::try_from(hypervisors.len()).unwrap_or(i64::MAX));
+        let references: Vec<Reference> = objects.iter().map(reference).collect();
+        let choice = choose(&references, &self.namespaces);
+        for (index, object) in objects.iter().enumerate() {
+            let nodes = hypervisors.iter().map(|hypervisor| {
+                let record = hypervisor
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.configuration.as_ref());
+                (hypervisor.metadata.name.as_deref().unwrap_or_default(), record)
+            });
+            let found = judge(
+                KIND,
+                &references[index],
+                choice.others.get(&index),
+                &self.namespaces,
+                nodes,
+            );
+            if choice.in_force == Some(index) {
+                self.metrics.following.set(found.following.into());
+            }
+            let before = object.status.clone().unwrap_or_default();
+            let status = HyperConvergedStatus {
+                conditions: vec![condition(
+                    &before.conditions,
+                    IN_FORCE,
+                    found.status,
+                    found.reason,
+                    found.message,
+                    now,
+                )],
+                observed_generation: object.metadata.generation,
+                nodes_in_force: Some(found.following),
+                nodes: Some(found.nodes),
+            };
+            if status != before && term.is_valid() {
+                self.report(object, &status).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn report(&self, object: &HyperConverged, status: &HyperConvergedStatus) -> kube::Result<()> {
+        let namespace = object.namespace().unwrap_or_default();
+        let apply = json!({
+            "apiVersion": "hco.kubevirt.io/v1beta1",
+            "kind": KIND,
+            "metadata": {"name": object.name_any(), "namespace": namespace},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
+        let api = Api::<HyperConverged>::namespaced(self.client.clone(), &namespace);
+        match api
+            .patch_status(&object.name_any(), &parameters, &Patch::Apply(apply))
+            .await
+        {
+            // Gone meanwhile: there is nobody to tell.
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+fn reference(object: &Arc<HyperConverged>) -> Reference {
+    Reference {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        revision: object.metadata.generation.unwrap_or_default().to_string(),
+    }
+}

@@ -1,0 +1,191 @@
+//! Nodes whose agent is silent take no virtual machines.
+//!
+//! An agent renews its Lease every ten seconds. One that has not changed for forty, by this
+//! process's own clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an
+//! event. The agent puts it right when it is back.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    labels::{FALSE, SCHEDULABLE, TRUE},
+    leases::{NODE_LEASE_NAMESPACE, STALE_AFTER},
+    reasons::events::NODE_UNRESPONSIVE,
+};
+use drydock_runtime::{
+    Backoff, Cache, Change, Key, Process, Signal, Watch, Watches, chain,
+    clock::{self, Instant},
+    lease::{Leadership, Staleness, Term},
+};
+use k8s_openapi::{
+    api::{coordination::v1::Lease, core::v1::Node},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{PartialObjectMeta, Patch, PatchParams},
+};
+use serde_json::json;
+use tracing::{info, warn};
+
+use crate::{metrics::Metrics, node_events::NodeEvents};
+
+/// What changes with a renewal.
+type Stamp = (Option<String>, Option<MicroTime>);
+
+/// Judges all nodes.
+pub(crate) struct LivenessTask {
+    api: Api<Node>,
+    nodes: Cache<PartialObjectMeta<Node>>,
+    staleness: Arc<Mutex<Staleness<Stamp>>>,
+    changed: Signal,
+    leadership: Leadership,
+    events: NodeEvents,
+    metrics: Metrics,
+    process: Process,
+}
+
+impl LivenessTask {
+    /// Starts watching.
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        leadership: Leadership,
+        changed: Signal,
+        events: NodeEvents,
+        metrics: Metrics,
+        process: Process,
+    ) -> Self {
+        let staleness = Arc::new(Mutex::new(Staleness::new(STALE_AFTER)));
+        let (observed, news) = (Arc::clone(&staleness), changed.clone());
+        let leases = Watch::<Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE, "agents' leases")
+            .prune(|lease| {
+                lease.metadata.annotations = None;
+                lease.metadata.labels = None;
+            })
+            .on_change(move |change| observe(&observed, change, &news));
+        watches.start(leases);
+        let news = changed.clone();
+        let nodes = Watch::<PartialObjectMeta<Node>>::all(client.clone(), "nodes")
+            .prune(|node| {
+                node.metadata.annotations = None;
+                if let Some(labels) = &mut node.metadata.labels {
+                    labels.retain(|key, _| key == SCHEDULABLE);
+                }
+            })
+            .on_change(move |change| {
+                if let Change::Object { old, new, .. } = change {
+                    let label = |node: &Option<Arc<PartialObjectMeta<Node>>>| {
+                        node.as_ref().and_then(|node| node.labels().get(SCHEDULABLE).cloned())
+                    };
+                    if label(old) != label(new) {
+                        news.notify();
+                    }
+                }
+            });
+        let nodes = watches.start(nodes);
+        Self {
+            api: Api::all(client),
+            nodes,
+            staleness,
+            changed,
+            leadership,
+            events,
+            metrics,
+            process,
+        }
+    }
+
+    /// Looks whenever a Lease becomes stale, while this process leads, until it stops.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
+            stopping.run_until_cancelled(self.watch_over(term)).await;
+        }
+    }
+
+    /// Looks whenever a Lease becomes stale, until the term is over.
+    async fn watch_over(&self, term: Term) {
+        let mut backoff = Backoff::new(STALE_AFTER / 40, STALE_AFTER);
+        loop {
+            let now = Instant::now();
+            let (stale, next) = {
+                let staleness = self.staleness.lock().unwrap_or_else(PoisonError::into_inner);
+                (
+                    staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
+                    staleness.next(now),
+                )
+            };
+            self.metrics.silent.set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
+            let mut wake = next;
+            match self.silence(&stale, &term).await {
+                Ok(()) => backoff.reset(),
+                Err(error) => {
+                    warn!(error = %chain(&error), "a node with a silent agent could not be made unschedulable");
+                    let retry = now + backoff.delay();
+                    wake = Some(wake.map_or(retry, |wake| wake.min(retry)));
+                }
+            }
+            tokio::select! {
+                () = term.lost().cancelled() => return,
+                () = self.changed.notified() => {}
+                () = clock::sleep_until_instant(wake) => {}
+            }
+        }
+    }
+
+    /// Makes each of these nodes unschedulable that is not so already.
+    async fn silence(&self, stale: &[String], term: &Term) -> kube::Result<()> {
+        for name in stale {
+            let Some(node) = self.nodes.get(&Key::cluster(name)) else {
+                continue;
+            };
+            if node.labels().get(SCHEDULABLE).map(String::as_str) != Some(TRUE) || !term.is_valid() {
+                continue;
+            }
+            let patch = json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}});
+            let parameters = PatchParams {
+                field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+                ..PatchParams::default()
+            };
+            match self.api.patch_metadata(name, &parameters, &Patch::Merge(patch)).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => continue,
+                result => result?,
+            };
+            info!(node = name, "its agent is silent: no virtual machines are sent there");
+            self.metrics.silenced.inc();
+            let message = format!(
+                "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
+                STALE_AFTER.as_secs()
+            );
+            self.events.publish(&node, NODE_UNRESPONSIVE, message);
+        }
+        Ok(())
+    }
+}
+
+/// Keeps account of one change of a Lease.
+fn observe(staleness: &Mutex<Staleness<Stamp>>, change: &Change<Lease>, news: &Signal) {
+    let mut staleness = staleness.lock().unwrap_or_else(PoisonError::into_inner);
+    match change {
+        Change::Object {
+            key, new: Some(lease), ..
+        } => {
+            let spec = lease.spec.as_ref();
+            let holder = spec.and_then(|spec| spec.holder_identity.clone());
+            let renewed = spec.and_then(|spec| spec.renew_time.clone());
+            let first = staleness.next(Instant::now()).is_none();
+            staleness.observe(&key.name, (holder, renewed), Instant::now());
+            if first {
+                news.notify();
+            }
+        }
+        Change::Object { key, new: None, .. } => staleness.forget(&key.name),
+        // What was renewed while nobody looked must not count as silent.
+        Change::Sight(sight) if sight.is_clear() => {
+            staleness.restart(Instant::now());
+            news.notify();
+        }
+        Change::Sight(_) | Change::Unreadable { .. } => {}
+    }
+}

@@ -1,0 +1,45 @@
+//! What the controller counts. The names are documented in the README.
+
+use std::sync::atomic::AtomicI64;
+
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
+
+/// All of the controller's metrics.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Metrics {
+    /// Nodes whose agent has become silent, since this process began.
+    pub(crate) silenced: Counter,
+    /// Nodes whose agent is silent now.
+    pub(crate) silent: Gauge<i64, AtomicI64>,
+    /// Nodes with an agent.
+    pub(crate) nodes: Gauge<i64, AtomicI64>,
+    /// Nodes that follow the configuration in force.
+    pub(crate) following: Gauge<i64, AtomicI64>,
+}
+
+impl Metrics {
+    /// Registers them.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "drydock_node_unresponsive",
+            "Nodes that were made unschedulable because their agent was silent",
+            metrics.silenced.clone(),
+        );
+        registry.register(
+            "drydock_nodes_silent",
+            "Nodes whose agent is silent",
+            metrics.silent.clone(),
+        );
+        registry.register("drydock_nodes", "Nodes with an agent", metrics.nodes.clone());
+        registry.register(
+            "drydock_nodes_following_configuration",
+            "Nodes that follow the HyperConverged in force",
+            metrics.following.clone(),
+        );
+        metrics
+    }
+}

@@ -1,0 +1,101 @@
+//! `drydock-controller run`: puts the parts of the process together.
+
+use std::{collections::BTreeMap, convert::Infallible, error::Error, process::ExitCode, sync::Arc};
+
+use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
+use drydock_runtime::{
+    Admin, ClientMetrics, ClientOptions, Liveness, LogHandle, Process, Readiness, Signal, Start, Threads, WatchMetrics,
+    Watches, clock, connect,
+    lease::{Candidacy, Leadership},
+    metrics::registry,
+};
+
+use crate::{
+    args::RunArgs, in_force_task::InForceTask, liveness_task::LivenessTask, metrics::Metrics, node_events::NodeEvents,
+};
+
+const COMPONENT: &str = "drydock-controller";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Runs until told to stop.
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    let start = Start {
+        component: COMPONENT,
+        version: VERSION,
+        threads: Threads::One,
+        log_format: args.log_format,
+        log_level: args.log.clone(),
+        drain: Start::DRAIN,
+    };
+    start.run(|process, logs| wire(args, process, logs))
+}
+
+async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let RunArgs {
+        pod_name,
+        namespace,
+        kubeconfig,
+        configuration_namespaces,
+        admin,
+        log: _,
+        log_format: _,
+    } = args;
+    let mut registry = registry(COMPONENT, VERSION);
+    let metrics = Metrics::register(&mut registry);
+    let watch_metrics = WatchMetrics::register(&mut registry);
+    let client_metrics = ClientMetrics::register(&mut registry);
+    let readiness = Readiness::new();
+    let port = Admin {
+        readiness: readiness.clone(),
+        liveness: Liveness::new(),
+        registry: Arc::new(registry),
+        logs,
+    };
+    port.serve(&process, admin).await?;
+    let options = ClientOptions {
+        component: COMPONENT,
+        version: VERSION,
+        kubeconfig,
+        context: None,
+    };
+    let client = connect(&options, &client_metrics).await?;
+    let watches = Watches::new(&process, &readiness, &watch_metrics);
+    let candidacy = Candidacy {
+        namespace,
+        name: CONTROLLER_LEASE.into(),
+        // A container that is started again in the same pod is another candidate.
+        identity: format!("{pod_name}_{}", clock::now().as_microsecond()),
+        labels: BTreeMap::new(),
+        field_manager: CONTROLLER_FIELD_MANAGER,
+    };
+    // Replicas that do not lead keep their caches full and write nothing.
+    let leadership = Leadership::stand(&process, client.clone(), candidacy);
+    let events = NodeEvents::start(client.clone(), pod_name, &process);
+    let liveness = LivenessTask::new(
+        client.clone(),
+        &watches,
+        leadership.clone(),
+        Signal::new(),
+        events,
+        metrics.clone(),
+        process.clone(),
+    );
+    let in_force = InForceTask::new(
+        client,
+        &watches,
+        configuration_namespaces,
+        leadership,
+        Signal::new(),
+        metrics,
+        process.clone(),
+    );
+    process.spawn_critical("watching over agents", async move {
+        liveness.run().await;
+        Ok::<_, Infallible>(())
+    });
+    process.spawn_critical("judging configuration", async move {
+        in_force.run().await;
+        Ok::<_, Infallible>(())
+    });
+    Ok(())
+}
