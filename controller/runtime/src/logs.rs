@@ -1,6 +1,6 @@
 //! Logs: for people or as JSON, to standard error, with a level that can be changed while running.
 
-use std::{panic, str::FromStr};
+use std::{io::IsTerminal, panic, str::FromStr};
 use thiserror::Error;
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
@@ -79,7 +79,11 @@ impl LogHandle {
 /// Starts logging and lets panics be logged too.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<LogHandle, LogError> {
     let (filter, handle) = reload::Layer::new(filter(level)?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // Colours are for a terminal; in a file, or where `kubectl logs` reads, they are rubbish.
+    let colours = std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours);
     let registry = tracing_subscriber::registry().with(filter);
     match format {
         LogFormat::Human => registry.with(lines).try_init(),

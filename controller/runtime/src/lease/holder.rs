@@ -1,11 +1,11 @@
 //! One Lease that is kept alive: the sign that its holder is.
 //!
 //! ```text
-//!            take_over()          done                    conflict
-//!   idle ───────────────▶ taking ──────▶ renewing, every ──────────▶ looking ──▶ ours after all: renewing
-//!    ▲                       ▲           so often                      │
-//!    │                       └── missing: somebody deleted it ◀────────┤
-//!    └───────────────── somebody else holds it ◀───────────────────────┘
+//!  idle ──take_over()──▶ take ──done──▶ renew ⟲ every so often
+//!                                       renew ──it is missing──▶ make ──done──▶ renew
+//!                                       renew, make ──conflict──▶ look ──ours after all──▶ renew
+//!                                                                 look ──it is missing──▶ make
+//!                                                                 look ──somebody else's──▶ idle
 //! ```
 
 use super::{Outcome, outcome, seconds};
@@ -16,7 +16,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client,
-    api::{ObjectMeta, Patch, PatchParams},
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use std::{
@@ -132,7 +132,11 @@ impl LeaseHolder {
 enum Phase {
     Idle,
     Take,
-    Renew { version: String },
+    /// It was deleted while it was ours; who made it meanwhile has it.
+    Make,
+    Renew {
+        version: String,
+    },
     Look,
 }
 
@@ -166,10 +170,10 @@ fn next(phase: Phase, answer: Answer, identity: &str) -> (Phase, When) {
         (Phase::Look, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::Now),
         (_, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::InTime),
         (_, Answer::Is { .. }) => (Phase::Idle, When::Now),
-        // Taking replaces whatever is there; that it is missing then can only mean that its namespace is.
-        (Phase::Take, Answer::Missing) => (Phase::Take, When::Later),
-        (_, Answer::Missing) => (Phase::Take, When::Now),
-        (Phase::Take, Answer::Conflict | Answer::Unknown) => (Phase::Take, When::Later),
+        // Neither needs it to be there: its namespace must be missing.
+        (phase @ (Phase::Take | Phase::Make), Answer::Missing) => (phase, When::Later),
+        (_, Answer::Missing) => (Phase::Make, When::Now),
+        (Phase::Take, Answer::Conflict) => (Phase::Take, When::Later),
         (_, Answer::Conflict) => (Phase::Look, When::Now),
         (phase, Answer::Unknown) => (phase, When::Later),
     }
@@ -234,6 +238,14 @@ impl Keeper {
                 let params = PatchParams::apply(field_manager).force();
                 outcome(within, self.api.patch(name, &params, &Patch::Apply(self.whole()))).await
             }
+            Phase::Make => {
+                let field_manager = Some((*field_manager).to_owned());
+                let params = PostParams {
+                    field_manager,
+                    ..PostParams::default()
+                };
+                outcome(within, self.api.create(&params, &self.whole())).await
+            }
             Phase::Renew { version } => {
                 let params = PatchParams {
                     field_manager: Some((*field_manager).to_owned()),
@@ -292,7 +304,7 @@ impl Keeper {
         let held = match answer {
             Answer::Is { holder, .. } if *holder == self.holding.identity => Held::Ours,
             Answer::Is { holder, .. } => Held::By(holder.clone()),
-            Answer::Missing if *phase != Phase::Take => {
+            Answer::Missing if !matches!(phase, Phase::Take | Phase::Make) => {
                 tracing::warn!(lease, "somebody deleted the lease, making it again");
                 return;
             }

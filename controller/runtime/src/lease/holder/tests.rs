@@ -106,11 +106,27 @@ async fn a_deleted_lease_is_made_again_at_once() {
     server.asked().await.with(&lease("pod-1", "7"));
     server.asked().await.refuse(404, "NotFound");
     let before = Instant::now();
-    let take = server.asked().await;
-    assert!(is_take(&take) && before.elapsed() < Duration::from_millis(5));
-    take.with(&lease("pod-1", "9"));
-    settle().await;
+    let make = server.asked().await;
+    assert_eq!(
+        (make.method.clone(), &make.body["spec"]["holderIdentity"]),
+        (Method::POST, &json!("pod-1"))
+    );
+    assert!(before.elapsed() < Duration::from_millis(5));
+    make.with(&lease("pod-1", "9"));
+    assert_eq!(server.asked().await.body["metadata"]["resourceVersion"], "9");
     assert_eq!(holder.held(), Held::Ours);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_lease_is_left_to_who_made_it_first() {
+    let (holder, mut server, _changed) = setup();
+    holder.take_over();
+    server.asked().await.with(&lease("pod-1", "7"));
+    server.asked().await.refuse(404, "NotFound");
+    server.asked().await.refuse(409, "AlreadyExists");
+    server.asked().await.with(&lease("pod-2", "9"));
+    settle().await;
+    assert_eq!(holder.held(), Held::By("pod-2".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,12 +193,16 @@ fn the_next_step_follows_from_the_answer() {
         (Phase::Take, Answer::Unknown, Phase::Take, When::Later),
         (renew("7"), is("me"), renew("8"), When::InTime),
         (renew("7"), is("other"), Phase::Idle, When::Now),
-        (renew("7"), Answer::Missing, Phase::Take, When::Now),
+        (renew("7"), Answer::Missing, Phase::Make, When::Now),
         (renew("7"), Answer::Conflict, Phase::Look, When::Now),
         (renew("7"), Answer::Unknown, renew("7"), When::Later),
         (Phase::Look, is("me"), renew("8"), When::Now),
         (Phase::Look, is("other"), Phase::Idle, When::Now),
-        (Phase::Look, Answer::Missing, Phase::Take, When::Now),
+        (Phase::Look, Answer::Missing, Phase::Make, When::Now),
+        (Phase::Make, is("me"), renew("8"), When::InTime),
+        (Phase::Make, Answer::Conflict, Phase::Look, When::Now),
+        (Phase::Make, Answer::Missing, Phase::Make, When::Later),
+        (Phase::Make, Answer::Unknown, Phase::Make, When::Later),
         (Phase::Look, Answer::Unknown, Phase::Look, When::Later),
     ] {
         let shown = format!("{phase:?} {answer:?}");

@@ -1,0 +1,128 @@
+//! A whole process that does nothing: four watches, a Lease, a candidacy, events and an admin port. It shows how the
+//! parts fit, and what they cost before anything of Drydock's own is added.
+//!
+//!     cargo run --release -p drydock-runtime --example idle -- KUBECONFIG NAMESPACE [ADMIN-ADDRESS]
+
+use drydock_runtime::{
+    Admin, ClientMetrics, ClientOptions, Event, EventMetrics, Events, Liveness, LogFormat, LogHandle, Process,
+    Readiness, Reporter, Severity, Signal, Start, Threads, Watch, WatchMetrics, Watches, connect,
+    lease::{Candidacy, Holding, Leadership, LeaseHolder},
+    metrics,
+};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{ConfigMap, Namespace, Node, ObjectReference},
+};
+use std::{collections::BTreeMap, convert::Infallible, error::Error, path::PathBuf, process::ExitCode, time::Duration};
+
+const COMPONENT: &str = "drydock-idle";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn main() -> ExitCode {
+    let start = Start {
+        component: COMPONENT,
+        version: VERSION,
+        threads: Threads::One,
+        log_format: LogFormat::Human,
+        log_level: "info".to_owned(),
+        drain: Start::DRAIN,
+    };
+    start.run(wire)
+}
+
+async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut args = std::env::args().skip(1);
+    let usage = "usage: idle KUBECONFIG NAMESPACE [ADMIN-ADDRESS]";
+    let (kubeconfig, namespace) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
+    let address = args.next().unwrap_or_else(|| "127.0.0.1:0".to_owned()).parse()?;
+
+    let mut registry = metrics::registry(COMPONENT, VERSION);
+    let client_metrics = ClientMetrics::register(&mut registry);
+    let watch_metrics = WatchMetrics::register(&mut registry);
+    let event_metrics = EventMetrics::register(&mut registry);
+    let readiness = Readiness::new();
+    let admin = Admin {
+        readiness: readiness.clone(),
+        liveness: Liveness::new(),
+        registry: registry.into(),
+        logs,
+    };
+    admin.serve(&process, address).await?;
+
+    let options = ClientOptions {
+        component: COMPONENT,
+        version: VERSION,
+        kubeconfig: Some(PathBuf::from(kubeconfig)),
+        context: None,
+    };
+    let client = connect(&options, &client_metrics).await?;
+    let watches = Watches::new(&process, &readiness, &watch_metrics);
+    let changed = Signal::new();
+    let nodes = watches.start(Watch::<Node>::all(client.clone(), "nodes").wakes(&changed));
+    let leases = watches.start(Watch::<Lease>::namespaced(client.clone(), &namespace, "leases"));
+    let maps =
+        watches.start(Watch::<ConfigMap>::namespaced(client.clone(), &namespace, "configuration").wakes(&changed));
+    let own = Watch::<Namespace>::one(client.clone(), &namespace, "namespace").wakes(&changed);
+    let own = watches.start(own);
+
+    let identity = format!("{COMPONENT}-{}", std::process::id());
+    let holding = Holding {
+        namespace: namespace.clone(),
+        name: "idle-life".to_owned(),
+        identity: identity.clone(),
+        renew_every: Duration::from_secs(10),
+        duration: Duration::from_secs(40),
+        labels: BTreeMap::new(),
+        owners: Vec::new(),
+        field_manager: COMPONENT,
+    };
+    LeaseHolder::start(&process, client.clone(), holding, &changed).take_over();
+    let candidacy = Candidacy {
+        namespace: namespace.clone(),
+        name: "idle-leader".to_owned(),
+        identity: identity.clone(),
+        labels: BTreeMap::new(),
+        field_manager: COMPONENT,
+    };
+    let mut leadership = Leadership::stand(&process, client.clone(), candidacy);
+    let events = Events::start(
+        &process,
+        client,
+        Reporter {
+            component: COMPONENT,
+            instance: identity,
+        },
+        &event_metrics,
+    );
+
+    let stopping = process.stopping();
+    process.spawn_critical("saying what changes", async move {
+        let term = stopping.run_until_cancelled(leadership.elected()).await;
+        events.publish(Event {
+            regarding: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Namespace".to_owned()),
+                name: Some(namespace),
+                ..ObjectReference::default()
+            },
+            related: None,
+            severity: Severity::Normal,
+            reason: "Idle".into(),
+            action: "Idle".into(),
+            note: "leading, with nothing to do".to_owned(),
+        });
+        drop(term);
+        while stopping.run_until_cancelled(changed.notified()).await.is_some() {
+            let counts = (nodes.len(), leases.len(), maps.len(), own.len());
+            tracing::info!(
+                nodes = counts.0,
+                leases = counts.1,
+                maps = counts.2,
+                namespaces = counts.3,
+                "changed"
+            );
+        }
+        Ok::<_, Infallible>(())
+    });
+    Ok(())
+}
