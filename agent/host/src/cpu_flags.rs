@@ -46,7 +46,7 @@ pub(crate) const FLAG_REGISTERS: &[FlagRegister] = &[
             (7, "est"), (8, "tm2"), (9, "ssse3"), (10, "cid"), (11, "sdbg"), (12, "fma"), (13, "cx16"),
             (14, "xtpr"), (15, "pdcm"), (17, "pcid"), (18, "dca"), (19, "sse4_1"), (20, "sse4_2"),
             (21, "x2apic"), (22, "movbe"), (23, "popcnt"), (24, "tsc_deadline_timer"), (25, "aes"),
-            (26, "xsave"), (27, "osxsave"), (28, "avx"), (29, "f16c"), (30, "rdrand"), (31, "hypervisor"),
+            (26, "xsave"), (28, "avx"), (29, "f16c"), (30, "rdrand"), (31, "hypervisor"),
         ],
     },
     FlagRegister {

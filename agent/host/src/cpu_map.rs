@@ -9,7 +9,7 @@
 //! dropped.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io::{self, Read},
     path::{Component, Path, PathBuf},
@@ -80,8 +80,8 @@ impl CpuMap {
     pub fn load(folder: &Path) -> Result<Self, CpuMapError> {
         let mut map = Self::default();
         let mut seen = BTreeSet::from(["index.xml".to_owned()]);
-        let mut waiting = vec!["index.xml".to_owned()];
-        while let Some(name) = waiting.pop() {
+        let mut waiting = VecDeque::from(["index.xml".to_owned()]);
+        while let Some(name) = waiting.pop_front() {
             let path = folder.join(&name);
             let text = read(&path)?;
             let includes = map.add(&text).map_err(|source| CpuMapError::Parse {
@@ -97,7 +97,7 @@ impl CpuMap {
                     return Err(CpuMapError::Outside { path, include });
                 }
                 if seen.insert(include.clone()) {
-                    waiting.push(include);
+                    waiting.push_back(include);
                 }
             }
             if seen.len() > MAX_FILES {

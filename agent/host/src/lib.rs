@@ -16,6 +16,7 @@
 //! This is the only crate that links C or holds `unsafe`; each such block says why it is needed
 //! and why it is sound.
 
+mod account;
 pub mod architecture;
 pub mod baseline;
 pub mod capabilities;
@@ -36,7 +37,8 @@ pub mod inspection;
 pub mod kernel;
 pub mod kvm;
 pub mod libvirt;
-pub mod libvirt_answers;
+mod libvirt_answers;
+mod libvirtd_folder;
 pub mod memory;
 pub mod private_libvirtd;
 pub mod problem;

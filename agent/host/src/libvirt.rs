@@ -52,6 +52,11 @@ impl LibvirtError {
     }
 }
 
+/// A text for C. `virt` panics on one with a zero byte, so texts come through here before they go there.
+fn c_string(call: &'static str, text: &str) -> Result<CString, LibvirtError> {
+    CString::new(text).map_err(|error| LibvirtError::new(call, &error.into()))
+}
+
 /// A version as libvirt counts: million, thousand, one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32);
@@ -86,7 +91,9 @@ impl Libvirt {
     pub fn open(uri: &str) -> Result<Self, LibvirtError> {
         static SILENCE: Once = Once::new();
         SILENCE.call_once(clear_error_callback);
-        let connect = Connect::open(Some(uri)).map_err(|error| LibvirtError::new("connecting to libvirt", &error))?;
+        const CALL: &str = "connecting to libvirt";
+        c_string(CALL, uri)?;
+        let connect = Connect::open(Some(uri)).map_err(|error| LibvirtError::new(CALL, &error))?;
         Ok(Self {
             connect: ManuallyDrop::new(connect),
         })
@@ -129,15 +136,23 @@ impl Libvirt {
     /// # Errors
     /// If the daemon does not answer, or there is no such emulator, machine type or accelerator.
     pub fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
+        const CALL: &str = "asking for the domain capabilities";
+        let Machine {
+            architecture,
+            machine,
+            virt_type,
+        } = *machine;
+        c_string(CALL, architecture)?;
+        c_string(CALL, machine)?;
         self.connect
             .domain_capabilities(
                 None,
-                Some(machine.architecture),
-                Some(machine.machine),
-                Some(machine.virt_type.as_str()),
+                Some(architecture),
+                Some(machine),
+                Some(virt_type.as_str()),
                 detail.flags(),
             )
-            .map_err(|error| LibvirtError::new("asking for the domain capabilities", &error))
+            .map_err(|error| LibvirtError::new(CALL, &error))
     }
 
     /// The CPU that this host can give, with every feature spelled out, from a `<cpu>` element:
@@ -151,12 +166,10 @@ impl Libvirt {
     )]
     pub fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError> {
         const CALL: &str = "asking for the hypervisor CPU baseline";
-        let c_string =
-            |text: &str| CString::new(text).map_err(|error| LibvirtError::new(CALL, &virt::error::Error::from(error)));
-        let architecture = c_string(machine.architecture)?;
-        let name = c_string(machine.machine)?;
-        let virt_type = c_string(machine.virt_type.as_str())?;
-        let cpu = c_string(cpu)?;
+        let architecture = c_string(CALL, machine.architecture)?;
+        let name = c_string(CALL, machine.machine)?;
+        let virt_type = c_string(CALL, machine.virt_type.as_str())?;
+        let cpu = c_string(CALL, cpu)?;
         let mut cpus = [cpu.as_ptr()];
         // SAFETY: the connection is open as long as `self` lives, all strings end with a zero byte
         // and outlive the call, `cpus` has as many elements as is said, and libvirt keeps none of
@@ -268,7 +281,9 @@ mod tests {
             "{error:?}"
         );
         assert!(error.message.contains("/nowhere/socket"), "{error}");
-        assert!(Libvirt::open("qemu:///\0").is_err());
+        for uri in ["qemu:///\0", "nonsense"] {
+            assert!(Libvirt::open(uri).is_err(), "{uri:?}");
+        }
     }
 
     /// libvirt's test driver answers some calls and refuses others; nothing panics.

@@ -13,15 +13,51 @@ use crate::{
     problem::Problem,
 };
 
+/// A libvirt that can be asked.
+pub(crate) trait Ask {
+    /// Domain capabilities of a machine.
+    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError>;
+    /// The hypervisor CPU baseline of a `<cpu>`.
+    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError>;
+    /// Capabilities of the host.
+    fn capabilities(&self) -> Result<String, LibvirtError>;
+    /// libvirt's version.
+    fn version(&self) -> Result<Version, LibvirtError>;
+    /// QEMU's version.
+    fn qemu_version(&self) -> Result<Version, LibvirtError>;
+}
+
+impl Ask for Libvirt {
+    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
+        self.domain_capabilities(machine, detail)
+    }
+
+    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError> {
+        self.baseline(machine, cpu)
+    }
+
+    fn capabilities(&self) -> Result<String, LibvirtError> {
+        self.capabilities()
+    }
+
+    fn version(&self) -> Result<Version, LibvirtError> {
+        self.version()
+    }
+
+    fn qemu_version(&self) -> Result<Version, LibvirtError> {
+        self.qemu_version()
+    }
+}
+
 /// What became of the questions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answers {
+pub(crate) struct Answers {
     /// What guests can get; `None` if not even the domain capabilities could be had.
-    pub facts: Option<VirtualizationFacts>,
+    pub(crate) facts: Option<VirtualizationFacts>,
     /// Why KVM was given up for emulation, if it was.
-    pub kvm_given_up: Option<String>,
+    pub(crate) kvm_given_up: Option<String>,
     /// What is missing, if anything is.
-    pub problem: Option<Problem>,
+    pub(crate) problem: Option<Problem>,
 }
 
 impl From<Problem> for Answers {
@@ -35,7 +71,7 @@ impl From<Problem> for Answers {
 
 /// Asks. `virt_type` is how guests are to run; if that is KVM and libvirt leaves not one usable
 /// model with it, emulation is asked about instead.
-pub fn ask(libvirt: &Libvirt, architecture: &Architecture, machine: &str, virt_type: VirtType) -> Answers {
+pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str, virt_type: VirtType) -> Answers {
     let mut question = Machine {
         architecture: architecture.libvirt(),
         machine,
@@ -136,7 +172,7 @@ impl DomainProblem {
 }
 
 fn domain_capabilities(
-    libvirt: &Libvirt,
+    libvirt: &dyn Ask,
     machine: &Machine<'_>,
     architecture: &Architecture,
 ) -> Result<DomainCapabilities, DomainProblem> {
@@ -149,7 +185,7 @@ fn domain_capabilities(
 /// Every feature that a guest can have. Newer libvirt is asked for all that the host could give as
 /// the input of the baseline; older libvirt's host model is all that it tells.
 fn features(
-    libvirt: &Libvirt,
+    libvirt: &dyn Ask,
     machine: &Machine<'_>,
     architecture: &Architecture,
     domain: &DomainCapabilities,
@@ -167,6 +203,9 @@ fn features(
     Ok(baseline::parse(&libvirt.baseline(machine, &cpu)?, architecture)?.features)
 }
 
-fn host(libvirt: &Libvirt, architecture: &Architecture) -> Result<capabilities::Capabilities, Problem> {
+fn host(libvirt: &dyn Ask, architecture: &Architecture) -> Result<capabilities::Capabilities, Problem> {
     Ok(capabilities::parse(&libvirt.capabilities()?, architecture)?)
 }
+
+#[cfg(test)]
+mod tests;

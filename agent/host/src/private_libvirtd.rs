@@ -14,11 +14,11 @@
 //! The keeper lives as long as libvirtd does: the kernel ties "dies with its parent" to the thread.
 
 use std::{
-    fs::{self, DirBuilder, File},
-    io::{self, PipeReader, PipeWriter, Read, Seek, SeekFrom},
+    fs::{self, File},
+    io::{self, PipeReader, PipeWriter},
     os::{
         fd::AsFd,
-        unix::{fs::DirBuilderExt, net::UnixStream, process::CommandExt},
+        unix::{net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -36,12 +36,14 @@ use nix::{
         signal::{Signal, kill},
         wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
     },
-    unistd::{Gid, Pid, Uid, User, chown, geteuid, mkdtemp, setsid},
+    unistd::{Pid, setsid},
 };
 
 use crate::{
+    account::Account,
     descendants, device_nodes,
     libvirt::session_uri,
+    libvirtd_folder::{Folder, last_words, remove},
     problem::{Problem, ProblemReason},
 };
 
@@ -112,13 +114,8 @@ impl PrivateLibvirtd {
         thread::Builder::new()
             .name("libvirtd keeper".into())
             .spawn(move || {
-                keep(
-                    command,
-                    unlock.then_some(devices).as_deref(),
-                    &started,
-                    &keeper_state,
-                    alive,
-                )
+                let devices = unlock.then_some(devices);
+                keep(command, devices.as_deref(), &started, &keeper_state, alive);
             })
             .map_err(|error| cannot("no thread for libvirtd", &error))?;
         let pid = start
@@ -356,94 +353,6 @@ fn command(program: &Path, folder: &Path, account: Option<&Account>) -> io::Resu
         });
     }
     Ok(command)
-}
-
-/// The account as which libvirtd runs.
-#[derive(Debug)]
-struct Account {
-    uid: Uid,
-    gid: Gid,
-}
-
-impl Account {
-    /// The account of guests where there is one, else one that may nothing; `None` if this process
-    /// is not root and cannot choose.
-    fn find() -> Option<Self> {
-        /// The uid of guests in launcher images, whatever its name.
-        const GUEST: u32 = 107;
-        if !geteuid().is_root() {
-            return None;
-        }
-        let named = |name| User::from_name(name).ok().flatten();
-        let user = named("qemu")
-            .or_else(|| User::from_uid(Uid::from_raw(GUEST)).ok().flatten())
-            .or_else(|| named("libvirt-qemu"))
-            .or_else(|| named("nobody"));
-        user.filter(|user| !user.uid.is_root()).map(|user| Self {
-            uid: user.uid,
-            gid: user.gid,
-        })
-    }
-}
-
-/// libvirtd's folder; removed unless it is kept.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn make(scratch: &Path, account: Option<&Account>) -> io::Result<Self> {
-        let folder = Self(mkdtemp(&scratch.join("drydock-libvirtd-XXXXXX"))?);
-        let own = |path: &Path| match account {
-            Some(account) => chown(path, Some(account.uid), Some(account.gid)),
-            None => Ok(()),
-        };
-        own(&folder.0)?;
-        for name in ["home", "run", "run/libvirt", "config", "cache", "data", "devices"] {
-            let path = folder.0.join(name);
-            DirBuilder::new().mode(0o700).create(&path)?;
-            own(&path)?;
-        }
-        Ok(folder)
-    }
-
-    fn keep(mut self) -> PathBuf {
-        std::mem::take(&mut self.0)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !self.0.as_os_str().is_empty() {
-            remove(&self.0);
-        }
-    }
-}
-
-fn remove(folder: &Path) {
-    if let Err(error) = fs::remove_dir_all(folder) {
-        tracing::warn!(folder = %folder.display(), %error, "libvirtd's folder cannot be removed");
-    }
-}
-
-/// The last lines of libvirtd's log that say something, on one line.
-fn last_words(log: &Path) -> String {
-    const TAIL: u64 = 4096;
-    const LINES: usize = 3;
-    let tail = || -> io::Result<String> {
-        let mut file = File::open(log)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let text = tail().unwrap_or_default();
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // Warnings and information only if there is no error.
-    let mut errors: Vec<&str> = lines.iter().copied().filter(|line| line.contains("error")).collect();
-    if errors.is_empty() {
-        errors = lines;
-    }
-    errors.split_off(errors.len().saturating_sub(LINES)).join("; ")
 }
 
 #[cfg(test)]

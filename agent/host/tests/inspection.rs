@@ -2,11 +2,13 @@
 //!
 //! Tests that need what is not installed say so by name and pass.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
+
 use std::{
     collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use drydock_api::facts::{KvmState, Usable, VirtType};
@@ -79,6 +81,8 @@ fn emulation_is_described_as_virsh_describes_it() {
     let found = report.facts.virtualization.unwrap();
     assert_eq!(found.virt_type, VirtType::Qemu);
 
+    // The same questions by virsh, to a libvirtd that knows as little.
+    let start = Instant::now();
     let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
     let uri = daemon.uri();
@@ -133,10 +137,57 @@ fn emulation_is_described_as_virsh_describes_it() {
             machine.name
         );
     }
+    let raw = start.elapsed();
+    println!("inspection {:?}, raw calls {raw:?}", report.took);
+    assert!(
+        report.took < raw.mul_f64(1.2),
+        "{:?} for what takes {raw:?}",
+        report.took
+    );
     let version = virsh(&uri, &["version", "--daemon"]);
     assert!(
         version.contains(&format!("libvirt {}", found.libvirt_version)),
         "{version}"
     );
     assert!(version.contains(&format!("QEMU {}", found.qemu_version)), "{version}");
+}
+
+/// Whatever KVM this machine has: the report is consistent.
+#[test]
+fn this_machine_as_it_is() {
+    if skipped("this_machine_as_it_is", NEEDED) {
+        return;
+    }
+    let report = inspect(&Options::default());
+    println!(
+        "{:?} in {:?}: {}",
+        report.facts.kvm.state, report.took, report.facts.kvm.message
+    );
+    assert_eq!(report.problem, None);
+    let found = report.facts.virtualization.unwrap();
+    let expected = if report.facts.kvm.state == KvmState::Usable {
+        VirtType::Kvm
+    } else {
+        VirtType::Qemu
+    };
+    assert_eq!(found.virt_type, expected);
+    assert!(found.models.iter().any(|model| model.usable != Usable::No));
+    assert!(!report.facts.kvm.message.is_empty());
+}
+
+/// A libvirt that runs is asked and left running.
+#[test]
+fn a_given_libvirt_is_left_running() {
+    if skipped("a_given_libvirt_is_left_running", NEEDED) {
+        return;
+    }
+    let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
+    daemon.wait_until_open(Duration::from_secs(20)).unwrap();
+    let report = inspect(&Options {
+        libvirt: LibvirtSource::Uri(daemon.uri()),
+        ..emulation()
+    });
+    assert_eq!(report.problem, None);
+    assert!(report.facts.virtualization.is_some());
+    assert!(daemon.end_within(Duration::ZERO).is_none());
 }

@@ -1,1 +1,118 @@
+use std::fs;
 
+use super::*;
+
+/// A map in a folder, removed at the end of the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-cpu-map-XXXXXX")).unwrap();
+        for (name, content) in files {
+            fs::write(folder.join(name), format!("<cpus>{content}</cpus>")).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn load(&self) -> Result<CpuMap, CpuMapError> {
+        CpuMap::load(&self.0)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn models_are_built_on_models() {
+    let folder = Folder::new(&[
+        (
+            "index.xml",
+            "<arch name='x86'><include filename='a.xml'/><group name='g'><include filename='b.xml'/></group></arch>",
+        ),
+        (
+            "a.xml",
+            "<feature name='ignored'/><model name='A'><vendor name='V'/><feature name='x'/><feature name='gone' removed='yes'/></model>",
+        ),
+        (
+            "b.xml",
+            "<include filename='a.xml'/><model name='B'><model name='A'/><feature name='y' added='yes'/></model>
+            <model name='C'><model name='B'/><model name='A'/><vendor name='W'/></model>
+            <model name='Orphan'><model name='absent'/><feature name='z'/></model>
+            <model name='A'><feature name='second'/></model>",
+        ),
+    ]);
+    let map = folder.load().unwrap();
+    assert_eq!(map.models().collect::<Vec<_>>(), ["A", "B", "C", "Orphan"]);
+    assert_eq!(map.features("C"), Some(set(&["x", "y"])));
+    assert_eq!(map.features("Orphan"), Some(set(&["z"])));
+    assert_eq!(map.features("absent"), None);
+    assert_eq!(map.models_with("x"), set(&["A", "B", "C"]));
+    assert_eq!(map.models_with("gone"), set(&[]));
+    assert_eq!(map.vendor("B").as_deref(), Some("V"));
+    assert_eq!(map.vendor("C").as_deref(), Some("W"));
+    // The first version of a model is the model by its plain name.
+    assert_eq!(map.features("B-v1"), map.features("B"));
+    assert_eq!(map.features("B-v2"), None);
+    assert!(map.has("B-v1") && !map.has("B-v2"));
+}
+
+#[test]
+fn circles_end() {
+    let folder = Folder::new(&[(
+        "index.xml",
+        "<include filename='index.xml'/><model name='A'><model name='B'/><feature name='a'/></model>
+        <model name='B'><model name='A'/><feature name='b'/></model><model name='Self'><model name='Self'/></model>",
+    )]);
+    let map = folder.load().unwrap();
+    assert_eq!(map.features("A"), Some(set(&["a", "b"])));
+    assert_eq!(map.features("Self"), Some(set(&[])));
+    assert_eq!(map.vendor("Self"), None);
+}
+
+#[test]
+fn only_files_of_the_folder_are_included() {
+    for include in ["../outside.xml", "/etc/passwd", "sub/file.xml", ".."] {
+        let folder = Folder::new(&[("index.xml", &format!("<include filename='{include}'/>"))]);
+        assert!(matches!(folder.load(), Err(CpuMapError::Outside { .. })), "{include}");
+    }
+}
+
+#[test]
+fn errors_name_the_file() {
+    let folder = Folder::new(&[("index.xml", "<include filename='gone.xml'/>")]);
+    let error = folder.load().unwrap_err().to_string();
+    assert!(error.ends_with("gone.xml cannot be read"), "{error}");
+    fs::write(folder.0.join("gone.xml"), "<cpus>").unwrap();
+    let error = folder.load().unwrap_err().to_string();
+    assert!(error.ends_with("gone.xml is not understood"), "{error}");
+    assert!(CpuMap::load(Path::new("/nowhere")).is_err());
+}
+
+/// The map of the libvirt that is installed, which building this crate needs.
+#[test]
+fn the_installed_map() {
+    let folder = Path::new("/usr/share/libvirt/cpu_map");
+    if !folder.exists() {
+        eprintln!("skipped: the_installed_map: {} is not there", folder.display());
+        return;
+    }
+    let start = std::time::Instant::now();
+    let map = CpuMap::load(folder).unwrap();
+    println!("loaded {} models in {:?}", map.models().count(), start.elapsed());
+    let penryn = map.features("Penryn").unwrap();
+    assert!(
+        penryn.contains("sse4.1") && penryn.contains("ssse3") && !penryn.contains("sse4.2"),
+        "{penryn:?}"
+    );
+    assert!(map.features("Nehalem").unwrap().is_superset(&penryn));
+    assert!(map.models_with("avx2").contains("Haswell"));
+    assert_eq!(map.vendor("EPYC").as_deref(), Some("AMD"));
+    assert_eq!(map.features("Penryn-v1"), Some(penryn));
+}

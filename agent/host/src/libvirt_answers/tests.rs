@@ -1,0 +1,244 @@
+use std::cell::RefCell;
+
+use super::*;
+use crate::problem::ProblemReason;
+
+const KVM: &str = include_str!("../../testdata/trixie/x86_64-kvm.domain-capabilities.xml");
+const QEMU: &str = include_str!("../../testdata/trixie/x86_64-qemu.domain-capabilities.xml");
+const BASELINE: &str = include_str!("../../testdata/trixie/x86_64-qemu.baseline.xml");
+const CAPABILITIES: &str = include_str!("../../testdata/trixie/capabilities.xml");
+
+type Answer = Result<String, LibvirtError>;
+
+/// A libvirt with recorded answers, and what it was asked.
+struct Recorded {
+    kvm: Answer,
+    qemu: Answer,
+    baseline: Answer,
+    capabilities: Answer,
+    version: u32,
+    asked: RefCell<Vec<String>>,
+}
+
+impl Default for Recorded {
+    fn default() -> Self {
+        Self {
+            kvm: Ok(KVM.into()),
+            qemu: Ok(QEMU.into()),
+            baseline: Ok(BASELINE.into()),
+            capabilities: Ok(CAPABILITIES.into()),
+            version: 11_003_000,
+            asked: RefCell::default(),
+        }
+    }
+}
+
+impl Recorded {
+    fn ask(&self, virt_type: VirtType) -> Answers {
+        ask(self, &Architecture::Amd64, "q35", virt_type)
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        self.asked.borrow_mut().push(what.into());
+    }
+}
+
+impl Ask for Recorded {
+    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Answer {
+        self.note(format!(
+            "{} {} {} {detail:?}",
+            machine.architecture,
+            machine.machine,
+            machine.virt_type.as_str()
+        ));
+        if machine.virt_type == VirtType::Kvm {
+            self.kvm.clone()
+        } else {
+            self.qemu.clone()
+        }
+    }
+
+    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Answer {
+        assert!(
+            cpu.starts_with("<cpu>") && cpu.contains("<model fallback='forbid'>"),
+            "{cpu}"
+        );
+        self.note(format!("baseline {}", machine.virt_type.as_str()));
+        self.baseline.clone()
+    }
+
+    fn capabilities(&self) -> Answer {
+        self.note("capabilities");
+        self.capabilities.clone()
+    }
+
+    fn version(&self) -> Result<Version, LibvirtError> {
+        Ok(Version(self.version))
+    }
+
+    fn qemu_version(&self) -> Result<Version, LibvirtError> {
+        Ok(Version(10_000_013))
+    }
+}
+
+fn refusal(code: u32, domain: u32) -> Answer {
+    Err(LibvirtError {
+        call: "asking",
+        code,
+        domain,
+        message: "no".into(),
+    })
+}
+
+/// An error of libvirt's QEMU driver, and one of its connection.
+fn refused() -> Answer {
+    refusal(virt_sys::VIR_ERR_INVALID_ARG, virt_sys::VIR_FROM_QEMU)
+}
+
+fn broken() -> Answer {
+    refusal(virt_sys::VIR_ERR_INTERNAL_ERROR, virt_sys::VIR_FROM_RPC)
+}
+
+#[test]
+fn nothing_is_asked_twice() {
+    let libvirt = Recorded::default();
+    let answers = libvirt.ask(VirtType::Kvm);
+    assert_eq!((&answers.problem, &answers.kvm_given_up), (&None, &None));
+    let facts = answers.facts.unwrap();
+    assert_eq!((facts.virt_type, facts.vendor.as_str()), (VirtType::Kvm, "Intel"));
+    assert_eq!(
+        (facts.libvirt_version.as_str(), facts.qemu_version.as_str()),
+        ("11.3.0", "10.0.13")
+    );
+    assert_eq!(
+        *libvirt.asked.borrow(),
+        ["x86_64 q35 kvm HostModel", "baseline kvm", "capabilities"]
+    );
+}
+
+#[test]
+fn kvm_without_a_usable_model_is_given_up() {
+    for (kvm, why) in [
+        (
+            Ok(KVM.replace("usable='yes'", "usable='no'")),
+            "libvirt finds not one CPU model that a guest could have with KVM",
+        ),
+        (refused(), "libvirt refuses KVM: no"),
+    ] {
+        let libvirt = Recorded {
+            kvm,
+            ..Recorded::default()
+        };
+        let answers = libvirt.ask(VirtType::Kvm);
+        assert_eq!(answers.kvm_given_up.as_deref(), Some(why));
+        assert_eq!(answers.problem, None);
+        assert_eq!(answers.facts.unwrap().virt_type, VirtType::Qemu);
+        let asked = [
+            "x86_64 q35 kvm HostModel",
+            "x86_64 q35 qemu HostModel",
+            "baseline qemu",
+            "capabilities",
+        ];
+        assert_eq!(*libvirt.asked.borrow(), asked);
+    }
+}
+
+#[test]
+fn a_broken_connection_says_nothing_about_kvm() {
+    let libvirt = Recorded {
+        kvm: broken(),
+        ..Recorded::default()
+    };
+    let answers = libvirt.ask(VirtType::Kvm);
+    assert_eq!((answers.facts, answers.kvm_given_up), (None, None));
+    assert_eq!(answers.problem.unwrap().kind(), ProblemReason::LibvirtConnectFailed);
+    assert_eq!(libvirt.asked.borrow().len(), 1);
+}
+
+#[test]
+fn neither_kvm_nor_emulation() {
+    let libvirt = Recorded {
+        kvm: refused(),
+        qemu: refused(),
+        ..Recorded::default()
+    };
+    let answers = libvirt.ask(VirtType::Kvm);
+    assert_eq!(answers.facts, None);
+    assert!(answers.kvm_given_up.is_some());
+    assert_eq!(answers.problem.unwrap().kind(), ProblemReason::LibvirtCallFailed);
+}
+
+#[test]
+fn gaps_are_told_and_the_rest_stands() {
+    let garbage = || Ok("<html/>".to_owned());
+    for (libvirt, reason) in [
+        (
+            Recorded {
+                baseline: refused(),
+                ..Recorded::default()
+            },
+            ProblemReason::LibvirtCallFailed,
+        ),
+        (
+            Recorded {
+                baseline: garbage(),
+                ..Recorded::default()
+            },
+            ProblemReason::LibvirtAnswerNotUnderstood,
+        ),
+    ] {
+        let answers = libvirt.ask(VirtType::Qemu);
+        assert_eq!(answers.problem.unwrap().kind(), reason);
+        let facts = answers.facts.unwrap();
+        assert!(facts.features.is_empty() && !facts.models.is_empty() && !facts.machine_types.is_empty());
+    }
+    let answers = Recorded {
+        capabilities: garbage(),
+        ..Recorded::default()
+    }
+    .ask(VirtType::Qemu);
+    assert_eq!(
+        answers.problem.unwrap().to_string(),
+        "the capabilities starts with <html>, not <capabilities>"
+    );
+    assert!(answers.facts.unwrap().machine_types.is_empty());
+    let answers = Recorded {
+        qemu: garbage(),
+        ..Recorded::default()
+    }
+    .ask(VirtType::Qemu);
+    assert_eq!(
+        answers.problem.unwrap().kind(),
+        ProblemReason::LibvirtAnswerNotUnderstood
+    );
+    assert_eq!(answers.facts, None);
+}
+
+#[test]
+fn newer_libvirt_is_asked_for_everything_that_the_host_can_give() {
+    let libvirt = Recorded {
+        version: 12_005_000,
+        ..Recorded::default()
+    };
+    assert_eq!(libvirt.ask(VirtType::Qemu).problem, None);
+    let asked = [
+        "x86_64 q35 qemu HostModel",
+        "x86_64 q35 qemu Everything",
+        "baseline qemu",
+        "capabilities",
+    ];
+    assert_eq!(*libvirt.asked.borrow(), asked);
+}
+
+#[test]
+fn without_a_host_model_there_is_no_baseline() {
+    let arm = include_str!("../../testdata/trixie/aarch64-qemu.domain-capabilities.xml");
+    let libvirt = Recorded {
+        qemu: Ok(arm.into()),
+        ..Recorded::default()
+    };
+    let answers = ask(&libvirt, &Architecture::Arm64, "virt", VirtType::Qemu);
+    assert_eq!(answers.problem, None);
+    assert!(answers.facts.unwrap().features.is_empty());
+    assert_eq!(*libvirt.asked.borrow(), ["aarch64 virt qemu HostModel", "capabilities"]);
+}
