@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from embedded.cluster import Cluster
 from embedded.errors import Failure
@@ -33,11 +36,35 @@ def images(made: Cluster, progress: Progress, names: tuple[str, ...] = ()) -> No
         raise Failure("the images could not be built or pushed; see above")
 
 
+def overlay(made: Cluster) -> Path:
+    """`deploy` with the digests of the images that were built last.
+
+    Their tag is the same for every build, and a node that has an image by that tag would not fetch the new one.
+    """
+    cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock"))
+    digests = json.loads((cache / "images" / "images.json").read_text())
+    folder = Path(made.kubeconfig).parent / "deploy"
+    folder.mkdir(exist_ok=True)
+    images = [
+        {"name": f"localhost/drydock/{name}", "digest": digests[f"localhost/drydock/{name}:dev"]}
+        for name in ("agent", "controller")
+    ]
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath((REPOSITORY / "deploy").resolve(), folder.resolve())],
+        "images": images,
+    }
+    # JSON is YAML too.
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+    return folder
+
+
 def install(made: Cluster, progress: Progress) -> None:
     """Images, manifests, and wait until the agent is ready on all nodes and the controller runs."""
     images(made, progress)
     with progress.step("kubectl apply -k deploy"):
-        made.kubectl("apply", "-k", str(REPOSITORY / "deploy"))
+        made.kubectl("apply", "-k", str(overlay(made)))
         made.kubectl("apply", "-f", "-", input=EMULATION)
     with progress.step("agents and controller ready"):
         made.kubectl("-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=180s")

@@ -18,6 +18,14 @@ use kube::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+/// The legacy ConfigMap as `hack/test` made it, with further lines of data.
+pub fn config_map(data: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: kubevirt-config, namespace: drydock}}\ndata:\n  \
+         debug.useEmulation: \"true\"\n{data}"
+    )
+}
+
 /// What `hack/up` says of a cluster.
 #[derive(Debug, Deserialize)]
 struct Description {
@@ -251,6 +259,7 @@ impl Cluster {
     /// If that is not possible.
     pub async fn reset(&self) -> Result<()> {
         self.delete(&["hyperconverged", "--all", "--all-namespaces"])?;
+        self.kubectl_with(&["apply"], &config_map(""))?;
         self.delete(&["pods", "--all", "--namespace=default", "--grace-period=0", "--force"])?;
         for node in &self.nodes {
             self.annotate(

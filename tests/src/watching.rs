@@ -28,7 +28,8 @@ where
         Ok(Err(error)) => Err(error).context(format!("waiting for {what}")),
         Err(_) => {
             let last = api.get_opt(name).await.ok().flatten();
-            Err(anyhow!("{name}: waited in vain for {what}; it is now {last:#?}"))
+            let last: String = format!("{last:?}").chars().take(4000).collect();
+            Err(anyhow!("{name}: waited in vain for {what}; it is now {last}"))
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use drydock_api::{labels as keys, leases};
 use drydock_tests::{
-    Cluster, agent,
+    Cluster,
     watching::{LabelRecorder, until_some},
 };
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
@@ -94,10 +94,7 @@ async fn a_stopped_agent_says_so_and_a_new_one_takes_over_from_another_labeller(
         nowhere,
     ])?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await?;
-    assert_eq!(
-        agent::condition(&cluster.hypervisor(node).await?, "Ready"),
-        ("False".into(), "AgentStopped".into())
-    );
+    cluster.until_condition(node, "Ready", "False", "AgentStopped").await?;
     until_some("no agent", || async {
         Ok(cluster.agent_pod(node).await.is_err().then_some(()))
     })

@@ -4,10 +4,17 @@
 use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context, Result};
-use drydock_tests::Cluster;
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
-use kube::Api;
-use serde_json::Value;
+use drydock_api::leases::NODE_LEASE_NAMESPACE;
+use drydock_tests::{Cluster, watching::until};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    rbac::v1::{ClusterRole, PolicyRule, Role},
+};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
 
 /// Group, resource with subresource, and verb.
 type Right = (String, String, String);
@@ -64,6 +71,15 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn every_right_is_used_and_none_is_missing() -> Result<()> {
     let cluster = Cluster::connect().await?;
+    // A Lease that somebody else has written to is looked at before it is renewed.
+    let leases = Api::<Lease>::namespaced(cluster.client.clone(), NODE_LEASE_NAMESPACE);
+    let touch = Patch::Merge(json!({"metadata": {"annotations": {"touched": "by-a-test"}}}));
+    let touched = leases.patch(cluster.first(), &PatchParams::default(), &touch).await?;
+    let renewed = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+    until(leases, cluster.first(), "a renewal after that", |lease: &Lease| {
+        renewed(lease) > renewed(&touched)
+    })
+    .await?;
     let log = fs::read_to_string(cluster.audit_log()).context("the audit log")?;
     for account in ["drydock-agent", "drydock-controller"] {
         let mut rights = granted(
