@@ -1,4 +1,17 @@
 //! How Drydock's processes start, log, watch, hold a Lease, retry and stop. Knows nothing of virtual machines.
+//!
+//! ```text
+//! main ─▶ Start::run ─▶ wire(Process, LogHandle): puts the parts together and returns
+//!                         ├─ metrics::registry, *Metrics::register      what is counted
+//!                         ├─ Admin::serve                               /livez /readyz /metrics /log-level
+//!                         ├─ connect ─▶ kube::Client                    counted, bounded, never retried in silence
+//!                         ├─ Watches::start(Watch) ─▶ Cache, Signal     what is known, and that it changed
+//!                         ├─ lease::{LeaseHolder, Leadership}           alive; the one who acts
+//!                         ├─ Events::start                              told to people
+//!                         └─ Process::spawn_critical(loop)              waits for a Signal or clock::sleep_until, plans, acts
+//! ```
+//!
+//! `examples/idle.rs` is such a process, whole.
 
 mod admin;
 mod cache;
@@ -27,6 +40,9 @@ pub use process::{Name, Process, ProcessError};
 pub use retry::{Backoff, jittered};
 pub use start::{Start, StartError, Threads, install_crypto};
 pub use watch::{Listing, Watch, WatchMetrics, Watches};
+
+pub use prometheus_client::registry::Registry;
+pub use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
 mod mock;
