@@ -23,7 +23,7 @@ pub const MAX_NAME: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseError {
     /// More bytes than any real one has.
-    #[error("{document} has {bytes} bytes, more than {MAX_BYTES}")]
+    #[error("{bytes} bytes of {document}, more than {MAX_BYTES}")]
     TooLarge {
         /// Which document.
         document: &'static str,
@@ -31,7 +31,7 @@ pub enum ParseError {
         bytes: usize,
     },
     /// Not XML, or more nodes than any real one has.
-    #[error("{document} is not understood: {message}")]
+    #[error("not understood as {document}: {message}")]
     NotXml {
         /// Which document.
         document: &'static str,
@@ -39,7 +39,7 @@ pub enum ParseError {
         message: String,
     },
     /// Another document than was asked for.
-    #[error("{document} starts with <{found}>, not <{expected}>")]
+    #[error("<{found}> instead of <{expected}> as {document}")]
     WrongRoot {
         /// Which document.
         document: &'static str,
@@ -49,7 +49,7 @@ pub enum ParseError {
         found: String,
     },
     /// A list longer than any real one.
-    #[error("{document} has more than {MAX_LIST} elements <{element}>")]
+    #[error("more than {MAX_LIST} elements <{element}> in {document}")]
     TooMany {
         /// Which document.
         document: &'static str,
@@ -57,7 +57,7 @@ pub enum ParseError {
         element: &'static str,
     },
     /// A name longer than any real one.
-    #[error("{document} has an element <{element}> with a text of {bytes} bytes, more than {MAX_NAME}")]
+    #[error("{bytes} bytes in an element <{element}> of {document}, more than {MAX_NAME}")]
     TooLong {
         /// Which document.
         document: &'static str,
@@ -184,17 +184,17 @@ mod tests {
     fn errors_name_the_document_and_the_element() {
         assert_eq!(parse("<a> x </a>"), Ok("x".into()));
         for (text, message) in [
-            ("<b/>".to_owned(), "the test starts with <b>, not <a>".to_owned()),
+            ("<b/>".to_owned(), "<b> instead of <a> as the test".to_owned()),
             (
                 format!("<a>{}</a>", "x".repeat(MAX_NAME + 1)),
                 format!(
-                    "the test has an element <a> with a text of {} bytes, more than {MAX_NAME}",
+                    "{} bytes in an element <a> of the test, more than {MAX_NAME}",
                     MAX_NAME + 1
                 ),
             ),
             (
                 " ".repeat(MAX_BYTES + 1),
-                format!("the test has {} bytes, more than {MAX_BYTES}", MAX_BYTES + 1),
+                format!("{} bytes of the test, more than {MAX_BYTES}", MAX_BYTES + 1),
             ),
         ] {
             assert_eq!(parse(&text).map_err(|error| error.to_string()), Err(message));

@@ -219,9 +219,12 @@ fn ask_private(libvirtd: &Path, options: &Options, question: &Question, until: I
         daemon.kill();
         return Ok(problem.into());
     }
-    let answers = question
+    let mut answers = question
         .ask(&daemon.uri(), until)
         .inspect_err(|TimedOut| daemon.kill())?;
+    if let (Some(why), Some(withheld)) = (&mut answers.kvm_given_up, daemon.devices_withheld()) {
+        *why += &format!("; its device could not be opened to the user of guests: {withheld}");
+    }
     Ok(match &answers.problem {
         // A connection that broke because its other end crashed; what was said before has gaps
         // that nobody knows of.

@@ -73,6 +73,14 @@ pub struct PrivateLibvirtd {
     pid: Pid,
     state: Arc<State>,
     ended: PipeReader,
+    devices: Option<String>,
+}
+
+/// How libvirtd was started: its process, and why its devices are not for everybody, if so.
+#[derive(Debug)]
+struct Started {
+    pid: Pid,
+    devices: Option<String>,
 }
 
 /// How libvirtd ended, once it has, and all its processes with it.
@@ -118,7 +126,7 @@ impl PrivateLibvirtd {
                 keep(command, devices.as_deref(), &started, &keeper_state, alive);
             })
             .map_err(|error| cannot("no thread for libvirtd", &error))?;
-        let pid = start
+        let Started { pid, devices } = start
             .recv()
             .unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
             .map_err(|error| cannot(&format!("cannot start {}", program.display()), &error))?;
@@ -128,12 +136,18 @@ impl PrivateLibvirtd {
             pid,
             state,
             ended,
+            devices,
         })
     }
 
     /// The URI by which it is reached.
     pub fn uri(&self) -> String {
         session_uri(&self.socket)
+    }
+
+    /// Why it could not be given /dev/kvm, if it could not. It may be able to open it all the same.
+    pub fn devices_withheld(&self) -> Option<&str> {
+        self.devices.as_deref()
     }
 
     /// Its process.
@@ -253,16 +267,12 @@ impl Drop for PrivateLibvirtd {
 fn keep(
     mut command: Command,
     devices: Option<&Path>,
-    started: &mpsc::Sender<io::Result<Pid>>,
+    started: &mpsc::Sender<io::Result<Started>>,
     state: &State,
     alive: PipeWriter,
 ) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(devices) = devices
-        && let Err(error) = device_nodes::unlock_for_this_thread(devices)
-    {
-        tracing::debug!(%error, "libvirtd gets the devices as they are");
-    }
+    let unlocked = devices.map_or(Ok(()), device_nodes::unlock_for_this_thread);
     let child = command
         .spawn()
         .and_then(|child| i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other));
@@ -276,7 +286,10 @@ fn keep(
             return;
         }
     };
-    let _ = started.send(Ok(pid));
+    let _ = started.send(Ok(Started {
+        pid,
+        devices: unlocked.err().map(|error| error.to_string()),
+    }));
     wait_for_end(pid);
     // The process keeps its pid until it is reaped, and nobody may signal the pid after that.
     let mut end = state.end.lock().unwrap_or_else(PoisonError::into_inner);

@@ -158,7 +158,7 @@ fn tree() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn any_text(text in "\\PC{0,2000}") {
@@ -184,7 +184,7 @@ proptest! {
 #[test]
 fn recordings_cut_anywhere() {
     for text in RECORDED {
-        for at in (0..text.len()).step_by(text.len() / 23 + 1) {
+        for at in (0..text.len()).step_by(text.len() / 11 + 1) {
             feed(&text[..text.floor_char_boundary(at)]);
         }
     }
@@ -198,7 +198,7 @@ fn deep_nesting() {
         ("capabilities", "guest"),
         ("cpu", "feature"),
     ] {
-        for depth in [100, 10_000, 300_000] {
+        for depth in [100, 100_000] {
             let text = format!(
                 "<{root}>{}{}</{root}>",
                 format!("<{element}>").repeat(depth),
@@ -226,7 +226,7 @@ fn long_lists() {
             "<machine>{}</machine>",
         ),
     ] {
-        for length in [MAX_LIST, MAX_LIST + 1, 100_000] {
+        for length in [MAX_LIST, MAX_LIST + 1, 30_000] {
             let list: String = (0..length).map(|n| item.replace("{}", &n.to_string())).collect();
             feed(&document.replace("{}", &list));
         }

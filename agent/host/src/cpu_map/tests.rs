@@ -1,5 +1,7 @@
 use std::fs;
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// A map in a folder, removed at the end of the test.
@@ -115,4 +117,50 @@ fn the_installed_map() {
     assert!(map.models_with("avx2").contains("Haswell"));
     assert_eq!(map.vendor("EPYC").as_deref(), Some("AMD"));
     assert_eq!(map.features("Penryn-v1"), Some(penryn));
+}
+
+#[test]
+fn chains_are_followed_to_a_depth_and_no_further() {
+    let chain: String = (0..3000)
+        .map(|n| {
+            format!(
+                "<model name='{n}'><model name='{}'/><feature name='f{n}'/></model>",
+                n + 1
+            )
+        })
+        .collect();
+    let folder = Folder::new(&[("index.xml", &chain)]);
+    let map = folder.load().unwrap();
+    assert_eq!(map.features("0").unwrap().len(), MAX_DEPTH + 1);
+    assert_eq!(map.models_with("f2").len(), 3);
+}
+
+/// Definitions that refer to each other at random.
+fn definitions() -> impl Strategy<Value = String> {
+    let name = prop::sample::select(vec!["A", "B", "C-v1", "C", "", "x'"]);
+    let definition = (name.clone(), prop::collection::vec((name, any::<bool>()), 0..4)).prop_map(|(name, parts)| {
+        let parts = parts.iter().map(|(name, is_model)| {
+            let element = if *is_model { "model" } else { "feature" };
+            format!("<{element} name='{name}'/>")
+        });
+        format!("<model name='{name}'>{}</model>", parts.collect::<String>())
+    });
+    prop::collection::vec(definition, 0..8).prop_map(|definitions| definitions.concat())
+}
+
+proptest! {
+    #[test]
+    fn any_file(text in prop_oneof![definitions().prop_map(|text| format!("<cpus>{text}</cpus>")), "\\PC{0,500}"]) {
+        let mut map = CpuMap::default();
+        let _ = map.add(&text);
+        for model in map.models() {
+            prop_assert!(map.features(model).is_some());
+            let _ = map.vendor(model);
+        }
+        for feature in ["A", "B", "C"] {
+            for model in map.models_with(feature) {
+                prop_assert!(map.features(&model).is_some_and(|features| features.contains(feature)));
+            }
+        }
+    }
 }

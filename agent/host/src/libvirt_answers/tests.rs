@@ -199,7 +199,7 @@ fn gaps_are_told_and_the_rest_stands() {
     .ask(VirtType::Qemu);
     assert_eq!(
         answers.problem.unwrap().to_string(),
-        "the capabilities starts with <html>, not <capabilities>"
+        "<html> instead of <capabilities> as the capabilities"
     );
     assert!(answers.facts.unwrap().machine_types.is_empty());
     let answers = Recorded {
