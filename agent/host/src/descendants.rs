@@ -2,9 +2,14 @@
 //!
 //! libvirtd runs in a session of its own, and the processes that it sends into the background
 //! (QEMU, to ask it) make sessions of theirs; this process is their reaper. So whatever descends
-//! from this process and is not in its session comes from libvirtd.
+//! from this process and is not in its session comes from libvirtd. What an earlier inspection left
+//! that was killed is told by its home.
 
-use std::time::{Duration, Instant};
+use std::{
+    ffi::OsStr,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use nix::{
     errno::Errno,
@@ -14,7 +19,7 @@ use nix::{
     },
     unistd::{Pid, getpid},
 };
-use procfs::process::{Stat, all_processes};
+use procfs::process::{Process, Stat, all_processes};
 
 /// Time between two looks; a process that was killed is gone after some microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -22,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Whether a child was adopted: it is not in this process's session.
 pub(crate) fn is_adopted(child: Pid) -> bool {
     let session = |pid: Pid| {
-        procfs::process::Process::new(pid.as_raw())
+        Process::new(pid.as_raw())
             .and_then(|process| process.stat())
             .map(|s| s.session)
     };
@@ -35,6 +40,16 @@ pub(crate) fn is_adopted(child: Pid) -> bool {
 /// Reaps a child that has ended; true if it was reaped here.
 pub(crate) fn reap(child: Pid) -> bool {
     matches!(waitpid(child, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive)
+}
+
+/// Reaps all adopted children that have ended, but for libvirtd, whose end its keeper wants to know.
+pub(crate) fn reap_adopted(libvirtd: Pid) {
+    let own = getpid().as_raw();
+    for process in in_other_sessions() {
+        if process.state == 'Z' && process.ppid == own && process.pid != libvirtd.as_raw() {
+            reap(Pid::from_raw(process.pid));
+        }
+    }
 }
 
 /// Kills and reaps all descendants in other sessions, and those that they start meanwhile.
@@ -55,6 +70,34 @@ pub(crate) fn end_all(within: Duration) -> usize {
         }
         if left.is_empty() || Instant::now() >= until {
             return left.len();
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Kills all processes that have this folder as their home, whoever started them.
+pub(crate) fn end_at_home(home: &Path, within: Duration) {
+    let until = Instant::now() + within;
+    let lives_there = |process: &Process| {
+        process.environ().is_ok_and(|environment| {
+            environment
+                .get(OsStr::new("HOME"))
+                .is_some_and(|at| Path::new(at) == home)
+        })
+    };
+    loop {
+        let left: Vec<Process> = all_processes()
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(lives_there)
+            .collect();
+        if left.is_empty() || Instant::now() >= until {
+            return;
+        }
+        for process in left {
+            // Gone meanwhile is as good.
+            let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
         }
         std::thread::sleep(PAUSE);
     }

@@ -43,7 +43,7 @@ use crate::{
     account::Account,
     descendants, device_nodes,
     libvirt::session_uri,
-    libvirtd_folder::{Folder, last_words, remove},
+    libvirtd_folder::{Folder, last_words},
     problem::{Problem, ProblemReason},
 };
 
@@ -68,7 +68,7 @@ static TURN: Mutex<()> = Mutex::new(());
 /// A running libvirtd. Dropping it ends it, and all it started, and removes its folder.
 #[derive(Debug)]
 pub struct PrivateLibvirtd {
-    folder: PathBuf,
+    folder: Folder,
     socket: PathBuf,
     pid: Pid,
     state: Arc<State>,
@@ -108,16 +108,16 @@ impl PrivateLibvirtd {
         let account = Account::find();
         let folder = Folder::make(scratch, account.as_ref())
             .map_err(|error| cannot(&format!("no folder for libvirtd in {}", scratch.display()), &error))?;
-        let socket = folder.0.join("run/libvirt/libvirt-sock");
+        let socket = folder.join("run/libvirt/libvirt-sock");
         if socket.as_os_str().len() > MAX_SOCKET_PATH {
             return Err(cannot("the path of libvirtd's socket is too long", &socket.display()));
         }
-        let command = command(program, &folder.0, account.as_ref())
+        let command = command(program, &folder, account.as_ref())
             .map_err(|error| cannot("cannot write libvirtd's settings", &error))?;
         let (ended, alive) = io::pipe().map_err(|error| cannot("no pipe", &error))?;
         let state = Arc::new(State::default());
         let (started, start) = mpsc::channel();
-        let (keeper_state, devices) = (Arc::clone(&state), folder.0.join("devices"));
+        let (keeper_state, devices) = (Arc::clone(&state), folder.join("devices"));
         let unlock = account.is_some();
         thread::Builder::new()
             .name("libvirtd keeper".into())
@@ -131,7 +131,7 @@ impl PrivateLibvirtd {
             .unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
             .map_err(|error| cannot(&format!("cannot start {}", program.display()), &error))?;
         Ok(Self {
-            folder: folder.keep(),
+            folder,
             socket,
             pid,
             state,
@@ -258,7 +258,7 @@ impl Drop for PrivateLibvirtd {
         if self.end_within(POLITE).is_none() {
             self.kill();
         }
-        remove(&self.folder);
+        // The folder is removed after this.
     }
 }
 
@@ -310,12 +310,20 @@ fn keep(
 
 /// Waits until libvirtd has ended, without reaping it; reaps what was orphaned.
 fn wait_for_end(libvirtd: Pid) {
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
-        match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).map(|status| status.pid()) {
+        match waitid(Id::All, look).map(|status| status.pid()) {
             Ok(Some(pid)) if pid == libvirtd => return,
             Ok(Some(pid)) if descendants::is_adopted(pid) && descendants::reap(pid) => {}
-            // Another's child: theirs to reap, and soon.
-            Ok(_) => thread::sleep(RETRY),
+            // Another's child, theirs to reap, and soon; until then it hides those that come after it.
+            Ok(_) => {
+                descendants::reap_adopted(libvirtd);
+                let ended = waitid(Id::Pid(libvirtd), look | WaitPidFlag::WNOHANG);
+                if !matches!(ended, Ok(WaitStatus::StillAlive)) {
+                    return;
+                }
+                thread::sleep(RETRY);
+            }
             Err(Errno::EINTR) => {}
             // No children at all: libvirtd was reaped by somebody else.
             Err(_) => return,
@@ -328,7 +336,7 @@ fn wait_for_end(libvirtd: Pid) {
     unsafe_code,
     reason = "CommandExt::pre_exec is unsafe; there is no other way to tie the child to its parent"
 )]
-fn command(program: &Path, folder: &Path, account: Option<&Account>) -> io::Result<Command> {
+fn command(program: &Path, folder: &Folder, account: Option<&Account>) -> io::Result<Command> {
     let settings = folder.join("libvirtd.conf");
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     // Its own identity, so that it need not look for the machine's, which it may not read.

@@ -201,3 +201,28 @@ fn what_cannot_be_started() {
     assert!(problem.to_string().contains("too long"), "{problem}");
     assert_eq!(fs::read_dir(&deep).unwrap().count(), 0);
 }
+
+#[test]
+fn what_a_killed_inspection_left_is_cleared_away() {
+    let program = Program::new("sys.exit()");
+    let stale = program.0.join("drydock-libvirtd-stale");
+    let busy = program.0.join("drydock-libvirtd-busy");
+    let foreign = program.0.join("other");
+    for folder in [&stale, &busy, &foreign] {
+        fs::create_dir_all(folder.join("home")).unwrap();
+        fs::write(folder.join("lock"), "").unwrap();
+    }
+    let lock = File::open(busy.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let sleep = |home: PathBuf| Command::new("sleep").arg("60").env("HOME", home).spawn().unwrap();
+    let mut left = sleep(stale.join("home"));
+    let mut others = [sleep(busy.join("home")), sleep(stale.clone())];
+    drop(program.start());
+    assert!(!stale.exists() && busy.exists() && foreign.exists());
+    assert!(left.try_wait().unwrap().is_some(), "it was ended");
+    for other in &mut others {
+        assert!(other.try_wait().unwrap().is_none(), "it was left alone");
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}
