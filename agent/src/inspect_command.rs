@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use drydock_core::{conditions::Status, configuration::Configuration, labels, mask, minimum::Minimum, node::policy};
+use drydock_core::{configuration::Configuration, explain::explain, labels, mask, minimum::Minimum, node::policy};
 use drydock_host::inspection::{self, Report};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Inspects and prints. Fails if the command line makes no sense here, or if `--explain` names a
-/// model that guests cannot have.
+/// model that libvirt does not know.
 pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
     let report = inspection::inspect(&options(&args.host));
     match print(args, &report) {
@@ -51,9 +51,9 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
     let policy = policy(&configuration, &minimum, args.host.label_aliases);
     let facts = mask::apply(&report.facts, features, &answers.masked_models);
     if let Some(model) = &args.explain {
-        let (text, usable) = table::explained(&facts, &policy, model);
-        show(&text)?;
-        return Ok(if usable == Status::True {
+        let explanation = explain(&facts, &policy, model);
+        show(&explanation.to_string())?;
+        return Ok(if explanation.known.is_some() {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE

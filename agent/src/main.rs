@@ -10,7 +10,6 @@ mod inspect_command;
 mod inspector;
 mod lease;
 mod metrics;
-mod node_events;
 mod node_task;
 mod run;
 mod table;

@@ -25,6 +25,7 @@ use drydock_api::{
     annotations::MASK_CPU_FEATURES,
     facts::{Fingerprint, NodeFacts},
     hypervisor::InspectionRecord,
+    node_reference,
 };
 use drydock_core::{
     conditions::whole_seconds,
@@ -35,7 +36,7 @@ use drydock_core::{
     readiness::pins_cpus,
 };
 use drydock_host::{fingerprint, inspection::Report, memory, roots::Roots, watch::HostWatch};
-use drydock_runtime::{Backoff, Process, ReadyHandle, chain, clock};
+use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::PartialObjectMeta};
@@ -52,7 +53,6 @@ use crate::{
     inspector::{self, InspectorError},
     lease::NodeLease,
     metrics::Metrics,
-    node_events::NodeEvents,
     writes::{Writes, newer},
 };
 
@@ -64,7 +64,7 @@ pub(crate) struct NodeTask {
     args: Arc<RunArgs>,
     caches: Caches,
     writes: Writes,
-    events: NodeEvents,
+    events: Events,
     metrics: Metrics,
     process: Process,
     lease: NodeLease,
@@ -77,6 +77,9 @@ pub(crate) struct NodeTask {
     follow_at: Option<Timestamp>,
     mask: BTreeSet<String>,
     hypervisors: u64,
+    /// Nodes may have come or gone since they were counted: asked for after a change was followed,
+    /// so that nothing stands between the next change and the labels.
+    recount: bool,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
     written_hypervisor: Option<Hypervisor>,
@@ -115,7 +118,7 @@ impl NodeTask {
         args: Arc<RunArgs>,
         caches: Caches,
         writes: Writes,
-        events: NodeEvents,
+        events: Events,
         metrics: Metrics,
         process: Process,
         lease: NodeLease,
@@ -131,6 +134,7 @@ impl NodeTask {
             follow_at: None,
             mask: BTreeSet::new(),
             hypervisors: 1,
+            recount: false,
             lock: None,
             written_node: None,
             written_hypervisor: None,
@@ -188,7 +192,6 @@ impl NodeTask {
                     self.lock = Some(lock.map_err(std::io::Error::other)??);
                     info!("this agent acts for the node now");
                     self.lease.take();
-                    self.count_hypervisors().await;
                 }
                 ended = ended(&mut self.inspection.running) => {
                     first_inspection_ended = true;
@@ -334,6 +337,9 @@ impl NodeTask {
         }
         match self.act(now, false).await {
             Ok(()) => {
+                if std::mem::take(&mut self.recount) {
+                    self.count_hypervisors().await;
+                }
                 if !self.backoff.is_reset() {
                     info!("the API server takes writes again");
                     self.backoff.reset();
@@ -373,6 +379,7 @@ impl NodeTask {
             }
         }
         self.follow_at = None;
+        self.recount = true;
         let last_good = self.last_good();
         let answers = gathered::ask(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
         let amd64 = std::env::consts::ARCH == "x86_64";
@@ -470,9 +477,21 @@ impl NodeTask {
     }
 
     fn tell(&self, node: &PartialObjectMeta<Node>, events: Vec<Event>) {
-        for event in events {
-            info!(reason = event.reason, "{}", event.message);
-            self.events.publish(node, &event);
+        for Event {
+            warning,
+            reason,
+            message,
+        } in events
+        {
+            info!(reason, "{message}");
+            self.events.publish(drydock_runtime::Event {
+                regarding: node_reference(&self.args.node_name, node.uid()),
+                related: None,
+                severity: if warning { Severity::Warning } else { Severity::Normal },
+                reason: reason.into(),
+                action: "Inspect".into(),
+                note: message,
+            });
         }
     }
 

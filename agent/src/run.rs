@@ -3,14 +3,11 @@
 use std::{error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, Liveness, LogHandle, Process, Readiness, Start, Threads, WatchMetrics,
-    Watches, connect, metrics::registry,
+    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
+    Start, Threads, WatchMetrics, Watches, connect, metrics::registry,
 };
 
-use crate::{
-    args::RunArgs, caches::Caches, lease::NodeLease, metrics::Metrics, node_events::NodeEvents, node_task::NodeTask,
-    writes::Writes,
-};
+use crate::{args::RunArgs, caches::Caches, lease::NodeLease, metrics::Metrics, node_task::NodeTask, writes::Writes};
 
 const COMPONENT: &str = "drydock-agent";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -33,6 +30,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let mut registry = registry(COMPONENT, VERSION);
     let metrics = Metrics::register(&mut registry);
     let watch_metrics = WatchMetrics::register(&mut registry);
+    let event_metrics = EventMetrics::register(&mut registry);
     let client_metrics = ClientMetrics::register(&mut registry);
     let readiness = Readiness::new();
     // Also the one for which the host's lock is waited for and the machine is inspected.
@@ -50,11 +48,15 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         kubeconfig: args.kubeconfig.clone(),
         context: None,
     };
+    let reporter = Reporter {
+        component: COMPONENT,
+        instance: args.pod_name.clone(),
+    };
     let client = connect(&options, &client_metrics).await?;
     let watches = Watches::new(&process, &readiness, &watch_metrics);
     let caches = Caches::start(&client, &watches, &args.node_name);
     let writes = Writes::new(client.clone(), args.node_name.clone());
-    let events = NodeEvents::start(client.clone(), args.pod_name.clone(), &process);
+    let events = Events::start(&process, client.clone(), reporter, &event_metrics);
     let lease = NodeLease::start(client, &args.node_name, &args.pod_uid, &process);
     let task = NodeTask::new(
         Arc::clone(&args),

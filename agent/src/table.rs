@@ -4,8 +4,6 @@ use std::fmt::Write;
 
 use drydock_api::facts::{CpuModel, NodeFacts, Usable, VirtType};
 use drydock_core::{
-    conditions::Status,
-    explain::explain,
     labels::{self, LabelPolicy},
     readiness::{Readiness, kvm_sentence},
 };
@@ -63,15 +61,23 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
         &facts.kvm.message
     };
     page.row("KVM", kvm);
-    if !facts.kvm.parameters.is_empty() {
-        let parameters: Vec<String> = facts
-            .kvm
-            .parameters
-            .iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
-        page.list("KVM parameters", &parameters);
-    }
+    // All of them are in the JSON; these are what people look for.
+    let telling = [
+        "nested",
+        "ept",
+        "npt",
+        "enable_apicv",
+        "avic",
+        "sev",
+        "sev_es",
+        "sev_snp",
+        "tdx",
+    ];
+    let parameters: Vec<String> = (facts.kvm.parameters.iter())
+        .filter(|(name, _)| name.rsplit('.').next().is_some_and(|name| telling.contains(&name)))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    page.list("KVM parameters", &parameters);
     if !facts.kvm.hyperv.is_empty() {
         page.list("Hyper-V", &facts.kvm.hyperv);
     }
@@ -203,16 +209,6 @@ pub(crate) fn models(facts: &NodeFacts, policy: &LabelPolicy) -> String {
         text.push('\n');
     }
     text
-}
-
-/// One CPU model explained; `Status::False` if guests cannot have it.
-pub(crate) fn explained(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> (String, Status) {
-    let explanation = explain(facts, policy, model);
-    let usable = explanation
-        .known
-        .as_ref()
-        .map_or(Status::Unknown, |known| (known.usable != Usable::No).into());
-    (explanation.to_string(), usable)
 }
 
 /// Rows of a name and a text.

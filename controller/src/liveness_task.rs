@@ -10,10 +10,11 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     labels::{FALSE, SCHEDULABLE, TRUE},
     leases::{NODE_LEASE_NAMESPACE, STALE_AFTER},
+    node_reference,
     reasons::events::NODE_UNRESPONSIVE,
 };
 use drydock_runtime::{
-    Backoff, Cache, Change, Key, Process, Signal, Watch, Watches, chain,
+    Backoff, Cache, Change, Event, Events, Key, Process, Severity, Signal, Watch, Watches, chain,
     clock::{self, Instant},
     lease::{Leadership, Staleness, Term},
 };
@@ -28,7 +29,7 @@ use kube::{
 use serde_json::json;
 use tracing::{info, warn};
 
-use crate::{metrics::Metrics, node_events::NodeEvents};
+use crate::metrics::Metrics;
 
 /// What changes with a renewal.
 type Stamp = (Option<String>, Option<MicroTime>);
@@ -40,7 +41,7 @@ pub(crate) struct LivenessTask {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
     changed: Signal,
     leadership: Leadership,
-    events: NodeEvents,
+    events: Events,
     metrics: Metrics,
     process: Process,
 }
@@ -52,7 +53,7 @@ impl LivenessTask {
         watches: &Watches,
         leadership: Leadership,
         changed: Signal,
-        events: NodeEvents,
+        events: Events,
         metrics: Metrics,
         process: Process,
     ) -> Self {
@@ -154,11 +155,17 @@ impl LivenessTask {
             };
             info!(node = name, "its agent is silent: no virtual machines are sent there");
             self.metrics.silenced.inc();
-            let message = format!(
-                "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
-                STALE_AFTER.as_secs()
-            );
-            self.events.publish(&node, NODE_UNRESPONSIVE, message);
+            self.events.publish(Event {
+                regarding: node_reference(name, node.uid()),
+                related: None,
+                severity: Severity::Warning,
+                reason: NODE_UNRESPONSIVE.into(),
+                action: "Watch".into(),
+                note: format!(
+                    "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
+                    STALE_AFTER.as_secs()
+                ),
+            });
         }
         Ok(())
     }

@@ -4,7 +4,6 @@ mod args;
 mod in_force_task;
 mod liveness_task;
 mod metrics;
-mod node_events;
 mod run;
 
 use std::process::ExitCode;

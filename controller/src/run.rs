@@ -4,15 +4,13 @@ use std::{collections::BTreeMap, convert::Infallible, error::Error, process::Exi
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, Liveness, LogHandle, Process, Readiness, Signal, Start, Threads, WatchMetrics,
-    Watches, clock, connect,
+    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
+    Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
     lease::{Candidacy, Leadership},
     metrics::registry,
 };
 
-use crate::{
-    args::RunArgs, in_force_task::InForceTask, liveness_task::LivenessTask, metrics::Metrics, node_events::NodeEvents,
-};
+use crate::{args::RunArgs, in_force_task::InForceTask, liveness_task::LivenessTask, metrics::Metrics};
 
 const COMPONENT: &str = "drydock-controller";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -43,6 +41,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let mut registry = registry(COMPONENT, VERSION);
     let metrics = Metrics::register(&mut registry);
     let watch_metrics = WatchMetrics::register(&mut registry);
+    let event_metrics = EventMetrics::register(&mut registry);
     let client_metrics = ClientMetrics::register(&mut registry);
     let readiness = Readiness::new();
     let port = Admin {
@@ -70,7 +69,15 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     };
     // Replicas that do not lead keep their caches full and write nothing.
     let leadership = Leadership::stand(&process, client.clone(), candidacy);
-    let events = NodeEvents::start(client.clone(), pod_name, &process);
+    let events = Events::start(
+        &process,
+        client.clone(),
+        Reporter {
+            component: COMPONENT,
+            instance: pod_name,
+        },
+        &event_metrics,
+    );
     let liveness = LivenessTask::new(
         client.clone(),
         &watches,

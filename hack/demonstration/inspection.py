@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from measure.pods import pod_of
+
 from .stage import Stage
 
 OWNED = (".node.kubevirt.io/", "cpu-minimum.node.drydock.dev/", "node-labeller.kubevirt.io/")
@@ -58,10 +60,7 @@ def _facts(stage: Stage, node: str) -> None:
     )
     stage.kubectl("get", "nodes")
     stage.kubectl("get", "hypervisors", "-o", "wide")
-    pod = stage.cluster.kubectl(
-        "-n", "drydock", "get", "pods", "-l", "app.kubernetes.io/name=drydock-agent",
-        "--field-selector", f"spec.nodeName={node}", "-o", "jsonpath={.items[0].metadata.name}",
-    )
+    pod = pod_of(stage.cluster, "drydock-agent", node)
     stage.kubectl("-n", "drydock", "exec", pod, "--", "drydock-agent", "inspect", "--allow-emulation")
     stage.kubectl("-n", "drydock", "exec", pod, "--", "drydock-agent", "inspect", "--allow-emulation", "--explain", "Haswell")
     labels = _cpu_labels(stage, node)

@@ -26,7 +26,7 @@ class Stage:
     def scene(self, title: str, text: str) -> None:
         """Begin a part of the show."""
         print(f"\n━━ {title}", flush=True)
-        print(textwrap.fill(textwrap.dedent(text).strip(), 96), flush=True)
+        print(textwrap.fill(" ".join(text.split()), 96), flush=True)
 
     def kubectl(self, *arguments: str, input: str | None = None, quiet: bool = False, lines: int | None = None) -> str:
         """Run kubectl as the audience would and show what it prints."""

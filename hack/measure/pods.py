@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ class Memory:
     anonymous: float
 
 
-def pod_of(made: Cluster, application: str, node: str | None = None) -> str:
-    """The name of the one pod of an application, on a node."""
-    selector = ["--field-selector", f"spec.nodeName={node}"] if node else []
-    names = made.kubectl(
-        "-n", "drydock", "get", "pods", "-l", f"app.kubernetes.io/name={application}", *selector,
-        "-o", "jsonpath={.items[*].metadata.name}",
-    ).split()
-    if not names or (node and len(names) != 1):
+def pod_of(made: Cluster, application: str, node: str) -> str:
+    """The name of the one pod of an application on a node that is not on its way out."""
+    selector = ["-l", f"app.kubernetes.io/name={application}", "--field-selector", f"spec.nodeName={node}"]
+    pods = json.loads(made.kubectl("-n", "drydock", "get", "pods", *selector, "-o", "json"))["items"]
+    names = [
+        pod["metadata"]["name"]
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
+    ]
+    if len(names) != 1:
         raise Failure(f"{len(names)} pods of {application} on {node}")
     return names[0]
 

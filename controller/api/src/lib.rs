@@ -13,6 +13,7 @@ pub mod leases;
 pub mod legacy;
 pub mod reasons;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
 };
@@ -54,6 +55,17 @@ fn without_foreign_formats(schema: &mut JSONSchemaProps) {
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
         without_foreign_formats(items);
+    }
+}
+
+/// A reference to a Node, for events. Nodes are of the whole cluster.
+pub fn node_reference(name: &str, uid: Option<String>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(name.into()),
+        uid,
+        ..ObjectReference::default()
     }
 }
 
