@@ -5,6 +5,7 @@ mod args;
 mod caches;
 mod cpu_map_questions;
 mod gathered;
+mod host_knowledge;
 mod host_lock;
 mod inspect_command;
 mod inspector;

@@ -20,27 +20,18 @@ use std::{
     time::Duration,
 };
 
-use drydock_api::{
-    Hypervisor, HypervisorStatus,
-    annotations::MASK_CPU_FEATURES,
-    facts::{Fingerprint, NodeFacts},
-    hypervisor::InspectionRecord,
-    node_reference,
-};
+use drydock_api::{Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, node_reference};
 use drydock_core::{
-    conditions::whole_seconds,
     configuration::{Configuration, Resolution, Source, spread},
-    inspection::{Failed, History, Need, changed, need},
     minimum::Minimum,
-    node::{Event, Failure, Observed, plan, recorded},
+    node::{Event, Observed, plan, recorded},
     readiness::pins_cpus,
 };
-use drydock_host::{fingerprint, inspection::Report, memory, roots::Roots, watch::HostWatch};
+use drydock_host::watch::HostWatch;
 use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::PartialObjectMeta};
-use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::{
@@ -49,8 +40,8 @@ use crate::{
     caches::Caches,
     cpu_map_questions::CpuMapQuestions,
     gathered,
+    host_knowledge::HostKnowledge,
     host_lock::{self, HostLock},
-    inspector::{self, InspectorError},
     lease::NodeLease,
     metrics::Metrics,
     writes::{Writes, newer},
@@ -72,7 +63,7 @@ pub(crate) struct NodeTask {
     /// This node's place in the spread of configuration changes, from 0 to 1.
     place: f64,
     questions: CpuMapQuestions,
-    inspection: Inspection,
+    host: HostKnowledge,
     following: Option<Following>,
     follow_at: Option<Timestamp>,
     mask: BTreeSet<String>,
@@ -84,21 +75,6 @@ pub(crate) struct NodeTask {
     written_node: Option<PartialObjectMeta<Node>>,
     written_hypervisor: Option<Hypervisor>,
     backoff: Backoff,
-}
-
-/// What is known of the host.
-#[derive(Default)]
-struct Inspection {
-    /// By this process.
-    found: Option<(NodeFacts, InspectionRecord)>,
-    /// By an earlier one, as its Hypervisor says.
-    recovered: Option<(NodeFacts, InspectionRecord)>,
-    history: History,
-    failure: Option<Failure>,
-    running: Option<oneshot::Receiver<Result<Report, InspectorError>>>,
-    /// What the running inspection will be about.
-    about: Fingerprint,
-    look_again: Option<Timestamp>,
 }
 
 /// The configuration that this node follows.
@@ -129,7 +105,7 @@ impl NodeTask {
         let place = f64::from(u32::try_from(hasher.finish() >> 32).unwrap_or(0)) / f64::from(u32::MAX);
         Self {
             questions: CpuMapQuestions::new(args.host.cpu_map.clone()),
-            inspection: Inspection::default(),
+            host: HostKnowledge::new(Arc::clone(&args), process.clone(), metrics.clone()),
             following: None,
             follow_at: None,
             mask: BTreeSet::new(),
@@ -165,21 +141,21 @@ impl NodeTask {
         let watch = HostWatch::new(&[self.cpu_manager_state()])?;
         let mut announcements = Announcements::of(watch);
         let mut waiting = host_lock::wait(&self.args.state);
-        let (mut is_next, mut first_inspection_ended) = (false, false);
+        let mut is_next = false;
         let mut look_at_host = true;
         loop {
             let now = clock::now();
-            if look_at_host || self.inspection.look_again.is_some_and(|at| now >= at) {
-                self.look_at_host(now);
+            if (look_at_host || self.host.look_again().is_some_and(|at| now >= at)) && self.host.look(now) {
+                self.questions.forget();
             }
             if is_next
-                && first_inspection_ended
+                && self.host.is_concluded()
                 && let Some(ready) = self.ready.take()
             {
                 ready.release();
             }
             let wake = self.round(now).await;
-            let wake = [wake, self.inspection.look_again].into_iter().flatten().min();
+            let wake = [wake, self.host.look_again()].into_iter().flatten().min();
             look_at_host = false;
             tokio::select! {
                 () = stopping.cancelled() => break,
@@ -193,10 +169,7 @@ impl NodeTask {
                     info!("this agent acts for the node now");
                     self.lease.take();
                 }
-                ended = ended(&mut self.inspection.running) => {
-                    first_inspection_ended = true;
-                    self.inspected(ended, clock::now());
-                }
+                ended = self.host.ended() => self.host.conclude(ended, clock::now()),
                 () = announcements.next() => look_at_host = true,
                 () = clock::sleep_until(wake) => {}
             }
@@ -215,118 +188,12 @@ impl NodeTask {
             return;
         };
         self.mask = status.masked_features.iter().cloned().collect();
-        self.inspection.recovered = status.facts.zip(status.inspection);
+        self.host.recover(status.facts.zip(status.inspection));
     }
 
     /// What the kubelet writes about CPUs it pins.
     fn cpu_manager_state(&self) -> PathBuf {
         self.args.kubelet.join("cpu_manager_state")
-    }
-
-    /// Judges whether the host has changed, and inspects it if so.
-    fn look_at_host(&mut self, now: Timestamp) {
-        let present = fingerprint::fingerprint(&Roots::default(), &inspector::programs(&self.args.host));
-        let every = now + self.args.fingerprint_every;
-        self.inspection.look_again = Some(every);
-        if self.inspection.running.is_some() {
-            // Looked at again when it has ended.
-            return;
-        }
-        if let Some((_, record)) = &self.inspection.recovered
-            && self.inspection.failure.is_none()
-            && self.inspection.found.is_none()
-            && !changed(&record.fingerprint, &present).is_empty()
-        {
-            // Found on a machine that was another: good enough only if this one cannot be asked.
-            info!("the machine has changed since an earlier agent inspected it");
-        }
-        match need(&self.inspection.history, &present, now) {
-            Need::None => {}
-            Need::At(retry) => self.inspection.look_again = Some(retry.min(every)),
-            Need::Now(parts) => {
-                info!(changed = parts.join(", "), "inspecting the host");
-                self.questions.forget();
-                let (sender, receiver) = oneshot::channel();
-                self.inspection.running = Some(receiver);
-                self.inspection.about = present;
-                let args = Arc::clone(&self.args);
-                let stopping = self.process.stopping();
-                self.process.spawn("inspection", async move {
-                    if let Some(report) = stopping.run_until_cancelled(inspector::inspect(&args.host)).await {
-                        // Nobody listens any more only when the process stops.
-                        let _ = sender.send(report);
-                    }
-                });
-            }
-        }
-    }
-
-    /// An inspection has ended.
-    fn inspected(&mut self, ended: Option<Result<Report, InspectorError>>, now: Timestamp) {
-        self.inspection.running = None;
-        let about = std::mem::take(&mut self.inspection.about);
-        let failure = match ended {
-            None => return,
-            Some(Ok(report)) => {
-                let took = u64::try_from(report.took.as_millis()).unwrap_or(u64::MAX);
-                let unsupported = !drydock_core::labels::is_supported(&report.facts.architecture);
-                if report.problem.is_none() || unsupported {
-                    info!(milliseconds = took, "the host is inspected");
-                    let record = InspectionRecord {
-                        at: whole_seconds(now),
-                        took_milliseconds: took,
-                        fingerprint: about.clone(),
-                        stale: false,
-                    };
-                    self.metrics.inspected(Ok(()), took);
-                    self.inspection.found = Some((report.facts, record));
-                    self.inspection.recovered = None;
-                    self.inspection.failure = None;
-                    self.inspection.history = History {
-                        inspected: Some(about),
-                        failed: None,
-                    };
-                    // What the report took is given back before the agent falls idle.
-                    memory::trim();
-                    return;
-                }
-                let problem = report.problem.map(|problem| Failure {
-                    reason: problem.reason().into(),
-                    message: problem.to_string(),
-                });
-                // What the processor and the kernel say is true even so.
-                if self.inspection.found.is_none() && self.inspection.recovered.is_none() {
-                    let record = InspectionRecord {
-                        at: whole_seconds(now),
-                        took_milliseconds: took,
-                        fingerprint: about.clone(),
-                        stale: true,
-                    };
-                    self.inspection.found = Some((report.facts, record));
-                }
-                self.metrics
-                    .inspected(Err(problem.as_ref().map_or("", |p| &p.reason)), took);
-                problem
-            }
-            Some(Err(error)) => {
-                self.metrics.inspected(Err(error.reason()), 0);
-                Some(Failure {
-                    reason: error.reason().into(),
-                    message: chain(&error).to_string(),
-                })
-            }
-        };
-        if let Some(failure) = &failure {
-            warn!(reason = %failure.reason, "{}", failure.message);
-        }
-        self.inspection.failure = failure;
-        let times = self.inspection.history.failed.as_ref().map_or(0, |failed| failed.times) + 1;
-        self.inspection.history.failed = Some(Failed {
-            times,
-            at: now,
-            fingerprint: about,
-        });
-        self.inspection.look_again = Some(now);
     }
 
     /// Looks at everything, plans and acts. Returns when to look again, if at a known time.
@@ -436,17 +303,12 @@ impl NodeTask {
             &self.mask,
         );
         let previous = hypervisor.status.clone().unwrap_or_default();
-        let inspected = self
-            .inspection
-            .found
-            .as_ref()
-            .or_else(|| self.inspection.usable_recovered());
         let plan = plan(&Observed {
             now,
             labels: node.labels(),
             annotations: node.annotations(),
-            inspected: inspected.map(|(facts, record)| (facts, record)),
-            failure: self.inspection.failure.as_ref(),
+            inspected: self.host.facts(),
+            failure: self.host.failure(),
             resolution: &following.resolution,
             minimum: &following.minimum,
             mask: &self.mask,
@@ -522,29 +384,5 @@ impl NodeTask {
             Ok(None) => info!("another agent takes over"),
             Err(error) => warn!(error = %chain(&error), "cannot tell whether another agent waits"),
         }
-    }
-}
-
-impl Inspection {
-    /// Facts of an earlier agent, as long as nothing they depend on has changed; or if this agent
-    /// has failed to find its own.
-    fn usable_recovered(&self) -> Option<&(NodeFacts, InspectionRecord)> {
-        let recovered = self.recovered.as_ref()?;
-        let present = if self.running.is_some() {
-            &self.about
-        } else {
-            return Some(recovered);
-        };
-        (self.failure.is_some() || changed(&recovered.1.fingerprint, present).is_empty()).then_some(recovered)
-    }
-}
-
-/// The end of a running inspection; never, if none runs.
-async fn ended(
-    running: &mut Option<oneshot::Receiver<Result<Report, InspectorError>>>,
-) -> Option<Result<Report, InspectorError>> {
-    match running {
-        Some(running) => running.await.ok(),
-        None => std::future::pending().await,
     }
 }

@@ -12,7 +12,6 @@ from embedded.progress import Progress
 
 from .api import Api, Watch
 from .figure import SAMPLES, Figure, median
-from .pods import pod_of
 
 # KubeVirt v1.9's virt-handler, on the same kind of machine.
 KUBEVIRT_START = 3.4
@@ -111,27 +110,32 @@ def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress)
     """From a new agent pod to a node with all labels, which it had none of."""
     wanted = {key for key in api.get(path)["metadata"]["labels"] if any(part in key for part in OWNED)}
     node = made.nodes[0].name
-    pods = f"/api/v1/namespaces/drydock/pods?fieldSelector=spec.nodeName%3D{node}&labelSelector=app.kubernetes.io%2Fname%3Ddrydock-agent"
+    pods = (
+        "/api/v1/namespaces/drydock/pods"
+        f"?fieldSelector=spec.nodeName%3D{node}&labelSelector=app.kubernetes.io%2Fname%3Ddrydock-agent"
+    )
     times = []
     for turn in range(SAMPLES):
         progress.say(f"start of an agent {turn + 1} of {SAMPLES}")
-        pod = pod_of(made, "drydock-agent", node)
-        mark = watch.mark()
+        _run_agents(api, False)
         with api.watching(pods) as created:
-            api.request("DELETE", f"/api/v1/namespaces/drydock/pods/{pod}")
-            born, new = created.until(lambda kind, found, old=pod: kind == "ADDED" and found["metadata"]["name"] != old)
-            # The old agent has let go by now; what it wrote goes too.
-            watch.until(lambda kind, found: found["metadata"]["labels"].get("kubevirt.io/schedulable") == "false", mark)
-            mark = watch.mark()
+            if api.get(pods)["items"]:
+                created.until(lambda kind, found: kind == "DELETED")
             api.merge(path, {"metadata": {"labels": dict.fromkeys(wanted)}})
+            mark = watch.mark()
+            _run_agents(api, True)
+            born, _ = created.until(lambda kind, found: kind == "ADDED")
             done, _ = watch.until(
                 lambda kind, found: wanted <= found["metadata"]["labels"].keys()
                 and found["metadata"]["labels"].get("kubevirt.io/schedulable") == "true",
                 mark,
             )
             times.append(done - born)
-            created.until(
-                lambda kind, found, name=new["metadata"]["name"]: found["metadata"]["name"] == name
-                and any(c["type"] == "Ready" and c["status"] == "True" for c in found["status"].get("conditions", []))
-            )
     yield Figure("start.labels-complete vs kubevirt", median(times), "s", KUBEVIRT_START, KUBEVIRT_START)
+
+
+def _run_agents(api: Api, wanted: bool) -> None:
+    """Let the DaemonSet run on all nodes, or on none."""
+    selector = {"example.com/no-agent": None if wanted else "here"}
+    patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+    api.merge("/apis/apps/v1/namespaces/drydock/daemonsets/drydock-agent", patch)

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeSet,
     path::Path,
     process::Command,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use drydock_api::facts::{KvmState, Usable, VirtType};
@@ -82,7 +82,6 @@ fn emulation_is_described_as_virsh_describes_it() {
     assert_eq!(found.virt_type, VirtType::Qemu);
 
     // The same questions by virsh, to a libvirtd that knows as little.
-    let start = Instant::now();
     let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
     let uri = daemon.uri();
@@ -137,13 +136,6 @@ fn emulation_is_described_as_virsh_describes_it() {
             machine.name
         );
     }
-    let raw = start.elapsed();
-    println!("inspection {:?}, raw calls {raw:?}", report.took);
-    assert!(
-        report.took < raw.mul_f64(1.2),
-        "{:?} for what takes {raw:?}",
-        report.took
-    );
     let version = virsh(&uri, &["version", "--daemon"]);
     assert!(
         version.contains(&format!("libvirt {}", found.libvirt_version)),
