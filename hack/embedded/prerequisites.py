@@ -34,24 +34,22 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     # Building the Rust crates: libvirt is linked, its headers are read.
     "rust": ("gcc", "libc6-dev", "libvirt-dev", "pkg-config"),
     # Container images without a container engine.
-    "images": ("busybox-static", "mmdebstrap", "gpg", "debian-archive-keyring"),
+    "images": ("busybox-static", "debian-archive-keyring", "mmdebstrap", "zstd"),
     # The guest disk: a kernel, a boot loader and a file system in one file.
     "guest": (
         "busybox-static",
-        "cpio",
-        "dosfstools",
         "genisoimage",
         "mtools",
         "qemu-system-x86",
         "qemu-utils",
         "syslinux",
         "syslinux-common",
-        "xz-utils",
     ),
     # Tests that talk to a real libvirt on this host.
     "libvirt": (
         "libvirt-clients",
         "libvirt-daemon",
+        "libvirt-daemon-driver-qemu",
         "qemu-system-x86",
         "qemu-utils",
     ),

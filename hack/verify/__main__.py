@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         progress.say(f"suite {name}")
         try:
             if not outcomes:
-                prerequisites.ensure(prerequisites.PACKAGES, progress)
+                prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
             outcome = SUITES[name](arguments, progress)
         except Failure as failure:
             outcome = Outcome(failed=[f"{name}: {failure}"])

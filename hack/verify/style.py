@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             _, code = command(argv, quiet=True)
         _count(outcome, name, code == 0)
     with progress.step("cargo deny"):
-        _, code = command([str(_deny(progress)), "--offline", "check", "bans", "licenses", "sources"], quiet=True)
+        _, code = command([str(_deny(progress)), "--offline", "--locked", "check", "bans", "licenses", "sources"], quiet=True)
     _count(outcome, "cargo deny", code == 0)
     for name, found in _strangers().items():
         for line in found:

@@ -4,12 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    process::Command,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, process::Command, time::Duration};
 
 use drydock_api::facts::{KvmState, Usable, VirtType};
 use drydock_host::{

@@ -1,0 +1,29 @@
+"""Figures and their budgets."""
+
+import json
+import unittest
+
+from measure.figure import Figure, median
+
+
+class Figures(unittest.TestCase):
+    def test_a_budget_is_absolute_or_a_ratio(self) -> None:
+        for figure, ratio, ok in (
+            (Figure("a", 9.0, "MiB", 28.0, 10), 0.321, True),
+            (Figure("a", 11.0, "MiB", None, 10), None, False),
+            (Figure("a", 6.0, "s", 5.0, 1.2, relative=True), 1.2, True),
+            (Figure("a", 6.1, "s", 5.0, 1.2, relative=True), 1.22, False),
+            (Figure("a", 6.1, "s", None, 1.2, relative=True), None, False),
+            (Figure("a", 0, "requests", None, 0), None, True),
+        ):
+            line = json.loads(figure.line())
+            self.assertEqual((line["ratio"], line["ok"]), (ratio, ok), figure)
+
+    def test_a_median_needs_seven_samples(self) -> None:
+        self.assertEqual(median([7, 1, 2, 3, 4, 5, 6]), 4)
+        with self.assertRaises(AssertionError):
+            median([1, 2, 3])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,46 @@
+"""Reading the output of test runners."""
+
+import unittest
+
+from verify.outcome import of_libtest, of_unittest
+
+
+class Libtest(unittest.TestCase):
+    def test_each_result_is_counted(self) -> None:
+        output = (
+            "running 4 tests\n"
+            "test labels::good ... ok\n"
+            "test labels::bad ... FAILED\n"
+            "test needs_a_cluster ... ignored, needs a cluster\n"
+            "test panics - should panic ... ok\n"
+            "SKIPPED real_libvirt: virsh is not installed\n"
+            "test result: FAILED. 2 passed; 1 failed; 1 ignored\n"
+        )
+        outcome = of_libtest(output, 101)
+        self.assertEqual((outcome.passed, outcome.failed), (2, ["labels::bad"]))
+        self.assertEqual(outcome.skipped, ["real_libvirt: virsh is not installed"])
+
+    def test_a_run_that_breaks_off_is_a_failure_with_its_last_words(self) -> None:
+        outcome = of_libtest("test a ... ok\nerror: could not compile `x`\n", 101)
+        self.assertEqual(outcome.passed, 1)
+        self.assertIn("could not compile", outcome.failed[0])
+
+
+class Unittest(unittest.TestCase):
+    def test_each_result_is_counted(self) -> None:
+        output = (
+            "test_good (oci.tests.test_layers.Layers.test_good) ... ok\n"
+            "test_said (oci.tests.test_layers.Layers.test_said)\n"
+            "What it says. ... ok\n"
+            "test_bad (oci.tests.test_layers.Layers.test_bad) ... FAIL\n"
+            "test_off (oci.tests.test_layers.Layers.test_off) ... skipped 'no network'\n"
+            "Ran 4 tests in 0.1s\n"
+        )
+        outcome = of_unittest(output, 1)
+        self.assertEqual(outcome.passed, 2)
+        self.assertEqual(outcome.failed, ["oci.tests.test_layers.Layers.test_bad"])
+        self.assertEqual(outcome.skipped, ["oci.tests.test_layers.Layers.test_off: 'no network'"])
+
+
+if __name__ == "__main__":
+    unittest.main()
