@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from embedded.cluster import Cluster
+from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .api import Api
@@ -37,7 +38,9 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     progress.say(f"idle for {SETTLE} s")
     wait_until(time.monotonic() + SETTLE)
     (agent,) = processes(made, node, "drydock-agent")
-    controllers = [(other.name, pid) for other in made.nodes for pid in processes(made, other.name, "drydock-contro")]
+    controllers = [(other.name, pid) for other in made.nodes for pid in processes(made, other.name, "drydock-controller")]
+    if not controllers:
+        raise Failure("no controller runs on the cluster")
     begun, since = time.monotonic(), datetime.now(timezone.utc)
     progress.say(f"window of {WINDOW} s")
     agents, controller_resident, spent = [], [], []

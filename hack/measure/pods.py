@@ -35,6 +35,8 @@ def pod_of(made: Cluster, application: str, node: str) -> str:
 
 def processes(made: Cluster, node: str, command: str) -> list[int]:
     """Pids, as the node sees them, of the processes with this command name."""
+    # The kernel keeps fifteen characters of a command's name.
+    command = command[:15]
     script = f'for p in /proc/[0-9]*; do [ "$(cat $p/comm 2>/dev/null)" = {command} ] && echo ${{p#/proc/}}; done; true'
     return [int(pid) for pid in made.in_node(node, ["sh", "-c", script]).split()]
 

@@ -61,6 +61,10 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
         if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
             refused.insert(right);
         } else {
+            // What an apply makes anew needs the right to create it.
+            if right.2 == "patch" && event["responseStatus"]["code"] == 201 {
+                used.insert((right.0.clone(), right.1.clone(), "create".into()));
+            }
             used.insert(right);
         }
     }
