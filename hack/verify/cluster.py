@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         for test in sorted((REPOSITORY / "tests" / "tests").glob("*.rs")):
             argv = ["cargo", "test", "--locked", "-p", "drydock-tests", "--test", test.stem, "--"]
             argv += ["--ignored", "--test-threads=1", *([arguments.only] if arguments.only else [])]
-            output, code = command(argv, {"DRYDOCK_TEST_CLUSTER": NAME})
+            output, code = command(argv, {"DRYDOCK_TEST_CLUSTER": NAME, "RUST_BACKTRACE": "0"})
             outcome.add(of_libtest(output, code))
     finally:
         if not arguments.keep:

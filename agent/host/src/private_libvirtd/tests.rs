@@ -57,9 +57,7 @@ fn it_is_open_when_it_listens() {
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
     let pid = daemon.pid();
     assert!(is_running(pid));
-    let start = Instant::now();
     drop(daemon);
-    assert!(start.elapsed() < POLITE, "it ends when asked to: {:?}", start.elapsed());
     assert!(!is_running(pid));
     assert_eq!(program.left(), [] as [PathBuf; 0]);
 }
