@@ -4,11 +4,17 @@
 //! a child process a call that hangs ends with the process, a crash of the C library is an answer
 //! like any other, and the memory is given back. The child is this program's own `inspect`.
 
-use std::{io, path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use drydock_host::{
     fingerprint::Programs,
     inspection::{LibvirtSource, Options, Report},
+    private_libvirtd::PATH,
 };
 use nix::{
     sys::signal::{Signal, killpg},
@@ -21,9 +27,6 @@ use crate::args::HostArgs;
 
 /// How much longer than its own deadline the child may live: it needs a moment to end libvirtd.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// Where programs are looked for: libvirtd is not in every user's PATH.
-const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Most bytes of a report; a node with every CPU model and machine type has about 60 KiB.
 const LIMIT: u64 = 8 * 1024 * 1024;
@@ -120,12 +123,13 @@ fn arguments(args: &HostArgs) -> Vec<std::ffi::OsString> {
     line
 }
 
-/// Where a program is: as given if it has a folder, else the first of its name in `path`.
-pub(crate) fn find_program(program: &std::path::Path, path: &str) -> Option<PathBuf> {
+/// Where a program is: as given if it has a folder, else the first of its name in the folders where
+/// an inspection looks. So the fingerprint is of the libvirtd that is asked.
+fn find_program(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.exists().then(|| program.to_owned());
     }
-    path.split(':')
+    PATH.split(':')
         .map(|folder| PathBuf::from(folder).join(program))
         .find(|candidate| candidate.exists())
 }
@@ -149,8 +153,8 @@ pub(crate) fn options(args: &HostArgs) -> Options {
 pub(crate) fn programs(args: &HostArgs) -> Programs {
     let emulator = PathBuf::from(format!("qemu-system-{}", std::env::consts::ARCH));
     Programs {
-        libvirtd: find_program(&args.libvirtd, SEARCH),
-        qemu: args.qemu.clone().or_else(|| find_program(&emulator, SEARCH)),
+        libvirtd: find_program(&args.libvirtd),
+        qemu: args.qemu.clone().or_else(|| find_program(&emulator)),
         cpu_map: Some(args.cpu_map.clone()),
     }
 }

@@ -48,7 +48,7 @@ use crate::{
 };
 
 /// Where programs are looked for, libvirtd as well as what it starts.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Longest path of a unix socket.
 const MAX_SOCKET_PATH: usize = 107;
