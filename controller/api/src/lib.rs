@@ -9,6 +9,7 @@ pub mod facts;
 pub mod hyperconverged;
 pub mod hypervisor;
 pub mod labels;
+pub mod launcher;
 pub mod leases;
 pub mod legacy;
 pub mod reasons;

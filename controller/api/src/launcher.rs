@@ -1,0 +1,225 @@
+//! The agreement about a virtual machine's pod: the controller makes it, the launcher is process 1
+//! in it, and the agent of its node runs the guest through it.
+//!
+//! ```text
+//! controller ── DRYDOCK_GUEST: Guest ─▶ launcher ── ready.json: Ready ─▶ agent ── libvirt ─▶ guest
+//!                                          └── termination message: Ending ─▶ kubelet ─▶ controller
+//! ```
+//!
+//! What comes out of a pod is the pod's word only: whoever reads it checks it.
+
+use serde::{Deserialize, Serialize};
+
+/// The container in which the guest runs, by KubeVirt's name.
+pub const CONTAINER: &str = "compute";
+/// User and group of everything in the pod, which the image names `qemu`.
+pub const UID: i64 = 107;
+/// Environment variable with the [`Guest`] as JSON.
+pub const GUEST_VARIABLE: &str = "DRYDOCK_GUEST";
+/// The pod's volume that launcher and agent share.
+pub const RUN_VOLUME: &str = "run";
+/// Where that volume is mounted; also `XDG_RUNTIME_DIR`.
+pub const RUN_FOLDER: &str = "/run/drydock";
+/// The pod's volume for disks that live as long as it.
+pub const DISKS_VOLUME: &str = "disks";
+/// Where that volume is mounted.
+pub const DISKS_FOLDER: &str = "/var/lib/drydock/disks";
+/// Images of containerDisks are mounted below this folder, by the names of their volumes.
+pub const IMAGES_FOLDER: &str = "/images";
+/// Volumes with a file system are mounted below this folder, by their names.
+pub const VOLUMES_FOLDER: &str = "/volumes";
+/// The file in such a volume that is the disk.
+pub const DISK_FILE: &str = "disk.img";
+/// Block volumes are devices below this folder, by their names.
+pub const DEVICES_FOLDER: &str = "/devices";
+/// Secrets are mounted below this folder, by the names of their volumes.
+pub const SECRETS_FOLDER: &str = "/secrets";
+/// The folder of a Secret that holds user data.
+pub const SECRET_USER: &str = "user";
+/// The folder of a Secret that holds network data.
+pub const SECRET_NETWORK: &str = "network";
+/// libvirt's socket, below the run folder.
+pub const LIBVIRT_SOCKET: &str = "libvirt/libvirt-sock";
+/// The file, below the run folder, that says that the pod is ready for its guest.
+pub const READY_FILE: &str = "ready.json";
+/// The socket, below the run folder, that the guest's first serial port is connected to.
+pub const CONSOLE_SOCKET: &str = "console.sock";
+/// The seccomp profile, below the kubelet's folder of them.
+pub const SECCOMP_PROFILE: &str = "drydock/launcher.json";
+/// The extended resource by which a pod gets its share of hardware virtualization.
+pub const KVM_RESOURCE: &str = "devices.kubevirt.io/kvm";
+
+/// The guest that a pod is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Guest {
+    /// Name of the libvirt domain.
+    pub domain: String,
+    /// Identity of this pod's libvirt: two that are alike refuse to migrate to each other.
+    pub host_uuid: String,
+    /// How long the guest may take to shut down, in seconds, the launcher's margin included.
+    pub grace_period_seconds: u64,
+    /// What becomes a disk, in the order of the manifest.
+    pub disks: Vec<GuestDisk>,
+}
+
+/// Something that becomes a disk of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GuestDisk {
+    /// Name of the volume.
+    pub name: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub source: DiskSource,
+}
+
+/// Where a disk comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum DiskSource {
+    /// A read-only image with a layer above it that the guest writes to.
+    #[serde(rename_all = "camelCase")]
+    ContainerDisk {
+        /// The disk in the image; the only file in its folder `/disk` if not given.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path: Option<String>,
+    },
+    /// NoCloud data.
+    CloudInitNoCloud(CloudInit),
+    /// An empty disk that lives as long as the pod.
+    EmptyDisk {
+        /// Size in bytes.
+        capacity: u64,
+    },
+    /// The file `disk.img` of a volume with a file system.
+    Filesystem {},
+    /// A block device.
+    Block {},
+}
+
+/// NoCloud data, from the manifest or from Secrets that are mounted into the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CloudInit {
+    /// `instance-id` of the meta-data.
+    pub instance_id: String,
+    /// `local-hostname` of the meta-data.
+    pub hostname: String,
+    /// The file `user-data`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<CloudInitText>,
+    /// The file `network-config`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data: Option<CloudInitText>,
+}
+
+/// A file of NoCloud data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CloudInitText {
+    /// As it is.
+    Plain(String),
+    /// Encoded in base64.
+    Base64(String),
+    /// From the Secret that is mounted for it.
+    Secret {},
+}
+
+/// What a launcher says when libvirt answers and all disks are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ready {
+    /// The disks, in the order of [`Guest::disks`].
+    pub disks: Vec<PreparedDisk>,
+}
+
+/// A disk as QEMU opens it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PreparedDisk {
+    /// Name of the volume.
+    pub name: String,
+    /// File or device in the pod.
+    pub path: String,
+    /// How its content is read.
+    pub format: DiskFormat,
+    /// Size that the guest sees, in bytes.
+    pub virtual_size: u64,
+    /// The read-only image below it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<BackingImage>,
+}
+
+/// A read-only image below a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackingImage {
+    /// File in the pod.
+    pub path: String,
+    /// How its content is read.
+    pub format: DiskFormat,
+    /// Size in bytes.
+    pub virtual_size: u64,
+}
+
+/// Format of a disk's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// QEMU's own format.
+    Qcow2,
+    /// The bytes themselves.
+    Raw,
+}
+
+impl DiskFormat {
+    /// QEMU's and libvirt's name of the format.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Qcow2 => "qcow2",
+            Self::Raw => "raw",
+        }
+    }
+}
+
+/// How a pod's guest ended: the launcher's termination message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ending {
+    /// What happened.
+    pub outcome: Outcome,
+    /// The same for people, with libvirt's detail.
+    pub message: String,
+}
+
+/// How a guest ended in this pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The guest shut itself down, by itself or asked by its power button.
+    Shutdown,
+    /// QEMU ended by itself, or the guest crashed.
+    Crashed,
+    /// It was ended from outside.
+    Destroyed,
+    /// It went on elsewhere.
+    Migrated,
+    /// It could not be started, or libvirt could not be kept alive.
+    Failed,
+    /// The pod was told to end before a guest ran in it.
+    NotStarted,
+}
+
+impl Outcome {
+    /// libvirt's or Drydock's word for it, as it is written in the message.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Shutdown => "Shutdown",
+            Self::Crashed => "Crashed",
+            Self::Destroyed => "Destroyed",
+            Self::Migrated => "Migrated",
+            Self::Failed => "Failed",
+            Self::NotStarted => "NotStarted",
+        }
+    }
+}
