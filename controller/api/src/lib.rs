@@ -8,6 +8,7 @@ pub mod annotations;
 pub mod facts;
 pub mod hyperconverged;
 pub mod hypervisor;
+pub mod kubevirt;
 pub mod labels;
 pub mod launcher;
 pub mod leases;
@@ -28,6 +29,7 @@ pub use hypervisor::{Hypervisor, HypervisorSpec, HypervisorStatus};
 /// The schemas name no formats that Kubernetes does not know (`uint32`, ...), which it would warn of.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut definitions = vec![Hypervisor::crd(), HyperConverged::crd()];
+    definitions.extend(kubevirt::definitions());
     for version in definitions
         .iter_mut()
         .flat_map(|definition| &mut definition.spec.versions)

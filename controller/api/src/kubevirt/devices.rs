@@ -1,0 +1,221 @@
+//! Disks, interfaces and other devices of a guest.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The guest's devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Devices {
+    /// Disks, each of the volume with its name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::by_name::<Disk>")]
+    pub disks: Vec<Disk>,
+    /// Network interfaces, each on the network with its name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::by_name::<Interface>")]
+    pub interfaces: Vec<Interface>,
+    /// A source of random numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rng: Option<Rng>,
+    /// The guest has a serial port, whose output is in the log of its pod. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoattach_serial_console: Option<bool>,
+    /// The guest has a screen, for VNC. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoattach_graphics_device: Option<bool>,
+    /// A guest without interfaces gets one on the pod's network. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoattach_pod_interface: Option<bool>,
+}
+
+/// A source of random numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Rng {}
+
+/// A disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Disk {
+    /// Name of the volume.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// The guest sees a disk. So it does if neither this nor `cdrom` is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskTarget>,
+    /// The guest sees a CD-ROM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cdrom: Option<CdRomTarget>,
+    /// Place in the order of booting, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub boot_order: Option<u32>,
+    /// Serial number that the guest reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub serial: Option<String>,
+    /// What the host keeps of it in memory: `none`, `writethrough` or `writeback`. `none` where
+    /// the storage can be written past the host's cache, else `writethrough`, if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<DiskCache>,
+}
+
+/// A disk as a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct DiskTarget {
+    /// virtio if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bus: Option<DiskBus>,
+    /// The guest cannot write to it.
+    #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
+    pub read_only: Option<bool>,
+}
+
+/// A disk as a CD-ROM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct CdRomTarget {
+    /// sata or scsi; sata if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bus: Option<DiskBus>,
+    /// The guest cannot write to it. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
+    pub read_only: Option<bool>,
+}
+
+/// How a disk is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskBus {
+    /// Made for virtual machines.
+    Virtio,
+    /// SATA.
+    Sata,
+    /// SCSI, by a virtio controller.
+    Scsi,
+}
+
+impl DiskBus {
+    /// libvirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::Sata => "sata",
+            Self::Scsi => "scsi",
+        }
+    }
+}
+
+/// What the host keeps of a disk in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskCache {
+    /// Nothing.
+    None,
+    /// Reads only.
+    WriteThrough,
+    /// Reads and writes, which are lost if the host fails before the guest flushes.
+    WriteBack,
+}
+
+impl DiskCache {
+    /// libvirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::WriteThrough => "writethrough",
+            Self::WriteBack => "writeback",
+        }
+    }
+}
+
+/// A network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Interface {
+    /// Name of the network.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// Connected through the pod's address. Drydock does it by passt, like `passt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<Binding>,
+    /// Connected through the pod's address by passt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passt: Option<Binding>,
+    /// virtio, e1000e or e1000; virtio if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<InterfaceModel>,
+    /// Ports of the guest that can be reached; all if none is named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    /// MAC address; made from the object's UID if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}$"))]
+    pub mac_address: Option<String>,
+    /// Place in the order of booting, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub boot_order: Option<u32>,
+}
+
+/// A way to connect an interface, which has no settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Binding {}
+
+/// Model of a network card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InterfaceModel {
+    /// Made for virtual machines.
+    Virtio,
+    /// Intel's, PCI Express.
+    E1000e,
+    /// Intel's, PCI.
+    E1000,
+}
+
+impl InterfaceModel {
+    /// libvirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::E1000e => "e1000e",
+            Self::E1000 => "e1000",
+        }
+    }
+}
+
+/// A port of the guest that can be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Port {
+    /// Its name in the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 15))]
+    pub name: Option<String>,
+    /// TCP or UDP; TCP if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+    /// Its number.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: i32,
+}
+
+/// Protocol of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Protocol {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+}

@@ -1,0 +1,269 @@
+//! The guest's hardware: CPU, memory, clock, firmware.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Amount, devices::Devices};
+
+/// The hardware that a guest sees.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Domain {
+    /// CPU topology, model and features.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Cpu>,
+    /// Memory that the guest sees.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+    /// What the pod asks of its node. The guest's memory is requested on top of Drydock's overhead
+    /// if `memory.guest` is not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+    /// Machine type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+    /// Identity of the firmware.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<Firmware>,
+    /// Clock and timers. UTC if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
+    /// Disks, interfaces and other devices.
+    pub devices: Devices,
+}
+
+/// CPU topology, model and features.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Cpu {
+    /// Cores of each socket. 1 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 512))]
+    pub cores: Option<u32>,
+    /// Sockets. 1 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 512))]
+    pub sockets: Option<u32>,
+    /// Threads of each core. 1 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 512))]
+    pub threads: Option<u32>,
+    /// A model that libvirt knows, `host-model` or `host-passthrough`. host-model if not set and
+    /// the cluster's configuration names none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    )]
+    pub model: Option<String>,
+    /// Features beside the model.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::by_name::<CpuFeature>")]
+    pub features: Vec<CpuFeature>,
+}
+
+/// A CPU feature.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuFeature {
+    /// libvirt's name of the feature.
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    )]
+    pub name: String,
+    /// What to do about it. `require` if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<FeaturePolicy>,
+}
+
+/// What to do about a CPU feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FeaturePolicy {
+    /// The guest has it whether the host's CPU does or not.
+    Force,
+    /// The guest has it, and runs only on nodes that have it.
+    Require,
+    /// The guest has it if the node has.
+    Optional,
+    /// The guest does not have it.
+    Disable,
+    /// The guest does not have it, and runs only on nodes that do not.
+    Forbid,
+}
+
+impl FeaturePolicy {
+    /// libvirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Force => "force",
+            Self::Require => "require",
+            Self::Optional => "optional",
+            Self::Disable => "disable",
+            Self::Forbid => "forbid",
+        }
+    }
+}
+
+/// Memory that the guest sees.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Memory {
+    /// How much. The memory request, else the memory limit, of `resources` if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<Amount>,
+}
+
+/// What the pod asks of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Resources {
+    /// What is set aside for it: `cpu` and `memory`, by the names of pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Amount>,
+    /// What it may use at most.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, Amount>,
+}
+
+/// Machine type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Machine {
+    /// QEMU's name of it. q35 if not set.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    )]
+    pub type_: Option<String>,
+}
+
+/// Identity of the firmware.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Firmware {
+    /// UUID that the guest reads. Made from namespace and name, so that it stays the same, if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"))]
+    pub uuid: Option<String>,
+    /// Serial number that the guest reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub serial: Option<String>,
+}
+
+/// Clock and timers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Clock {
+    /// The guest's clock is UTC, perhaps with an offset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utc: Option<ClockUtc>,
+    /// The guest's clock shows the time of this zone, such as `Europe/Rome`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_+/-]+$"))]
+    pub timezone: Option<String>,
+    /// Timers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timer: Option<Timers>,
+}
+
+/// The guest's clock is UTC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClockUtc {
+    /// Seconds that it is ahead of UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset_seconds: Option<i64>,
+}
+
+/// Timers of the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Timers {
+    /// High precision event timer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hpet: Option<Timer>,
+    /// KVM's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kvm: Option<Timer>,
+    /// Programmable interval timer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pit: Option<Timer>,
+    /// Real time clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rtc: Option<Timer>,
+    /// Hyper-V's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyperv: Option<Timer>,
+}
+
+/// A timer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Timer {
+    /// Whether the guest has it. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub present: Option<bool>,
+    /// What happens to ticks that were missed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tick_policy: Option<TickPolicy>,
+    /// What the real time clock follows: `guest` or `wall`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub track: Option<Track>,
+}
+
+/// What happens to ticks that were missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TickPolicy {
+    /// Delivered late, at the usual rate.
+    Delay,
+    /// Delivered faster until they are made up for.
+    Catchup,
+    /// Merged into one.
+    Merge,
+    /// Lost.
+    Discard,
+}
+
+impl TickPolicy {
+    /// libvirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Delay => "delay",
+            Self::Catchup => "catchup",
+            Self::Merge => "merge",
+            Self::Discard => "discard",
+        }
+    }
+}
+
+/// What a real time clock follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Track {
+    /// The guest's time.
+    Guest,
+    /// The host's time.
+    Wall,
+}
+
+impl Track {
+    /// libvirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Guest => "guest",
+            Self::Wall => "wall",
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Label and annotation keys, condition types and reasons of virtual machines and their pods.
+
+/// Value of the label [`APP`] on launcher pods.
+pub const VIRT_LAUNCHER: &str = "virt-launcher";
+/// Label that says what a pod is.
+pub const APP: &str = "kubevirt.io";
+/// Label of a pod: UID of its instance.
+pub const CREATED_BY: &str = "kubevirt.io/created-by";
+/// Label of an instance and its pods: name of the instance's VirtualMachine or of itself.
+pub const VM_NAME: &str = "vm.kubevirt.io/name";
+/// Label of an instance: the node whose agent looks after it.
+pub const NODE_NAME: &str = "kubevirt.io/nodeName";
+/// Annotation of a pod: name of its instance.
+pub const DOMAIN: &str = "kubevirt.io/domain";
+/// Readiness gate of a launcher pod: the guest runs in it.
+pub const GUEST_RUNNING: &str = "drydock.dev/guest-running";
+/// Annotation of an instance: the generation of its VirtualMachine that it was made of.
+pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
+/// Annotation of a pod whose instance is stopped by an eviction or a drain, so that it is started elsewhere.
+pub const EVICTED: &str = "drydock.dev/evicted";
+/// Finalizer of an instance: its guest has ended and its pods are gone.
+pub const FINALIZER: &str = "foregroundDeleteVirtualMachine";
+
+/// Types of conditions of an instance.
+pub mod conditions {
+    /// The guest runs and can be reached.
+    pub const READY: &str = "Ready";
+    /// The guest is paused.
+    pub const PAUSED: &str = "Paused";
+    /// The guest can be live migrated.
+    pub const LIVE_MIGRATABLE: &str = "LiveMigratable";
+    /// The disks of the guest can be live migrated.
+    pub const STORAGE_LIVE_MIGRATABLE: &str = "StorageLiveMigratable";
+    /// The guest's agent answers.
+    pub const AGENT_CONNECTED: &str = "AgentConnected";
+    /// Its pod was put on a node, or why not.
+    pub const POD_SCHEDULED: &str = "PodScheduled";
+    /// Its pod could not be made or its images not be had.
+    pub const SYNCHRONIZED: &str = "Synchronized";
+    /// Another node could take it.
+    pub const MIGRATION_TARGET_AVAILABLE: &str = "MigrationTargetAvailable";
+    /// Its node is lost and nobody can say whether it still runs there.
+    pub const FENCING_REQUIRED: &str = "FencingRequired";
+    /// Of a VirtualMachine: its template has changed since its instance was made.
+    pub const RESTART_REQUIRED: &str = "RestartRequired";
+    /// Of a VirtualMachine: its instance could not be made.
+    pub const FAILURE: &str = "Failure";
+}

@@ -1,0 +1,66 @@
+//! VirtualMachineInstanceReplicaSet: so many instances that are all alike.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Condition, machine::InstanceTemplate};
+
+/// So many instances that are all alike.
+#[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "kubevirt.io",
+    version = "v1",
+    kind = "VirtualMachineInstanceReplicaSet",
+    plural = "virtualmachineinstancereplicasets",
+    singular = "virtualmachineinstancereplicaset",
+    shortname = "vmirs",
+    shortname = "vmirss",
+    category = "all",
+    namespaced,
+    status = "VirtualMachineInstanceReplicaSetStatus",
+    derive = "PartialEq",
+    doc = "So many instances of virtual machines that are all alike.",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.labelSelector"
+    ),
+    printcolumn = r#"{"name":"Desired","type":"integer","jsonPath":".spec.replicas","description":"Number of desired instances"}"#,
+    printcolumn = r#"{"name":"Current","type":"integer","jsonPath":".status.replicas","description":"Number of instances that have not ended"}"#,
+    printcolumn = r#"{"name":"Ready","type":"integer","jsonPath":".status.readyReplicas","description":"Number of ready instances"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct VirtualMachineInstanceReplicaSetSpec {
+    /// How many. 1 if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100000))]
+    pub replicas: Option<i32>,
+    /// Which instances it counts; the template's labels must be among them.
+    pub selector: LabelSelector,
+    /// The instance that is made.
+    pub template: InstanceTemplate,
+    /// Nothing is made or deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+}
+
+/// What is reported of a replica set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VirtualMachineInstanceReplicaSetStatus {
+    /// Instances that have not ended.
+    pub replicas: i32,
+    /// Instances that are ready.
+    pub ready_replicas: i32,
+    /// The selector as text, for autoscalers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_selector: Option<String>,
+    /// ReplicaPaused, ReplicaFailure.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::conditions")]
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,326 @@
+//! What is reported of a VirtualMachineInstance.
+//!
+//! The controller writes what it knows of the cluster, the agent of `nodeName` what it knows of the
+//! guest; each field has one writer (the phase changes hands when the guest runs).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Condition;
+use crate::launcher::DiskFormat;
+
+/// What is reported of a virtual machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed']) || (has(self.phase) && self.phase == oldSelf.phase)",
+    "message": "a final phase is final",
+}]))]
+pub struct VirtualMachineInstanceStatus {
+    /// Where it is between its start and its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// Why, in one CamelCase word, where there is something to say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When it first reached each phase.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "phase_transitions")]
+    pub phase_transition_timestamps: Vec<PhaseTransition>,
+    /// Ready, Paused, LiveMigratable, AgentConnected, PodScheduled and others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The node on which it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// Its pods that have not ended, by UID, and their nodes.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub active_pods: BTreeMap<String, String>,
+    /// Network interfaces with their addresses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<InterfaceStatus>,
+    /// The guest's operating system, as its agent says.
+    #[serde(rename = "guestOSInfo", skip_serializing_if = "GuestOsInfo::is_empty")]
+    pub guest_os_info: GuestOsInfo,
+    /// Whether a migration moves disks too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_method: Option<MigrationMethod>,
+    /// How a migration's stream is carried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_transport: Option<String>,
+    /// The node that it is to leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation_node_name: Option<String>,
+    /// Quality of service class of its pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qos_class: Option<String>,
+    /// The machine type that it got.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineStatus>,
+    /// CPU topology.
+    #[serde(rename = "currentCPUTopology", skip_serializing_if = "Option::is_none")]
+    pub current_cpu_topology: Option<CpuTopology>,
+    /// Memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStatus>,
+    /// Volumes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::by_name::<VolumeStatus>")]
+    pub volume_status: Vec<VolumeStatus>,
+    /// What Drydock alone reports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drydock: Option<DrydockStatus>,
+}
+
+fn phase_transitions(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    super::list_map::<Vec<PhaseTransition>>(generator, &["phase"])
+}
+
+/// Where a virtual machine is between its start and its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// Nothing was done yet.
+    #[default]
+    Pending,
+    /// Its pod is on the way to a node.
+    Scheduling,
+    /// Its pod is there.
+    Scheduled,
+    /// The guest runs.
+    Running,
+    /// The guest has shut down.
+    Succeeded,
+    /// The guest was lost, crashed, or never started.
+    Failed,
+    /// What has become of it cannot be known now.
+    Unknown,
+}
+
+impl Phase {
+    /// The guest will not run again under this object.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+
+    /// KubeVirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Scheduling => "Scheduling",
+            Self::Scheduled => "Scheduled",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// When a phase was first reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PhaseTransition {
+    /// The phase.
+    pub phase: Phase,
+    /// When.
+    #[schemars(schema_with = "super::time")]
+    pub phase_transition_timestamp: Timestamp,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct InterfaceStatus {
+    /// Name of the network, if it is one of the object's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its first address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip_address: Option<String>,
+    /// All its addresses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ip_addresses: Vec<String>,
+    /// MAC address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Its name in the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface_name: Option<String>,
+    /// Who says so: `domain`, `guest-agent`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub info_source: Option<String>,
+}
+
+/// The guest's operating system.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GuestOsInfo {
+    /// Name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Release of the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_release: Option<String>,
+    /// Version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Name and version for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pretty_name: Option<String>,
+    /// Version number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version_id: Option<String>,
+    /// Version of the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_version: Option<String>,
+    /// Architecture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// Short name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+}
+
+impl GuestOsInfo {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Whether a migration moves disks too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum MigrationMethod {
+    /// Disks that only the source has are copied.
+    BlockMigration,
+    /// All disks are shared.
+    LiveMigration,
+}
+
+/// The machine type that a guest got.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MachineStatus {
+    /// Its versioned name.
+    #[serde(rename = "type")]
+    pub type_: String,
+}
+
+/// CPU topology of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CpuTopology {
+    /// Cores of each socket.
+    pub cores: u32,
+    /// Sockets.
+    pub sockets: u32,
+    /// Threads of each core.
+    pub threads: u32,
+}
+
+/// Memory of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MemoryStatus {
+    /// What it started with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_at_boot: Option<String>,
+    /// What it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_current: Option<String>,
+    /// What it shall have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_requested: Option<String>,
+}
+
+/// A volume of a running virtual machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeStatus {
+    /// Its name.
+    pub name: String,
+    /// Name of the disk in the guest's hardware, such as `vda`.
+    #[serde(default)]
+    pub target: String,
+    /// Size of the disk in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<i64>,
+    /// The claim that it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim_info: Option<ClaimInfo>,
+}
+
+/// A PersistentVolumeClaim that is a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimInfo {
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim_name: Option<String>,
+    /// How it may be mounted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub access_modes: Vec<String>,
+    /// Block or Filesystem.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_mode: Option<String>,
+}
+
+/// What Drydock alone reports: what a migration's target must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DrydockStatus {
+    /// The running guest's CPU, as libvirt reports it.
+    #[serde(rename = "guestCPU", skip_serializing_if = "Option::is_none")]
+    pub guest_cpu: Option<GuestCpu>,
+    /// How the guest runs: `kvm`, or `qemu` for emulation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virt_type: Option<String>,
+    /// Version of QEMU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu_version: Option<String>,
+    /// Version of libvirt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub libvirt_version: Option<String>,
+    /// UID of the pod in which the guest runs.
+    #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// The images below containerDisks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::by_name::<ImageRecord>")]
+    pub images: Vec<ImageRecord>,
+}
+
+/// A guest's CPU in full.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GuestCpu {
+    /// The named model that it is based on.
+    pub model: String,
+    /// Vendor that the guest sees, if it is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vendor: Option<String>,
+    /// Features that it has beyond the model.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub required: Vec<String>,
+    /// Features of the model that it lacks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disabled: Vec<String>,
+}
+
+/// The image below a containerDisk, as it was at the first start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageRecord {
+    /// Name of the volume.
+    pub name: String,
+    /// The image's ID as the node's runtime resolved it, if it says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_id: Option<String>,
+    /// Size in bytes.
+    pub virtual_size: u64,
+    /// Format of its content: `qcow2` or `raw`.
+    #[schemars(with = "String")]
+    pub format: DiskFormat,
+}

@@ -1,0 +1,141 @@
+//! What a guest's disks are made of, and its networks.
+
+use k8s_openapi::api::core::v1::{LocalObjectReference, PersistentVolumeClaimVolumeSource};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Amount;
+
+/// A volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Volume {
+    /// Its name, which the disk has too.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"))]
+    pub name: String,
+    /// A disk in a container image, with a layer above it that is gone with the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_disk: Option<ContainerDisk>,
+    /// Data for cloud-init.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init_no_cloud: Option<CloudInitNoCloud>,
+    /// A PersistentVolumeClaim: the file disk.img in it, or the block device that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
+    /// The PersistentVolumeClaim of that name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_volume: Option<DataVolume>,
+    /// An empty disk that is gone with the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_disk: Option<EmptyDisk>,
+}
+
+/// A disk in a container image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ContainerDisk {
+    /// The image.
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: String,
+    /// The disk in it; the only file in its folder /disk if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: Option<String>,
+    /// Always, Never or IfNotPresent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<PullPolicy>,
+    /// Secret with the credentials of the image's registry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_secret: Option<String>,
+}
+
+/// When an image is pulled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PullPolicy {
+    /// Before each start.
+    Always,
+    /// Not at all.
+    Never,
+    /// If the node does not have it.
+    IfNotPresent,
+}
+
+impl PullPolicy {
+    /// Kubernetes' word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::Never => "Never",
+            Self::IfNotPresent => "IfNotPresent",
+        }
+    }
+}
+
+/// Data for cloud-init, as its NoCloud source reads it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct CloudInitNoCloud {
+    /// Secret in the same namespace whose key `userdata` is the user data.
+    #[serde(rename = "secretRef", skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<LocalObjectReference>,
+    /// User data in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub user_data_base64: Option<String>,
+    /// User data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub user_data: Option<String>,
+    /// Secret in the same namespace whose key `networkdata` is the network data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data_secret_ref: Option<LocalObjectReference>,
+    /// Network data in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub network_data_base64: Option<String>,
+    /// Network data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub network_data: Option<String>,
+}
+
+/// The PersistentVolumeClaim of a data volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct DataVolume {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+/// An empty disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct EmptyDisk {
+    /// Its size.
+    pub capacity: Amount,
+}
+
+/// A network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Network {
+    /// Its name, which the interface has too.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// The pod's own network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodNetwork>,
+}
+
+/// The pod's own network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct PodNetwork {}
