@@ -46,3 +46,9 @@ pub mod conditions {
     /// Of a VirtualMachine: its instance could not be made.
     pub const FAILURE: &str = "Failure";
 }
+
+/// Reasons of final phases, which others decide by.
+pub mod reasons {
+    /// The guest was stopped because its pod was evicted or its node was emptied.
+    pub const EVICTED: &str = "Evicted";
+}

@@ -286,6 +286,10 @@ pub struct DrydockStatus {
     /// UID of the pod in which the guest runs.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
+    /// UIDs of pods that were deleted by force, of which the agent has seen that nothing runs in
+    /// them any more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ended_pods: Vec<String>,
     /// The images below containerDisks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<ImageRecord>")]

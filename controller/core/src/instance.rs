@@ -1,0 +1,488 @@
+//! What the controller does about one VirtualMachineInstance: its pod, its node, its end.
+//!
+//! ```text
+//!  Pending ──pod made──▶ Scheduling ──container runs──▶ Scheduled ──(agent)──▶ Running
+//!     │                      │                              │                    │
+//!     └──────────────────────┴──── the pod's container ended, or its node is gone for good ──▶ Succeeded | Failed
+//! ```
+//!
+//! The agent of `status.nodeName` makes it Running; everything else about the phase is decided
+//! here. A guest is only concluded to have ended by proof: its container has terminated, as its
+//! kubelet says; its pod has gone and the node's agent says so; or the node is gone for good. A pod
+//! that merely vanished proves nothing, since it can be deleted by force.
+
+pub mod ending;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use drydock_api::{
+    kubevirt::{
+        Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
+        names::{FINALIZER, NODE_NAME, conditions as types},
+        status::PhaseTransition,
+    },
+    launcher::CONTAINER,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    conditions::{Status, whole_seconds},
+    vm_conditions::condition,
+};
+use ending::{Ended, ended};
+
+/// What the controller sees of an instance.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// The time.
+    pub now: Timestamp,
+    /// The instance.
+    pub instance: &'a VirtualMachineInstance,
+    /// Its pods, those that it controls.
+    pub pods: &'a [Arc<Pod>],
+    /// The pods were listed by the API server itself after the instance was read, so that one that
+    /// is not among them does not exist.
+    pub confirmed: bool,
+    /// The node that the instance is on.
+    pub node: NodeState,
+    /// Why no node can take it, if its pod is not on one.
+    pub misfit: Option<&'a str>,
+    /// Whether another node could take it.
+    pub targets: Option<&'a Targets>,
+    /// Why its pod could not be made, if that was tried.
+    pub failed_create: Option<&'a str>,
+}
+
+/// A node, as far as it matters to those who wait for something to end there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeState {
+    /// It is there, its kubelet answers.
+    Ready,
+    /// It is there, its kubelet does not answer.
+    NotReady,
+    /// Somebody vouches that it is off: it has the taint `node.kubernetes.io/out-of-service`.
+    OutOfService,
+    /// The API server says that there is no such node.
+    Gone,
+    /// Not known, or there is no node yet.
+    Unknown,
+}
+
+impl NodeState {
+    /// Nothing runs there any more, for sure.
+    pub fn is_gone_for_good(self) -> bool {
+        matches!(self, Self::OutOfService | Self::Gone)
+    }
+}
+
+/// Whether another node could take a running instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Targets {
+    /// One could.
+    pub available: bool,
+    /// CamelCase reason.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The pods have to be listed by the API server itself before anything is concluded.
+    pub confirm: bool,
+    /// In this order.
+    pub steps: Vec<Step>,
+    /// The controller's part of the status; `None` if it is as it should be.
+    pub status: Option<VirtualMachineInstanceStatus>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The finalizer is set, without which no pod may be made.
+    AddFinalizer,
+    /// The launcher pod is made.
+    CreatePod,
+    /// A pod is deleted, with the time that it has to shut its guest down.
+    DeletePod {
+        /// Its name.
+        name: String,
+        /// Its UID, which is a precondition.
+        uid: String,
+    },
+    /// The instance's label that names its node is set.
+    Label(String),
+    /// The finalizer is taken off.
+    RemoveFinalizer,
+}
+
+/// What has become of one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Its container may run.
+    Alive,
+    /// Its container has ended.
+    Ended(Ended),
+    /// Its node is gone for good.
+    GoneWithItsNode,
+    /// It is not there any more, and nobody has said what became of its container.
+    Vanished,
+}
+
+/// Conditions that the controller alone writes.
+const OWN_CONDITIONS: [&str; 4] = [
+    types::POD_SCHEDULED,
+    types::SYNCHRONIZED,
+    types::MIGRATION_TARGET_AVAILABLE,
+    types::FENCING_REQUIRED,
+];
+
+/// Reason of a final phase whose guest was lost with its node.
+pub const NODE_GONE: &str = "NodeGone";
+
+/// What is to be done about an instance.
+pub fn plan(observed: &Observed<'_>) -> Plan {
+    let View { fates, main } = &View::of(observed);
+    let status = observed.instance.status.clone().unwrap_or_default();
+    let phase = status.phase.unwrap_or_default();
+    let deleting = observed.instance.metadata.deletion_timestamp.is_some();
+    let has_finalizer = {
+        let finalizers = observed.instance.metadata.finalizers.as_deref().unwrap_or_default();
+        finalizers.iter().any(|name| name == FINALIZER)
+    };
+    let nothing_known = fates.is_empty();
+    let vanished = fates.iter().any(|(_, fate)| *fate == Fate::Vanished);
+    if (nothing_known || vanished) && !observed.confirmed {
+        // A cache is a moment behind, or more.
+        return Plan {
+            confirm: true,
+            ..Plan::default()
+        };
+    }
+    let mut steps = Vec::new();
+    if deleting || phase.is_final() {
+        let living = observed.pods.iter().filter(|pod| {
+            pod.metadata.deletion_timestamp.is_none()
+                && fates
+                    .iter()
+                    .any(|(uid, fate)| *fate == Fate::Alive && pod.metadata.uid.as_deref() == Some(uid))
+        });
+        steps.extend(living.map(|pod| Step::DeletePod {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid(pod),
+        }));
+    }
+    let over = fates
+        .iter()
+        .all(|(_, fate)| matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode));
+    if deleting && over {
+        if has_finalizer {
+            steps.push(Step::RemoveFinalizer);
+        }
+        return Plan {
+            steps,
+            ..Plan::default()
+        };
+    }
+    if !deleting && !phase.is_final() {
+        if !has_finalizer {
+            steps.push(Step::AddFinalizer);
+        }
+        if nothing_known {
+            steps.push(Step::CreatePod);
+        }
+    }
+    let wanted = wanted_status(observed, &status, main.as_ref());
+    if let Some(node) = &wanted.node_name
+        && !deleting
+        && label(observed.instance) != Some(node)
+    {
+        steps.push(Step::Label(node.clone()));
+    }
+    Plan {
+        confirm: false,
+        steps,
+        status: differs(&status, &wanted).then_some(wanted),
+    }
+}
+
+fn uid(pod: &Pod) -> String {
+    pod.metadata.uid.clone().unwrap_or_default()
+}
+
+fn label(instance: &VirtualMachineInstance) -> Option<&String> {
+    instance.metadata.labels.as_ref()?.get(NODE_NAME)
+}
+
+/// The pods of an instance and what has become of them.
+struct View<'a> {
+    fates: Vec<(String, Fate)>,
+    /// The one that its guest runs, or will run, in.
+    main: Option<(Option<&'a Pod>, Fate)>,
+}
+
+impl<'a> View<'a> {
+    fn of(observed: &Observed<'a>) -> Self {
+        let status = observed.instance.status.as_ref();
+        let here = status.and_then(|status| status.node_name.as_deref());
+        let said: BTreeSet<&str> = status
+            .and_then(|status| status.drydock.as_ref())
+            .map(|drydock| drydock.ended_pods.iter().map(String::as_str).collect())
+            .unwrap_or_default();
+        let is_here = |node: Option<&str>| here.is_some() && node == here;
+        let mut fates = Vec::new();
+        let mut main: Option<(Option<&Pod>, Fate)> = None;
+        for pod in observed.pods {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            let fate = match ended(pod) {
+                Some(ended) => Fate::Ended(ended),
+                None if is_here(node) && observed.node.is_gone_for_good() => Fate::GoneWithItsNode,
+                None => Fate::Alive,
+            };
+            if is_here(node) || (here.is_none() && main.as_ref().is_none_or(|(_, fate)| *fate != Fate::Alive)) {
+                main = Some((Some(pod.as_ref()), fate.clone()));
+            }
+            fates.push((uid(pod), fate));
+        }
+        for (uid, node) in status.into_iter().flat_map(|status| &status.active_pods) {
+            if fates.iter().any(|(known, _)| known == uid) {
+                continue;
+            }
+            let fate = if said.contains(uid.as_str()) {
+                Fate::Ended(Ended {
+                    outcome: None,
+                    message: "its pod was deleted by force; the node's agent saw it end".into(),
+                    evicted: false,
+                })
+            } else if is_here(Some(node)) && observed.node.is_gone_for_good() {
+                Fate::GoneWithItsNode
+            } else {
+                Fate::Vanished
+            };
+            if is_here(Some(node)) && !matches!(main, Some((_, Fate::Alive))) {
+                main = Some((None, fate.clone()));
+            }
+            fates.push((uid.clone(), fate));
+        }
+        Self { fates, main }
+    }
+}
+
+/// The controller's part of the status, as it should be.
+fn wanted_status(
+    observed: &Observed<'_>,
+    before: &VirtualMachineInstanceStatus,
+    main: Option<&(Option<&Pod>, Fate)>,
+) -> VirtualMachineInstanceStatus {
+    let now = observed.now;
+    let old_phase = before.phase.unwrap_or_default();
+    let mut wanted = VirtualMachineInstanceStatus {
+        node_name: before.node_name.clone(),
+        qos_class: before.qos_class.clone(),
+        active_pods: active_pods(observed, before),
+        ..VirtualMachineInstanceStatus::default()
+    };
+    let pod = main.and_then(|(pod, _)| *pod);
+    if let Some(pod) = pod {
+        if wanted.node_name.is_none() {
+            wanted.node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        }
+        if wanted.qos_class.is_none() {
+            wanted.qos_class = pod.status.as_ref().and_then(|status| status.qos_class.clone());
+        }
+    }
+    let mut conditions: Vec<Condition> = Vec::new();
+    if old_phase.is_final() {
+        let ready = before
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == types::READY);
+        conditions.extend(ready.cloned());
+    }
+    let mut say = |type_: &str, status: Status, reason: &str, message: String| {
+        conditions.push(condition(&before.conditions, type_, status, reason, message, now));
+    };
+    // Running and beyond is the agent's until there is an end.
+    let mut phase = (old_phase < Phase::Running).then(|| early_phase(old_phase, pod));
+    let mut reason = before.reason.clone().filter(|_| old_phase.is_final());
+    if old_phase.is_final() {
+        phase = Some(old_phase);
+    } else {
+        match main.map(|(_, fate)| fate) {
+            Some(Fate::Ended(ended)) => {
+                if let Some(last) = ended.phase() {
+                    phase = Some(last);
+                    reason = Some(ended.reason().into());
+                    say(types::READY, Status::False, "GuestNotRunning", ended.message.clone());
+                }
+            }
+            Some(Fate::GoneWithItsNode) => {
+                phase = Some(Phase::Failed);
+                reason = Some(NODE_GONE.into());
+                let node = wanted.node_name.as_deref().unwrap_or_default();
+                let message = format!("node {node} is gone for good, and the guest with it");
+                say(types::READY, Status::False, "GuestNotRunning", message);
+            }
+            Some(Fate::Vanished) if observed.node != NodeState::Ready => {
+                let node = wanted.node_name.as_deref().unwrap_or_default();
+                say(
+                    types::FENCING_REQUIRED,
+                    Status::True,
+                    "PodVanishedFromSilentNode",
+                    format!(
+                        "its pod was deleted while node {node} did not answer, so nobody can say whether the guest still runs there; \
+                         make sure that the node is off, then delete the Node or taint it node.kubernetes.io/out-of-service"
+                    ),
+                );
+            }
+            Some(Fate::Alive | Fate::Vanished) => {}
+            None => {
+                if let Some(failure) = observed.failed_create {
+                    say(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
+                }
+                let message = "its pod does not exist yet".to_owned();
+                say(types::READY, Status::False, "PodNotExists", message);
+            }
+        }
+    }
+    if let (Some(pod), Some(Fate::Alive)) = (pod, main.map(|(_, fate)| fate)) {
+        if let Some((reason, message)) = unscheduled(pod) {
+            let message = observed.misfit.map_or(message, str::to_owned);
+            say(types::POD_SCHEDULED, Status::False, &reason, message);
+        }
+        if let Some((reason, message)) = waiting(pod) {
+            say(types::SYNCHRONIZED, Status::False, &reason, message);
+        }
+        if old_phase < Phase::Running {
+            let message = "the guest does not run yet".to_owned();
+            say(types::READY, Status::False, "GuestNotRunning", message);
+        } else if let Some(targets) = observed.targets {
+            let status = Status::from(targets.available);
+            say(
+                types::MIGRATION_TARGET_AVAILABLE,
+                status,
+                &targets.reason,
+                targets.message.clone(),
+            );
+        }
+    }
+    wanted.phase = phase;
+    wanted.reason = reason;
+    wanted.conditions = conditions;
+    wanted.phase_transition_timestamps = transitions(before, phase, now);
+    wanted
+}
+
+/// The phase of an instance whose guest does not run yet.
+fn early_phase(before: Phase, pod: Option<&Pod>) -> Phase {
+    let Some(pod) = pod else {
+        return Phase::Pending;
+    };
+    let running = container_state(pod).is_some_and(|state| state.running.is_some());
+    if running || before == Phase::Scheduled {
+        Phase::Scheduled
+    } else {
+        Phase::Scheduling
+    }
+}
+
+fn container_state(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerState> {
+    pod.status
+        .as_ref()?
+        .container_statuses
+        .as_ref()?
+        .iter()
+        .find(|container| container.name == CONTAINER)?
+        .state
+        .as_ref()
+}
+
+/// Pods on nodes that have not ended, by UID; those of which nothing is known stay.
+fn active_pods(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> BTreeMap<String, String> {
+    let view = View::of(observed);
+    let mut active = BTreeMap::new();
+    for (uid, fate) in &view.fates {
+        if matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) {
+            continue;
+        }
+        let bound = observed
+            .pods
+            .iter()
+            .find(|pod| pod.metadata.uid.as_deref() == Some(uid))
+            .and_then(|pod| pod.spec.as_ref()?.node_name.clone());
+        if let Some(node) = bound.or_else(|| before.active_pods.get(uid).cloned()) {
+            active.insert(uid.clone(), node);
+        }
+    }
+    active
+}
+
+/// Why a pod is not on a node, as the scheduler says.
+fn unscheduled(pod: &Pod) -> Option<(String, String)> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions
+        .iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
+    Some((
+        condition.reason.clone().unwrap_or_else(|| "Unschedulable".into()),
+        condition.message.clone().unwrap_or_default(),
+    ))
+}
+
+/// Why a pod's container does not start, where that is more than that it takes time.
+fn waiting(pod: &Pod) -> Option<(String, String)> {
+    let waiting = container_state(pod)?.waiting.as_ref()?;
+    let reason = waiting.reason.clone()?;
+    let usual = ["ContainerCreating", "PodInitializing"].contains(&reason.as_str());
+    (!usual).then(|| (reason, waiting.message.clone().unwrap_or_default()))
+}
+
+/// The first time of each phase that is the controller's to say.
+fn transitions(before: &VirtualMachineInstanceStatus, phase: Option<Phase>, now: Timestamp) -> Vec<PhaseTransition> {
+    let mut transitions: Vec<PhaseTransition> = before
+        .phase_transition_timestamps
+        .iter()
+        .filter(|transition| transition.phase != Phase::Running)
+        .cloned()
+        .collect();
+    if let Some(phase) = phase
+        && !transitions.iter().any(|transition| transition.phase == phase)
+    {
+        transitions.push(PhaseTransition {
+            phase,
+            phase_transition_timestamp: whole_seconds(now).0,
+        });
+    }
+    transitions
+}
+
+/// Whether writing `wanted` would change `current`.
+fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
+    let same_conditions = wanted
+        .conditions
+        .iter()
+        .all(|condition| current.conditions.contains(condition))
+        && !current.conditions.iter().any(|condition| {
+            OWN_CONDITIONS.contains(&condition.type_.as_str())
+                && !wanted.conditions.iter().any(|other| other.type_ == condition.type_)
+        });
+    let same_transitions = wanted
+        .phase_transition_timestamps
+        .iter()
+        .all(|transition| current.phase_transition_timestamps.contains(transition));
+    !(same_conditions
+        && same_transitions
+        && (wanted.phase.is_none() || wanted.phase == current.phase)
+        && wanted.reason == current.reason
+        && wanted.node_name == current.node_name
+        && wanted.active_pods == current.active_pods
+        && wanted.qos_class == current.qos_class)
+}
+
+#[cfg(test)]
+mod tests;

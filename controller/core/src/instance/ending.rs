@@ -1,0 +1,193 @@
+//! How a launcher pod ended, and what may be concluded from it.
+//!
+//! The kubelet writes that a container has terminated only once it has, so that is proof. A pod's
+//! phase alone is not: others write it for pods on nodes that nobody can reach.
+
+use drydock_api::{
+    kubevirt::Phase,
+    launcher::{CONTAINER, Ending, Outcome},
+};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+
+/// Reason of a guest that was stopped because its pod was evicted.
+pub use drydock_api::kubevirt::names::reasons::EVICTED;
+
+/// The end of a guest in a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// What the launcher said, if it could say anything.
+    pub outcome: Option<Outcome>,
+    /// For people.
+    pub message: String,
+    /// The pod had to go: it was evicted, preempted, or its node was shut down.
+    pub evicted: bool,
+}
+
+impl Ended {
+    /// The phase that a virtual machine ends in; `None` if its guest went on elsewhere.
+    pub fn phase(&self) -> Option<Phase> {
+        match self.outcome {
+            Some(Outcome::Migrated) => None,
+            Some(Outcome::Shutdown) => Some(Phase::Succeeded),
+            _ => Some(Phase::Failed),
+        }
+    }
+
+    /// The reason beside that phase.
+    pub fn reason(&self) -> &'static str {
+        match (self.evicted, self.outcome) {
+            (true, _) => EVICTED,
+            (false, Some(outcome)) => match outcome {
+                Outcome::Shutdown => "GuestShutdown",
+                Outcome::Crashed => "GuestCrashed",
+                Outcome::Destroyed => "GuestDestroyed",
+                Outcome::Migrated => "GuestMigrated",
+                Outcome::Failed => "LauncherFailed",
+                Outcome::NotStarted => "GuestNotStarted",
+            },
+            (false, None) => "LauncherLost",
+        }
+    }
+}
+
+/// How the guest of a pod ended; `None` while its container may still run.
+pub fn ended(pod: &Pod) -> Option<Ended> {
+    let status = pod.status.as_ref();
+    let container = status
+        .and_then(|status| status.container_statuses.as_ref())
+        .and_then(|containers| containers.iter().find(|container| container.name == CONTAINER));
+    let terminated = container
+        .and_then(|container| container.state.as_ref())
+        .and_then(|state| state.terminated.as_ref());
+    let evicted = status
+        .and_then(|status| status.conditions.as_ref())
+        .is_some_and(|conditions| {
+            conditions
+                .iter()
+                .any(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
+        });
+    if let Some(terminated) = terminated {
+        return Some(said(terminated, evicted));
+    }
+    // A pod that its kubelet refused, or that was never bound, has no container that could run.
+    let never_ran = container.is_none_or(|container| {
+        let waiting = container.state.as_ref().is_some_and(|state| state.waiting.is_some());
+        waiting && container.container_id.is_none() && container.started != Some(true)
+    });
+    let phase = status.and_then(|status| status.phase.as_deref());
+    let refused = matches!(phase, Some("Failed" | "Succeeded")) && never_ran;
+    refused.then(|| {
+        let words = [
+            status.and_then(|status| status.reason.clone()),
+            status.and_then(|status| status.message.clone()),
+        ];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        Ended {
+            outcome: Some(Outcome::NotStarted),
+            message: if words.is_empty() {
+                "its pod ended before its container started".into()
+            } else {
+                words.join(": ")
+            },
+            evicted,
+        }
+    })
+}
+
+/// What a terminated container says.
+fn said(terminated: &ContainerStateTerminated, evicted: bool) -> Ended {
+    let text = terminated.message.as_deref().unwrap_or_default();
+    if let Ok(Ending { outcome, message }) = serde_json::from_str(text.trim()) {
+        return Ended {
+            outcome: Some(outcome),
+            message,
+            evicted,
+        };
+    }
+    let reason = terminated.reason.as_deref().unwrap_or("no reason");
+    let code = terminated.exit_code;
+    let detail: String = text.chars().take(200).collect();
+    Ended {
+        outcome: None,
+        message: format!("the launcher ended without saying how its guest did ({reason}, exit code {code}) {detail}")
+            .trim_end()
+            .into(),
+        evicted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(status: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap()
+    }
+
+    fn terminated(message: &str) -> Pod {
+        pod(json!({"phase": "Failed", "containerStatuses": [{
+            "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": message}},
+        }]}))
+    }
+
+    #[test]
+    fn the_launchers_words_decide() {
+        for (outcome, phase, reason) in [
+            ("Shutdown", Some(Phase::Succeeded), "GuestShutdown"),
+            ("Crashed", Some(Phase::Failed), "GuestCrashed"),
+            ("Destroyed", Some(Phase::Failed), "GuestDestroyed"),
+            ("Migrated", None, "GuestMigrated"),
+            ("Failed", Some(Phase::Failed), "LauncherFailed"),
+            ("NotStarted", Some(Phase::Failed), "GuestNotStarted"),
+        ] {
+            let message = json!({"outcome": outcome, "message": "m"}).to_string();
+            let ended = ended(&terminated(&message)).unwrap();
+            assert_eq!(
+                (ended.phase(), ended.reason(), ended.message.as_str()),
+                (phase, reason, "m")
+            );
+        }
+    }
+
+    #[test]
+    fn a_launcher_that_said_nothing_or_nonsense_was_lost() {
+        for message in ["", "{}", "{\"outcome\":\"Won\",\"message\":\"\"}", "Segmentation fault"] {
+            let ended = ended(&terminated(message)).unwrap();
+            assert_eq!((ended.phase(), ended.reason()), (Some(Phase::Failed), "LauncherLost"));
+            assert!(ended.message.contains("exit code 1"), "{}", ended.message);
+        }
+    }
+
+    #[test]
+    fn a_phase_alone_proves_nothing_about_a_container_that_ran() {
+        let running = json!({"name": "compute", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "containerID": "c", "started": true, "state": {"running": {}}});
+        for phase in ["Running", "Failed", "Succeeded", "Unknown"] {
+            let pod = pod(json!({"phase": phase, "containerStatuses": [running]}));
+            assert_eq!(ended(&pod), None, "{phase}");
+        }
+        assert_eq!(ended(&pod(json!({"phase": "Pending"}))), None);
+    }
+
+    #[test]
+    fn a_pod_that_its_kubelet_refused_never_ran() {
+        let refused = pod(json!({"phase": "Failed", "reason": "OutOfmemory", "message": "Pod was rejected"}));
+        let ended = ended(&refused).unwrap();
+        assert_eq!(ended.outcome, Some(Outcome::NotStarted));
+        assert_eq!(ended.message, "OutOfmemory: Pod was rejected");
+    }
+
+    #[test]
+    fn an_evicted_pod_says_so() {
+        let mut pod = terminated(&json!({"outcome": "Shutdown", "message": ""}).to_string());
+        pod.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
+            {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"},
+        ]))
+        .unwrap();
+        let ended = ended(&pod).unwrap();
+        assert_eq!((ended.phase(), ended.reason()), (Some(Phase::Succeeded), EVICTED));
+    }
+}

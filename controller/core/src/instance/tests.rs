@@ -1,0 +1,367 @@
+//! Every state of an instance and its pod, and what follows from it.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const NOW: &str = "2026-01-01T00:00:00Z";
+
+/// An instance whose status is `status`, with a finalizer unless it has no status yet.
+fn instance(status: &Value) -> VirtualMachineInstance {
+    let finalizers: &[&str] = if status.is_null() { &[] } else { &[FINALIZER] };
+    let labels = status["nodeName"].as_str().map(|node| json!({NODE_NAME: node}));
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "default", "uid": "u", "finalizers": finalizers, "labels": labels},
+        "spec": {"domain": {"devices": {}}},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn deleted(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
+    instance.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
+    instance
+}
+
+/// A pod on `node`, whose container is in `state`.
+fn pod(uid: &str, node: Option<&str>, state: &Value) -> Arc<Pod> {
+    let containers = (!state.is_null()).then(|| {
+        json!([{"name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+                "containerID": "c"}])
+    });
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("virt-launcher-{uid}"), "uid": uid},
+        "spec": {"nodeName": node, "containers": []},
+        "status": {"phase": "Pending", "qosClass": "Burstable", "containerStatuses": containers},
+    }))
+    .map(Arc::new)
+    .unwrap()
+}
+
+fn said(outcome: &str) -> Value {
+    json!({"terminated": {"exitCode": 0, "message": json!({"outcome": outcome, "message": "it ended"}).to_string()}})
+}
+
+fn running() -> Value {
+    json!({"running": {"startedAt": NOW}})
+}
+
+/// The status of an instance that runs in pod `p` on node `a`.
+fn up() -> Value {
+    json!({"phase": "Running", "nodeName": "a", "activePods": {"p": "a"}, "qosClass": "Burstable",
+           "phaseTransitionTimestamps": [{"phase": "Running", "phaseTransitionTimestamp": NOW}]})
+}
+
+fn at(instance: &VirtualMachineInstance, pods: &[Arc<Pod>], confirmed: bool, node: NodeState) -> Plan {
+    plan(&Observed {
+        now: NOW.parse().unwrap(),
+        instance,
+        pods,
+        confirmed,
+        node,
+        misfit: None,
+        targets: None,
+        failed_create: None,
+    })
+}
+
+fn phase(plan: &Plan) -> Option<Phase> {
+    plan.status.as_ref().and_then(|status| status.phase)
+}
+
+fn reason(plan: &Plan) -> &str {
+    plan.status
+        .as_ref()
+        .and_then(|status| status.reason.as_deref())
+        .unwrap_or_default()
+}
+
+#[test]
+fn a_new_instance_gets_its_finalizer_and_then_its_pod() {
+    let new = instance(&Value::Null);
+    assert!(at(&new, &[], false, NodeState::Unknown).confirm, "a cache may be late");
+    let plan = at(&new, &[], true, NodeState::Unknown);
+    assert_eq!(plan.steps, [Step::AddFinalizer, Step::CreatePod]);
+    assert_eq!(phase(&plan), Some(Phase::Pending));
+}
+
+#[test]
+fn a_pod_that_could_not_be_made_is_told() {
+    let new = instance(&json!({"phase": "Pending"}));
+    let plan = plan(&Observed {
+        now: NOW.parse().unwrap(),
+        instance: &new,
+        pods: &[],
+        confirmed: true,
+        node: NodeState::Unknown,
+        misfit: None,
+        targets: None,
+        failed_create: Some("exceeded quota: pods"),
+    });
+    let conditions = plan.status.unwrap().conditions;
+    let synchronized = conditions.iter().find(|c| c.type_ == "Synchronized").unwrap();
+    assert_eq!(synchronized.reason.as_deref(), Some("FailedCreate"));
+    assert_eq!(synchronized.message.as_deref(), Some("exceeded quota: pods"));
+}
+
+#[test]
+fn it_is_scheduling_until_its_container_runs_and_never_goes_back() {
+    let waiting = json!({"waiting": {"reason": "ContainerCreating"}});
+    for (before, node, state, after) in [
+        ("Pending", None, Value::Null, Phase::Scheduling),
+        ("Scheduling", None, Value::Null, Phase::Scheduling),
+        ("Scheduling", Some("a"), Value::Null, Phase::Scheduling),
+        ("Scheduling", Some("a"), waiting.clone(), Phase::Scheduling),
+        ("Scheduling", Some("a"), running(), Phase::Scheduled),
+        ("Scheduled", Some("a"), waiting, Phase::Scheduled),
+    ] {
+        let instance = instance(&json!({"phase": before}));
+        let plan = at(&instance, &[pod("p", node, &state)], false, NodeState::Unknown);
+        assert_eq!(phase(&plan), Some(after), "{before} {node:?} {state}");
+        let status = plan.status.unwrap();
+        assert_eq!(status.node_name.as_deref(), node);
+        assert_eq!(status.active_pods.get("p").map(String::as_str), node);
+        let label = plan.steps.iter().any(|step| matches!(step, Step::Label(_)));
+        assert_eq!(label, node.is_some());
+    }
+}
+
+#[test]
+fn scheduling_and_images_in_trouble_are_told() {
+    let mut unschedulable = pod("p", None, &Value::Null).as_ref().clone();
+    unschedulable.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"},
+    ]))
+    .unwrap();
+    let instance = instance(&json!({"phase": "Scheduling"}));
+    let pods = [Arc::new(unschedulable)];
+    let mut observed = Observed {
+        now: NOW.parse().unwrap(),
+        instance: &instance,
+        pods: &pods,
+        confirmed: false,
+        node: NodeState::Unknown,
+        misfit: None,
+        targets: None,
+        failed_create: None,
+    };
+    let message = |observed: &Observed<'_>| {
+        let conditions = plan(observed).status.unwrap().conditions;
+        let found = conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "PodScheduled")
+            .unwrap();
+        (found.reason.unwrap(), found.message.unwrap())
+    };
+    assert_eq!(message(&observed).1, "0/2 nodes are available");
+    observed.misfit = Some("2 nodes lack avx2");
+    assert_eq!(message(&observed), ("Unschedulable".into(), "2 nodes lack avx2".into()));
+
+    let pulling = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}});
+    let plan = at(&instance, &[pod("p", Some("a"), &pulling)], false, NodeState::Ready);
+    let conditions = plan.status.unwrap().conditions;
+    let found = conditions
+        .iter()
+        .find(|condition| condition.type_ == "Synchronized")
+        .unwrap();
+    assert_eq!(found.reason.as_deref(), Some("ImagePullBackOff"));
+}
+
+#[test]
+fn a_running_instance_is_left_alone() {
+    let instance = instance(&up());
+    let plan = at(&instance, &[pod("p", Some("a"), &running())], false, NodeState::Ready);
+    assert_eq!(plan, Plan::default());
+    // Not even a dead node changes that: the pod may still run there.
+    let plan = at(
+        &instance,
+        &[pod("p", Some("a"), &running())],
+        false,
+        NodeState::NotReady,
+    );
+    assert_eq!(plan, Plan::default());
+}
+
+#[test]
+fn the_pods_end_is_the_instances_end() {
+    for (outcome, last, why) in [
+        ("Shutdown", Phase::Succeeded, "GuestShutdown"),
+        ("Crashed", Phase::Failed, "GuestCrashed"),
+        ("Destroyed", Phase::Failed, "GuestDestroyed"),
+        ("Failed", Phase::Failed, "LauncherFailed"),
+    ] {
+        let instance = instance(&up());
+        let plan = at(
+            &instance,
+            &[pod("p", Some("a"), &said(outcome))],
+            false,
+            NodeState::Ready,
+        );
+        assert_eq!((phase(&plan), reason(&plan)), (Some(last), why));
+        let status = plan.status.unwrap();
+        assert!(status.active_pods.is_empty());
+        assert_eq!(status.node_name.as_deref(), Some("a"), "where it was is still told");
+        let ready = &status.conditions[0];
+        assert_eq!((ready.type_.as_str(), ready.status.as_str()), ("Ready", "False"));
+        assert_eq!(ready.message.as_deref(), Some("it ended"));
+    }
+    let migrated = at(
+        &instance(&up()),
+        &[pod("p", Some("a"), &said("Migrated"))],
+        false,
+        NodeState::Ready,
+    );
+    assert_eq!(phase(&migrated), None, "its guest went on elsewhere");
+}
+
+#[test]
+fn a_pod_that_vanished_proves_nothing() {
+    let instance = instance(&up());
+    assert!(at(&instance, &[], false, NodeState::Ready).confirm);
+    assert_eq!(
+        at(&instance, &[], true, NodeState::Ready),
+        Plan::default(),
+        "the node's agent will say"
+    );
+    for silent in [NodeState::NotReady, NodeState::Unknown] {
+        let plan = at(&instance, &[], true, silent);
+        assert_eq!(phase(&plan), None);
+        let conditions = &plan.status.as_ref().unwrap().conditions;
+        assert_eq!(conditions[0].type_, "FencingRequired");
+        assert!(plan.steps.is_empty(), "no second pod while the first may run");
+    }
+    for gone in [NodeState::Gone, NodeState::OutOfService] {
+        let plan = at(&instance, &[], true, gone);
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), NODE_GONE));
+    }
+}
+
+#[test]
+fn the_agents_word_ends_an_instance_whose_pod_was_deleted_by_force() {
+    let mut status = up();
+    status["drydock"] = json!({"endedPods": ["p"]});
+    let plan = at(&instance(&status), &[], true, NodeState::Ready);
+    assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), "LauncherLost"));
+}
+
+#[test]
+fn fencing_is_taken_back_when_the_pod_turns_out_to_be_there() {
+    let mut status = up();
+    status["conditions"] =
+        json!([{"type": "FencingRequired", "status": "True", "reason": "r", "lastTransitionTime": NOW}]);
+    let plan = at(
+        &instance(&status),
+        &[pod("p", Some("a"), &running())],
+        false,
+        NodeState::Ready,
+    );
+    assert!(plan.status.unwrap().conditions.is_empty());
+}
+
+#[test]
+fn a_pod_on_a_node_that_is_gone_for_good_ends_with_it() {
+    for gone in [NodeState::Gone, NodeState::OutOfService] {
+        let plan = at(&instance(&up()), &[pod("p", Some("a"), &running())], false, gone);
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), NODE_GONE));
+    }
+}
+
+#[test]
+fn deletion_waits_for_the_guest_to_end() {
+    let instance = deleted(instance(&up()));
+    let living = pod("p", Some("a"), &running());
+    let delete = Step::DeletePod {
+        name: "virt-launcher-p".into(),
+        uid: "p".into(),
+    };
+    assert_eq!(
+        at(&instance, std::slice::from_ref(&living), false, NodeState::Ready).steps,
+        [delete]
+    );
+    let mut leaving = living.as_ref().clone();
+    leaving.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
+    assert_eq!(at(&instance, &[Arc::new(leaving)], false, NodeState::Ready).steps, []);
+    let over = at(
+        &instance,
+        &[pod("p", Some("a"), &said("Shutdown"))],
+        false,
+        NodeState::Ready,
+    );
+    assert_eq!(over.steps, [Step::RemoveFinalizer]);
+    assert_eq!(
+        at(&instance, &[living], false, NodeState::Gone).steps,
+        [Step::RemoveFinalizer]
+    );
+    assert_eq!(
+        at(&instance, &[], true, NodeState::NotReady).steps,
+        [],
+        "it may still run"
+    );
+    assert_eq!(at(&instance, &[], true, NodeState::Gone).steps, [Step::RemoveFinalizer]);
+}
+
+#[test]
+fn an_instance_deleted_before_it_had_a_pod_goes_at_once() {
+    let instance = deleted(instance(&json!({"phase": "Pending"})));
+    assert!(at(&instance, &[], false, NodeState::Unknown).confirm);
+    assert_eq!(
+        at(&instance, &[], true, NodeState::Unknown).steps,
+        [Step::RemoveFinalizer]
+    );
+}
+
+#[test]
+fn a_final_phase_stays_and_its_living_pods_are_deleted() {
+    let status = json!({"phase": "Succeeded", "reason": "GuestShutdown", "nodeName": "a"});
+    let instance = instance(&status);
+    let plan = at(
+        &instance,
+        &[pod("p", Some("a"), &said("Shutdown"))],
+        false,
+        NodeState::Ready,
+    );
+    assert_eq!(phase(&plan).unwrap_or(Phase::Succeeded), Phase::Succeeded);
+    assert!(plan.steps.is_empty());
+    let plan = at(&instance, &[pod("q", Some("b"), &running())], false, NodeState::Ready);
+    assert_eq!(plan.steps.len(), 1, "{:?}", plan.steps);
+    assert!(
+        !at(&instance, &[], true, NodeState::Unknown)
+            .steps
+            .contains(&Step::CreatePod)
+    );
+}
+
+/// What was written is not written again. Which node it is on is known one round later than that it has one.
+#[test]
+fn a_plan_that_was_carried_out_is_empty() {
+    for status in [json!({"phase": "Pending"}), json!({"phase": "Scheduling"}), up()] {
+        for state in [Value::Null, running(), said("Shutdown"), said("Crashed")] {
+            for node in [NodeState::Ready, NodeState::NotReady, NodeState::Gone] {
+                let mut instance = instance(&status);
+                let pods = [pod("p", Some("a"), &state)];
+                for _ in 0..2 {
+                    if let Some(written) = at(&instance, &pods, false, node).status {
+                        apply(instance.status.as_mut().unwrap(), written);
+                    }
+                }
+                assert_eq!(
+                    at(&instance, &pods, false, node).status,
+                    None,
+                    "{status} {state} {node:?}"
+                );
+            }
+        }
+    }
+}
+
+/// As the API server merges the controller's part: what the agent wrote stays.
+fn apply(current: &mut VirtualMachineInstanceStatus, written: VirtualMachineInstanceStatus) {
+    let before = std::mem::replace(current, written);
+    current.phase = current.phase.or(before.phase);
+    let running = before
+        .phase_transition_timestamps
+        .into_iter()
+        .filter(|transition| transition.phase == Phase::Running);
+    current.phase_transition_timestamps.extend(running);
+}

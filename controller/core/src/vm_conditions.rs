@@ -1,0 +1,61 @@
+//! Conditions of virtual machines, whose time changes only when their status does.
+//!
+//! KubeVirt's conditions have an optional reason and message, so they are another type than those
+//! of [`crate::conditions`].
+
+use drydock_api::kubevirt::Condition;
+use jiff::Timestamp;
+
+use crate::conditions::{Status, whole_seconds};
+
+/// The condition of this type among `conditions`.
+pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// Whether the condition of this type holds.
+pub fn holds(conditions: &[Condition], type_: &str) -> bool {
+    find(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
+}
+
+/// A condition as it should be now; its time is that of `previous` if the status is the same. An
+/// empty reason or message is left out.
+pub fn condition(
+    previous: &[Condition],
+    type_: &str,
+    status: Status,
+    reason: &str,
+    message: impl Into<String>,
+    now: Timestamp,
+) -> Condition {
+    let since = find(previous, type_)
+        .filter(|before| before.status == status.as_str())
+        .and_then(|before| before.last_transition_time)
+        .unwrap_or_else(|| whole_seconds(now).0);
+    let said = |text: String| (!text.is_empty()).then_some(text);
+    Condition {
+        type_: type_.into(),
+        status: status.as_str().into(),
+        reason: said(reason.into()),
+        message: said(message.into()),
+        last_transition_time: Some(since),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_moves_with_the_status_only() {
+        let early: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
+        let late: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
+        let first = condition(&[], "Ready", Status::False, "A", "", early);
+        assert_eq!(first.message, None);
+        let second = condition(std::slice::from_ref(&first), "Ready", Status::False, "B", "b", late);
+        assert_eq!(second.last_transition_time, first.last_transition_time);
+        assert_eq!(second.reason.as_deref(), Some("B"));
+        let third = condition(&[second], "Ready", Status::True, "", "", late);
+        assert_eq!((third.last_transition_time, third.reason), (Some(late), None));
+    }
+}
