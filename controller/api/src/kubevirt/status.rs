@@ -242,8 +242,8 @@ pub struct VolumeStatus {
     /// Its name.
     pub name: String,
     /// Name of the disk in the guest's hardware, such as `vda`.
-    #[serde(default)]
-    pub target: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// Size of the disk in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,

@@ -1,0 +1,423 @@
+//! What an agent reports of a guest that runs on its node.
+//!
+//! ```text
+//!  domain as libvirt tells ─┐
+//!  the pod ─────────────────┼─▶ report() ─▶ the agent's part of the instance's status
+//!  the instance ────────────┘
+//! ```
+
+use drydock_api::{
+    kubevirt::{
+        Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
+        names::conditions as types,
+        status::{
+            CpuTopology, DrydockStatus, GuestCpu, GuestOsInfo, ImageRecord, InterfaceStatus, MachineStatus,
+            MemoryStatus, PhaseTransition, VolumeStatus,
+        },
+    },
+    launcher::{CONTAINER, Ready},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    conditions::{Status, whole_seconds},
+    migratable::{self, Facts},
+    vm_conditions::condition,
+};
+
+/// A domain as libvirt tells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Domain {
+    /// Whether its guest runs.
+    pub state: GuestState,
+    /// Its CPU in full.
+    pub cpu: Option<GuestCpu>,
+    /// Its versioned machine type.
+    pub machine: Option<String>,
+    /// `kvm` or `qemu`.
+    pub virt_type: String,
+    /// Memory in bytes.
+    pub memory: Option<u64>,
+    /// Version of QEMU.
+    pub qemu_version: Option<String>,
+    /// Version of libvirt.
+    pub libvirt_version: Option<String>,
+    /// What the guest's agent says, if it is there.
+    pub agent: Option<GuestAgent>,
+}
+
+/// What a guest's agent says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestAgent {
+    /// The operating system.
+    pub os: GuestOsInfo,
+    /// Interfaces: name in the guest, MAC address, addresses.
+    pub interfaces: Vec<(String, String, Vec<String>)>,
+}
+
+/// Whether a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestState {
+    /// It runs.
+    Running,
+    /// It is paused.
+    Paused(PauseCause),
+    /// It has ended, or never began.
+    Off,
+}
+
+/// Why a guest is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseCause {
+    /// Somebody asked for it, or it started so.
+    User,
+    /// A disk failed.
+    IoError,
+    /// It is being moved.
+    Migration,
+    /// libvirt gave another reason.
+    Other(&'static str),
+}
+
+impl PauseCause {
+    /// KubeVirt's reason and sentence.
+    fn words(self) -> (&'static str, String) {
+        match self {
+            Self::User => ("PausedByUser", "VMI was paused by user".into()),
+            Self::IoError => ("PausedIOError", "VMI was paused, low-level IO error detected".into()),
+            Self::Migration => ("PausedByMigrationMonitor", "VMI was paused by the migration".into()),
+            Self::Other(word) => ("Paused", format!("VMI is paused: {word}")),
+        }
+    }
+}
+
+/// What the agent sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// The time.
+    pub now: Timestamp,
+    /// The instance.
+    pub instance: &'a VirtualMachineInstance,
+    /// The pod that its guest runs in.
+    pub pod: &'a Pod,
+    /// What its launcher has prepared.
+    pub ready: &'a Ready,
+    /// The domain.
+    pub domain: &'a Domain,
+    /// Names of disks in the guest's hardware, by volume.
+    pub targets: &'a [(String, String)],
+    /// libvirt knows a host model on this node.
+    pub host_model_known: bool,
+}
+
+/// Types of conditions that the agent writes.
+pub const OWN_CONDITIONS: [&str; 5] = [
+    types::READY,
+    types::PAUSED,
+    types::LIVE_MIGRATABLE,
+    types::STORAGE_LIVE_MIGRATABLE,
+    types::AGENT_CONNECTED,
+];
+
+/// The agent's part of the status, whole.
+pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
+    let before = observed.instance.status.clone().unwrap_or_default();
+    let spec = &observed.instance.spec;
+    let domain = observed.domain;
+    let mut wanted = VirtualMachineInstanceStatus {
+        conditions: conditions(observed, &before),
+        interfaces: interfaces(observed),
+        guest_os_info: domain.agent.as_ref().map(|agent| agent.os.clone()).unwrap_or_default(),
+        migration_method: Some(migratable::method(spec)),
+        migration_transport: Some("Unix".into()),
+        machine: domain.machine.clone().map(|type_| MachineStatus { type_ }),
+        current_cpu_topology: Some(topology(observed)),
+        memory: domain.memory.map(memory),
+        volume_status: volumes(observed),
+        drydock: Some(DrydockStatus {
+            guest_cpu: domain.cpu.clone(),
+            virt_type: Some(domain.virt_type.clone()),
+            qemu_version: domain.qemu_version.clone(),
+            libvirt_version: domain.libvirt_version.clone(),
+            pod_uid: observed.pod.metadata.uid.clone(),
+            ended_pods: Vec::new(),
+            images: images(observed, &before),
+        }),
+        ..VirtualMachineInstanceStatus::default()
+    };
+    // A final phase is the controller's and is never taken back.
+    let phase = before.phase.unwrap_or_default();
+    if domain.state != GuestState::Off && !phase.is_final() {
+        wanted.phase = Some(Phase::Running);
+        wanted.phase_transition_timestamps = vec![PhaseTransition {
+            phase: Phase::Running,
+            phase_transition_timestamp: before
+                .phase_transition_timestamps
+                .iter()
+                .find(|transition| transition.phase == Phase::Running)
+                .map_or_else(
+                    || whole_seconds(observed.now).0,
+                    |transition| transition.phase_transition_timestamp,
+                ),
+        }];
+    }
+    wanted
+}
+
+/// What a guest that could not be started reports instead.
+pub fn failed_to_start(
+    before: &VirtualMachineInstanceStatus,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> VirtualMachineInstanceStatus {
+    VirtualMachineInstanceStatus {
+        conditions: vec![condition(
+            &before.conditions,
+            types::READY,
+            Status::False,
+            reason,
+            message,
+            now,
+        )],
+        ..VirtualMachineInstanceStatus::default()
+    }
+}
+
+/// Whether writing `wanted` would change `current`.
+pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
+    let conditions = wanted
+        .conditions
+        .iter()
+        .all(|condition| current.conditions.contains(condition))
+        && !current.conditions.iter().any(|condition| {
+            OWN_CONDITIONS.contains(&condition.type_.as_str())
+                && !wanted.conditions.iter().any(|other| other.type_ == condition.type_)
+        });
+    let volumes = wanted.volume_status.iter().all(|volume| {
+        current
+            .volume_status
+            .iter()
+            .any(|other| other.name == volume.name && other.target == volume.target && other.size == volume.size)
+    });
+    !(conditions
+        && volumes
+        && (wanted.phase.is_none() || wanted.phase == current.phase)
+        && wanted.interfaces == current.interfaces
+        && wanted.guest_os_info == current.guest_os_info
+        && wanted.migration_method == current.migration_method
+        && wanted.migration_transport == current.migration_transport
+        && wanted.machine == current.machine
+        && wanted.current_cpu_topology == current.current_cpu_topology
+        && wanted.memory == current.memory
+        && wanted.drydock == current.drydock)
+}
+
+/// Whether the pod's readiness gate is open: the guest runs in this pod and is not paused.
+pub fn is_running_here(domain: &Domain) -> bool {
+    domain.state == GuestState::Running
+}
+
+fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<Condition> {
+    let mut conditions = Vec::new();
+    let mut say = |type_: &str, status: Status, reason: &str, message: String| {
+        conditions.push(condition(
+            &before.conditions,
+            type_,
+            status,
+            reason,
+            message,
+            observed.now,
+        ));
+    };
+    let (ready, reason, message) = readiness(observed);
+    say(types::READY, Status::from(ready), reason, message);
+    if let GuestState::Paused(cause) = observed.domain.state {
+        let (reason, message) = cause.words();
+        say(types::PAUSED, Status::True, reason, message);
+    }
+    let obstacles = migratable::obstacles(&Facts {
+        spec: &observed.instance.spec,
+        volumes: &before.volume_status,
+        host_model_known: observed.host_model_known,
+    });
+    let storage: Vec<_> = obstacles
+        .iter()
+        .filter(|(obstacle, _)| *obstacle != migratable::Obstacle::Disks)
+        .collect();
+    let sentence = |all: &mut dyn Iterator<Item = &String>| all.cloned().collect::<Vec<_>>().join("; ");
+    match obstacles.first() {
+        None => say(types::LIVE_MIGRATABLE, Status::True, "", String::new()),
+        Some((first, _)) => say(
+            types::LIVE_MIGRATABLE,
+            Status::False,
+            first.reason(),
+            sentence(&mut obstacles.iter().map(|(_, words)| words)),
+        ),
+    }
+    if storage.is_empty() {
+        say(types::STORAGE_LIVE_MIGRATABLE, Status::True, "", String::new());
+    } else {
+        let words = sentence(&mut storage.iter().map(|(_, words)| words));
+        say(types::STORAGE_LIVE_MIGRATABLE, Status::False, "NotMigratable", words);
+    }
+    if observed.domain.agent.is_some() {
+        say(types::AGENT_CONNECTED, Status::True, "", String::new());
+    }
+    conditions
+}
+
+/// Whether the guest can be used, and if not, why.
+fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
+    let probed = observed.instance.spec.readiness_probe.is_some();
+    if observed.pod.metadata.deletion_timestamp.is_some() {
+        return (false, "PodTerminating", "virt-launcher pod is terminating".into());
+    }
+    match observed.domain.state {
+        GuestState::Off => (false, "GuestNotRunning", "Guest VM is not reported as running".into()),
+        GuestState::Paused(_) => (false, "GuestNotRunning", "the guest is paused".into()),
+        GuestState::Running if probed && !container_is_ready(observed.pod) => (
+            false,
+            "ContainersNotReady",
+            "its readiness probe has not succeeded".into(),
+        ),
+        GuestState::Running => (true, "", String::new()),
+    }
+}
+
+fn container_is_ready(pod: &Pod) -> bool {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref())
+        .is_some_and(|containers| {
+            containers
+                .iter()
+                .any(|container| container.name == CONTAINER && container.ready)
+        })
+}
+
+fn topology(observed: &Observed<'_>) -> CpuTopology {
+    let cpu = observed.instance.spec.domain.cpu.clone().unwrap_or_default();
+    CpuTopology {
+        cores: cpu.cores.unwrap_or(1),
+        sockets: cpu.sockets.unwrap_or(1),
+        threads: cpu.threads.unwrap_or(1),
+    }
+}
+
+fn memory(bytes: u64) -> MemoryStatus {
+    let text = if bytes.is_multiple_of(1 << 20) {
+        format!("{}Mi", bytes >> 20)
+    } else {
+        format!("{}Ki", bytes >> 10)
+    };
+    MemoryStatus {
+        guest_at_boot: Some(text.clone()),
+        guest_current: Some(text.clone()),
+        guest_requested: Some(text),
+    }
+}
+
+/// A guest has its pod's addresses; its own agent knows better where there is one.
+fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
+    let status = observed.pod.status.as_ref();
+    let addresses: Vec<String> = status
+        .and_then(|status| status.pod_ips.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|address| address.ip.clone())
+        .collect();
+    let declared = &observed.instance.spec.domain.devices.interfaces;
+    let told = observed.domain.agent.as_ref().map(|agent| agent.interfaces.as_slice());
+    declared
+        .iter()
+        .map(|interface| {
+            let mac = interface
+                .mac_address
+                .as_ref()
+                .map(|mac| mac.to_lowercase().replace('-', ":"));
+            let guest = told
+                .unwrap_or_default()
+                .iter()
+                .find(|(_, address, _)| Some(address.to_lowercase()) == mac);
+            let all = guest.map_or_else(|| addresses.clone(), |(_, _, own)| own.clone());
+            InterfaceStatus {
+                name: Some(interface.name.clone()),
+                ip_address: all.first().cloned(),
+                ip_addresses: all,
+                mac,
+                interface_name: guest.map(|(name, _, _)| name.clone()),
+                info_source: Some(
+                    if guest.is_some() {
+                        "domain, guest-agent"
+                    } else {
+                        "domain"
+                    }
+                    .into(),
+                ),
+            }
+        })
+        .collect()
+}
+
+fn volumes(observed: &Observed<'_>) -> Vec<VolumeStatus> {
+    observed
+        .targets
+        .iter()
+        .map(|(volume, target)| VolumeStatus {
+            name: volume.clone(),
+            target: Some(target.clone()),
+            size: observed
+                .ready
+                .disks
+                .iter()
+                .find(|disk| disk.name == *volume)
+                .and_then(|disk| i64::try_from(disk.virtual_size).ok()),
+            persistent_volume_claim_info: None,
+        })
+        .collect()
+}
+
+/// The images below containerDisks. What was recorded at the first start stays: a migration's
+/// target must have the same, whatever a tag means by then.
+fn images(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<ImageRecord> {
+    if let Some(recorded) = before.drydock.as_ref().filter(|drydock| !drydock.images.is_empty()) {
+        return recorded.images.clone();
+    }
+    let ids = image_ids(observed.pod);
+    observed
+        .ready
+        .disks
+        .iter()
+        .filter_map(|disk| {
+            let backing = disk.backing.as_ref()?;
+            Some(ImageRecord {
+                name: disk.name.clone(),
+                image_id: ids
+                    .iter()
+                    .find(|(name, _)| *name == disk.name)
+                    .map(|(_, id)| id.clone()),
+                virtual_size: backing.virtual_size,
+                format: backing.format,
+            })
+        })
+        .collect()
+}
+
+/// Digests of image volumes that their references name themselves.
+fn image_ids(pod: &Pod) -> Vec<(String, String)> {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    volumes
+        .into_iter()
+        .flatten()
+        .filter_map(|volume| {
+            let reference = volume.image.as_ref()?.reference.as_ref()?;
+            let (_, digest) = reference.split_once('@')?;
+            Some((volume.name.clone(), digest.to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

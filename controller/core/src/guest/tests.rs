@@ -1,0 +1,222 @@
+//! Every state of a guest, and what is reported of it.
+
+use drydock_api::launcher::{BackingImage, DiskFormat, PreparedDisk};
+use serde_json::{Value, json};
+
+use super::*;
+
+const NOW: &str = "2026-01-01T00:00:00Z";
+
+fn instance(spec: &Value, status: &Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "default", "uid": "u"}, "spec": spec, "status": status,
+    }))
+    .unwrap()
+}
+
+fn plain() -> Value {
+    json!({
+        "domain": {
+            "cpu": {"cores": 2},
+            "devices": {
+                "disks": [{"name": "root"}],
+                "interfaces": [{"name": "default", "macAddress": "02-00-00-00-00-0A"}],
+            },
+        },
+        "volumes": [{"name": "root", "containerDisk": {"image": "i"}}],
+    })
+}
+
+fn pod() -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "uid": "p"},
+        "spec": {"containers": [], "volumes": [{"name": "root", "image": {"reference": "r@sha256:12"}}]},
+        "status": {"podIPs": [{"ip": "10.0.0.5"}, {"ip": "fd00::5"}]},
+    }))
+    .unwrap()
+}
+
+fn domain(state: GuestState) -> Domain {
+    Domain {
+        state,
+        cpu: None,
+        machine: Some("pc-q35-10.0".into()),
+        virt_type: "qemu".into(),
+        memory: Some(64 << 20),
+        qemu_version: Some("10.0.13".into()),
+        libvirt_version: Some("11.3.0".into()),
+        agent: None,
+    }
+}
+
+fn ready() -> Ready {
+    Ready {
+        disks: vec![PreparedDisk {
+            name: "root".into(),
+            path: "/var/lib/drydock/disks/root.qcow2".into(),
+            format: DiskFormat::Qcow2,
+            virtual_size: 1 << 26,
+            backing: Some(BackingImage {
+                path: "/images/root/disk/d".into(),
+                format: DiskFormat::Raw,
+                virtual_size: 1 << 26,
+            }),
+        }],
+    }
+}
+
+struct Case {
+    instance: VirtualMachineInstance,
+    pod: Pod,
+    domain: Domain,
+}
+
+impl Case {
+    fn new(spec: &Value, state: GuestState) -> Self {
+        Self {
+            instance: instance(spec, &Value::Null),
+            pod: pod(),
+            domain: domain(state),
+        }
+    }
+
+    fn report(&self) -> VirtualMachineInstanceStatus {
+        report(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &self.instance,
+            pod: &self.pod,
+            ready: &ready(),
+            domain: &self.domain,
+            targets: &[("root".into(), "vda".into())],
+            host_model_known: true,
+        })
+    }
+
+    fn condition(&self, type_: &str) -> Option<(String, String)> {
+        let conditions = self.report().conditions;
+        let found = conditions.into_iter().find(|condition| condition.type_ == type_)?;
+        Some((found.status, found.reason.unwrap_or_default()))
+    }
+}
+
+fn words(status: &str, reason: &str) -> Option<(String, String)> {
+    Some((status.into(), reason.into()))
+}
+
+#[test]
+fn a_running_guest_is_reported_whole() {
+    let case = Case::new(&plain(), GuestState::Running);
+    let status = case.report();
+    assert_eq!(status.phase, Some(Phase::Running));
+    assert_eq!(status.phase_transition_timestamps.len(), 1);
+    assert_eq!(status.interfaces[0].ip_address.as_deref(), Some("10.0.0.5"));
+    assert_eq!(status.interfaces[0].ip_addresses.len(), 2);
+    assert_eq!(status.interfaces[0].mac.as_deref(), Some("02:00:00:00:00:0a"));
+    assert_eq!(status.volume_status[0].target.as_deref(), Some("vda"));
+    assert_eq!(status.volume_status[0].size, Some(1 << 26));
+    assert_eq!(status.memory.unwrap().guest_current.as_deref(), Some("64Mi"));
+    let topology = status.current_cpu_topology.unwrap();
+    assert_eq!((topology.sockets, topology.cores, topology.threads), (1, 2, 1));
+    let drydock = status.drydock.unwrap();
+    assert_eq!(drydock.images[0].image_id.as_deref(), Some("sha256:12"));
+    assert_eq!(drydock.images[0].format, DiskFormat::Raw);
+    assert_eq!(case.condition("Ready"), words("True", ""));
+    assert_eq!(case.condition("LiveMigratable"), words("True", ""));
+    assert_eq!(case.condition("Paused"), None);
+    assert_eq!(case.condition("AgentConnected"), None);
+}
+
+#[test]
+fn a_pause_and_its_cause_are_told_and_it_is_not_ready() {
+    for (cause, reason) in [
+        (PauseCause::User, "PausedByUser"),
+        (PauseCause::IoError, "PausedIOError"),
+        (PauseCause::Migration, "PausedByMigrationMonitor"),
+        (PauseCause::Other("watchdog"), "Paused"),
+    ] {
+        let case = Case::new(&plain(), GuestState::Paused(cause));
+        assert_eq!(case.report().phase, Some(Phase::Running));
+        assert_eq!(case.condition("Paused"), words("True", reason));
+        assert_eq!(case.condition("Ready"), words("False", "GuestNotRunning"));
+        assert!(!is_running_here(&case.domain));
+    }
+}
+
+#[test]
+fn an_end_is_not_the_agents_to_conclude() {
+    let mut case = Case::new(&plain(), GuestState::Off);
+    assert_eq!(case.report().phase, None);
+    assert_eq!(case.condition("Ready"), words("False", "GuestNotRunning"));
+    case.instance.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
+    case.domain.state = GuestState::Running;
+    assert_eq!(case.report().phase, None, "a final phase is never taken back");
+}
+
+#[test]
+fn it_is_not_ready_while_its_pod_ends_or_its_probe_fails() {
+    let mut case = Case::new(&plain(), GuestState::Running);
+    case.pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
+    assert_eq!(case.condition("Ready"), words("False", "PodTerminating"));
+
+    let mut spec = plain();
+    spec["readinessProbe"] = json!({"tcpSocket": {"port": 80}});
+    let mut case = Case::new(&spec, GuestState::Running);
+    assert_eq!(case.condition("Ready"), words("False", "ContainersNotReady"));
+    case.pod.status.as_mut().unwrap().container_statuses = serde_json::from_value(json!([
+        {"name": "compute", "image": "", "imageID": "", "ready": true, "restartCount": 0},
+    ]))
+    .unwrap();
+    assert_eq!(case.condition("Ready"), words("True", ""));
+}
+
+#[test]
+fn the_guests_agent_knows_its_addresses_better() {
+    let mut case = Case::new(&plain(), GuestState::Running);
+    case.domain.agent = Some(GuestAgent {
+        os: GuestOsInfo {
+            id: Some("debian".into()),
+            ..GuestOsInfo::default()
+        },
+        interfaces: vec![("eth0".into(), "02:00:00:00:00:0A".into(), vec!["10.9.9.9".into()])],
+    });
+    let status = case.report();
+    assert_eq!(status.interfaces[0].ip_address.as_deref(), Some("10.9.9.9"));
+    assert_eq!(status.interfaces[0].interface_name.as_deref(), Some("eth0"));
+    assert_eq!(status.interfaces[0].info_source.as_deref(), Some("domain, guest-agent"));
+    assert_eq!(status.guest_os_info.id.as_deref(), Some("debian"));
+    assert_eq!(case.condition("AgentConnected"), words("True", ""));
+}
+
+#[test]
+fn the_image_of_the_first_start_stays_recorded() {
+    let mut case = Case::new(&plain(), GuestState::Running);
+    let first = case.report();
+    case.instance.status = Some(first.clone());
+    case.pod.spec.as_mut().unwrap().volumes = None;
+    assert_eq!(case.report().drydock, first.drydock);
+}
+
+#[test]
+fn what_was_reported_is_not_written_again() {
+    for state in [
+        GuestState::Running,
+        GuestState::Paused(PauseCause::User),
+        GuestState::Off,
+    ] {
+        let mut case = Case::new(&plain(), state);
+        let first = case.report();
+        assert!(differs(&VirtualMachineInstanceStatus::default(), &first));
+        let mut current = first.clone();
+        // What the controller writes beside it makes no difference.
+        current.node_name = Some("a".into());
+        current.active_pods.insert("p".into(), "a".into());
+        current.conditions.push(Condition {
+            type_: "PodScheduled".into(),
+            status: "False".into(),
+            ..Condition::default()
+        });
+        case.instance.status = Some(current.clone());
+        assert!(!differs(&current, &case.report()), "{state:?}");
+    }
+}
