@@ -30,18 +30,24 @@ fn uptime() -> f64 {
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
 }
 
+/// The first part of the kernel's identity of this boot: another one is another run of the guest.
+fn boot() -> String {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.split('-').next().unwrap_or_default().to_owned()
+}
+
 /// Calls `send` with a numbered line at each interval, for ever. A standstill
 /// makes one line late and says so; missed times are not caught up in a burst.
 fn pace(every: Duration, mut send: impl FnMut(&str)) -> ! {
     let begin = Instant::now();
-    let booted = uptime();
+    let (boot, booted) = (boot(), uptime());
     let mut due = begin;
     for number in 1u64.. {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let up = booted + begin.elapsed().as_secs_f64();
         let late = due.elapsed();
         send(&format!(
-            "tick {number} wall={}.{:03} up={up:.3} late={}ms\n",
+            "tick {number} boot={boot} wall={}.{:03} up={up:.3} late={}ms\n",
             wall.as_secs(),
             wall.subsec_millis(),
             late.as_millis()

@@ -86,6 +86,21 @@ impl Cluster {
         self.nodes.get(1).map_or("", String::as_str)
     }
 
+    /// The host's address on the cluster's network, which pods and guests can reach.
+    ///
+    /// # Errors
+    /// If the kubeconfig does not say.
+    pub fn host_address(&self) -> Result<String> {
+        let kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
+        let server = kubeconfig
+            .clusters
+            .iter()
+            .find_map(|cluster| cluster.cluster.as_ref()?.server.clone())
+            .context("no server in the kubeconfig")?;
+        let rest = server.strip_prefix("https://").context("not https")?;
+        Ok(rest.rsplit_once(':').map_or(rest, |(host, _)| host).to_owned())
+    }
+
     /// The API server's audit log of what Drydock's service accounts did.
     pub fn audit_log(&self) -> &Path {
         &self.description.audit_log

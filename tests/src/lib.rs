@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod cluster;
+pub mod guests;
 pub mod oracle;
 pub mod watching;
 

@@ -90,7 +90,7 @@ class Boot(unittest.TestCase):
             self.assertEqual(ready[1], "boot-test")
             self.log_in(machine, "fedora", "fedora")
             ticks = [
-                int(machine.expect(r"tick (\d+) wall=\d+\.\d{3} up=\d+\.\d{3} late=\d+ms$")[1])
+                int(machine.expect(r"tick (\d+) boot=[0-9a-f]{8} wall=\d+\.\d{3} up=\d+\.\d{3} late=\d+ms$")[1])
                 for _ in range(5)
             ]
             self.assertEqual(ticks, list(range(ticks[0], ticks[0] + 5)), "a tick is missing or came twice")

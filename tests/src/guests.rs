@@ -1,0 +1,337 @@
+//! Virtual machines of tests: their manifests, what is known of them from outside, and whether
+//! they went on without a gap.
+
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, LogParams},
+};
+use tokio::{net::UdpSocket, sync::Mutex, task::JoinHandle};
+
+use crate::{
+    Cluster,
+    watching::{until, until_some},
+};
+
+/// The namespace of tests' virtual machines.
+pub const NAMESPACE: &str = "default";
+/// The image of the guest, by the name that KubeVirt's documents use.
+pub const IMAGE: &str = "kubevirt/fedora-cloud-container-disk-demo:latest";
+
+/// The manifest of a small VirtualMachineInstance; `control` are lines of the guest's `drydock:` map.
+pub fn instance(name: &str, control: &str) -> String {
+    format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
+         spec:\n{}",
+        spec(control, 2)
+    )
+}
+
+/// The spec of a small guest, indented by `depth` spaces.
+pub fn spec(control: &str, depth: usize) -> String {
+    let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
+    let text = format!(
+        "terminationGracePeriodSeconds: 30\n\
+         domain:\n  resources: {{requests: {{memory: 96Mi}}}}\n  devices:\n    disks:\n    \
+         - {{name: containerdisk, disk: {{bus: virtio}}}}\n    - {{name: cloudinitdisk, disk: {{bus: virtio}}}}\n\
+         volumes:\n- name: containerdisk\n  containerDisk: {{image: {IMAGE}, imagePullPolicy: IfNotPresent}}\n\
+         - name: cloudinitdisk\n  cloudInitNoCloud:\n    userData: |\n      #cloud-config\n      password: fedora\n      \
+         chpasswd: {{ expire: False }}\n      drydock:\n{}",
+        control.replace("          ", "        ")
+    );
+    text.lines()
+        .map(|line| format!("{}{line}\n", " ".repeat(depth)))
+        .collect()
+}
+
+impl Cluster {
+    /// VirtualMachineInstances.
+    pub fn instances(&self) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// Pods of the tests' namespace.
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// Applies a manifest.
+    ///
+    /// # Errors
+    /// If the API server refuses it, with what it said.
+    pub fn apply(&self, manifest: &str) -> Result<()> {
+        self.kubectl_with(&["apply"], manifest).map(drop)
+    }
+
+    /// Waits for a phase of an instance.
+    ///
+    /// # Errors
+    /// If it does not come.
+    pub async fn until_phase(&self, name: &str, phase: Phase) -> Result<VirtualMachineInstance> {
+        let is = |instance: &VirtualMachineInstance| {
+            instance.status.as_ref().and_then(|status| status.phase) == Some(phase)
+        };
+        until(self.instances(), name, phase.as_str(), is).await
+    }
+
+    /// Waits for a condition of an instance.
+    ///
+    /// # Errors
+    /// If it does not come.
+    pub async fn until_vm_condition(&self, name: &str, type_: &str, status: &str) -> Result<VirtualMachineInstance> {
+        let what = format!("{type_}={status}");
+        let is = |instance: &VirtualMachineInstance| condition(instance, type_).0 == status;
+        until(self.instances(), name, &what, is).await
+    }
+
+    /// The pods of an instance, by its UID, the newest last.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub async fn launchers_of(&self, instance: &VirtualMachineInstance) -> Result<Vec<Pod>> {
+        let uid = instance.uid().unwrap_or_default();
+        let parameters = ListParams::default().labels(&format!("{}={uid}", names::CREATED_BY));
+        let mut pods = self.pods().list(&parameters).await?.items;
+        pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone().map(|time| time.0));
+        Ok(pods)
+    }
+
+    /// The newest pod of an instance.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn launcher(&self, name: &str) -> Result<Pod> {
+        let instance = self.instances().get(name).await?;
+        let mut pods = self.launchers_of(&instance).await?;
+        pods.pop().with_context(|| format!("{name} has no pod"))
+    }
+
+    /// What the guest of an instance has printed on its console so far, without the launcher's lines.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub async fn console(&self, name: &str) -> Result<String> {
+        let pod = self.launcher(name).await?.name_any();
+        let text = self.pods().logs(&pod, &LogParams::default()).await?;
+        let guest = text.lines().filter_map(|line| line.strip_prefix("guest: "));
+        Ok(guest.flat_map(|line| [line, "\n"]).collect())
+    }
+
+    /// Waits until the guest of an instance has printed something, and returns all that it has printed.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn until_console(&self, name: &str, words: &str) -> Result<String> {
+        let what = format!("{name} to print {words:?}");
+        let said = until_some(&what, || async {
+            // There may be no log yet.
+            let text = self.console(name).await.unwrap_or_default();
+            Ok(text.contains(words).then_some(text))
+        });
+        match said.await {
+            Ok(text) => Ok(text),
+            Err(error) => {
+                let text = self.console(name).await.unwrap_or_else(|error| format!("{error:#}"));
+                let end: String = text.chars().rev().take(1500).collect::<Vec<_>>().into_iter().rev().collect();
+                let instance = self.instances().get_opt(name).await.ok().flatten();
+                let status = instance.and_then(|instance| instance.status);
+                Err(error).with_context(|| format!("its console ends with:\n{end}\nits status is {status:?}"))
+            }
+        }
+    }
+
+    /// Waits until an instance has gone.
+    ///
+    /// # Errors
+    /// If it stays.
+    pub async fn until_gone(&self, name: &str) -> Result<()> {
+        until_some(&format!("{name} to be gone"), || async {
+            Ok(self.instances().get_opt(name).await?.is_none().then_some(()))
+        })
+        .await
+    }
+
+    /// Deletes all virtual machines of earlier tests, and waits until their pods are gone.
+    ///
+    /// # Errors
+    /// If that cannot be done.
+    pub async fn no_guests(&self) -> Result<()> {
+        for kind in ["vm", "vmirs", "vmi"] {
+            self.delete(&[kind, "--all", "--namespace", NAMESPACE, "--wait=false"])?;
+        }
+        let launchers = ListParams::default().labels(&format!("{}={}", names::APP, names::VIRT_LAUNCHER));
+        let hurried = DeleteParams {
+            grace_period_seconds: Some(1),
+            ..DeleteParams::default()
+        };
+        until_some("no guest to be left", || async {
+            for pod in self.pods().list(&launchers).await?.items {
+                // Guests of tests need not shut down by the book.
+                let _ = self.pods().delete(&pod.name_any(), &hurried).await;
+            }
+            let left = self.instances().list(&ListParams::default()).await?.items.len();
+            let pods = self.pods().list(&launchers).await?.items.len();
+            Ok((left == 0 && pods == 0).then_some(()))
+        })
+        .await
+    }
+}
+
+/// Status and reason of a condition of an instance.
+pub fn condition(instance: &VirtualMachineInstance, type_: &str) -> (String, String) {
+    instance
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .find(|condition| condition.type_ == type_)
+        .map(|condition| (condition.status.clone(), condition.reason.clone().unwrap_or_default()))
+        .unwrap_or_default()
+}
+
+/// One numbered sign of life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tick {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The run of the guest that it is of.
+    pub boot: String,
+}
+
+/// The ticks in a text.
+pub fn ticks(text: &str) -> Vec<Tick> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.strip_prefix("tick ")?.split(' ');
+            let number = words.next()?.parse().ok()?;
+            let boot = words.next()?.strip_prefix("boot=")?.to_owned();
+            Some(Tick { number, boot })
+        })
+        .collect()
+}
+
+/// One guest ran all the time, once: one boot, no number missing, none twice.
+///
+/// # Errors
+/// If not, with the first number that shows it.
+pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
+    let first = ticks.first().context("the guest gave no sign of life")?;
+    for (tick, number) in ticks.iter().zip(first.number..) {
+        ensure!(
+            tick.boot == first.boot,
+            "the guest booted again: {} then {}",
+            first.boot,
+            tick.boot
+        );
+        ensure!(tick.number == number, "tick {number} should be there, it is {}", tick.number);
+    }
+    Ok(())
+}
+
+/// Receives datagrams from guests, outside the pods.
+pub struct Collector {
+    /// Where guests send to.
+    pub address: String,
+    received: Arc<Mutex<BTreeMap<String, Vec<Tick>>>>,
+    task: JoinHandle<()>,
+}
+
+impl Collector {
+    /// Listens on the host's address of the cluster's network.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub async fn start(cluster: &Cluster) -> Result<Self> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
+        let address = format!("{}:{}", cluster.host_address()?, socket.local_addr()?.port());
+        let received = Arc::new(Mutex::new(BTreeMap::<String, Vec<Tick>>::new()));
+        let kept = Arc::clone(&received);
+        let task = tokio::spawn(async move {
+            let mut buffer = [0; 2048];
+            while let Ok((length, _)) = socket.recv_from(&mut buffer).await {
+                let text = String::from_utf8_lossy(&buffer[..length]);
+                for tick in ticks(&text) {
+                    kept.lock().await.entry(tick.boot.clone()).or_default().push(tick);
+                }
+            }
+        });
+        Ok(Self {
+            address,
+            received,
+            task,
+        })
+    }
+
+    /// What has come so far, by boot.
+    pub async fn received(&self) -> BTreeMap<String, Vec<Tick>> {
+        self.received.lock().await.clone()
+    }
+
+    /// Waits until `more` further ticks of a boot have come.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub async fn until_more(&self, boot: &str, more: usize) -> Result<()> {
+        let count = |all: &BTreeMap<String, Vec<Tick>>| all.get(boot).map_or(0, Vec::len);
+        let before = count(&self.received().await);
+        until_some(&format!("{more} more datagrams of boot {boot}"), || async {
+            Ok((count(&self.received().await) >= before + more).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits for the first boot that is heard of.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn first_boot(&self) -> Result<String> {
+        until_some("a datagram of a guest", || async {
+            Ok(self.received().await.keys().next().cloned())
+        })
+        .await
+    }
+
+    /// Stops, and returns what has come.
+    pub async fn stop(self) -> BTreeMap<String, Vec<Tick>> {
+        self.task.abort();
+        let received = self.received.lock().await;
+        received.clone()
+    }
+}
+
+/// Waits between two looks at what cannot be waited for: that something does *not* happen.
+pub async fn meanwhile(span: Duration) {
+    tokio::time::sleep(span).await;
+}
+
+/// The only value of a map.
+///
+/// # Errors
+/// If there are others or none.
+pub fn only<V>(mut map: BTreeMap<String, V>) -> Result<V> {
+    match (map.pop_first(), map.is_empty()) {
+        (Some((_, value)), true) => Ok(value),
+        (Some((first, _)), false) => bail!("{first} is not the only one: {:?}", map.keys()),
+        (None, _) => Err(anyhow!("there is none")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_repetitions_and_other_boots_are_found() {
+        let tick = |number: u64, boot: &str| format!("tick {number} boot={boot} wall=1.000 up=1.000 late=0ms\n");
+        let of = |numbers: &[(u64, &str)]| -> Vec<Tick> {
+            ticks(&numbers.iter().map(|(number, boot)| tick(*number, boot)).collect::<String>())
+        };
+        assert!(without_a_gap(&of(&[(3, "a"), (4, "a"), (5, "a")])).is_ok());
+        for broken in [&[][..], &[(1, "a"), (3, "a")], &[(1, "a"), (1, "a")], &[(1, "a"), (2, "b")]] {
+            assert!(without_a_gap(&of(broken)).is_err(), "{broken:?}");
+        }
+    }
+}
