@@ -9,11 +9,13 @@
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
+//! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
 
 #![forbid(unsafe_code)]
 
 pub mod aliases;
+pub mod certificates;
 pub mod conditions;
 pub mod configuration;
 pub mod explain;

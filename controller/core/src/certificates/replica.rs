@@ -1,0 +1,53 @@
+//! Which certificate a replica serves.
+
+use jiff::Timestamp;
+
+use super::{Lifetimes, Serving, Trust, trust::settled};
+
+/// What a replica does about the certificate that the Secret offers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Serve it from now on.
+    pub take: bool,
+    /// When to choose again, even if nothing changes.
+    pub wake: Option<Timestamp>,
+}
+
+/// Whether a replica takes the certificate that the Secret offers.
+///
+/// As a rule at once, since the leader offers only what API servers trust. But a Secret may have
+/// been lost, restored or made anew by a leader that had nothing better; then a replica goes on
+/// serving what is trusted until the other is too.
+pub fn choose(
+    now: Timestamp,
+    current: Option<&Serving>,
+    offered: Option<&Serving>,
+    trust: &Trust,
+    lifetimes: &Lifetimes,
+) -> Choice {
+    let keep = |wake: Option<Timestamp>| Choice {
+        take: false,
+        wake: wake.filter(|wake| *wake > now),
+    };
+    let Some(offered) = offered.filter(|offered| offered.is_valid(now)) else {
+        // One that is not valid yet will be.
+        return keep(offered.map(|offered| offered.from));
+    };
+    let take = Choice { take: true, wake: None };
+    let Some(current) = current.filter(|current| current.is_valid(now)) else {
+        return take;
+    };
+    if current.id == offered.id {
+        return keep(None);
+    }
+    if current.authority == offered.authority {
+        return take;
+    }
+    match settled(current, &offered.authority, trust, lifetimes) {
+        // What nobody trusts any more is worse than what some may not have heard of yet.
+        Some(_) if !trust.covers(&current.authority) => take,
+        Some(at) if at <= now => take,
+        Some(at) => keep(Some(at.min(current.until))),
+        None => keep(Some(current.until)),
+    }
+}

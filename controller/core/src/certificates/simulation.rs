@@ -1,0 +1,335 @@
+//! A small cluster, to see that nobody is ever refused: replicas that restart, lag and crash
+//! between two steps, API servers that lag, lifetimes that change, a Secret that is deleted.
+//!
+//! What has to hold at each instant: every replica serves a certificate that is valid, and whose
+//! authority is in every bundle that an API server may have read by then.
+
+use std::{collections::VecDeque, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+
+use super::{Authority, Facts, Held, Id, Lifetimes, Place, Serving, ServingChange, Step, Trust, choose, plan};
+use crate::configuration::{Certificates, Lifetime};
+
+/// What happens beside the passing of time.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// Nothing.
+    Quiet,
+    /// A replica is started again and remembers nothing.
+    Restart(usize),
+    /// Another replica leads.
+    Elect(usize),
+    /// The leader stops after so many steps.
+    Crash(usize),
+    /// A replica sees nothing of this.
+    Blind(usize),
+    /// The configuration changes: seconds of authority and serving certificate, and the shares of
+    /// them (in percent) before the end at which they are renewed.
+    Configure(u64, u64, u64, u64),
+    /// Somebody deletes the Secret or writes garbage into it.
+    Lose,
+    /// Somebody puts back what the Secret held long ago.
+    Restore,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        20 => Just(Event::Quiet),
+        3 => (0..REPLICAS).prop_map(Event::Restart),
+        3 => (0..REPLICAS).prop_map(Event::Elect),
+        3 => (0usize..3).prop_map(Event::Crash),
+        3 => (0..REPLICAS).prop_map(Event::Blind),
+        2 => (4u64..400, 2u64..400, 0u64..100, 0u64..100).prop_map(|(a, b, c, d)| Event::Configure(a, b, c, d)),
+        1 => Just(Event::Lose),
+        1 => Just(Event::Restore),
+    ]
+}
+
+const REPLICAS: usize = 3;
+
+#[derive(Clone, Debug, Default)]
+struct Replica {
+    serves: Option<Serving>,
+    trust: Trust,
+}
+
+struct World {
+    now: Timestamp,
+    lifetimes: Lifetimes,
+    /// The shortest time that API servers were ever given to hear of a change: they are never slower,
+    /// since their speed does not depend on what is configured.
+    settle: Duration,
+    secret: Held,
+    /// An earlier Secret.
+    copy: Option<Held>,
+    bundle: Vec<Authority>,
+    /// Bundles that some API server may still go by, each with the time at which it was replaced.
+    past: VecDeque<(Timestamp, Vec<Authority>)>,
+    replicas: [Replica; REPLICAS],
+    leader: usize,
+    /// When somebody wants to look again.
+    wake: Option<Timestamp>,
+    made: u64,
+    renewals: u64,
+}
+
+impl World {
+    fn new(certificates: &Certificates) -> Self {
+        Self {
+            now: Timestamp::from_second(1_000_000_000).unwrap(),
+            lifetimes: Lifetimes::from(certificates),
+            settle: Lifetimes::from(certificates).settle,
+            secret: Held::default(),
+            copy: None,
+            bundle: Vec::new(),
+            past: VecDeque::new(),
+            replicas: Default::default(),
+            leader: 0,
+            wake: None,
+            made: 0,
+            renewals: 0,
+        }
+    }
+
+    fn id(&mut self) -> Id {
+        self.made += 1;
+        Id::new(&self.made.to_be_bytes())
+    }
+
+    /// Replicas look, the leader does its steps, replicas look again.
+    fn round(&mut self, steps: usize, blind: Option<usize>) {
+        self.wake = None;
+        self.look(blind);
+        if blind != Some(self.leader) {
+            for _ in 0..steps {
+                let leader = &self.replicas[self.leader];
+                let facts = Facts {
+                    held: Some(&self.secret),
+                    served: leader.serves.as_ref(),
+                    trust: &leader.trust,
+                };
+                let plan = plan(self.now, facts, &self.lifetimes);
+                wake(&mut self.wake, plan.wake);
+                let Some(step) = plan.step else {
+                    break;
+                };
+                self.carry_out(step);
+                self.look(blind);
+            }
+        }
+    }
+
+    fn look(&mut self, blind: Option<usize>) {
+        for (index, replica) in self.replicas.iter_mut().enumerate() {
+            if blind == Some(index) {
+                continue;
+            }
+            let place = Place {
+                authorities: self.bundle.clone(),
+                foul: false,
+            };
+            replica.trust.observe(self.now, Some(vec![place]));
+            let offered = self.secret.serving.as_ref();
+            if choose(
+                self.now,
+                replica.serves.as_ref(),
+                offered,
+                &replica.trust,
+                &self.lifetimes,
+            )
+            .take
+            {
+                replica.serves = offered.cloned();
+            }
+        }
+    }
+
+    fn carry_out(&mut self, step: Step) {
+        let from = self.now - SignedDuration::from_hours(1);
+        match step {
+            Step::Write {
+                signer,
+                bundle,
+                serving,
+            } => {
+                let known: Vec<Authority> = self.secret.bundle.iter().chain(&self.bundle).cloned().collect();
+                let mut held = Held {
+                    signer: self.secret.signer.clone(),
+                    bundle: Vec::new(),
+                    serving: self.secret.serving.clone(),
+                };
+                if let Some(make) = signer {
+                    let authority = Authority {
+                        id: self.id(),
+                        from,
+                        until: make.until,
+                    };
+                    held.bundle.push(authority.clone());
+                    held.signer = Some(authority);
+                }
+                for id in bundle {
+                    let authority = known.iter().find(|authority| authority.id == id);
+                    held.bundle.push(authority.expect("it is known").clone());
+                }
+                match serving {
+                    ServingChange::Keep => {}
+                    ServingChange::Carry => held.serving = self.replicas[self.leader].serves.clone(),
+                    ServingChange::Sign(make) => {
+                        let signer = held.signer.clone().expect("somebody signs");
+                        assert!(make.until <= signer.until, "it would outlive its authority");
+                        assert!(make.until > self.now);
+                        held.serving = Some(Serving {
+                            id: self.id(),
+                            authority: signer.id,
+                            from,
+                            until: make.until,
+                        });
+                        self.renewals += 1;
+                    }
+                }
+                assert!(held.bundle.len() <= super::MOST_AUTHORITIES);
+                self.secret = held;
+            }
+            Step::Publish { bundle } => {
+                let known = self.secret.bundle.clone();
+                let find = |id: Id| {
+                    let found = known.iter().find(|authority| authority.id == id);
+                    found.expect("only what the Secret holds is published").clone()
+                };
+                let bundle = bundle.into_iter().map(find).collect();
+                self.past
+                    .push_back((self.now, std::mem::replace(&mut self.bundle, bundle)));
+            }
+        }
+    }
+
+    fn configure(&mut self, certificates: &Certificates) {
+        self.lifetimes = Lifetimes::from(certificates);
+        self.settle = self.settle.min(self.lifetimes.settle);
+        self.forget();
+    }
+
+    fn advance(&mut self) {
+        let tick = self.now + SignedDuration::try_from(self.settle / 4).unwrap();
+        self.now = self.wake.map_or(tick, |wake| wake.min(tick));
+        self.forget();
+    }
+
+    /// API servers have heard of a change after a third of the time that they are given.
+    fn forget(&mut self) {
+        let lag = SignedDuration::try_from(self.settle / 3).unwrap();
+        self.past.retain(|(replaced, _)| *replaced + lag > self.now);
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        for replica in &self.replicas {
+            let Some(serves) = &replica.serves else {
+                prop_assert!(false, "a replica has no certificate");
+                continue;
+            };
+            prop_assert!(serves.is_valid(self.now), "{serves:?} at {}", self.now);
+            let bundles = self.past.iter().map(|(_, bundle)| bundle).chain([&self.bundle]);
+            for bundle in bundles {
+                prop_assert!(
+                    bundle.iter().any(|authority| authority.id == serves.authority),
+                    "{serves:?} is not vouched for by {bundle:?}"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wake(at: &mut Option<Timestamp>, other: Option<Timestamp>) {
+    *at = [*at, other].into_iter().flatten().min();
+}
+
+fn certificates((ca, server, ca_share, server_share): (u64, u64, u64, u64)) -> Certificates {
+    let lifetime = |seconds: u64, share: u64| Lifetime {
+        duration: Duration::from_secs(seconds),
+        renew_before: Duration::from_millis(seconds * 10 * share),
+    };
+    Certificates {
+        ca: lifetime(ca, ca_share),
+        server: lifetime(server, server_share),
+    }
+}
+
+/// Runs it; how many serving certificates were made.
+fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCaseError> {
+    let mut world = World::new(&certificates(first));
+    world.round(9, None);
+    // Before the first bundle, nobody is trusted.
+    world.past.clear();
+    world.check()?;
+    let mut idle = 0;
+    let (mut forgetful, mut lost) = (false, 0u32);
+    for event in events {
+        // Nobody can help if the leader never gets to its steps: of some events there are not many in
+        // a row, and who has forgotten everything just when the Secret is lost is lost too.
+        let hinders = matches!(
+            event,
+            Event::Crash(_) | Event::Blind(_) | Event::Elect(_) | Event::Restart(_)
+        );
+        let event = if hinders && idle >= 3 { &Event::Quiet } else { event };
+        idle = if hinders { idle + 1 } else { 0 };
+        let (mut steps, mut blind) = (9, None);
+        let mut forgets = false;
+        match *event {
+            Event::Quiet => {}
+            Event::Restart(replica) => {
+                world.replicas[replica] = Replica::default();
+                forgets = true;
+            }
+            Event::Elect(replica) => world.leader = replica,
+            Event::Crash(after) => steps = after,
+            Event::Blind(replica) => {
+                // Who is blind from its start on is not ready, and is asked nothing.
+                blind = world.replicas[replica].serves.is_some().then_some(replica);
+            }
+            Event::Configure(a, b, c, d) => world.configure(&certificates((a, b, c, d))),
+            Event::Lose if !forgetful && lost == 0 => {
+                lost = 30;
+                world.copy = Some(std::mem::take(&mut world.secret));
+            }
+            Event::Restore if !forgetful && lost == 0 => {
+                lost = 30;
+                if let Some(mut copy) = world.copy.take() {
+                    // One that is about to expire, and is not seen to be, helps nobody.
+                    let enough = world.now + SignedDuration::try_from(world.lifetimes.settle * 4).unwrap();
+                    copy.serving = copy.serving.filter(|serving| serving.until > enough);
+                    world.secret = copy;
+                }
+            }
+            Event::Lose | Event::Restore => {}
+        }
+        world.round(steps, blind);
+        // Nor if the Secret is lost again and again before another authority has come in.
+        lost = lost.saturating_sub(1);
+        forgetful = forgets || steps < 9 || blind.is_some();
+        world.check()?;
+        world.advance();
+        world.check()?;
+    }
+    Ok(world.renewals)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #[test]
+    fn nobody_is_ever_refused(
+        first in (4u64..400, 2u64..400, 0u64..100, 0u64..100),
+        events in prop::collection::vec(event(), 200..400),
+    ) {
+        simulate(first, &events)?;
+    }
+}
+
+#[test]
+fn it_is_renewed_again_and_again() {
+    let renewals = simulate((20, 10, 50, 50), &[Event::Quiet; 4000]).unwrap();
+    // 4000 quarters of 1.66 s are 1666 s, in which a certificate of 10 s is renewed every 5.
+    assert!((300..400).contains(&renewals), "{renewals}");
+}
