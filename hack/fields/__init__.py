@@ -1,0 +1,1 @@
+"""Records the fields of KubeVirt's v1 API, as data for admission."""
