@@ -20,16 +20,16 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Look after one node of a cluster until told to stop.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Say what this machine can do for guests. Needs no cluster.
-    Inspect(InspectArgs),
+    Inspect(Box<InspectArgs>),
 }
 
 impl Args {
     /// Does what the command line says.
     pub(crate) fn execute(self) -> ExitCode {
         match self.command {
-            Command::Run(args) => run::run(args),
+            Command::Run(args) => run::run(*args),
             Command::Inspect(args) => inspect_command::inspect(&args),
         }
     }
@@ -101,6 +101,17 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_KUBELET"
     )]
     pub(crate) kubelet: PathBuf,
+    /// How many guests the node can hold at most: shares of each device that the agent offers.
+    #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000), env = "DRYDOCK_DEVICES")]
+    pub(crate) devices: u32,
+    /// Program that loads AppArmor profiles, by path or by name in PATH.
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        default_value = "apparmor_parser",
+        env = "DRYDOCK_APPARMOR_PARSER"
+    )]
+    pub(crate) apparmor_parser: PathBuf,
     /// Namespaces that may hold the cluster's configuration; the first that does is in force.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,

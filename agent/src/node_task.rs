@@ -15,7 +15,7 @@ use std::{
     collections::{BTreeSet, hash_map::DefaultHasher},
     fs,
     hash::{Hash, Hasher},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -23,11 +23,13 @@ use std::{
 use drydock_api::{Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, node_reference};
 use drydock_core::{
     configuration::{Configuration, Resolution, Source, spread},
+    device_offer::Offer,
+    guest_network::{Profile, Seen},
     minimum::Minimum,
     node::{Event, Observed, plan, recorded},
     readiness::pins_cpus,
 };
-use drydock_host::watch::HostWatch;
+use drydock_host::{guest_devices, watch::HostWatch};
 use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -39,7 +41,9 @@ use crate::{
     args::RunArgs,
     caches::Caches,
     cpu_map_questions::CpuMapQuestions,
+    device_plugin::DevicePlugin,
     gathered,
+    guest_network::{self, Profiles},
     host_knowledge::HostKnowledge,
     host_lock::{self, HostLock},
     lease::NodeLease,
@@ -71,6 +75,9 @@ pub(crate) struct NodeTask {
     /// Nodes may have come or gone since they were counted: asked for after a change was followed,
     /// so that nothing stands between the next change and the labels.
     recount: bool,
+    /// These belong to the agent that acts.
+    profiles: Option<Profiles>,
+    plugin: Option<DevicePlugin>,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
     written_hypervisor: Option<Hypervisor>,
@@ -111,6 +118,8 @@ impl NodeTask {
             mask: BTreeSet::new(),
             hypervisors: 1,
             recount: false,
+            profiles: None,
+            plugin: None,
             lock: None,
             written_node: None,
             written_hypervisor: None,
@@ -168,7 +177,10 @@ impl NodeTask {
                     self.lock = Some(lock.map_err(std::io::Error::other)??);
                     info!("this agent acts for the node now");
                     self.lease.take();
+                    let profiles = Profiles::start(&self.process, &self.args.kubelet, &self.args.apparmor_parser);
+                    self.profiles = Some(profiles);
                 }
+                () = changed(&mut self.profiles) => {}
                 ended = self.host.ended() => self.host.conclude(ended, clock::now()),
                 () = announcements.next() => look_at_host = true,
                 () = clock::sleep_until(wake) => {}
@@ -303,6 +315,7 @@ impl NodeTask {
             &self.mask,
         );
         let previous = hypervisor.status.clone().unwrap_or_default();
+        let network = self.profiles.as_mut().map_or_else(not_looked_at, Profiles::seen);
         let plan = plan(&Observed {
             now,
             labels: node.labels(),
@@ -316,10 +329,12 @@ impl NodeTask {
             masked_models: &answers.masked_models,
             label_aliases: self.args.host.label_aliases,
             pins_cpus: fs::read_to_string(self.cpu_manager_state()).is_ok_and(|text| pins_cpus(&text)),
+            guest_network: &network,
             stopping,
             agent_version: env!("CARGO_PKG_VERSION"),
             previous: &previous,
         });
+        self.offer(plan.offer, stopping);
         self.metrics.planned(&plan.status);
         if !plan.labels.is_empty() {
             self.written_node = Some(self.writes.labels(&plan.labels).await?);
@@ -330,6 +345,21 @@ impl NodeTask {
             self.report(&plan.status).await?;
         }
         Ok(())
+    }
+
+    /// Offers shares to pods, from the first time on that it is known what there is.
+    fn offer(&mut self, offer: Offer, stopping: bool) {
+        match &self.plugin {
+            Some(plugin) => plugin.offer(offer),
+            None if stopping => {}
+            None => {
+                let folder = self.args.state.join("devices");
+                let nodes = move |device: &str| node_for_guests(&folder, device);
+                let (process, kubelet) = (&self.process, &self.args.kubelet);
+                let plugin = DevicePlugin::start(process, kubelet, self.args.devices, offer, nodes);
+                self.plugin = Some(plugin);
+            }
+        }
     }
 
     async fn report(&mut self, status: &HypervisorStatus) -> kube::Result<()> {
@@ -370,6 +400,13 @@ impl NodeTask {
     /// Says that the node takes no virtual machines any more, unless another agent is about to
     /// take over.
     async fn farewell(&mut self) {
+        // Before the lock is free: the next agent registers as soon as it has it.
+        if let Some(plugin) = self.plugin.take() {
+            plugin.close().await;
+        }
+        if let Some(profiles) = &self.profiles {
+            profiles.close().await;
+        }
         let Some(lock) = &self.lock else { return };
         match lock.nobody_waits() {
             Ok(Some(_farewell)) => {
@@ -383,6 +420,34 @@ impl NodeTask {
             }
             Ok(None) => info!("another agent takes over"),
             Err(error) => warn!(error = %chain(&error), "cannot tell whether another agent waits"),
+        }
+    }
+}
+
+/// Waits for a change of the profiles; for ever, if this agent does not keep them.
+async fn changed(profiles: &mut Option<Profiles>) {
+    match profiles {
+        Some(profiles) => profiles.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What guests' networks need, as long as nobody has looked at the profiles.
+fn not_looked_at() -> Seen {
+    Seen {
+        seccomp: Profile::Unknown,
+        user_namespaces: guest_network::namespaces(),
+        app_armor: Profile::Unknown,
+    }
+}
+
+/// The node on the host that a pod's is made after.
+fn node_for_guests(folder: &Path, device: &str) -> String {
+    match guest_devices::open_to_all(folder, Path::new(device)) {
+        Ok(node) => node.to_string_lossy().into_owned(),
+        Err(error) => {
+            warn!(%error, device, "there is no node that guests may open; they get the host's");
+            device.to_owned()
         }
     }
 }

@@ -13,10 +13,14 @@
 //!                        libvirt (client) ─┴─ private_libvirtd (started for the question)
 //! ```
 //!
+//! What guests' pods need of the machine is here too: [`seccomp`] and [`app_armor`] profiles,
+//! [`guest_devices`], [`user_namespaces`].
+//!
 //! This is the only crate that links C or holds `unsafe`; each such block says why it is needed
 //! and why it is sound.
 
 mod account;
+pub mod app_armor;
 pub mod architecture;
 pub mod baseline;
 pub mod capabilities;
@@ -32,6 +36,7 @@ pub mod document;
 pub mod domain_capabilities;
 pub mod fake;
 pub mod fingerprint;
+pub mod guest_devices;
 pub mod hyperv;
 pub mod inspection;
 pub mod kernel;
@@ -43,4 +48,6 @@ pub mod memory;
 pub mod private_libvirtd;
 pub mod problem;
 pub mod roots;
+pub mod seccomp;
+pub mod user_namespaces;
 pub mod watch;

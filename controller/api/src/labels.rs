@@ -55,6 +55,8 @@ pub const VM_ARCH_S390X: &str = "kubevirt.io/vm-arch-s390x";
 pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 /// The kubelet pins CPUs (static CPU manager policy): `true` or `false`.
 pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
+/// Guests of this node can have a network: `true` or `false`. Pods of guests with one select on it.
+pub const GUEST_NETWORK: &str = "drydock.dev/guest-network";
 
 /// The value of every label that only says "yes".
 pub const TRUE: &str = "true";
@@ -91,7 +93,7 @@ pub const OWNED_KEYS: [&str; 10] = [
 
 /// Keys that say whether the node is ready for virtual machines; the agent writes them even where
 /// CPU labels are frozen.
-pub const READINESS_KEYS: [&str; 2] = [SCHEDULABLE, CPU_MANAGER];
+pub const READINESS_KEYS: [&str; 3] = [SCHEDULABLE, CPU_MANAGER, GUEST_NETWORK];
 
 /// Whether the labeller owns `key`: exact keys and exact prefixes only, so that look-alikes such
 /// as `kubevirt.io/sev-custom` or `cpu-model.node.kubevirt.io.example/x` stay foreign.

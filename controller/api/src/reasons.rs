@@ -8,6 +8,8 @@ pub mod hypervisor {
     pub const LABELLED: &str = "Labelled";
     /// Guests can use hardware virtualization.
     pub const KVM_AVAILABLE: &str = "KVMAvailable";
+    /// Guests can have the pod network.
+    pub const GUEST_NETWORK: &str = "GuestNetwork";
     /// The node accepts virtual machines.
     pub const READY: &str = "Ready";
     /// The cluster's configuration is in force on this node.

@@ -7,6 +7,7 @@
 //!   ConfigMap and HyperConverged.
 //! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum`], [`aliases`] and [`mask`].
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
+//! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
 //! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
@@ -18,8 +19,10 @@ pub mod aliases;
 pub mod certificates;
 pub mod conditions;
 pub mod configuration;
+pub mod device_offer;
 pub mod explain;
 pub mod guest;
+pub mod guest_network;
 pub mod in_force;
 pub mod inspection;
 pub mod instance;

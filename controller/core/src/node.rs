@@ -22,6 +22,8 @@ use jiff::Timestamp;
 use crate::{
     conditions::{self, Status, condition},
     configuration::{Configuration, GATE_CPU_MANAGER, GATE_CROSS_ARCHITECTURE, Resolution},
+    device_offer::Offer,
+    guest_network::{self, GuestNetwork},
     labels::{self, LabelPolicy, Withheld},
     mask::{self, MaskedModels},
     minimum::Minimum,
@@ -56,6 +58,8 @@ pub struct Observed<'a> {
     pub label_aliases: bool,
     /// The kubelet pins CPUs.
     pub pins_cpus: bool,
+    /// What guests' networks need of the node.
+    pub guest_network: &'a guest_network::Seen,
     /// The agent is about to end and no other waits to take its place.
     pub stopping: bool,
     /// Version of the agent.
@@ -82,6 +86,8 @@ pub struct Plan {
     pub status: HypervisorStatus,
     /// Events on the Node.
     pub events: Vec<Event>,
+    /// What the device plugin offers to the pods of guests.
+    pub offer: Offer,
 }
 
 /// An event on the Node.
@@ -139,10 +145,16 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let accepts = readiness.accepts() && !observed.stopping;
     let truth = |holds: bool| if holds { keys::TRUE } else { keys::FALSE }.to_owned();
     let pins = configuration.gate(GATE_CPU_MANAGER) && observed.pins_cpus;
-    let ready = BTreeMap::from([
+    // What is not known yet stays as an earlier agent found it.
+    let network = match GuestNetwork::of(observed.guest_network).holds() {
+        Some(holds) => Some(truth(holds)),
+        None => observed.labels.get(keys::GUEST_NETWORK).cloned(),
+    };
+    let mut ready = BTreeMap::from([
         (keys::SCHEDULABLE.into(), truth(accepts)),
         (keys::CPU_MANAGER.into(), truth(pins)),
     ]);
+    ready.extend(network.map(|network| (keys::GUEST_NETWORK.into(), network)));
     changes.extend(labels::changes(observed.labels, &ready, |key| {
         keys::READINESS_KEYS.contains(&key)
     }));
@@ -154,6 +166,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         labels: changes,
         status,
         events,
+        offer: Offer::of(readiness),
     }
 }
 
@@ -272,10 +285,17 @@ fn status(
         ),
         Some(text) => make(types::CONFIGURATION_ACCEPTED, Status::False, "Refused", text),
     };
+    let network = GuestNetwork::of(observed.guest_network);
+    let network = make(
+        types::GUEST_NETWORK,
+        network.holds().map_or(Status::Unknown, Status::from),
+        network.reason(),
+        network.sentence(observed.guest_network),
+    );
     let (status, reason, message) = labelled;
     let labelled = make(types::LABELLED, status, reason, message);
     HypervisorStatus {
-        conditions: vec![inspected, labelled, kvm, ready, accepted],
+        conditions: vec![inspected, labelled, kvm, network, ready, accepted],
         usable_models: offered
             .as_ref()
             .and_then(|facts| facts.virtualization.as_ref())

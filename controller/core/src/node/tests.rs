@@ -5,6 +5,7 @@ use super::*;
 use crate::{
     conditions::{find, holds},
     configuration::{Parsed, Problem, Reference, Source},
+    guest_network::{Profile, UserNamespaces},
 };
 
 /// Everything an [`Observed`] borrows, with values of a healthy node.
@@ -18,6 +19,7 @@ struct Scene {
     mask: BTreeSet<String>,
     masked_models: MaskedModels,
     pins_cpus: bool,
+    guest_network: guest_network::Seen,
     stopping: bool,
     previous: HypervisorStatus,
 }
@@ -57,6 +59,14 @@ impl Default for Scene {
             mask: BTreeSet::new(),
             masked_models: MaskedModels::new(),
             pins_cpus: false,
+            guest_network: guest_network::Seen {
+                seccomp: Profile::Installed,
+                user_namespaces: UserNamespaces {
+                    limit: Some(1000),
+                    for_everybody: None,
+                },
+                app_armor: Profile::NotNeeded,
+            },
             stopping: false,
             previous: HypervisorStatus::default(),
         }
@@ -84,6 +94,7 @@ impl Scene {
             masked_models: &self.masked_models,
             label_aliases: false,
             pins_cpus: self.pins_cpus,
+            guest_network: &self.guest_network,
             stopping: self.stopping,
             agent_version: "0.1.0",
             previous: &self.previous,
@@ -344,9 +355,39 @@ fn no_kvm_and_no_emulation_means_no_guests_and_says_why() {
     assert_eq!(scene.labels[keys::SCHEDULABLE], "false");
     let ready = find(&plan.status.conditions, types::READY).unwrap();
     assert_eq!(ready.reason, "KVMUnavailable");
+    assert_eq!(plan.offer, Offer::Nothing);
     assert!(ready.message.contains("no CPU model"), "{}", ready.message);
     scene.resolution.configuration.use_emulation = true;
-    scene.settle();
+    assert_eq!(scene.settle().offer, Offer::Emulation);
     assert!(scene.labels.contains_key("cpu-model.node.kubevirt.io/Penryn"));
     assert_eq!(scene.labels[keys::SCHEDULABLE], "true");
+}
+
+#[test]
+fn a_node_without_network_for_guests_says_so_even_where_cpu_labels_are_frozen() {
+    let mut scene = Scene::default();
+    scene.annotations.insert(annotations::SKIP_NODE.into(), "true".into());
+    scene.settle();
+    assert_eq!(scene.labels[keys::GUEST_NETWORK], "true");
+    scene.guest_network.seccomp = Profile::Missing("read-only file system".into());
+    let plan = scene.settle();
+    assert_eq!(scene.labels[keys::GUEST_NETWORK], "false");
+    let network = find(&plan.status.conditions, types::GUEST_NETWORK).unwrap();
+    assert_eq!(
+        (network.status.as_str(), network.reason.as_str()),
+        ("False", "SeccompProfileMissing")
+    );
+    assert!(network.message.contains("read-only file system"), "{}", network.message);
+    assert_eq!(
+        scene.labels[keys::SCHEDULABLE],
+        "true",
+        "a guest without network can run"
+    );
+    scene.guest_network.seccomp = Profile::Unknown;
+    let plan = scene.settle();
+    assert_eq!(
+        find(&plan.status.conditions, types::GUEST_NETWORK).unwrap().status,
+        "Unknown"
+    );
+    assert_eq!(scene.labels[keys::GUEST_NETWORK], "false", "as it was");
 }

@@ -1,0 +1,152 @@
+//! The AppArmor profile of launcher pods, where the kernel has AppArmor.
+//!
+//! The container runtime's own profile refuses mounts, and with them passt's sandbox. This one
+//! keeps what that profile is for, /proc and /sys, and leaves the rest to the pod's lack of any
+//! capability and to its seccomp profile.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+};
+
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, unshare},
+};
+
+use crate::roots::Roots;
+
+const PROFILE: &str = include_str!("app_armor/drydock-launcher");
+
+/// Whether the kernel enforces AppArmor.
+pub fn is_on(roots: &Roots) -> bool {
+    roots.sys_text("module/apparmor/parameters/enabled").as_deref() == Some("Y")
+}
+
+/// Gives the kernel the profile, in place of an older one, by the program `apparmor_parser`.
+///
+/// # Errors
+/// If there is no such program, or it fails; what it says is in the error.
+pub fn load(parser: &Path) -> io::Result<()> {
+    let parser = parser.to_owned();
+    // The mount below shows in this thread only, and in what it starts.
+    let loaded = thread::spawn(move || load_in_own_mounts(&parser)).join();
+    loaded.unwrap_or_else(|_| Err(io::Error::other("loading panicked")))
+}
+
+fn load_in_own_mounts(parser: &Path) -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let nothing = None::<&str>;
+    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
+    let folder = Folder::new()?;
+    // A container sees no securityfs, even a privileged one.
+    mount(
+        Some("securityfs"),
+        &folder.0,
+        Some("securityfs"),
+        MsFlags::empty(),
+        nothing,
+    )?;
+    let result = run(parser, &folder.0.join("apparmor"));
+    umount2(&folder.0, MntFlags::MNT_DETACH)?;
+    result
+}
+
+fn run(parser: &Path, kernel: &Path) -> io::Result<()> {
+    let mut child = Command::new(parser)
+        .args(["--replace", "--skip-cache", "--subdomainfs"])
+        .arg(kernel)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", parser.display())))?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(PROFILE.as_bytes())?;
+    }
+    let done = child.wait_with_output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    let last = said
+        .lines()
+        .rfind(|line| !line.trim().is_empty())
+        .unwrap_or("it says nothing");
+    Err(io::Error::other(format!(
+        "{}: {}: {last}",
+        parser.display(),
+        done.status
+    )))
+}
+
+/// An empty folder to mount on.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> io::Result<Self> {
+        Ok(Self(nix::unistd::mkdtemp(
+            &std::env::temp_dir().join("drydock-securityfs-XXXXXX"),
+        )?))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Left behind, it is an empty folder in a place for such.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kernel_that_says_so_has_it_on() {
+        let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-apparmor-XXXXXX")).unwrap();
+        let roots = Roots {
+            sys: folder.clone(),
+            ..Roots::default()
+        };
+        assert!(!is_on(&roots));
+        let parameters = folder.join("module/apparmor/parameters");
+        fs::create_dir_all(&parameters).unwrap();
+        for (text, expected) in [("Y\n", true), ("N\n", false)] {
+            fs::write(parameters.join("enabled"), text).unwrap();
+            assert_eq!(is_on(&roots), expected);
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_parser_is_given_the_profile_and_its_last_word_is_the_error() {
+        let folder = Folder::new().unwrap();
+        let script = folder.0.join("parser");
+        let got = folder.0.join("got");
+        let write = |text: String| {
+            fs::write(&script, text).unwrap();
+            fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        write(format!("#!/bin/sh\ncat > {0}; echo \"$@\" >> {0}\n", got.display()));
+        run(&script, Path::new("/kernel")).unwrap();
+        let text = fs::read_to_string(&got).unwrap();
+        assert!(text.contains("profile drydock-launcher"), "{text}");
+        assert!(
+            text.ends_with("--replace --skip-cache --subdomainfs /kernel\n"),
+            "{text}"
+        );
+        write("#!/bin/sh\ncat > /dev/null\necho one >&2\necho 'no such rule' >&2\nexit 3\n".into());
+        let error = run(&script, Path::new("/kernel")).unwrap_err().to_string();
+        assert!(
+            error.contains("exit status: 3") && error.ends_with("no such rule"),
+            "{error}"
+        );
+        let error = run(Path::new("/no/parser"), Path::new("/kernel")).unwrap_err();
+        assert!(error.to_string().starts_with("/no/parser: "), "{error}");
+        fs::remove_dir_all(&folder.0).unwrap();
+    }
+}

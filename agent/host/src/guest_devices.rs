@@ -1,0 +1,97 @@
+//! Device nodes that a guest's pod is given.
+//!
+//! A pod's node of a device is made after one of the host, with the same mode and owner, and the
+//! host's belong to root and a group whose number is different on each distribution: a pod of an
+//! ordinary user could not open it. So the agent keeps nodes of its own which everybody may open,
+//! in a folder that nobody but root can enter. The host's nodes stay as they are.
+
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use nix::sys::stat::{Mode, SFlag, mknod};
+
+/// A node in `folder` of the same device as `device` that everybody may open. The folder is made
+/// if it is not there; a node that is right is left alone.
+///
+/// # Errors
+/// If there is no such device, or the node cannot be made.
+pub fn open_to_all(folder: &Path, device: &Path) -> io::Result<PathBuf> {
+    let metadata = fs::metadata(device)?;
+    if !metadata.file_type().is_char_device() {
+        return Err(io::Error::other("not a character device"));
+    }
+    let name = device
+        .file_name()
+        .ok_or_else(|| io::Error::other("a device without a name"))?;
+    let node = folder.join(name);
+    let is_right = |found: &fs::Metadata| {
+        found.file_type().is_char_device() && found.rdev() == metadata.rdev() && found.mode() & 0o7777 == 0o666
+    };
+    if fs::symlink_metadata(&node).is_ok_and(|found| is_right(&found)) {
+        return Ok(node);
+    }
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => fs::set_permissions(folder, Permissions::from_mode(0o700))?,
+    }
+    // Made whole under another name: a pod may be about to get it.
+    let mut fresh = name.to_owned();
+    fresh.push(".new");
+    let fresh = folder.join(fresh);
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    mknod(&fresh, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), metadata.rdev())?;
+    fs::set_permissions(&fresh, Permissions::from_mode(0o666))?;
+    fs::rename(&fresh, &node)?;
+    Ok(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_made_mended_and_left_alone() {
+        let above = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-devices-XXXXXX")).unwrap();
+        let folder = above.join("devices");
+        let device = Path::new("/dev/null");
+        if let Err(error) = open_to_all(&folder, device) {
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "only root makes nodes");
+            fs::remove_dir_all(above).unwrap();
+            return;
+        }
+        let node = folder.join("null");
+        let facts = || {
+            let metadata = fs::symlink_metadata(&node).unwrap();
+            (metadata.rdev(), metadata.mode() & 0o7777, metadata.ino())
+        };
+        let first = facts();
+        assert_eq!((first.0, first.1), (fs::metadata(device).unwrap().rdev(), 0o666));
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(open_to_all(&folder, device).unwrap(), node);
+        assert_eq!(facts(), first);
+
+        fs::set_permissions(&node, Permissions::from_mode(0o600)).unwrap();
+        open_to_all(&folder, device).unwrap();
+        assert_eq!(facts().1, 0o666);
+
+        fs::remove_file(&node).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &node).unwrap();
+        open_to_all(&folder, device).unwrap();
+        assert_eq!(facts().0, first.0);
+        fs::remove_dir_all(above).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        let error = open_to_all(Path::new("/nowhere"), Path::new("/proc/self/status")).unwrap_err();
+        assert_eq!(error.to_string(), "not a character device");
+        assert!(open_to_all(Path::new("/nowhere"), Path::new("/dev/no-such-device")).is_err());
+    }
+}

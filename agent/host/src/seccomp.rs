@@ -1,0 +1,167 @@
+//! The seccomp profile of launcher pods: the container runtime's default one and the few calls by
+//! which passt, a guest's network, shuts itself in.
+//!
+//! ```text
+//!  unshare(NEWUSER) ─▶ unshare(NEWNS|NEWUTS|NEWIPC|NEWPID) ─▶ mount ×2 ─▶ pivot_root ─▶ umount2 ─▶ its own filter
+//! ```
+//!
+//! Only these very flags are let through. Outside a user namespace of its own the pod has no right
+//! to any of these calls, whatever the profile says; inside, it can neither make a network
+//! namespace nor mount anything but what passt mounts. In two places the profile is narrower than
+//! the default: foreign 32-bit calls are not allowed, and sockets are those of the four families
+//! that QEMU, libvirt and passt use, since a user namespace opens more of the kernel to the others.
+
+use serde_json::{Value, json};
+
+const ALLOWED: &str = include_str!("seccomp/allowed.txt");
+
+/// AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK.
+const SOCKET_FAMILIES: [u64; 4] = [1, 2, 10, 16];
+/// What `personality` may set, as in the default: Linux, and both with UNAME26; the last one asks.
+const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
+/// All kinds of namespaces that `clone` can make: it may make none of them, as in the default.
+const CLONE_NAMESPACES: u64 = 0x7e02_0000;
+/// CLONE_NEWUSER; then CLONE_NEWNS, NEWUTS, NEWIPC and NEWPID.
+const UNSHARE: [u64; 2] = [0x1000_0000, 0x2c02_0000];
+/// MS_REC and MS_UNBINDABLE, which only narrows what is mounted; then MS_RDONLY, NOSUID, NODEV and
+/// NOEXEC, with which passt mounts an empty root.
+const MOUNT: [u64; 2] = [0x2_4000, 0xf];
+/// MNT_DETACH and UMOUNT_NOFOLLOW: the old root goes.
+const UMOUNT: u64 = 0xa;
+const ENOSYS: u32 = 38;
+
+/// The profile for this machine, as JSON in the form of the OCI runtime specification.
+pub fn profile() -> String {
+    profile_for(std::env::consts::ARCH)
+}
+
+fn profile_for(architecture: &str) -> String {
+    // The kernel takes the flags of `clone` as the second argument on s390x.
+    let (name, clone_flags) = match architecture {
+        "aarch64" => ("SCMP_ARCH_AARCH64", 0),
+        "s390x" => ("SCMP_ARCH_S390X", 1),
+        _ => ("SCMP_ARCH_X86_64", 0),
+    };
+    let mut rules = vec![json!({"names": names(), "action": "SCMP_ACT_ALLOW"})];
+    rules.extend(SOCKET_FAMILIES.map(|family| only("socket", 0, family)));
+    rules.extend(PERSONALITIES.map(|personality| only("personality", 0, personality)));
+    rules.push(json!({
+        "names": ["clone"],
+        "action": "SCMP_ACT_ALLOW",
+        "args": [{"index": clone_flags, "value": CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
+    }));
+    // Its flags are in memory, out of a filter's sight; told that there is no such call, the C
+    // library takes `clone`.
+    rules.push(json!({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS}));
+    rules.extend(UNSHARE.map(|flags| only("unshare", 0, flags)));
+    rules.extend(MOUNT.map(|flags| only("mount", 3, flags)));
+    rules.push(only("umount2", 1, UMOUNT));
+    rules.push(json!({"names": ["pivot_root"], "action": "SCMP_ACT_ALLOW"}));
+    json!({"defaultAction": "SCMP_ACT_ERRNO", "architectures": [name], "syscalls": rules}).to_string()
+}
+
+/// A rule that lets a call through if one argument has one value.
+fn only(name: &str, index: u32, value: u64) -> Value {
+    json!({
+        "names": [name],
+        "action": "SCMP_ACT_ALLOW",
+        "args": [{"index": index, "value": value, "op": "SCMP_CMP_EQ"}],
+    })
+}
+
+fn names() -> Vec<&'static str> {
+    let lines = ALLOWED.lines().filter(|line| !line.starts_with('#'));
+    lines.flat_map(str::split_whitespace).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// What the profile does with a call: a filter in the small, by the rules of libseccomp.
+    fn allows(profile: &Value, name: &str, arguments: &[u64]) -> bool {
+        let number = |value: &Value| value.as_u64().unwrap();
+        let allows = |rule: &Value| {
+            let is_named = rule["names"].as_array().unwrap().iter().any(|other| other == name);
+            let argument_matches = |argument: &Value| {
+                let given = arguments[usize::try_from(number(&argument["index"])).unwrap()];
+                match argument["op"].as_str().unwrap() {
+                    "SCMP_CMP_EQ" => given == number(&argument["value"]),
+                    "SCMP_CMP_MASKED_EQ" => given & number(&argument["value"]) == number(&argument["valueTwo"]),
+                    other => panic!("{other}"),
+                }
+            };
+            is_named
+                && rule["action"] == "SCMP_ACT_ALLOW"
+                && rule["args"].as_array().into_iter().flatten().all(argument_matches)
+        };
+        profile["syscalls"].as_array().unwrap().iter().any(allows)
+    }
+
+    #[test]
+    fn what_passt_does_is_allowed_and_little_else() {
+        for architecture in ["x86_64", "aarch64", "s390x"] {
+            let profile: Value = serde_json::from_str(&profile_for(architecture)).unwrap();
+            let allows = |name: &str, arguments: &[u64]| allows(&profile, name, arguments);
+            assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+            for (name, arguments) in [
+                ("unshare", &[0x1000_0000][..]),
+                ("unshare", &[0x2c02_0000]),
+                ("mount", &[0, 0, 0, 0x2_4000]),
+                ("mount", &[0, 0, 0, 0xf]),
+                ("pivot_root", &[0, 0]),
+                ("umount2", &[0, 10]),
+                ("seccomp", &[]),
+                ("socket", &[16]),
+                ("openat", &[]),
+            ] {
+                assert!(allows(name, arguments), "{name} {arguments:x?} on {architecture}");
+            }
+            for (name, arguments) in [
+                // New network and cgroup namespaces, and the four without a user namespace's fifth.
+                ("unshare", &[0x4000_0000][..]),
+                ("unshare", &[0x0200_0000]),
+                ("unshare", &[0x1002_0000]),
+                ("unshare", &[0]),
+                // A bind mount, a remount, an ordinary one.
+                ("mount", &[0, 0, 0, 0x1000]),
+                ("mount", &[0, 0, 0, 0x20]),
+                ("mount", &[0, 0, 0, 0]),
+                ("umount2", &[0, 0]),
+                ("clone", &[0x1000_0011, 0x1000_0011]),
+                ("clone3", &[]),
+                // AF_ALG, AF_VSOCK, AF_PACKET.
+                ("socket", &[38]),
+                ("socket", &[40]),
+                ("socket", &[17]),
+                ("setns", &[]),
+                ("bpf", &[]),
+                ("io_uring_setup", &[]),
+                ("userfaultfd", &[]),
+                ("open_tree", &[]),
+                ("fsopen", &[]),
+            ] {
+                assert!(!allows(name, arguments), "{name} {arguments:x?} on {architecture}");
+            }
+            // A thread and a process, as the C library makes them.
+            for flags in [0x003d_0f00, 0x0120_0011] {
+                assert!(allows("clone", &[flags, flags]), "{flags:x} on {architecture}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_name_is_there_once_and_is_one() {
+        let names = names();
+        let unique: BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(unique.len(), names.len());
+        assert!(names.len() > 300, "{}", names.len());
+        let is_name = |name: &&str| {
+            name.bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+        };
+        assert!(names.iter().all(is_name));
+    }
+}

@@ -1,0 +1,319 @@
+//! The kubelet's device plugin of this node: how pods of guests get their share of virtualization.
+//!
+//! A plugin listens on a socket of its own and tells the kubelet of it; the kubelet then asks for
+//! the devices by a stream that never ends. Whatever cuts that stream makes the kubelet forget the
+//! plugin, and it says nothing of that:
+//!
+//! ```text
+//!   listen ─▶ register ─▶ the kubelet watches the devices ──┐
+//!     ▲          ▲  └─ refused: again, soon, then later     │
+//!     │          └────────────── stream ended ◀─────────────┤
+//!     └───────── kubelet.sock came (the kubelet restarted: ─┘
+//!                 it has removed all sockets of plugins)
+//! ```
+//!
+//! During a rollout two agents share a node and only the one that acts has a plugin. When the
+//! stream of an old plugin ends, the kubelet drops whichever plugin has its name, which may be the
+//! new one: that is why a new one registers again as soon as its stream ends.
+
+mod calls;
+mod messages;
+mod wire;
+
+use std::{
+    convert::Infallible,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use drydock_api::launcher::KVM_RESOURCE;
+use drydock_core::device_offer::Offer;
+use drydock_runtime::{Backoff, CancellationToken, Process, chain};
+use futures::FutureExt;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::{Notify, watch},
+    time::Instant,
+};
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+use tracing::{info, warn};
+
+use crate::folder_watch::{FolderWatch, Happened};
+use calls::Plugin;
+use messages::{Empty, KUBELET_SOCKET, Options, RegisterRequest, VERSION, paths};
+
+/// The kubelet's folder of plugins' sockets, below its own.
+pub(crate) const FOLDER: &str = "device-plugins";
+/// Pause before the kubelet is asked again after it refused or did not answer: first and at most.
+/// It makes its socket a moment before it listens.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(30));
+/// Longest wait for the kubelet's answer; it connects back before it gives it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+
+/// An extended resource that the agent offers.
+pub(crate) struct Resource {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Name of the plugin's socket.
+    pub(crate) socket: &'static str,
+    /// What device IDs begin with.
+    pub(crate) prefix: &'static str,
+    /// Which devices of the host come with a share under an offer; `None` if there are no shares.
+    pub(crate) devices: fn(Offer) -> Option<&'static [&'static str]>,
+}
+
+/// All that is offered.
+const RESOURCES: [Resource; 1] = [Resource {
+    name: KVM_RESOURCE,
+    socket: "drydock-kvm.sock",
+    prefix: "kvm",
+    devices: |offer| match offer {
+        Offer::Kvm => Some(&["/dev/kvm"]),
+        Offer::Emulation => Some(&[]),
+        Offer::Nothing => None,
+    },
+}];
+
+/// The plugins of this agent, one for each resource.
+pub(crate) struct DevicePlugin {
+    offers: watch::Sender<Offer>,
+    closing: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl DevicePlugin {
+    /// Registers with the kubelet whose folder is `kubelet`, and stays registered until
+    /// [`close`](Self::close). There are `count` shares of each resource. `nodes` gives for a device
+    /// of the host the node that a pod's is made after.
+    pub(crate) fn start(
+        process: &Process,
+        kubelet: &Path,
+        count: u32,
+        offer: Offer,
+        nodes: impl Fn(&str) -> String + Send + Sync + 'static,
+    ) -> Self {
+        let (offers, offered) = watch::channel(offer);
+        let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let nodes: Arc<dyn Fn(&str) -> String + Send + Sync> = Arc::new(nodes);
+        for resource in &RESOURCES {
+            let plugin = Arc::new(Plugin {
+                resource,
+                count,
+                nodes: Arc::clone(&nodes),
+                offers: offered.clone(),
+                registration: watch::Sender::new(0),
+                stream_ended: Notify::new(),
+            });
+            let keeper = Keeper {
+                process: process.clone(),
+                folder: kubelet.join(FOLDER),
+                plugin,
+                closing: closing.clone(),
+                tasks: tasks.clone(),
+                backoff: Backoff::new(RETRY.0, RETRY.1),
+            };
+            process.spawn("device plugin", tasks.track_future(keeper.keep()));
+        }
+        tasks.close();
+        Self { offers, closing, tasks }
+    }
+
+    /// Offers something else from now on; the kubelet is told at once.
+    pub(crate) fn offer(&self, offer: Offer) {
+        self.offers.send_if_modified(|before| {
+            let differs = *before != offer;
+            *before = offer;
+            differs
+        });
+    }
+
+    /// Leaves the kubelet and waits until its sockets are closed: another agent may then register.
+    pub(crate) async fn close(self) {
+        self.closing.cancel();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for DevicePlugin {
+    fn drop(&mut self) {
+        self.closing.cancel();
+    }
+}
+
+/// Keeps one plugin registered.
+struct Keeper {
+    process: Process,
+    folder: PathBuf,
+    plugin: Arc<Plugin>,
+    closing: CancellationToken,
+    tasks: TaskTracker,
+    backoff: Backoff,
+}
+
+/// What tells a file from another one that was made in its place.
+type Identity = Option<(u64, i64, i64)>;
+
+fn identity(path: &Path) -> Identity {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+impl Keeper {
+    async fn keep(mut self) {
+        let closing = self.closing.clone();
+        while let Some(Err(error)) = closing.run_until_cancelled(self.serve()).await {
+            warn!(error = %chain(&error), resource = self.plugin.resource.name, "the device plugin cannot be served");
+            closing
+                .run_until_cancelled(tokio::time::sleep(self.backoff.delay()))
+                .await;
+        }
+        self.end_streams();
+        // If it is not there, that is what was wanted.
+        let _ = fs::remove_file(self.own_socket());
+    }
+
+    /// Serves and registers until something fails that has nothing to do with the kubelet.
+    async fn serve(&mut self) -> io::Result<Infallible> {
+        let mut folder = FolderWatch::new(&self.folder, [KUBELET_SOCKET, self.plugin.resource.socket])?;
+        let (mut listener, mut own) = self.listen()?;
+        let mut kubelet = None;
+        let mut registering: Option<Registering> = None;
+        let mut registered_at = None;
+        let mut register_at = Some(Instant::now());
+        let plugin = Arc::clone(&self.plugin);
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => self.connected(accepted?.0),
+                happened = folder.next() => {
+                    if happened? == Happened::ToFolder {
+                        return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is gone", self.folder.display())));
+                    }
+                    let own_is_gone = identity(&self.own_socket()) != own;
+                    if own_is_gone {
+                        (listener, own) = self.listen()?;
+                    }
+                    let kubelet_now = identity(&self.kubelet_socket());
+                    if own_is_gone || kubelet_now != kubelet {
+                        self.backoff.reset();
+                        registering = None;
+                        register_at = kubelet_now.map(|_| Instant::now());
+                    }
+                    kubelet = kubelet_now;
+                }
+                () = plugin.stream_ended.notified() => {
+                    // The kubelet has dropped this plugin, or has ended. One that drops it again
+                    // and again is not asked without a pause.
+                    let lasted = registered_at.is_some_and(|at: Instant| at.elapsed() > RETRY.1);
+                    let delay = if lasted { self.backoff.reset(); Duration::ZERO } else { self.backoff.delay() };
+                    register_at = Some(Instant::now() + delay);
+                }
+                () = at(register_at) => {
+                    register_at = None;
+                    kubelet = identity(&self.kubelet_socket());
+                    self.end_streams();
+                    registering = Some(Box::pin(register(self.process.clone(), self.kubelet_socket(), self.plugin.resource)));
+                }
+                result = finished(&mut registering) => {
+                    registering = None;
+                    match result {
+                        Ok(()) => {
+                            registered_at = Some(Instant::now());
+                            info!(resource = self.plugin.resource.name, "registered with the kubelet");
+                        }
+                        // Its coming will be seen.
+                        Err(_) if identity(&self.kubelet_socket()).is_none() => {}
+                        Err(error) => {
+                            if self.backoff.is_reset() {
+                                info!(%error, "the kubelet does not take the device plugin; it is asked again");
+                            }
+                            register_at = Some(Instant::now() + self.backoff.delay());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn kubelet_socket(&self) -> PathBuf {
+        self.folder.join(KUBELET_SOCKET)
+    }
+
+    fn own_socket(&self) -> PathBuf {
+        self.folder.join(self.plugin.resource.socket)
+    }
+
+    /// Listens anew, in place of whatever an earlier agent has left.
+    fn listen(&self) -> io::Result<(UnixListener, Identity)> {
+        let path = self.own_socket();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        Ok((listener, identity(&path)))
+    }
+
+    fn connected(&self, stream: UnixStream) {
+        let (process, closing, plugin) = (self.process.clone(), self.closing.clone(), Arc::clone(&self.plugin));
+        let served = async move {
+            let answer = move |request| calls::answer(Arc::clone(&plugin), request);
+            wire::serve(&process, stream, &closing, answer).await;
+        };
+        self.process
+            .spawn("device plugin connection", self.tasks.track_future(served));
+    }
+
+    /// Ends the streams of earlier registrations. That they end is no reason to register.
+    fn end_streams(&self) {
+        self.plugin.registration.send_modify(|number| *number += 1);
+        let _ = self.plugin.stream_ended.notified().now_or_never();
+    }
+}
+
+/// A registration that goes on.
+type Registering = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
+
+/// Tells the kubelet that there is a plugin. It connects to it before it answers.
+async fn register(process: Process, kubelet: PathBuf, resource: &'static Resource) -> Result<(), Status> {
+    let asked = async {
+        let mut kubelet = wire::connect(&process, &kubelet)
+            .await
+            .map_err(|error| Status::unavailable(format!("{}: {error}", kubelet.display())))?;
+        let request = RegisterRequest {
+            version: VERSION.into(),
+            endpoint: resource.socket.into(),
+            resource_name: resource.name.into(),
+            options: Some(Options::default()),
+        };
+        wire::call::<_, Empty>(&mut kubelet, paths::REGISTER, request).await
+    };
+    let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
+    answered
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
+        .map(|Empty {}| ())
+}
+
+/// Waits for an instant; for ever, if there is none.
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for a registration to end; for ever, if none goes on.
+async fn finished(registering: &mut Option<Registering>) -> Result<(), Status> {
+    match registering {
+        Some(registering) => registering.await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,330 @@
+//! The plugin and a kubelet that does what the real one does to plugins, its oddities included.
+
+use std::collections::BTreeMap;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+use tonic::{Streaming, body::Body, server::UnaryService};
+
+use super::{
+    messages::{
+        AllocateRequest, AllocateResponse, DeviceIds, Devices, HEALTHY, PreferredForContainer, PreferredRequest,
+        PreferredResponse,
+    },
+    *,
+};
+
+const NAME: &str = "devices.kubevirt.io/kvm";
+
+/// What a kubelet shows of a resource: its healthy devices.
+type Allocatable = watch::Sender<BTreeMap<String, usize>>;
+
+/// A kubelet: it lists a registered plugin's devices, and when a list ends it drops whatever plugin
+/// has that name.
+struct Kubelet {
+    process: Process,
+    folder: PathBuf,
+    ending: CancellationToken,
+    state: Arc<State>,
+    registrations: mpsc::UnboundedReceiver<RegisterRequest>,
+}
+
+impl Kubelet {
+    /// Starts on a folder, from which it removes all sockets.
+    fn start(folder: &Path, allocatable: &Allocatable) -> Self {
+        let sockets = folder.join(FOLDER);
+        fs::create_dir_all(&sockets).unwrap();
+        for entry in fs::read_dir(&sockets).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        let listener = UnixListener::bind(sockets.join(KUBELET_SOCKET)).unwrap();
+        let (process, ending) = (Process::new(), CancellationToken::new());
+        let (sender, registrations) = mpsc::unbounded_channel();
+        let state = Arc::new(State {
+            process: process.clone(),
+            sockets,
+            ending: ending.clone(),
+            allocatable: allocatable.clone(),
+            clients: watch::Sender::new(BTreeMap::new()),
+            registrations: sender,
+        });
+        let (tasks, until, served) = (process.clone(), ending.clone(), Arc::clone(&state));
+        process.spawn("kubelet", async move {
+            while let Some(Ok((stream, _))) = until.run_until_cancelled(listener.accept()).await {
+                let (state, process, until) = (Arc::clone(&served), tasks.clone(), until.clone());
+                tasks.spawn("registrations", async move {
+                    wire::serve(&process, stream, &until, move |request| {
+                        register_call(Arc::clone(&state), request)
+                    })
+                    .await;
+                });
+            }
+        });
+        Self {
+            process,
+            folder: folder.to_owned(),
+            ending,
+            state,
+            registrations,
+        }
+    }
+
+    /// Ends at once, its socket left behind as by a kill.
+    fn kill(self) {
+        self.ending.cancel();
+        self.process.stop();
+    }
+
+    async fn registered(&mut self) -> RegisterRequest {
+        self.registrations.recv().await.unwrap()
+    }
+
+    async fn until(&self, devices: usize) {
+        let mut seen = self.state.allocatable.subscribe();
+        seen.wait_for(|all| all.get(NAME) == Some(&devices)).await.unwrap();
+    }
+
+    /// Drops the plugin of the name, without a word to it.
+    fn drop_plugin(&self) {
+        self.state.allocatable.send_modify(BTreeMap::clear);
+        self.state.clients.borrow()[NAME].cancel();
+    }
+
+    /// Asks the plugin something.
+    async fn ask<Q, A>(&self, call: &'static str, question: Q) -> Result<A, Status>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let socket = self.folder.join(FOLDER).join("drydock-kvm.sock");
+        let mut plugin = wire::connect(&self.process, &socket).await.unwrap();
+        wire::call(&mut plugin, call, question).await
+    }
+
+    async fn allocate(&self) -> Result<AllocateResponse, Status> {
+        let containers = vec![DeviceIds {
+            ids: vec!["kvm7".into()],
+        }];
+        self.ask(paths::ALLOCATE, AllocateRequest { containers }).await
+    }
+}
+
+struct State {
+    process: Process,
+    sockets: PathBuf,
+    ending: CancellationToken,
+    allocatable: Allocatable,
+    /// The plugin of each name; cancelled to drop it.
+    clients: watch::Sender<BTreeMap<String, CancellationToken>>,
+    registrations: mpsc::UnboundedSender<RegisterRequest>,
+}
+
+async fn register_call(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+    tonic::server::Grpc::new(wire::codec::<Empty, RegisterRequest>())
+        .unary(Register(state), request)
+        .await
+}
+
+struct Register(Arc<State>);
+
+impl UnaryService<RegisterRequest> for Register {
+    type Response = Empty;
+    type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<Empty>, Status>> + Send>>;
+
+    fn call(&mut self, request: tonic::Request<RegisterRequest>) -> Self::Future {
+        let (state, request) = (Arc::clone(&self.0), request.into_inner());
+        Box::pin(async move {
+            let name = request.resource_name.clone();
+            let mut plugin = wire::connect(&state.process, &state.sockets.join(&request.endpoint)).await?;
+            let _: Options = wire::call(&mut plugin, paths::OPTIONS, Empty {}).await?;
+            let dropped = state.ending.child_token();
+            state
+                .clients
+                .send_modify(|all| drop(all.insert(name.clone(), dropped.clone())));
+            let process = state.process.clone();
+            let kept = Arc::clone(&state);
+            process.spawn("list", async move {
+                dropped.run_until_cancelled(kept.list(&mut plugin, &name)).await;
+                drop(plugin);
+                // As the real one: whoever has the name now is dropped.
+                kept.clients.send_modify(|all| {
+                    if let Some(client) = all.remove(&name) {
+                        client.cancel();
+                    }
+                });
+                kept.show(&name, 0);
+            });
+            state.registrations.send(request).unwrap();
+            Ok(tonic::Response::new(Empty {}))
+        })
+    }
+}
+
+impl State {
+    async fn list(&self, plugin: &mut tonic::client::Grpc<wire::Channel>, name: &str) {
+        let mut lists = watch_devices(plugin).await.unwrap();
+        while let Ok(Some(list)) = lists.message().await {
+            self.show(
+                name,
+                list.devices.iter().filter(|device| device.health == HEALTHY).count(),
+            );
+        }
+    }
+
+    fn show(&self, name: &str, count: usize) {
+        self.allocatable.send_modify(|all| {
+            all.insert(name.to_owned(), count);
+        });
+    }
+}
+
+async fn watch_devices(plugin: &mut tonic::client::Grpc<wire::Channel>) -> Result<Streaming<Devices>, Status> {
+    plugin
+        .ready()
+        .await
+        .map_err(|error| Status::unavailable(error.to_string()))?;
+    let question = tonic::Request::new(Empty {});
+    let answer = plugin
+        .server_streaming(
+            question,
+            wire::path(paths::LIST_AND_WATCH),
+            wire::codec::<Empty, Devices>(),
+        )
+        .await?;
+    Ok(answer.into_inner())
+}
+
+/// A folder for a kubelet, and what it shows.
+fn scene(name: &str) -> (PathBuf, Allocatable) {
+    // Short, since a socket's path has at most 108 bytes.
+    let folder = PathBuf::from(format!("/tmp/drydock-plugin-{}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join(FOLDER)).unwrap();
+    (folder, watch::Sender::new(BTreeMap::new()))
+}
+
+fn plugin(process: &Process, folder: &Path, offer: Offer) -> DevicePlugin {
+    DevicePlugin::start(process, folder, 1000, offer, |device| format!("/nodes{device}"))
+}
+
+#[tokio::test]
+async fn it_registers_offers_and_allocates() {
+    let (folder, allocatable) = scene("offers");
+    let process = Process::new();
+    let mut kubelet = Kubelet::start(&folder, &allocatable);
+    let plugin = plugin(&process, &folder, Offer::Nothing);
+    let request = kubelet.registered().await;
+    assert_eq!(
+        (
+            request.version.as_str(),
+            request.endpoint.as_str(),
+            request.resource_name.as_str()
+        ),
+        ("v1beta1", "drydock-kvm.sock", NAME)
+    );
+    kubelet.until(0).await;
+    let refused = kubelet.allocate().await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+
+    plugin.offer(Offer::Kvm);
+    kubelet.until(1000).await;
+    let given = kubelet.allocate().await.unwrap();
+    let nodes = &given.containers[0].nodes;
+    assert_eq!(nodes.len(), 1);
+    assert_eq!(
+        [&nodes[0].container_path, &nodes[0].host_path, &nodes[0].permissions],
+        ["/dev/kvm", "/nodes/dev/kvm", "rw"]
+    );
+
+    plugin.offer(Offer::Emulation);
+    assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes, []);
+    kubelet.until(1000).await;
+    plugin.offer(Offer::Nothing);
+    kubelet.until(0).await;
+
+    let asked = PreferredForContainer {
+        available: vec!["kvm1".into(), "kvm2".into(), "kvm3".into()],
+        must_include: vec!["kvm2".into()],
+        size: 2,
+    };
+    let containers = vec![asked];
+    let preferred: PreferredResponse = kubelet
+        .ask(paths::PREFERRED, PreferredRequest { containers })
+        .await
+        .unwrap();
+    assert_eq!(preferred.containers[0].ids, ["kvm2", "kvm1"]);
+    let _: Empty = kubelet.ask(paths::PRE_START, Empty {}).await.unwrap();
+    let unknown = kubelet.ask::<_, Empty>("/v1beta1.DevicePlugin/Other", Empty {}).await;
+    assert_eq!(unknown.unwrap_err().code(), tonic::Code::Unimplemented);
+
+    plugin.close().await;
+    assert!(!folder.join(FOLDER).join("drydock-kvm.sock").exists());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test]
+async fn a_kubelet_that_comes_later_or_again_is_registered_with() {
+    let (folder, allocatable) = scene("restart");
+    let process = Process::new();
+    let plugin = plugin(&process, &folder, Offer::Emulation);
+    for _ in 0..3 {
+        // It removes the plugin's socket; the one that it leaves behind refuses connections.
+        let mut kubelet = Kubelet::start(&folder, &allocatable);
+        kubelet.registered().await;
+        kubelet.until(1000).await;
+        kubelet.kill();
+        allocatable.subscribe().wait_for(|all| all[NAME] == 0).await.unwrap();
+    }
+    plugin.close().await;
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test]
+async fn a_plugin_that_the_kubelet_drops_registers_again() {
+    let (folder, allocatable) = scene("dropped");
+    let process = Process::new();
+    let mut kubelet = Kubelet::start(&folder, &allocatable);
+    let plugin = plugin(&process, &folder, Offer::Kvm);
+    kubelet.registered().await;
+    kubelet.until(1000).await;
+    for _ in 0..3 {
+        kubelet.drop_plugin();
+        kubelet.registered().await;
+        kubelet.until(1000).await;
+    }
+    // Somebody removes its socket.
+    fs::remove_file(folder.join(FOLDER).join("drydock-kvm.sock")).unwrap();
+    kubelet.registered().await;
+    kubelet.until(1000).await;
+    assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes.len(), 1);
+    plugin.close().await;
+    kubelet.until(0).await;
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test]
+async fn an_agent_hands_over_to_the_next() {
+    let (folder, allocatable) = scene("rollout");
+    let mut kubelet = Kubelet::start(&folder, &allocatable);
+    let mut agent = (Process::new(), None);
+    for _ in 0..5 {
+        let process = Process::new();
+        if let Some(old) = Option::take(&mut agent.1) {
+            DevicePlugin::close(old).await;
+        }
+        // The kubelet may take the old one's end for the new one's.
+        let new = plugin(&process, &folder, Offer::Emulation);
+        kubelet.registered().await;
+        kubelet.until(1000).await;
+        agent = (process, Some(new));
+    }
+    let (_process, Some(last)) = agent else {
+        panic!("no agent")
+    };
+    // What the kubelet asks reaches the last one.
+    last.offer(Offer::Kvm);
+    assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes.len(), 1);
+    last.close().await;
+    fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,125 @@
+//! gRPC over unix sockets: connections of HTTP/2, served and made.
+//!
+//! Written on hyper and tonic's codec rather than on tonic's transport, which brings a router, load
+//! shedding and a pool of connections that nothing here needs.
+
+use std::{convert::Infallible, future::Future, io, path::Path, pin::Pin, pin::pin, task, time::Duration};
+
+use drydock_runtime::{CancellationToken, Process};
+use http::{Request, Response, Uri, uri::PathAndQuery};
+use hyper::{body::Incoming, client::conn::http2 as client, server::conn::http2 as server, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::{Status, body::Body, client::Grpc, client::GrpcService};
+use tonic_prost::ProstCodec;
+
+/// Buffers of a connection, in bytes. What is said here fits in; the defaults are made for more.
+const WINDOW: u32 = 64 * 1024;
+/// Longest wait for a peer that is to take leave.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Runs what a connection consists of as tasks of the process.
+#[derive(Clone)]
+struct Tasks(Process);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        self.0.spawn("device plugin call", task);
+    }
+}
+
+/// Answers the calls of one connection, until the peer closes it or `closing` is cancelled.
+pub(crate) async fn serve<A, F>(process: &Process, stream: UnixStream, closing: &CancellationToken, answer: A)
+where
+    A: Fn(Request<Incoming>) -> F + Send + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let answered = answer(request);
+        async move { Ok::<_, Infallible>(answered.await) }
+    });
+    let mut connection = pin!(
+        server::Builder::new(Tasks(process.clone()))
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .max_concurrent_streams(16)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = closing.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(LEAVE_WITHIN, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection to the device plugin broke");
+    }
+}
+
+/// The path of a call.
+pub(crate) fn path(path: &'static str) -> PathAndQuery {
+    PathAndQuery::from_static(path)
+}
+
+/// A codec for answers of type `A` to questions of type `Q`.
+pub(crate) fn codec<A, Q>() -> ProstCodec<A, Q> {
+    ProstCodec::default()
+}
+
+/// A connection to somebody who answers calls.
+pub(crate) struct Channel(client::SendRequest<Body>);
+
+/// Connects to the socket at `path`. The connection lasts as long as somebody holds the channel or
+/// a stream that came through it.
+///
+/// # Errors
+/// If nobody listens there, or it is not HTTP/2 that is spoken.
+pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<Channel>> {
+    let stream = UnixStream::connect(path).await?;
+    let (sender, connection) = client::Builder::new(Tasks(process.clone()))
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(io::Error::other)?;
+    let stopping = process.stopping();
+    process.spawn("device plugin connection", async move {
+        // What broke is told to whoever waits for an answer.
+        let _ = stopping.run_until_cancelled(connection).await;
+    });
+    Ok(Grpc::with_origin(Channel(sender), Uri::from_static("http://localhost")))
+}
+
+impl GrpcService<Body> for Channel {
+    type ResponseBody = Incoming;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut task::Context<'_>) -> task::Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+/// Calls and waits for one answer.
+///
+/// # Errors
+/// What the other side says is wrong, or that it cannot be asked.
+pub(crate) async fn call<Q, A>(channel: &mut Grpc<Channel>, to: &'static str, question: Q) -> Result<A, Status>
+where
+    Q: prost::Message + 'static,
+    A: prost::Message + Default + 'static,
+{
+    channel
+        .ready()
+        .await
+        .map_err(|error| Status::unavailable(error.to_string()))?;
+    let answer = channel
+        .unary(tonic::Request::new(question), path(to), codec::<Q, A>())
+        .await?;
+    Ok(answer.into_inner())
+}
