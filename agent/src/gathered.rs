@@ -1,63 +1,14 @@
-//! From what the caches hold to what decisions take: which configuration objects are in force, and
-//! what they say.
+//! From what the caches hold to what decisions take: the mask and the configuration of this node.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
-use drydock_api::{HyperConverged, legacy::CONFIG_MAP};
 use drydock_core::{
-    configuration::{Configuration, Reference, Resolution, Source, choose, hyperconverged, legacy, resolve},
+    configuration::{Configuration, Resolution, Source, resolve},
     mask,
     minimum::Minimum,
 };
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
 
 use crate::cpu_map_questions::{Answers, CpuMapQuestions};
-
-/// The configuration objects in force, lowest layer first.
-pub(crate) fn sources(
-    config_maps: &[Arc<ConfigMap>],
-    hyperconvergeds: &[Arc<HyperConverged>],
-    namespaces: &[String],
-) -> Vec<Source> {
-    let config_maps: Vec<_> = config_maps
-        .iter()
-        .filter(|object| object.name_any() == CONFIG_MAP)
-        .collect();
-    let references: Vec<Reference> = config_maps
-        .iter()
-        .map(|object| reference(&***object, object.resource_version().unwrap_or_default()))
-        .collect();
-    let mut sources = Vec::new();
-    if let Some(index) = choose(&references, namespaces).in_force {
-        let data = config_maps[index].data.clone().unwrap_or_default();
-        sources.push(Source {
-            kind: legacy::KIND,
-            reference: references[index].clone(),
-            parsed: legacy::parse(&data),
-        });
-    }
-    let references: Vec<Reference> = hyperconvergeds
-        .iter()
-        .map(|object| reference(&**object, object.metadata.generation.unwrap_or_default().to_string()))
-        .collect();
-    if let Some(index) = choose(&references, namespaces).in_force {
-        sources.push(Source {
-            kind: hyperconverged::KIND,
-            reference: references[index].clone(),
-            parsed: hyperconverged::parse(&hyperconvergeds[index].spec),
-        });
-    }
-    sources
-}
-
-fn reference(object: &impl ResourceExt, revision: String) -> Reference {
-    Reference {
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
-        revision,
-    }
-}
 
 /// Features that this node shall not offer: those of the command line and of the annotation. An
 /// annotation that makes no sense is refused, and the mask that was last in force stays.
@@ -104,6 +55,12 @@ pub(crate) fn follow(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use drydock_api::{HyperConverged, legacy::CONFIG_MAP};
+    use drydock_core::configuration::gathering::sources;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
     use super::*;
 
     fn names(list: &[&str]) -> BTreeSet<String> {

@@ -22,7 +22,7 @@ use std::{
 
 use drydock_api::{Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, node_reference};
 use drydock_core::{
-    configuration::{Configuration, Resolution, Source, spread},
+    configuration::{Configuration, Resolution, Source, gathering::sources, spread},
     device_offer::Offer,
     guest_network::{Profile, Seen},
     minimum::Minimum,
@@ -30,7 +30,7 @@ use drydock_core::{
     readiness::pins_cpus,
 };
 use drydock_host::{guest_devices, watch::HostWatch};
-use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock};
+use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock, newer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::PartialObjectMeta};
@@ -48,7 +48,7 @@ use crate::{
     host_lock::{self, HostLock},
     lease::NodeLease,
     metrics::Metrics,
-    writes::{Writes, newer},
+    writes::Writes,
 };
 
 /// How long a refused or lost write waits before it is tried again: first and at most.
@@ -237,7 +237,7 @@ impl NodeTask {
 
     /// Follows the configuration as the caches show it, at this node's turn.
     fn follow(&mut self, now: Timestamp) -> Option<Timestamp> {
-        let sources = gathered::sources(
+        let sources = sources(
             &self.caches.config_maps(),
             &self.caches.hyperconvergeds(),
             &self.args.configuration_namespaces,

@@ -72,9 +72,8 @@ impl Cluster {
     /// # Errors
     /// If it does not come.
     pub async fn until_phase(&self, name: &str, phase: Phase) -> Result<VirtualMachineInstance> {
-        let is = |instance: &VirtualMachineInstance| {
-            instance.status.as_ref().and_then(|status| status.phase) == Some(phase)
-        };
+        let is =
+            |instance: &VirtualMachineInstance| instance.status.as_ref().and_then(|status| status.phase) == Some(phase);
         until(self.instances(), name, phase.as_str(), is).await
     }
 
@@ -136,7 +135,14 @@ impl Cluster {
             Ok(text) => Ok(text),
             Err(error) => {
                 let text = self.console(name).await.unwrap_or_else(|error| format!("{error:#}"));
-                let end: String = text.chars().rev().take(1500).collect::<Vec<_>>().into_iter().rev().collect();
+                let end: String = text
+                    .chars()
+                    .rev()
+                    .take(1500)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .rev()
+                    .collect();
                 let instance = self.instances().get_opt(name).await.ok().flatten();
                 let status = instance.and_then(|instance| instance.status);
                 Err(error).with_context(|| format!("its console ends with:\n{end}\nits status is {status:?}"))
@@ -226,7 +232,11 @@ pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
             first.boot,
             tick.boot
         );
-        ensure!(tick.number == number, "tick {number} should be there, it is {}", tick.number);
+        ensure!(
+            tick.number == number,
+            "tick {number} should be there, it is {}",
+            tick.number
+        );
     }
     Ok(())
 }
@@ -327,10 +337,20 @@ mod tests {
     fn gaps_repetitions_and_other_boots_are_found() {
         let tick = |number: u64, boot: &str| format!("tick {number} boot={boot} wall=1.000 up=1.000 late=0ms\n");
         let of = |numbers: &[(u64, &str)]| -> Vec<Tick> {
-            ticks(&numbers.iter().map(|(number, boot)| tick(*number, boot)).collect::<String>())
+            ticks(
+                &numbers
+                    .iter()
+                    .map(|(number, boot)| tick(*number, boot))
+                    .collect::<String>(),
+            )
         };
         assert!(without_a_gap(&of(&[(3, "a"), (4, "a"), (5, "a")])).is_ok());
-        for broken in [&[][..], &[(1, "a"), (3, "a")], &[(1, "a"), (1, "a")], &[(1, "a"), (2, "b")]] {
+        for broken in [
+            &[][..],
+            &[(1, "a"), (3, "a")],
+            &[(1, "a"), (1, "a")],
+            &[(1, "a"), (2, "b")],
+        ] {
             assert!(without_a_gap(&of(broken)).is_err(), "{broken:?}");
         }
     }

@@ -89,6 +89,9 @@ pub struct ConfigurationRecord {
     /// The minimum CPU model.
     #[serde(rename = "minCPUModel")]
     pub min_cpu_model: String,
+    /// Its features, unless it is the default one, whose are documented.
+    #[serde(rename = "minCPUFeatures", skip_serializing_if = "Vec::is_empty")]
+    pub min_cpu_features: Vec<String>,
     /// Guests may run by emulation where KVM is not usable.
     pub use_emulation: bool,
     /// Feature gates that are on.

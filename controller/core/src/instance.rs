@@ -22,7 +22,7 @@ use drydock_api::{
     kubevirt::{
         Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
         names::{FINALIZER, NODE_NAME, conditions as types},
-        status::PhaseTransition,
+        status::{PhaseTransition, VolumeStatus},
     },
     launcher::CONTAINER,
 };
@@ -49,6 +49,8 @@ pub struct Observed<'a> {
     pub confirmed: bool,
     /// The node that the instance is on.
     pub node: NodeState,
+    /// Its volumes that are PersistentVolumeClaims, with what is known of these.
+    pub claims: &'a [VolumeStatus],
     /// Why no node can take it, if its pod is not on one.
     pub misfit: Option<&'a str>,
     /// Whether another node could take it.
@@ -285,6 +287,7 @@ fn wanted_status(
         node_name: before.node_name.clone(),
         qos_class: before.qos_class.clone(),
         active_pods: active_pods(observed, before),
+        volume_status: observed.claims.to_vec(),
         ..VirtualMachineInstanceStatus::default()
     };
     let pod = main.and_then(|(pod, _)| *pod);
@@ -475,8 +478,14 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
         .phase_transition_timestamps
         .iter()
         .all(|transition| current.phase_transition_timestamps.contains(transition));
+    let same_claims = wanted.volume_status.iter().all(|volume| {
+        current.volume_status.iter().any(|other| {
+            other.name == volume.name && other.persistent_volume_claim_info == volume.persistent_volume_claim_info
+        })
+    });
     !(same_conditions
         && same_transitions
+        && same_claims
         && (wanted.phase.is_none() || wanted.phase == current.phase)
         && wanted.reason == current.reason
         && wanted.node_name == current.node_name

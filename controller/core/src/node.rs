@@ -26,7 +26,7 @@ use crate::{
     guest_network::{self, GuestNetwork},
     labels::{self, LabelPolicy, Withheld},
     mask::{self, MaskedModels},
-    minimum::Minimum,
+    minimum::{DEFAULT_MODEL, Minimum},
     obsolete::ObsoleteModels,
     readiness::{self, Readiness},
 };
@@ -310,7 +310,7 @@ fn status(
         facts: offered,
         masked_features: observed.mask.iter().cloned().collect(),
         inspection,
-        configuration: Some(record(observed.resolution)),
+        configuration: Some(record(observed.resolution, observed.minimum)),
         labels: Some(labels),
         agent_version: observed.agent_version.into(),
     }
@@ -334,7 +334,7 @@ fn refusals(observed: &Observed<'_>) -> Option<String> {
 }
 
 /// The configuration as the Hypervisor shows it.
-fn record(resolution: &Resolution) -> ConfigurationRecord {
+fn record(resolution: &Resolution, minimum: &Minimum) -> ConfigurationRecord {
     let configuration = &resolution.configuration;
     ConfigurationRecord {
         objects: resolution
@@ -350,6 +350,11 @@ fn record(resolution: &Resolution) -> ConfigurationRecord {
             .collect(),
         obsolete_cpu_models: configuration.obsolete_cpu_models.iter().cloned().collect(),
         min_cpu_model: configuration.min_cpu_model.clone(),
+        min_cpu_features: if minimum.model == DEFAULT_MODEL {
+            Vec::new()
+        } else {
+            minimum.features.iter().cloned().collect()
+        },
         use_emulation: configuration.use_emulation,
         feature_gates: configuration
             .feature_gates

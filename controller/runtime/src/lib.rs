@@ -24,6 +24,7 @@ mod health;
 pub mod lease;
 mod logs;
 pub mod metrics;
+mod newer;
 mod process;
 mod retry;
 mod start;
@@ -36,6 +37,7 @@ pub use client::{ANSWER_WITHIN, ClientError, ClientMetrics, ClientOptions, SILEN
 pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
+pub use newer::newer;
 pub use process::{Name, Process, ProcessError};
 pub use retry::{Backoff, jittered};
 pub use start::{Start, StartError, Threads, install_crypto};

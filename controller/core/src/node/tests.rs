@@ -311,7 +311,7 @@ fn a_recorded_configuration_gives_the_same_labels() {
         configuration: configuration.clone(),
         sources: vec![],
     };
-    assert_eq!(recorded(&record(&resolution)), configuration);
+    assert_eq!(recorded(&record(&resolution, &Minimum::default())), configuration);
 }
 
 #[test]
