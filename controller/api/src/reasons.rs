@@ -30,6 +30,8 @@ pub mod events {
     pub const INSPECTION_FAILED: &str = "InspectionFailed";
     /// The host's CPU model is an obsolete one (KubeVirt's name for it).
     pub const HOST_MODEL_OBSOLETE: &str = "HostModelIsObsolete";
+    /// Guests of a node can have no network; the message says why.
+    pub const GUEST_NETWORK_UNAVAILABLE: &str = "GuestNetworkUnavailable";
     /// A configuration object holds a value that is not allowed.
     pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";
     /// A node's agent has stopped answering (KubeVirt's name for it).

@@ -419,6 +419,16 @@ fn events(
             events.push(warning(events::INSPECTION_FAILED, failure.message.clone()));
         }
     }
+    let network = GuestNetwork::of(observed.guest_network);
+    if network.holds() == Some(false)
+        && before(types::GUEST_NETWORK).is_none_or(|c| c.status != "False" || c.reason != network.reason())
+    {
+        let message = format!(
+            "guests with a network are not sent here: {}",
+            network.sentence(observed.guest_network)
+        );
+        events.push(warning(events::GUEST_NETWORK_UNAVAILABLE, message));
+    }
     if let Some(text) = refusals(observed)
         && before(types::CONFIGURATION_ACCEPTED).is_none_or(|c| c.message != text)
     {

@@ -378,6 +378,9 @@ fn a_node_without_network_for_guests_says_so_even_where_cpu_labels_are_frozen() 
         ("False", "SeccompProfileMissing")
     );
     assert!(network.message.contains("read-only file system"), "{}", network.message);
+    let reasons = |plan: &Plan| plan.events.iter().map(|event| event.reason).collect::<Vec<_>>();
+    assert_eq!(reasons(&plan), [events::GUEST_NETWORK_UNAVAILABLE]);
+    assert_eq!(reasons(&scene.settle()), [""; 0], "said once");
     assert_eq!(
         scene.labels[keys::SCHEDULABLE],
         "true",
