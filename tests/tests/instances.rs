@@ -1,0 +1,401 @@
+//! Real guests: they boot, are reported truthfully, and go on whatever happens around them.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{Phase, names};
+use drydock_tests::{
+    Cluster, agent,
+    guests::{Collector, NAMESPACE, condition, instance, only, ticks, without_a_gap},
+    watching::{until, until_some},
+};
+use futures::AsyncReadExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, EvictParams, LogParams},
+};
+
+/// The VirtualMachineInstance of KubeVirt's documentation of node drains, as it is printed there.
+const DOCUMENTED: &str = r"
+apiVersion: kubevirt.io/v1alpha3
+kind: VirtualMachineInstance
+metadata:
+  name: testvmi-nocloud
+spec:
+  terminationGracePeriodSeconds: 30
+  evictionStrategy: LiveMigrate
+  domain:
+    resources:
+      requests:
+        memory: 1024M
+    devices:
+      disks:
+      - name: containerdisk
+        disk:
+          bus: virtio
+      - disk:
+          bus: virtio
+        name: cloudinitdisk
+  volumes:
+  - name: containerdisk
+    containerDisk:
+      image: kubevirt/fedora-cloud-container-disk-demo:latest
+  - name: cloudinitdisk
+    cloudInitNoCloud:
+      userData: |-
+        #cloud-config
+        password: fedora
+        chpasswd: { expire: False }
+";
+
+async fn clean() -> Result<Cluster> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    Ok(cluster)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn the_documented_instance_boots_and_shows_as_kubevirt_shows_it() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "testvmi-nocloud";
+    cluster.apply(DOCUMENTED)?;
+    let console = cluster.until_console(name, "drydock-guest ready").await?;
+    ensure!(
+        console.contains("hostname=testvmi-nocloud") && console.contains("data=nocloud"),
+        "cloud-init's data was not seen:\n{console}"
+    );
+    let running = cluster.until_vm_condition(name, "Ready", "True").await?;
+    let status = running.status.clone().context("no status")?;
+    assert_eq!(status.phase, Some(Phase::Running));
+    assert_eq!(condition(&running, "LiveMigratable").0, "True");
+    let drydock = status.drydock.context("no status.drydock")?;
+    ensure!(drydock.guest_cpu.is_some_and(|cpu| !cpu.model.is_empty()), "no CPU");
+    ensure!(drydock.images.len() == 1, "{:?}", drydock.images);
+    let table = cluster.kubectl(&["get", "vmis", name, "-o", "wide"])?;
+    let mut lines = table.lines();
+    let header: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(
+        header,
+        [
+            "NAME",
+            "AGE",
+            "PHASE",
+            "IP",
+            "NODENAME",
+            "READY",
+            "LIVE-MIGRATABLE",
+            "PAUSED"
+        ]
+    );
+    let row: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    let pod = cluster.launcher(name).await?;
+    let address = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.pod_ip.clone())
+        .unwrap_or_default();
+    assert_eq!(
+        row[2..7],
+        [
+            "Running",
+            &address,
+            status.node_name.as_deref().unwrap_or_default(),
+            "True",
+            "True"
+        ]
+    );
+
+    cluster.delete(&["vmi", name])?;
+    cluster.until_gone(name).await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let control = format!("udp: \"{}\"\nudp-interval: 200ms\nhttp: 8081", collector.address);
+    let manifest =
+        instance("web", &control).replace("metadata: {name: web,", "metadata: {labels: {app: web}, name: web,");
+    cluster.apply(&manifest)?;
+    let boot = collector.first_boot().await?;
+    collector.until_more(&boot, 5).await?;
+    cluster.kubectl_with(
+        &["apply"],
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: default}\nspec:\n  selector: {app: web}\n  \
+         ports: [{port: 80, targetPort: 8081}]\n",
+    )?;
+    cluster.until_vm_condition("web", "Ready", "True").await?;
+    let address = cluster.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
+    cluster.kubectl_with(
+        &["create"],
+        &format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: client, namespace: default}}\nspec:\n  restartPolicy: Never\n  \
+             containers:\n  - name: client\n    image: busybox\n    imagePullPolicy: IfNotPresent\n    command: [sh, -c, \
+             'until wget -q -O - -T 2 http://{address}/healthz; do sleep 0.2; done']\n"
+        ),
+    )?;
+    let met = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
+    let answered = until(cluster.pods(), "client", "the guest's answer", met).await;
+    let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
+    cluster.delete(&["pod", "client", "--force"])?;
+    cluster.delete(&["service", "web"])?;
+    answered?;
+    ensure!(log.contains("ok"), "the guest answered {log:?}");
+    without_a_gap(&only(collector.stop().await)?)?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_killed() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    cluster.apply(&instance(
+        "steady",
+        &format!("count: 200ms\nudp: \"{}\"\nudp-interval: 200ms", collector.address),
+    ))?;
+    let boot = collector.first_boot().await?;
+    let before = cluster.until_vm_condition("steady", "Ready", "True").await?;
+    let node = before
+        .status
+        .clone()
+        .and_then(|status| status.node_name)
+        .context("no node")?;
+    let pod = cluster.launcher("steady").await?;
+
+    // The agent.
+    let restarts = agent::restarts(&cluster.agent_pod(&node).await?);
+    let pid = cluster.agent_process(&node)?;
+    cluster.on_node(&node, &format!("kill -KILL {pid}"))?;
+    until_some("a restarted agent", || async {
+        let agent = cluster.agent_pod(&node).await?;
+        Ok((agent::restarts(&agent) > restarts && agent::is_ready(&agent)).then_some(()))
+    })
+    .await?;
+    collector.until_more(&boot, 5).await?;
+
+    // Its libvirtd. QEMU goes on, the launcher starts another one, the agent finds it.
+    let kill = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = libvirtd ] && kill -KILL ${p#/proc/}; done; true";
+    cluster.kubectl(&["exec", &pod.name_any(), "--", "sh", "-c", kill])?;
+    until_some("another libvirtd", || async {
+        let asked = cluster.kubectl(&[
+            "exec",
+            &pod.name_any(),
+            "--",
+            "virsh",
+            "-c",
+            "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock",
+            "list",
+            "--state-running",
+            "--name",
+        ]);
+        Ok(asked.ok().filter(|names| names.contains("steady")))
+    })
+    .await?;
+    collector.until_more(&boot, 5).await?;
+
+    // A rollout.
+    let agent = cluster.agent_pod(&node).await?.uid().unwrap_or_default();
+    cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
+    cluster.until_new_agent(&node, &agent).await?;
+    collector.until_more(&boot, 5).await?;
+
+    let after = cluster.instances().get("steady").await?;
+    assert_eq!(after.uid(), before.uid());
+    assert_eq!(condition(&after, "Ready").0, "True");
+    let since = |vmi: &drydock_api::kubevirt::VirtualMachineInstance| {
+        let conditions = vmi.status.clone().unwrap_or_default().conditions;
+        conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "Ready")
+            .and_then(|condition| condition.last_transition_time)
+    };
+    assert_eq!(since(&after), since(&before), "it was not Ready for a while");
+    assert_eq!(cluster.launcher("steady").await?.uid(), pod.uid());
+    without_a_gap(&only(collector.stop().await)?)?;
+    without_a_gap(&ticks(&cluster.console("steady").await?))?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
+    let cluster = clean().await?;
+    let socket = "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock";
+    for (case, phase, reason) in [
+        ("poweroff", Phase::Succeeded, "GuestShutdown"),
+        ("pod-deleted", Phase::Succeeded, "GuestShutdown"),
+        ("pod-evicted", Phase::Succeeded, names::reasons::EVICTED),
+        ("qemu-killed", Phase::Failed, "GuestCrashed"),
+        ("destroyed", Phase::Failed, "GuestDestroyed"),
+        ("launcher-killed", Phase::Failed, "LauncherLost"),
+    ] {
+        cluster.apply(&instance(case, "count: 1s"))?;
+        cluster.until_console(case, "drydock-guest ready").await?;
+        cluster.until_vm_condition(case, "Ready", "True").await?;
+        let pod = cluster.launcher(case).await?.name_any();
+        let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
+        let kill = |name: &str| {
+            format!(
+                "for p in /proc/[0-9]*; do case $(cat $p/comm) in {name}*) kill -KILL ${{p#/proc/}};; esac; done; true"
+            )
+        };
+        match case {
+            "poweroff" => drop(in_pod(&format!("virsh -c '{socket}' shutdown {NAMESPACE}_{case}"))?),
+            "pod-deleted" => drop(cluster.pods().delete(&pod, &DeleteParams::default()).await?),
+            "pod-evicted" => drop(cluster.pods().evict(&pod, &EvictParams::default()).await?),
+            "qemu-killed" => drop(in_pod(&kill("qemu-system"))?),
+            "destroyed" => drop(in_pod(&format!("virsh -c '{socket}' destroy {NAMESPACE}_{case}"))?),
+            _ => {
+                let node = cluster.launcher(case).await?.spec.and_then(|spec| spec.node_name);
+                let node = node.context("no node")?;
+                cluster.on_node(&node, &kill("drydock-launche"))?;
+            }
+        }
+        let ended = cluster
+            .until_phase(case, phase)
+            .await
+            .with_context(|| case.to_owned())?;
+        let status = ended.status.clone().unwrap_or_default();
+        assert_eq!(status.reason.as_deref(), Some(reason), "{case}");
+        assert_eq!(condition(&ended, "Ready").0, "False", "{case}");
+        ensure!(status.active_pods.is_empty(), "{case}: {:?}", status.active_pods);
+        // A bare instance is not made again.
+        cluster.delete(&["vmi", case])?;
+        cluster.until_gone(case).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_instance_that_fits_no_node_says_why_until_it_does() -> Result<()> {
+    let cluster = clean().await?;
+    let manifest =
+        instance("picky", "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/ssd: \"true\"}\n");
+    cluster.apply(&manifest)?;
+    let stuck = cluster.until_vm_condition("picky", "PodScheduled", "False").await?;
+    let told = stuck.status.unwrap_or_default().conditions;
+    let message = told
+        .iter()
+        .find(|condition| condition.type_ == "PodScheduled")
+        .and_then(|condition| condition.message.clone())
+        .unwrap_or_default();
+    ensure!(
+        message.contains("2 nodes") && message.contains("example.com/ssd"),
+        "{message}"
+    );
+    cluster
+        .label(cluster.second(), &[("example.com/ssd", Some("true"))])
+        .await?;
+    let running = cluster.until_phase("picky", Phase::Running).await;
+    cluster.label(cluster.second(), &[("example.com/ssd", None)]).await?;
+    let status = running?.status.unwrap_or_default();
+    assert_eq!(status.node_name.as_deref(), Some(cluster.second()));
+    ensure!(
+        !status
+            .conditions
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled"),
+        "{:?}",
+        status.conditions
+    );
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Result<()> {
+    let cluster = clean().await?;
+    cluster.kubectl_with(
+        &["apply"],
+        "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: restricted\n  labels: {pod-security.kubernetes.io/enforce: restricted}\n",
+    )?;
+    let manifest = instance("strict", "count: 1s").replace("namespace: default", "namespace: restricted");
+    cluster.apply(&manifest)?;
+    let api: Api<drydock_api::kubevirt::VirtualMachineInstance> = Api::namespaced(cluster.client.clone(), "restricted");
+    let running = until(api, "strict", "Running", |vmi| {
+        vmi.status.as_ref().and_then(|status| status.phase) == Some(Phase::Running)
+    })
+    .await;
+    let pods = cluster.kubectl(&["-n", "restricted", "get", "pods", "-o", "name"])?;
+    let held = pods.lines().next().map(|pod| {
+        cluster.kubectl(&[
+            "-n",
+            "restricted",
+            "exec",
+            pod,
+            "--",
+            "sh",
+            "-c",
+            "grep -E 'CapEff|NoNewPrivs|Seccomp:|^Uid' /proc/1/status; ls /var/run/secrets 2>&1; touch /x 2>&1",
+        ])
+    });
+    cluster.delete(&["namespace", "restricted"])?;
+    running?;
+    // The last command of the script fails, as it should.
+    let text = match held.context("no pod")? {
+        Ok(text) => text,
+        Err(error) => format!("{error:#}"),
+    };
+    for expected in [
+        "CapEff:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        "107",
+        "Read-only",
+    ] {
+        ensure!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    ensure!(!text.contains("serviceaccount"), "{text}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_instance_that_starts_paused_waits() -> Result<()> {
+    let cluster = clean().await?;
+    let manifest = instance("later", "count: 1s").replace("spec:\n", "spec:\n  startStrategy: Paused\n");
+    cluster.apply(&manifest)?;
+    let paused = cluster.until_vm_condition("later", "Paused", "True").await?;
+    assert_eq!(condition(&paused, "Paused").1, "PausedByUser");
+    assert_eq!(condition(&paused, "Ready").0, "False");
+    assert_eq!(cluster.console("later").await?, "", "a paused guest said something");
+    let pod = cluster.launcher("later").await?.name_any();
+    let script = "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' resume default_later";
+    cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script])?;
+    cluster.until_console("later", "drydock-guest ready").await?;
+    let running = cluster.until_vm_condition("later", "Ready", "True").await?;
+    assert_eq!(condition(&running, "Paused").0, "");
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn deleting_an_instance_shuts_its_guest_down_and_leaves_nothing() -> Result<()> {
+    let cluster = clean().await?;
+    cluster.apply(&instance("leaving", "count: 1s"))?;
+    cluster.until_console("leaving", "drydock-guest ready").await?;
+    let pod = cluster.launcher("leaving").await?;
+    let following = LogParams {
+        follow: true,
+        ..LogParams::default()
+    };
+    let pods = cluster.pods();
+    let mut log = Box::pin(pods.log_stream(&pod.name_any(), &following).await?);
+    cluster.instances().delete("leaving", &DeleteParams::default()).await?;
+    let mut text = String::new();
+    log.read_to_string(&mut text).await?;
+    ensure!(
+        text.contains("guest: drydock-guest power off"),
+        "it was not shut down:\n{text}"
+    );
+    cluster.until_gone("leaving").await?;
+    until_some("its pod to be gone", || async {
+        Ok(cluster.pods().get_opt(&pod.name_any()).await?.is_none().then_some(()))
+    })
+    .await?;
+    Ok(())
+}
