@@ -74,13 +74,17 @@ case "$(cat /var/lib/drydock/test-mode)" in
     crash) libvirtd "$@" & daemon=$!
         until [ -S "$XDG_RUNTIME_DIR/libvirt/libvirt-sock" ]; do sleep 0.01; done
         kill -SEGV $daemon; exit 139 ;;
+    garbage) exec perl /var/lib/drydock/test-libvirtd.pl "$@" ;;
     *) exec libvirtd "$@" ;;
 esac
 "#;
 
+/// What the fake runs in mode `garbage`.
+const GARBLING_LIBVIRTD: &str = include_str!("../oracle/garbling_libvirtd.pl");
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Result<()> {
+async fn a_libvirtd_that_hangs_crashes_or_sends_garbage_costs_nothing_but_freshness() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -88,6 +92,8 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
         let script = format!(
             "cd /var/lib/drydock && printf ok >test-mode && cat >test-libvirtd <<'END'\n{FAKE_LIBVIRTD}END\nchmod 755 test-libvirtd"
         );
+        cluster.on_node(node, &script)?;
+        let script = format!("cat >/var/lib/drydock/test-libvirtd.pl <<'END'\n{GARBLING_LIBVIRTD}END");
         cluster.on_node(node, &script)?;
     }
     let before = cluster.agent_pod(node).await?.uid().unwrap_or_default();
@@ -114,7 +120,13 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
     let labels = cluster.cpu_labels(node).await?;
     let restarts = agent::restarts(&cluster.agent_pod(node).await?);
 
-    for mode in ["hang", "exit", "crash"] {
+    for (mode, reason) in [
+        ("hang", Some("LibvirtdSocketNotOpened")),
+        ("exit", Some("LibvirtdExited")),
+        // Whether it crashes before, while or after it is connected to is a matter of luck.
+        ("crash", None),
+        ("garbage", Some("LibvirtAnswerNotUnderstood")),
+    ] {
         // The program itself is touched, so that the agent finds it changed and asks again.
         cluster.on_node(
             node,
@@ -122,7 +134,8 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
         )?;
         let failed = until_some("a failed inspection", || async {
             let hypervisor = cluster.hypervisor(node).await?;
-            Ok((agent::condition(&hypervisor, "Inspected").0 == "False").then_some(hypervisor))
+            let (status, why) = agent::condition(&hypervisor, "Inspected");
+            Ok((status == "False" && reason.is_none_or(|reason| why == reason)).then_some(hypervisor))
         })
         .await
         .with_context(|| mode.to_owned())?;
@@ -192,7 +205,7 @@ async fn a_libvirtd_that_hangs_or_crashes_costs_nothing_but_freshness() -> Resul
     ])?;
     cluster.until_new_agent(node, &uid).await?;
     for node in &cluster.nodes {
-        cluster.on_node(node, "rm -f /var/lib/drydock/test-libvirtd /var/lib/drydock/test-mode")?;
+        cluster.on_node(node, "rm -f /var/lib/drydock/test-libvirtd* /var/lib/drydock/test-mode")?;
     }
     Ok(())
 }
