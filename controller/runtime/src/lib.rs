@@ -8,6 +8,7 @@
 //!                         ├─ Watches::start(Watch) ─▶ Cache, Signal     what is known, and that it changed
 //!                         ├─ lease::{LeaseHolder, Leadership}           alive; the one who acts
 //!                         ├─ Events::start                              told to people
+//!                         ├─ KeyedWork::run                             many objects: one look at a time at each
 //!                         └─ Process::spawn_critical(loop)              waits for a Signal or clock::sleep_until, plans, acts
 //! ```
 //!
@@ -21,6 +22,7 @@ pub mod clock;
 pub mod events;
 mod guarded;
 mod health;
+mod keyed_work;
 pub mod lease;
 mod logs;
 pub mod metrics;
@@ -36,6 +38,7 @@ pub use chain::{Chain, chain};
 pub use client::{ANSWER_WITHIN, ClientError, ClientMetrics, ClientOptions, SILENT_FOR, connect};
 pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
+pub use keyed_work::{KeyedWork, Wake};
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
 pub use newer::newer;
 pub use process::{Name, Process, ProcessError};

@@ -1,0 +1,268 @@
+use super::{
+    FIRST_WAIT, KeyedWork, LONGEST_WAIT, Wake,
+    queue::{Done, Queue},
+};
+use crate::{
+    Key, Process,
+    lease::{Candidacy, Leadership},
+    mock::{ApiServer, api_server},
+};
+use futures::{SinkExt, StreamExt, channel::mpsc};
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+use serde_json::json;
+use std::{collections::BTreeMap, io, time::Duration};
+use tokio::time::Instant;
+
+fn key(name: &str) -> Key {
+    Key::namespaced("default", name)
+}
+
+fn open() -> Queue {
+    let mut queue = Queue::default();
+    queue.open();
+    queue
+}
+
+#[test]
+fn without_a_term_nothing_is_kept() {
+    let mut queue = Queue::default();
+    let now = Instant::now();
+    assert!(!queue.add(key("a")));
+    queue.open();
+    assert!(queue.add(key("a")) && !queue.add(key("a")), "the same key is one key");
+    assert_eq!(queue.take(now), Some(key("a")));
+    assert_eq!(queue.take(now), None);
+    queue.close();
+    assert_eq!(queue.len(), 0);
+    // The look of the last term ends in this one.
+    queue.open();
+    queue.done(key("a"), &Done::Failed, now);
+    assert_eq!(queue.len(), 0);
+}
+
+#[test]
+fn what_is_added_during_its_look_is_looked_at_once_more() {
+    let (mut queue, now) = (open(), Instant::now());
+    queue.add(key("a"));
+    queue.take(now);
+    assert!(!queue.add(key("a")));
+    assert_eq!(queue.take(now), None, "one look at a time");
+    queue.done(key("a"), &Done::OnChange, now);
+    assert_eq!(queue.take(now), Some(key("a")));
+    queue.done(key("a"), &Done::OnChange, now);
+    assert_eq!((queue.take(now), queue.len()), (None, 0));
+}
+
+#[test]
+fn a_time_is_waited_for_unless_something_changes() {
+    let (mut queue, now) = (open(), Instant::now());
+    let due = now + Duration::from_secs(10);
+    for change in [false, true] {
+        queue.add(key("a"));
+        queue.take(now);
+        queue.done(key("a"), &Done::At(due), now);
+        assert_eq!((queue.next(), queue.take(now)), (Some(due), None));
+        if change {
+            assert!(queue.add(key("a")));
+            assert_eq!(queue.take(now), Some(key("a")));
+        } else {
+            assert_eq!(queue.take(due), Some(key("a")));
+        }
+        queue.done(key("a"), &Done::OnChange, now);
+        assert_eq!(queue.next(), None);
+    }
+}
+
+#[test]
+fn failures_wait_longer_and_longer_and_news_shorten_that() {
+    let (mut queue, mut now) = (open(), Instant::now());
+    queue.add(key("a"));
+    let mut last = Duration::ZERO;
+    for failure in 0..30 {
+        assert_eq!(queue.take(now), Some(key("a")), "failure {failure}");
+        assert_eq!(queue.done(key("a"), &Done::Failed, now), failure == 0);
+        let wait = queue.next().unwrap() - now;
+        assert!(wait <= LONGEST_WAIT);
+        last = wait;
+        assert_eq!(queue.take(now + wait - Duration::from_millis(1)), None);
+        now += wait;
+    }
+    assert!(last >= LONGEST_WAIT / 2);
+    queue.take(now);
+    queue.done(key("a"), &Done::Failed, now);
+    assert!(queue.add(key("a")));
+    assert_eq!(queue.take(now), None, "news do not make it spin");
+    assert_eq!(queue.take(now + FIRST_WAIT), Some(key("a")));
+    now += FIRST_WAIT;
+    // Its own changes are no reason to hurry either.
+    queue.add(key("a"));
+    queue.done(key("a"), &Done::Failed, now);
+    assert_eq!(queue.take(now), None);
+    assert_eq!(queue.take(now + FIRST_WAIT), Some(key("a")));
+    // A success forgets them.
+    queue.done(key("a"), &Done::OnChange, now);
+    queue.add(key("a"));
+    queue.take(now);
+    assert!(queue.done(key("a"), &Done::Failed, now));
+    assert!(queue.next().unwrap() <= now + FIRST_WAIT);
+}
+
+#[test]
+fn the_earlier_wake_wins() {
+    let at = |seconds| Timestamp::from_second(seconds).unwrap();
+    assert_eq!(Wake::OnChange.or_at(None), Wake::OnChange);
+    assert_eq!(Wake::OnChange.or_at(Some(at(5))), Wake::At(at(5)));
+    assert_eq!(Wake::At(at(7)).or_at(Some(at(5))), Wake::At(at(5)));
+    assert_eq!(Wake::At(at(3)).or_at(Some(at(5))), Wake::At(at(3)));
+}
+
+proptest! {
+    /// Whatever happens in whatever order: no key is taken while it is busy, and none is lost.
+    #[test]
+    fn no_key_is_taken_twice_nor_lost(actions in prop::collection::vec((0u8..6, 0usize..4), 1..200)) {
+        let names = ["a", "b", "c", "d"];
+        let mut queue = open();
+        let mut now = Instant::now();
+        // Whether it is busy, and whether it was added since it was last taken.
+        let mut model: BTreeMap<&str, (bool, bool)> = names.iter().map(|name| (*name, (false, false))).collect();
+        for (action, index) in actions {
+            let name = names[index];
+            match action {
+                0 | 1 => {
+                    queue.add(key(name));
+                    model.get_mut(name).unwrap().1 = true;
+                }
+                2 => if let Some(taken) = queue.take(now) {
+                    let state = model.get_mut(&*taken.name).unwrap();
+                    prop_assert!(!state.0, "{taken} was busy");
+                    *state = (true, false);
+                },
+                _ if model[name].0 => {
+                    let done = match action {
+                        3 => Done::OnChange,
+                        4 => Done::At(now + Duration::from_secs(3)),
+                        _ => Done::Failed,
+                    };
+                    queue.done(key(name), &done, now);
+                    model.get_mut(name).unwrap().0 = false;
+                }
+                _ => now += Duration::from_secs(1),
+            }
+        }
+        for name in names {
+            if model[name].0 {
+                queue.done(key(name), &Done::OnChange, now);
+                model.get_mut(name).unwrap().0 = false;
+            }
+        }
+        while let Some(taken) = queue.take(now + 2 * LONGEST_WAIT) {
+            model.get_mut(&*taken.name).unwrap().1 = false;
+            queue.done(taken, &Done::OnChange, now);
+        }
+        prop_assert!(model.values().all(|(_, added)| !added), "{model:?}");
+        prop_assert_eq!(queue.len(), 0);
+    }
+}
+
+/// A candidate for the Lease, and the server that says whether it leads.
+fn candidate() -> (Leadership, ApiServer, Process) {
+    let (client, server) = api_server();
+    let process = Process::new();
+    let candidacy = Candidacy {
+        namespace: "drydock".to_owned(),
+        name: "drydock-controller".to_owned(),
+        identity: "pod-1".to_owned(),
+        labels: BTreeMap::new(),
+        field_manager: "drydock-controller",
+    };
+    (Leadership::stand(&process, client, candidacy), server, process)
+}
+
+async fn wins(server: &mut ApiServer) {
+    for (holder, version) in [("", "1"), ("pod-1", "2")] {
+        server.asked().await.with(&json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": version},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
+        }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_term_begins_with_all_keys_and_ends_with_none() {
+    let (leadership, mut server, process) = candidate();
+    let work = KeyedWork::new("things", 2);
+    let (looks, mut looked) = mpsc::unbounded();
+    work.add(key("before"));
+    let running = {
+        let (work, stopping) = (work.clone(), process.stopping());
+        async move {
+            let all = async || vec![key("all")];
+            let look = |key: Key| {
+                let mut looks = looks.clone();
+                async move {
+                    looks.send(key.name.to_string()).await.map_err(io::Error::other)?;
+                    if &*key.name == "later" {
+                        return Ok(Wake::At(crate::clock::now() + SignedDuration::from_secs(3)));
+                    }
+                    Ok::<_, io::Error>(Wake::OnChange)
+                }
+            };
+            work.run(&stopping, leadership, all, look).await;
+        }
+    };
+    let watching = async {
+        wins(&mut server).await;
+        assert_eq!(
+            looked.next().await.unwrap(),
+            "all",
+            "what came before the term is not kept"
+        );
+        work.add(key("later"));
+        for _ in 0..2 {
+            assert_eq!(looked.next().await.unwrap(), "later");
+        }
+        // The API server does not answer any more: the term runs out.
+        let _lost = server.asked().await.lose();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        work.add(key("after"));
+        assert!(work.is_empty(), "{work:?}");
+    };
+    tokio::select! {
+        () = running => panic!("it ends only when the process stops"),
+        () = watching => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_are_bounded_and_one_that_fails_holds_up_no_other() {
+    let (leadership, mut server, process) = candidate();
+    let work = KeyedWork::new("things", 2);
+    let (looks, mut looked) = mpsc::unbounded();
+    let stopping = process.stopping();
+    let all = async || vec![key("stuck"), key("broken"), key("fine")];
+    let look = |key: Key| {
+        let mut looks = looks.clone();
+        async move {
+            let _ = looks.send(key.name.to_string()).await;
+            match &*key.name {
+                "stuck" => std::future::pending().await,
+                "broken" => Err(io::Error::other("broken")),
+                _ => Ok(()),
+            }
+        }
+    };
+    let watching = async {
+        wins(&mut server).await;
+        let mut order = Vec::new();
+        for _ in 0..4 {
+            order.push(looked.next().await.unwrap());
+        }
+        assert_eq!(order, ["stuck", "broken", "fine", "broken"]);
+    };
+    tokio::select! {
+        () = work.run(&stopping, leadership, all, look) => panic!("it ends only when the process stops"),
+        () = watching => {}
+    }
+}
