@@ -5,9 +5,11 @@
 //!
 //! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
 //!   ConfigMap and HyperConverged.
+//! - [`admission`]: what may be created and changed, and what is filled in.
 //! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum`], [`aliases`] and [`mask`].
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
+//! - [`domain`]: a guest as libvirt is told of it.
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
 //! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
@@ -15,11 +17,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod aliases;
 pub mod certificates;
 pub mod conditions;
 pub mod configuration;
 pub mod device_offer;
+pub mod domain;
 pub mod explain;
 pub mod guest;
 pub mod guest_network;

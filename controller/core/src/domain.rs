@@ -1,0 +1,205 @@
+//! A guest as libvirt is told of it: a VirtualMachineInstance becomes the XML of a libvirt domain.
+//!
+//! ```text
+//!  instance's spec ───────┐
+//!  prepared disks ────────┼─▶ domain_xml() ─▶ libvirt defines and starts it
+//!  masked CPU features ───┘        │
+//!                                  └─▶ or why not
+//! ```
+//!
+//! The same input gives the same text, down to the address of each device on the guest's buses. What
+//! is left to libvirt is what belongs to its version: the path of QEMU, and which version of a
+//! machine type `q35` is.
+
+mod boot;
+mod clock;
+mod consoles;
+mod cpu;
+mod disks;
+mod element;
+mod identity;
+mod interfaces;
+mod memory;
+mod pci;
+mod problem;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use drydock_api::{facts::VirtType, kubevirt::VirtualMachineInstanceSpec, launcher::PreparedDisk};
+
+pub use consoles::VNC_SOCKET;
+pub use disks::{DiskTargetName, disk_alias, disk_targets};
+pub use identity::{firmware_uuid, mac_address};
+pub use memory::guest_memory;
+pub use problem::DomainProblem;
+
+use boot::BootOrder;
+use cpu::{Mask, Topology};
+use element::Element;
+use pci::Places;
+
+/// The namespace of what a domain's metadata says about its instance.
+pub const METADATA_NAMESPACE: &str = "https://drydock.dev/libvirt/v1";
+
+/// The machine type of a guest that asks for none.
+const MACHINE: &str = "q35";
+
+/// The guest that is to be described.
+#[derive(Clone, Copy, Debug)]
+pub struct DomainInput<'a> {
+    /// Namespace of the instance.
+    pub namespace: &'a str,
+    /// Name of the instance.
+    pub name: &'a str,
+    /// UID of the instance.
+    pub uid: &'a str,
+    /// What it asks for. Where it is silent the same holds as where admission has filled it in.
+    pub spec: &'a VirtualMachineInstanceSpec,
+    /// By hardware virtualization or by emulation.
+    pub virt_type: VirtType,
+    /// libvirt's name of the architecture.
+    pub architecture: &'a str,
+    /// Features that no guest shall have.
+    pub masked_features: &'a BTreeSet<String>,
+    /// Features that a guest could have on this node, masked or not: no other need be withheld.
+    /// `None` if they are not known; then libvirt must know the name of each masked feature.
+    pub host_features: Option<&'a BTreeSet<String>>,
+    /// What the launcher has prepared.
+    pub disks: &'a [PreparedDisk],
+}
+
+/// The name of the domain of that instance, by KubeVirt's rule.
+pub fn domain_name(namespace: &str, name: &str) -> String {
+    format!("{namespace}_{name}")
+}
+
+/// The domain, as libvirt reads it.
+///
+/// # Errors
+/// If the guest cannot be described: what it asks for cannot be had, or the launcher has not
+/// prepared what it needs.
+pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
+    if input.architecture != "x86_64" {
+        return Err(DomainProblem::UnsupportedArchitecture(input.architecture.into()));
+    }
+    let hardware = &input.spec.domain;
+    let topology = Topology::of(input.spec);
+    let serial = hardware
+        .firmware
+        .as_ref()
+        .and_then(|firmware| firmware.serial.as_deref())
+        .filter(|serial| !serial.is_empty());
+    let kibibytes = guest_memory(input.spec)?.div_ceil(1024).to_string();
+    let mask = Mask {
+        masked: input.masked_features,
+        host: input.host_features,
+    };
+    Element::new("domain")
+        .with("type", input.virt_type.as_str())
+        .child(Element::text("name", domain_name(input.namespace, input.name)))
+        .child(Element::text("uuid", uuid(input)?))
+        .child(metadata(input.uid))
+        .child(Element::text("memory", kibibytes.as_str()).with("unit", "KiB"))
+        .child(Element::text("currentMemory", kibibytes).with("unit", "KiB"))
+        .child(Element::text("vcpu", topology.count()?.to_string()).with("placement", "static"))
+        .children(serial.map(system_serial))
+        .child(os(input, serial.is_some())?)
+        .child(
+            Element::new("features")
+                .child(Element::new("acpi"))
+                .child(Element::new("apic")),
+        )
+        .child(cpu::element(input.spec, topology, input.virt_type, mask)?)
+        .child(clock::element(hardware.clock.as_ref())?)
+        .child(Element::text("on_poweroff", "destroy"))
+        .child(Element::text("on_reboot", "restart"))
+        .child(Element::text("on_crash", "destroy"))
+        .child(power_management())
+        .child(devices(input)?)
+        .document()
+}
+
+fn uuid(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
+    let given = input.spec.domain.firmware.as_ref();
+    match given.and_then(|firmware| firmware.uuid.as_deref()) {
+        None => Ok(firmware_uuid(input.namespace, input.name)),
+        Some(uuid) => identity::plain_uuid(uuid).ok_or_else(|| DomainProblem::BadUuid(uuid.into())),
+    }
+}
+
+/// Tells the domain of this instance from that of another of the same name.
+fn metadata(uid: &str) -> Element {
+    let instance = Element::new("drydock:instance")
+        .with("xmlns:drydock", METADATA_NAMESPACE)
+        .with("uid", uid);
+    Element::new("metadata").child(instance)
+}
+
+fn system_serial(serial: &str) -> Element {
+    let entry = Element::text("entry", serial).with("name", "serial");
+    Element::new("sysinfo")
+        .with("type", "smbios")
+        .child(Element::new("system").child(entry))
+}
+
+fn os(input: &DomainInput<'_>, system_information: bool) -> Result<Element, DomainProblem> {
+    let given = input.spec.domain.machine.as_ref();
+    let machine = given
+        .and_then(|machine| machine.type_.as_deref())
+        .filter(|machine| !machine.is_empty())
+        .unwrap_or(MACHINE);
+    if machine != MACHINE && !machine.starts_with("pc-q35-") {
+        return Err(DomainProblem::UnsupportedMachine(machine.into()));
+    }
+    let type_ = Element::text("type", "hvm")
+        .with("arch", input.architecture)
+        .with("machine", machine);
+    let smbios = system_information.then(|| Element::new("smbios").with("mode", "sysinfo"));
+    Ok(Element::new("os").child(type_).children(smbios))
+}
+
+/// A guest that put itself to sleep would look stopped, and nobody would wake it.
+fn power_management() -> Element {
+    Element::new("pm")
+        .child(Element::new("suspend-to-mem").with("enabled", "no"))
+        .child(Element::new("suspend-to-disk").with("enabled", "no"))
+}
+
+fn devices(input: &DomainInput<'_>) -> Result<Element, DomainProblem> {
+    let order = BootOrder::of(input.spec)?;
+    let mut places = Places::new();
+    let disks = disks::elements(input.spec, input.disks, &order, &mut places)?;
+    let interfaces = interfaces::elements(input.spec, input.namespace, input.name, &order, &mut places)?;
+    let wanted = &input.spec.domain.devices;
+    let no_usb = Element::new("controller")
+        .with("type", "usb")
+        .with("index", "0")
+        .with("model", "none");
+    Ok(Element::new("devices")
+        .children(disks)
+        .child(no_usb)
+        .children(places.controllers())
+        .children(interfaces)
+        .children(consoles::elements(wanted))
+        .child(balloon())
+        .children(wanted.rng.as_ref().map(|_| random_numbers())))
+}
+
+/// Pages that the guest frees go back to the node at once, and a migration need not carry them. No
+/// statistics: they would wake guest and libvirt for nobody.
+fn balloon() -> Element {
+    Element::new("memballoon")
+        .with("model", "virtio")
+        .with("freePageReporting", "on")
+        .child(pci::BALLOON.element())
+}
+
+fn random_numbers() -> Element {
+    let backend = Element::text("backend", "/dev/urandom").with("model", "random");
+    Element::new("rng")
+        .with("model", "virtio")
+        .child(backend)
+        .child(pci::RNG.element())
+}

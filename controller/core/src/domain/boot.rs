@@ -1,0 +1,58 @@
+//! From which devices a guest boots, and in which order.
+
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::VirtualMachineInstanceSpec;
+
+use super::{disks, problem::DomainProblem};
+
+/// Places in the order of booting, from 1, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct BootOrder {
+    pub(super) disks: BTreeMap<String, u32>,
+    pub(super) interfaces: BTreeMap<String, u32>,
+}
+
+impl BootOrder {
+    /// As the spec says. If it gives no device a place, its disks are tried in the order of the
+    /// manifest, but for those that hold no system: cloud-init's data and empty disks.
+    ///
+    /// # Errors
+    /// If a place is 0 or given twice.
+    pub(super) fn of(spec: &VirtualMachineInstanceSpec) -> Result<Self, DomainProblem> {
+        let devices = &spec.domain.devices;
+        let mut order = Self::default();
+        let mut taken = Vec::new();
+        let mut take = |place: u32| {
+            if place == 0 || taken.contains(&place) {
+                return Err(DomainProblem::BadBootOrder(place));
+            }
+            taken.push(place);
+            Ok(place)
+        };
+        for disk in &devices.disks {
+            if let Some(place) = disk.boot_order {
+                order.disks.insert(disk.name.clone(), take(place)?);
+            }
+        }
+        for interface in &devices.interfaces {
+            if let Some(place) = interface.boot_order {
+                order.interfaces.insert(interface.name.clone(), take(place)?);
+            }
+        }
+        if taken.is_empty() {
+            order.disks = disks::all(spec)
+                .iter()
+                .filter(|disk| may_hold_a_system(spec, &disk.name))
+                .map(|disk| disk.name.clone())
+                .zip(1..)
+                .collect();
+        }
+        Ok(order)
+    }
+}
+
+fn may_hold_a_system(spec: &VirtualMachineInstanceSpec, name: &str) -> bool {
+    let volume = spec.volumes.iter().find(|volume| volume.name == name);
+    volume.is_none_or(|volume| volume.cloud_init_no_cloud.is_none() && volume.empty_disk.is_none())
+}

@@ -1,0 +1,113 @@
+//! The guest's clock and timers.
+
+use drydock_api::kubevirt::domain::{Clock, TickPolicy, Timer};
+
+use super::{element::Element, problem::DomainProblem};
+
+/// What libvirt knows of a timer.
+struct Kind {
+    /// Name in manifests.
+    name: &'static str,
+    /// Name in libvirt.
+    libvirt: &'static str,
+    /// What may happen to ticks that were missed. libvirt refuses the rest; of the hpet it takes
+    /// all and QEMU does none.
+    policies: &'static [TickPolicy],
+    /// It can follow the guest's or the host's time.
+    tracks: bool,
+}
+
+const RTC: Kind = Kind {
+    name: "rtc",
+    libvirt: "rtc",
+    policies: &[TickPolicy::Delay, TickPolicy::Catchup],
+    tracks: true,
+};
+const PIT: Kind = Kind {
+    name: "pit",
+    libvirt: "pit",
+    policies: &[TickPolicy::Delay, TickPolicy::Catchup, TickPolicy::Discard],
+    tracks: false,
+};
+const HPET: Kind = Kind {
+    name: "hpet",
+    libvirt: "hpet",
+    policies: &[
+        TickPolicy::Delay,
+        TickPolicy::Catchup,
+        TickPolicy::Merge,
+        TickPolicy::Discard,
+    ],
+    tracks: false,
+};
+const KVM: Kind = Kind {
+    name: "kvm",
+    libvirt: "kvmclock",
+    policies: &[],
+    tracks: false,
+};
+const HYPERV: Kind = Kind {
+    name: "hyperv",
+    libvirt: "hypervclock",
+    policies: &[],
+    tracks: false,
+};
+
+/// The element `clock`: UTC unless the spec says otherwise, with the timers that it names. Of others
+/// QEMU's defaults hold, as in KubeVirt.
+pub(super) fn element(clock: Option<&Clock>) -> Result<Element, DomainProblem> {
+    let element = Element::new("clock");
+    let Some(clock) = clock else {
+        return Ok(element.with("offset", "utc"));
+    };
+    let offset = clock.utc.as_ref().and_then(|utc| utc.offset_seconds);
+    let element = match (&clock.timezone, &clock.utc, offset) {
+        (Some(zone), Some(_), _) => return Err(DomainProblem::AmbiguousClock(zone.clone())),
+        (Some(zone), None, _) => element.with("offset", "timezone").with("timezone", zone),
+        (None, _, Some(seconds)) => element
+            .with("offset", "variable")
+            .with("adjustment", seconds.to_string())
+            .with("basis", "utc"),
+        (None, _, None) => element.with("offset", "utc"),
+    };
+    let Some(timers) = &clock.timer else {
+        return Ok(element);
+    };
+    let timers = [
+        (RTC, &timers.rtc),
+        (PIT, &timers.pit),
+        (HPET, &timers.hpet),
+        (KVM, &timers.kvm),
+        (HYPERV, &timers.hyperv),
+    ];
+    let timers = timers
+        .into_iter()
+        .filter_map(|(kind, timer)| timer.as_ref().map(|timer| timer_element(&kind, timer)));
+    Ok(element.children(timers.collect::<Result<Vec<_>, _>>()?))
+}
+
+fn timer_element(kind: &Kind, timer: &Timer) -> Result<Element, DomainProblem> {
+    let refuse = |setting: String| {
+        Err(DomainProblem::BadTimer {
+            timer: kind.name,
+            setting,
+        })
+    };
+    let present = timer.present.unwrap_or(true);
+    let element = Element::new("timer")
+        .with("name", kind.libvirt)
+        .with("present", if present { "yes" } else { "no" });
+    if let Some(policy) = timer.tick_policy
+        && !kind.policies.contains(&policy)
+    {
+        return refuse(format!("tick policy `{}`", policy.as_str()));
+    }
+    if let Some(track) = timer.track
+        && !kind.tracks
+    {
+        return refuse(format!("track `{}`", track.as_str()));
+    }
+    Ok(element
+        .with_some("tickpolicy", timer.tick_policy.map(TickPolicy::as_str))
+        .with_some("track", timer.track.map(drydock_api::kubevirt::domain::Track::as_str)))
+}

@@ -1,0 +1,153 @@
+//! The guest's CPU: how many, which model, which features.
+
+use std::collections::BTreeSet;
+
+use drydock_api::{
+    facts::VirtType,
+    kubevirt::{
+        domain::{Cpu, FeaturePolicy, Resources},
+        instance::VirtualMachineInstanceSpec,
+    },
+};
+
+use super::{element::Element, problem::DomainProblem};
+use crate::quantity;
+
+/// The model that is the host's, written down feature by feature.
+const HOST_MODEL: &str = "host-model";
+/// The host's CPU itself.
+const HOST_PASSTHROUGH: &str = "host-passthrough";
+/// Most CPUs of a guest whose interrupts are not remapped.
+const MOST: u64 = 255;
+
+/// Sockets, cores of each, threads of each core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Topology {
+    sockets: u32,
+    cores: u32,
+    threads: u32,
+}
+
+impl Topology {
+    /// As the spec says; what it leaves out is 1. A spec without any of the three has a socket for
+    /// each CPU of its limit, else of its request, as in KubeVirt.
+    pub(super) fn of(spec: &VirtualMachineInstanceSpec) -> Self {
+        let given = spec.domain.cpu.as_ref();
+        let part = |choose: fn(&Cpu) -> Option<u32>| given.and_then(choose);
+        let parts = [part(|cpu| cpu.sockets), part(|cpu| cpu.cores), part(|cpu| cpu.threads)];
+        let [sockets, cores, threads] = parts.map(|part| part.unwrap_or(1));
+        let sockets = match &spec.domain.resources {
+            Some(resources) if parts == [None; 3] => whole_cpus(resources).unwrap_or(sockets),
+            _ => sockets,
+        };
+        Self {
+            sockets,
+            cores,
+            threads,
+        }
+    }
+
+    /// All threads together.
+    pub(super) fn count(self) -> Result<u64, DomainProblem> {
+        let count = u64::from(self.sockets)
+            .saturating_mul(self.cores.into())
+            .saturating_mul(self.threads.into());
+        if (1..=MOST).contains(&count) {
+            Ok(count)
+        } else {
+            Err(DomainProblem::BadCpuCount(count))
+        }
+    }
+
+    fn element(self) -> Element {
+        Element::new("topology")
+            .with("sockets", self.sockets.to_string())
+            .with("cores", self.cores.to_string())
+            .with("threads", self.threads.to_string())
+    }
+}
+
+/// CPUs of the limit, else of the request, rounded up; `None` if there is none of either.
+fn whole_cpus(resources: &Resources) -> Option<u32> {
+    let amount = resources.limits.get("cpu").or_else(|| resources.requests.get("cpu"))?;
+    let millis = match amount.0.strip_suffix('m') {
+        Some(millis) => millis.parse().ok()?,
+        // A thousand times as many, to keep three digits of a fraction.
+        None => quantity::bytes(&format!("{}k", amount.0))?,
+    };
+    u32::try_from(millis.div_ceil(1000)).ok().filter(|count| *count > 0)
+}
+
+/// What a node's mask does to guests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mask<'a> {
+    /// Features that no guest shall have.
+    pub(super) masked: &'a BTreeSet<String>,
+    /// Features that a guest could have here; `None` if it is not known.
+    pub(super) host: Option<&'a BTreeSet<String>>,
+}
+
+impl Mask<'_> {
+    /// The policy of a feature that the spec names. Masked means: not there, so what a guest may do
+    /// without it does without, also where it would refuse a host that has it.
+    fn policy(self, name: &str, policy: FeaturePolicy) -> Result<FeaturePolicy, DomainProblem> {
+        if !self.masked.contains(name) {
+            return Ok(policy);
+        }
+        match policy {
+            FeaturePolicy::Force | FeaturePolicy::Require => Err(DomainProblem::FeatureMasked(name.into())),
+            FeaturePolicy::Optional | FeaturePolicy::Disable | FeaturePolicy::Forbid => Ok(FeaturePolicy::Disable),
+        }
+    }
+
+    /// Masked features that a guest could have otherwise, but for those that the spec names. On a
+    /// node whose features are not known, all of them.
+    fn withheld<'a>(&'a self, named: &'a BTreeSet<&str>) -> impl Iterator<Item = &'a str> {
+        self.masked
+            .iter()
+            .map(String::as_str)
+            .filter(|&name| self.host.is_none_or(|host| host.contains(name)) && !named.contains(name))
+    }
+}
+
+/// The element `cpu`.
+///
+/// By emulation the emulator is the host: `host-passthrough`, which libvirt does not know there, is
+/// what `host-model` is.
+pub(super) fn element(
+    spec: &VirtualMachineInstanceSpec,
+    topology: Topology,
+    virt_type: VirtType,
+    mask: Mask<'_>,
+) -> Result<Element, DomainProblem> {
+    let given = spec.domain.cpu.as_ref();
+    let model = given.and_then(|cpu| cpu.model.as_deref()).unwrap_or(HOST_MODEL);
+    let cpu = Element::new("cpu");
+    let mut cpu = match (model, virt_type) {
+        (HOST_MODEL, _) | (HOST_PASSTHROUGH, VirtType::Qemu) => cpu.with("mode", HOST_MODEL),
+        // Without features that cannot be migrated.
+        (HOST_PASSTHROUGH, VirtType::Kvm) => cpu.with("mode", HOST_PASSTHROUGH).with("migratable", "on"),
+        (model, _) => cpu
+            .with("mode", "custom")
+            .with("match", "exact")
+            .child(Element::text("model", model).with("fallback", "forbid")),
+    };
+    cpu = cpu.child(topology.element());
+    let mut named = BTreeSet::new();
+    for feature in given.iter().flat_map(|cpu| &cpu.features) {
+        if named.insert(feature.name.as_str()) {
+            let policy = mask.policy(&feature.name, feature.policy.unwrap_or(FeaturePolicy::Require))?;
+            cpu = cpu.child(feature_element(&feature.name, policy));
+        }
+    }
+    let withheld = mask
+        .withheld(&named)
+        .map(|name| feature_element(name, FeaturePolicy::Disable));
+    Ok(cpu.children(withheld))
+}
+
+fn feature_element(name: &str, policy: FeaturePolicy) -> Element {
+    Element::new("feature")
+        .with("policy", policy.as_str())
+        .with("name", name)
+}

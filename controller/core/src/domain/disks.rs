@@ -1,0 +1,298 @@
+//! The guest's disks: what they are called, and where QEMU finds them.
+
+use std::{borrow::Cow, collections::BTreeSet};
+
+use drydock_api::{
+    kubevirt::{
+        VirtualMachineInstanceSpec,
+        devices::{Disk, DiskBus, DiskCache},
+    },
+    launcher::{BackingImage, DEVICES_FOLDER, PreparedDisk},
+};
+
+use super::{
+    boot::BootOrder,
+    element::Element,
+    pci::{self, Places},
+    problem::DomainProblem,
+};
+
+/// Disks of a SATA controller.
+const ON_SATA: usize = 6;
+/// Disks of the SCSI controller, each a unit of its only target. The first 256 are found by all
+/// guests.
+const ON_SCSI: usize = 256;
+/// What QEMU takes in a serial number beside letters and digits.
+const SERIAL_MARKS: [char; 5] = ['-', '_', ' ', '.', '+'];
+
+/// A disk's name in libvirt and what that depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskTargetName {
+    /// Name of the volume.
+    pub volume: String,
+    /// Name in libvirt's statistics and jobs: `vda`, `sda` ... Guests may call it otherwise.
+    pub target: String,
+    /// The guest cannot write to it.
+    pub read_only: bool,
+}
+
+/// What the guest's disks are called, in the order of [`all`] of them.
+pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
+    let (mut virtio, mut others) = (0, 0);
+    all(spec)
+        .iter()
+        .map(|disk| {
+            let shape = Shape::of(disk);
+            let (prefix, next) = match shape.bus {
+                DiskBus::Virtio => ("vd", &mut virtio),
+                DiskBus::Sata | DiskBus::Scsi => ("sd", &mut others),
+            };
+            let target = format!("{prefix}{}", letters(*next));
+            *next += 1;
+            DiskTargetName {
+                volume: disk.name.clone(),
+                target,
+                read_only: shape.read_only,
+            }
+        })
+        .collect()
+}
+
+/// The spec's disks; volumes that have none get one each after them, as in KubeVirt.
+pub(super) fn all(spec: &VirtualMachineInstanceSpec) -> Vec<Cow<'_, Disk>> {
+    let given = &spec.domain.devices.disks;
+    let named: BTreeSet<_> = given.iter().map(|disk| disk.name.as_str()).collect();
+    let implied = spec
+        .volumes
+        .iter()
+        .filter(|volume| !named.contains(volume.name.as_str()))
+        .map(|volume| {
+            Cow::Owned(Disk {
+                name: volume.name.clone(),
+                ..Disk::default()
+            })
+        });
+    given.iter().map(Cow::Borrowed).chain(implied).collect()
+}
+
+/// What libvirt's events call the disk of that volume.
+pub fn disk_alias(volume: &str) -> String {
+    format!("ua-{volume}")
+}
+
+/// How the guest sees a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    bus: DiskBus,
+    cd_rom: bool,
+    read_only: bool,
+}
+
+impl Shape {
+    fn of(disk: &Disk) -> Self {
+        if let Some(target) = &disk.cdrom {
+            return Self {
+                bus: target.bus.unwrap_or(DiskBus::Sata),
+                cd_rom: true,
+                read_only: true,
+            };
+        }
+        let target = disk.disk.clone().unwrap_or_default();
+        Self {
+            bus: target.bus.unwrap_or(DiskBus::Virtio),
+            cd_rom: false,
+            read_only: target.read_only.unwrap_or(false),
+        }
+    }
+}
+
+/// The disks, and the controllers that they need.
+pub(super) fn elements(
+    spec: &VirtualMachineInstanceSpec,
+    prepared: &[PreparedDisk],
+    order: &BootOrder,
+    places: &mut Places,
+) -> Result<Vec<Element>, DomainProblem> {
+    let (mut disks, mut names) = (Vec::new(), BTreeSet::new());
+    let (mut on_sata, mut on_scsi) = (0, 0);
+    for (disk, target) in all(spec).iter().zip(disk_targets(spec)) {
+        if !names.insert(disk.name.as_str().to_owned()) {
+            return Err(DomainProblem::DuplicateDisk(disk.name.clone()));
+        }
+        let shape = checked(disk)?;
+        let found = prepared
+            .iter()
+            .find(|prepared| prepared.name == disk.name)
+            .ok_or_else(|| DomainProblem::DiskNotPrepared(disk.name.clone()))?;
+        let address = match shape.bus {
+            DiskBus::Virtio => places.disk()?.element(),
+            DiskBus::Sata => {
+                on_sata += 1;
+                drive((on_sata - 1) / ON_SATA, (on_sata - 1) % ON_SATA)
+            }
+            DiskBus::Scsi => {
+                on_scsi += 1;
+                drive(0, on_scsi - 1)
+            }
+        };
+        let boot = order.disks.get(&disk.name);
+        disks.push(
+            source_elements(spec, disk, shape, found)?
+                .child(
+                    Element::new("target")
+                        .with("dev", target.target)
+                        .with("bus", shape.bus.as_str()),
+                )
+                .children(shape.read_only.then(|| Element::new("readonly")))
+                .children(serial(disk)?)
+                .children(boot.map(|place| Element::new("boot").with("order", place.to_string())))
+                .child(Element::new("alias").with("name", disk_alias(&disk.name)))
+                .child(address),
+        );
+    }
+    if on_scsi > ON_SCSI {
+        return Err(DomainProblem::TooManyDevices("scsi"));
+    }
+    disks.extend(controllers(on_sata, on_scsi, places)?);
+    Ok(disks)
+}
+
+/// How the guest sees a disk, if it can.
+fn checked(disk: &Disk) -> Result<Shape, DomainProblem> {
+    if disk.disk.is_some() && disk.cdrom.is_some() {
+        return Err(DomainProblem::AmbiguousDisk(disk.name.clone()));
+    }
+    let shape = Shape::of(disk);
+    match shape.bus {
+        DiskBus::Virtio if shape.cd_rom => Err(DomainProblem::BadCdRomBus(disk.name.clone())),
+        DiskBus::Sata if shape.read_only && !shape.cd_rom => Err(DomainProblem::ReadOnlySataDisk(disk.name.clone())),
+        _ => Ok(shape),
+    }
+}
+
+/// The disk as far as the host is concerned. All layers are named with their formats, so that
+/// nothing in a layer's content decides what is opened below it.
+///
+/// The guest stops when storage fails, and can go on when it is back.
+fn source_elements(
+    spec: &VirtualMachineInstanceSpec,
+    disk: &Disk,
+    shape: Shape,
+    prepared: &PreparedDisk,
+) -> Result<Element, DomainProblem> {
+    let block = prepared
+        .path
+        .strip_prefix(DEVICES_FOLDER)
+        .is_some_and(|rest| rest.starts_with('/'));
+    let (type_, attribute) = if block { ("block", "dev") } else { ("file", "file") };
+    let discard = (!shape.read_only).then_some("unmap");
+    let driver = Element::new("driver")
+        .with("name", "qemu")
+        .with("type", prepared.format.as_str())
+        .with_some("cache", cache(spec, disk).map(DiskCache::as_str))
+        .with("error_policy", "stop")
+        .with_some("discard", discard);
+    let backing = match &prepared.backing {
+        None => Element::new("backingStore"),
+        Some(image) => backing_element(&disk.name, image)?,
+    };
+    Ok(Element::new("disk")
+        .with("type", type_)
+        .with("device", if shape.cd_rom { "cdrom" } else { "disk" })
+        .child(driver)
+        .child(Element::new("source").with(attribute, absolute(&disk.name, &prepared.path)?))
+        .child(backing))
+}
+
+fn backing_element(disk: &str, image: &BackingImage) -> Result<Element, DomainProblem> {
+    Ok(Element::new("backingStore")
+        .with("type", "file")
+        .child(Element::new("format").with("type", image.format.as_str()))
+        .child(Element::new("source").with("file", absolute(disk, &image.path)?))
+        .child(Element::new("backingStore")))
+}
+
+fn absolute<'a>(disk: &str, path: &'a str) -> Result<&'a str, DomainProblem> {
+    if path.starts_with('/') {
+        return Ok(path);
+    }
+    Err(DomainProblem::BadDiskPath {
+        disk: disk.into(),
+        path: path.into(),
+    })
+}
+
+/// What the host keeps of a disk in memory. Storage that other nodes see too must not be in this
+/// node's memory when a guest leaves, so a PersistentVolumeClaim has no cache unless asked; disks
+/// that are gone with the pod have QEMU's default.
+fn cache(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Option<DiskCache> {
+    let claimed = || {
+        spec.volumes.iter().any(|volume| {
+            volume.name == disk.name && (volume.persistent_volume_claim.is_some() || volume.data_volume.is_some())
+        })
+    };
+    disk.cache.or_else(|| claimed().then_some(DiskCache::None))
+}
+
+fn serial(disk: &Disk) -> Result<Option<Element>, DomainProblem> {
+    let Some(serial) = disk.serial.as_deref().filter(|serial| !serial.is_empty()) else {
+        return Ok(None);
+    };
+    let good = |c: char| c.is_ascii_alphanumeric() || SERIAL_MARKS.contains(&c);
+    if serial.chars().all(good) {
+        Ok(Some(Element::text("serial", serial)))
+    } else {
+        Err(DomainProblem::BadDiskSerial(disk.name.clone()))
+    }
+}
+
+/// The SATA controllers, of which the chip set has the first, and the SCSI controller.
+fn controllers(on_sata: usize, on_scsi: usize, places: &mut Places) -> Result<Vec<Element>, DomainProblem> {
+    let controller = |type_: &str, index: usize| {
+        Element::new("controller")
+            .with("type", type_)
+            .with("index", index.to_string())
+    };
+    let mut elements = vec![controller("sata", 0).child(pci::FIRST_SATA.element())];
+    for index in 1..on_sata.div_ceil(ON_SATA) {
+        elements.push(controller("sata", index).child(places.sata_controller()?.element()));
+    }
+    if on_scsi > 0 {
+        elements.push(
+            controller("scsi", 0)
+                .with("model", "virtio-scsi")
+                .child(pci::SCSI.element()),
+        );
+    }
+    Ok(elements)
+}
+
+fn drive(controller: usize, unit: usize) -> Element {
+    Element::new("address")
+        .with("type", "drive")
+        .with("controller", controller.to_string())
+        .with("bus", "0")
+        .with("target", "0")
+        .with("unit", unit.to_string())
+}
+
+/// `a` to `z`, `aa` to `zz` and so on.
+fn letters(index: u32) -> String {
+    let last = char::from(b'a' + u8::try_from(index % 26).unwrap_or_default());
+    match index / 26 {
+        0 => last.into(),
+        more => format!("{}{last}", letters(more - 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_on_after_z() {
+        for (index, expected) in [(0, "a"), (25, "z"), (26, "aa"), (51, "az"), (701, "zz"), (702, "aaa")] {
+            assert_eq!(letters(index), expected);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Where each device is on the guest's PCI Express buses.
+//!
+//! Addresses follow from the spec alone: libvirt chooses none, so the guest that arrives by a
+//! migration, or is started again with another version, finds each device where it was. They also
+//! stay when a disk is added.
+//!
+//! ```text
+//!  bus 0   01.0  screen
+//!          02.0… root ports, eight a slot; port n is bus n
+//!          10.0… SATA controllers after the first
+//!          18.0… cards that are PCI, not PCI Express
+//!          1f    the chip set, with the first SATA controller
+//!
+//!  port 1  first interface          5  random numbers
+//!       2  SCSI controller        6, 7  for what is yet to come
+//!       3  serial controller     8 …    virtio disks, then more interfaces
+//!       4  balloon
+//! ```
+//!
+//! At least [`SPARE`] ports stay free.
+
+use super::{element::Element, problem::DomainProblem};
+
+/// Port of the first interface.
+const FIRST_INTERFACE: u8 = 1;
+/// Port of the SCSI controller.
+pub(super) const SCSI: Address = Address::behind(2);
+/// Port of the controller of virtio serial ports.
+pub(super) const SERIAL: Address = Address::behind(3);
+/// Port of the balloon.
+pub(super) const BALLOON: Address = Address::behind(4);
+/// Port of the source of random numbers.
+pub(super) const RNG: Address = Address::behind(5);
+/// First port without a device of its own.
+const FIRST_FREE: u8 = 8;
+/// Fewest ports.
+const FEWEST: u8 = 16;
+/// Ports that stay free.
+const SPARE: u8 = 4;
+/// Ports in a slot.
+const IN_SLOT: u8 = 8;
+/// First slot of the ports.
+const PORT_SLOTS: u8 = 0x02;
+/// First slot of further SATA controllers.
+const SATA_SLOTS: u8 = 0x10;
+/// First slot of cards that are PCI only.
+const CARD_SLOTS: u8 = 0x18;
+/// The chip set's slot.
+const CHIP_SET: u8 = 0x1f;
+/// Most ports.
+const MOST: u8 = (SATA_SLOTS - PORT_SLOTS) * IN_SLOT;
+/// The screen's place.
+pub(super) const SCREEN: Address = Address {
+    bus: 0,
+    slot: 0x01,
+    function: 0,
+};
+/// The first SATA controller's place, which QEMU gives it.
+pub(super) const FIRST_SATA: Address = Address {
+    bus: 0,
+    slot: CHIP_SET,
+    function: 2,
+};
+
+/// A place on a PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    bus: u8,
+    slot: u8,
+    function: u8,
+}
+
+impl Address {
+    /// Behind the port of that number.
+    const fn behind(port: u8) -> Self {
+        Self {
+            bus: port,
+            slot: 0,
+            function: 0,
+        }
+    }
+
+    /// The element that says so.
+    pub(super) fn element(self) -> Element {
+        Element::new("address")
+            .with("type", "pci")
+            .with("domain", "0x0000")
+            .with("bus", format!("0x{:02x}", self.bus))
+            .with("slot", format!("0x{:02x}", self.slot))
+            .with("function", format!("0x{:x}", self.function))
+    }
+}
+
+/// What has been given away of the places that have no device of their own.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    next_port: u8,
+    first_interface_free: bool,
+    next_sata: u8,
+    next_card: u8,
+}
+
+impl Places {
+    /// All are free.
+    pub(super) fn new() -> Self {
+        Self {
+            next_port: FIRST_FREE,
+            first_interface_free: true,
+            next_sata: SATA_SLOTS,
+            next_card: CARD_SLOTS,
+        }
+    }
+
+    /// A port for a disk.
+    pub(super) fn disk(&mut self) -> Result<Address, DomainProblem> {
+        if self.next_port > MOST - SPARE {
+            return Err(DomainProblem::TooManyDevices("virtio"));
+        }
+        self.next_port += 1;
+        Ok(Address::behind(self.next_port - 1))
+    }
+
+    /// A port for an interface.
+    pub(super) fn interface(&mut self) -> Result<Address, DomainProblem> {
+        if self.first_interface_free {
+            self.first_interface_free = false;
+            return Ok(Address::behind(FIRST_INTERFACE));
+        }
+        self.disk()
+    }
+
+    /// A slot for an interface that is no PCI Express card.
+    pub(super) fn card(&mut self) -> Result<Address, DomainProblem> {
+        take_slot(&mut self.next_card, CHIP_SET, "pci")
+    }
+
+    /// A slot for a SATA controller beside the first.
+    pub(super) fn sata_controller(&mut self) -> Result<Address, DomainProblem> {
+        take_slot(&mut self.next_sata, CARD_SLOTS, "sata")
+    }
+
+    /// The root and its ports.
+    pub(super) fn controllers(&self) -> Vec<Element> {
+        let used = self.next_port - 1;
+        let ports = (used + SPARE).next_multiple_of(IN_SLOT).clamp(FEWEST, MOST);
+        let root = Element::new("controller")
+            .with("type", "pci")
+            .with("index", "0")
+            .with("model", "pcie-root");
+        let port = |number: u8| {
+            let index = number - 1;
+            let address = Address {
+                bus: 0,
+                slot: PORT_SLOTS + index / IN_SLOT,
+                function: index % IN_SLOT,
+            };
+            let mut place = address.element();
+            if address.function == 0 {
+                place = place.with("multifunction", "on");
+            }
+            Element::new("controller")
+                .with("type", "pci")
+                .with("index", number.to_string())
+                .with("model", "pcie-root-port")
+                .child(
+                    Element::new("target")
+                        .with("chassis", number.to_string())
+                        .with("port", format!("0x{:x}", PORT_SLOTS * IN_SLOT + index)),
+                )
+                .child(place)
+        };
+        std::iter::once(root).chain((1..=ports).map(port)).collect()
+    }
+}
+
+fn take_slot(next: &mut u8, end: u8, bus: &'static str) -> Result<Address, DomainProblem> {
+    if *next >= end {
+        return Err(DomainProblem::TooManyDevices(bus));
+    }
+    *next += 1;
+    Ok(Address {
+        bus: 0,
+        slot: *next - 1,
+        function: 0,
+    })
+}

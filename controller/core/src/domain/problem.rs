@@ -1,0 +1,124 @@
+//! Why a guest cannot be described to libvirt.
+
+/// Why a guest cannot be described to libvirt. Most of it is refused at creation already; what is
+/// left here is what was not asked about then, or what the pod got wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DomainProblem {
+    /// Guests of this architecture are not described.
+    #[error("guests of architecture `{0}` cannot be run; only x86_64 can")]
+    UnsupportedArchitecture(String),
+    /// A machine type without PCI Express, or of another architecture.
+    #[error("machine type `{0}` cannot be run; `q35` and its versions can")]
+    UnsupportedMachine(String),
+    /// Nothing says how much memory the guest has.
+    #[error("nothing says how much memory the guest has: neither memory.guest nor a request or limit of memory")]
+    NoMemory,
+    /// An amount of memory that is none.
+    #[error("`{0}` is not an amount of memory; it must be a quantity of at least 1Mi and below 8Pi")]
+    BadMemory(String),
+    /// A UUID that is none.
+    #[error("`{0}` is not a UUID")]
+    BadUuid(String),
+    /// No CPU, or more than the machine type can have.
+    #[error("the guest would have {0} CPUs; 1 to 255 are possible")]
+    BadCpuCount(u64),
+    /// A feature is asked for that the node shall not offer.
+    #[error("the guest asks for CPU feature `{0}`, which is masked on this node")]
+    FeatureMasked(String),
+    /// Both UTC and a time zone.
+    #[error("the clock cannot follow both UTC and time zone `{0}`")]
+    AmbiguousClock(String),
+    /// A timer that cannot be set up so.
+    #[error("timer `{timer}` cannot have {setting}")]
+    BadTimer {
+        /// Name of the timer in the manifest.
+        timer: &'static str,
+        /// What it cannot have.
+        setting: String,
+    },
+    /// Two disks of one name.
+    #[error("disk `{0}` is there twice")]
+    DuplicateDisk(String),
+    /// The launcher has not prepared a disk.
+    #[error("disk `{0}` has not been prepared")]
+    DiskNotPrepared(String),
+    /// The launcher has prepared a disk at no place.
+    #[error("disk `{disk}` was prepared at `{path}`, which is not an absolute path")]
+    BadDiskPath {
+        /// Name of the disk.
+        disk: String,
+        /// What the launcher says.
+        path: String,
+    },
+    /// Both a disk and a CD-ROM.
+    #[error("`{0}` cannot be both a disk and a CD-ROM")]
+    AmbiguousDisk(String),
+    /// A CD-ROM that is no drive.
+    #[error("CD-ROM `{0}` cannot be on bus virtio; sata and scsi are possible")]
+    BadCdRomBus(String),
+    /// A read-only disk on a bus whose disks can be written.
+    #[error("disk `{0}` cannot be read-only on bus sata; virtio and scsi are possible")]
+    ReadOnlySataDisk(String),
+    /// A serial number that QEMU does not take.
+    #[error("the serial number of disk `{0}` may have letters, digits, spaces, `.`, `+`, `-` and `_` only")]
+    BadDiskSerial(String),
+    /// Two devices of one place in the boot order, or place 0.
+    #[error("place {0} in the order of booting is 0 or given twice")]
+    BadBootOrder(u32),
+    /// A MAC address that a card cannot have.
+    #[error("interface `{interface}` cannot have MAC address `{address}`")]
+    BadMacAddress {
+        /// Name of the interface.
+        interface: String,
+        /// The address.
+        address: String,
+    },
+    /// A port that is none.
+    #[error("interface `{interface}` has port {port}; 1 to 65535 are possible")]
+    BadPort {
+        /// Name of the interface.
+        interface: String,
+        /// The port.
+        port: i32,
+    },
+    /// More devices than there are places for.
+    #[error("there are too many devices on bus {0}")]
+    TooManyDevices(&'static str),
+    /// A text with characters that XML cannot carry, or that are invisible.
+    #[error("a text for `{place}` has control characters: {text:?}")]
+    ControlCharacters {
+        /// The element or attribute of libvirt's XML.
+        place: String,
+        /// The text.
+        text: String,
+    },
+}
+
+impl DomainProblem {
+    /// CamelCase word for conditions and events.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::UnsupportedArchitecture(_) => "UnsupportedArchitecture",
+            Self::UnsupportedMachine(_) => "UnsupportedMachine",
+            Self::NoMemory => "NoMemory",
+            Self::BadMemory(_) => "BadMemory",
+            Self::BadUuid(_) => "BadUUID",
+            Self::BadCpuCount(_) => "BadCPUCount",
+            Self::FeatureMasked(_) => "CPUFeatureMasked",
+            Self::AmbiguousClock(_) => "AmbiguousClock",
+            Self::BadTimer { .. } => "BadTimer",
+            Self::DuplicateDisk(_) => "DuplicateDisk",
+            Self::DiskNotPrepared(_) => "DiskNotPrepared",
+            Self::BadDiskPath { .. } => "BadDiskPath",
+            Self::AmbiguousDisk(_) => "AmbiguousDisk",
+            Self::BadCdRomBus(_) => "BadCDRomBus",
+            Self::ReadOnlySataDisk(_) => "ReadOnlySATADisk",
+            Self::BadDiskSerial(_) => "BadDiskSerial",
+            Self::BadBootOrder(_) => "BadBootOrder",
+            Self::BadMacAddress { .. } => "BadMACAddress",
+            Self::BadPort { .. } => "BadPort",
+            Self::TooManyDevices(_) => "TooManyDevices",
+            Self::ControlCharacters { .. } => "ControlCharacters",
+        }
+    }
+}

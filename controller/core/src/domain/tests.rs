@@ -1,0 +1,687 @@
+//! What each field of a spec becomes, and what is refused.
+//!
+//! The expected outputs are in `snapshots`, each with the part of the spec that it comes from.
+
+use drydock_api::launcher::{BackingImage, DEVICES_FOLDER, DISKS_FOLDER, DiskFormat, IMAGES_FOLDER, VOLUMES_FOLDER};
+use roxmltree::Document;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The spec of JSON; 64 MiB of memory if it says nothing about that.
+fn spec(domain: &Value) -> VirtualMachineInstanceSpec {
+    let mut domain = domain.clone();
+    let volumes = domain.as_object_mut().and_then(|domain| domain.remove("volumes"));
+    if domain.get("resources").is_none() && domain.get("memory").is_none() {
+        domain["memory"] = json!({"guest": "64Mi"});
+    }
+    serde_json::from_value(json!({"domain": domain, "volumes": volumes.unwrap_or_else(|| json!([]))})).unwrap()
+}
+
+/// Every disk of the spec, prepared as a launcher does.
+fn prepared(spec: &VirtualMachineInstanceSpec) -> Vec<PreparedDisk> {
+    let one = |name: &str| {
+        let volume = spec.volumes.iter().find(|volume| volume.name == name);
+        let image = volume.is_some_and(|volume| volume.container_disk.is_some());
+        let claim = volume.is_some_and(|volume| volume.persistent_volume_claim.is_some());
+        let path = match (image, claim) {
+            (true, _) => format!("{DISKS_FOLDER}/{name}.qcow2"),
+            (_, true) if name.starts_with("block") => format!("{DEVICES_FOLDER}/{name}"),
+            (_, true) => format!("{VOLUMES_FOLDER}/{name}/disk.img"),
+            _ => format!("{DISKS_FOLDER}/{name}.img"),
+        };
+        PreparedDisk {
+            name: name.into(),
+            path,
+            format: if image { DiskFormat::Qcow2 } else { DiskFormat::Raw },
+            virtual_size: 1 << 30,
+            backing: image.then(|| BackingImage {
+                path: format!("{IMAGES_FOLDER}/{name}/disk/system.qcow2"),
+                format: DiskFormat::Qcow2,
+                virtual_size: 1 << 30,
+            }),
+        }
+    };
+    let disks = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str());
+    let volumes = spec.volumes.iter().map(|volume| volume.name.as_str());
+    let names: BTreeSet<_> = disks.chain(volumes).collect();
+    names.into_iter().map(one).collect()
+}
+
+fn names(list: &[&str]) -> BTreeSet<String> {
+    list.iter().map(|&name| name.into()).collect()
+}
+
+/// The domain of shop/db with that spec on a node with KVM and without a mask.
+fn xml(spec: &VirtualMachineInstanceSpec) -> Result<String, DomainProblem> {
+    masked_xml(spec, VirtType::Kvm, &[], None)
+}
+
+fn masked_xml(
+    spec: &VirtualMachineInstanceSpec,
+    virt_type: VirtType,
+    masked: &[&str],
+    host: Option<&[&str]>,
+) -> Result<String, DomainProblem> {
+    let (masked, host, disks) = (names(masked), host.map(names), prepared(spec));
+    domain_xml(&DomainInput {
+        namespace: "shop",
+        name: "db",
+        uid: "7d5a3f80-0000-4000-8000-000000000001",
+        spec,
+        virt_type,
+        architecture: "x86_64",
+        masked_features: &masked,
+        host_features: host.as_ref(),
+        disks: &disks,
+    })
+}
+
+/// The elements of those names in a domain, as they are written, without what is deeper than them.
+fn parts(xml: &str, elements: &[&str]) -> String {
+    let document = Document::parse(xml).unwrap();
+    let mut text = String::new();
+    for node in document
+        .descendants()
+        .filter(|node| elements.contains(&node.tag_name().name()))
+    {
+        let from = xml[..node.range().start].rfind('\n').map_or(0, |at| at + 1);
+        let part = &xml[from..node.range().end];
+        let indent = part.len() - part.trim_start().len();
+        for line in part.lines() {
+            text.push_str(line.get(indent..).unwrap_or(line));
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Each spec with those elements of its domain.
+fn shown(specs: &[Value], elements: &[&str]) -> String {
+    let one = |value: &Value| format!("# {value}\n{}", parts(&xml(&spec(value)).unwrap(), elements));
+    specs.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+fn disks(disks: &Value, volumes: &Value) -> Value {
+    json!({"devices": {"disks": disks}, "volumes": volumes})
+}
+
+fn interface(more: &Value) -> Value {
+    let mut interface = json!({"name": "default", "masquerade": {}});
+    interface
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    json!({"devices": {"interfaces": [interface]}})
+}
+
+#[test]
+fn a_spec_that_asks_for_nothing() {
+    insta::assert_snapshot!(xml(&spec(&json!({}))).unwrap());
+}
+
+#[test]
+fn a_spec_that_asks_for_everything() {
+    let spec = spec(&json!({
+        "cpu": {
+            "cores": 2, "sockets": 2, "threads": 2, "model": "Haswell-noTSX",
+            "features": [{"name": "pcid", "policy": "require"}, {"name": "x2apic"}],
+        },
+        "memory": {"guest": "1Gi"},
+        "machine": {"type": "pc-q35-10.0"},
+        "firmware": {"uuid": "5D307CA9-B3EF-428C-8861-06E72D69F223", "serial": "e4686d2c-6e8d-4335-b8fd-81bee22f4815"},
+        "clock": {"utc": {}, "timer": {
+            "hpet": {"present": false}, "pit": {"tickPolicy": "delay"},
+            "rtc": {"tickPolicy": "catchup", "track": "guest"}, "kvm": {}, "hyperv": {},
+        }},
+        "devices": {
+            "disks": [
+                {"name": "system", "disk": {"bus": "virtio"}, "bootOrder": 1},
+                {"name": "data", "disk": {"bus": "scsi"}, "serial": "D-1", "cache": "writeback"},
+                {"name": "cloud", "cdrom": {"bus": "sata"}},
+            ],
+            "interfaces": [{
+                "name": "default", "masquerade": {}, "model": "e1000e", "macAddress": "de:ad:00:00:be:af",
+                "ports": [{"name": "web", "port": 80}, {"port": 53, "protocol": "UDP"}], "bootOrder": 2,
+            }],
+            "rng": {},
+        },
+        "volumes": [
+            {"name": "system", "containerDisk": {"image": "example/system"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "cloud", "cloudInitNoCloud": {"userData": "#cloud-config"}},
+        ],
+    }));
+    insta::assert_snapshot!(xml(&spec).unwrap());
+}
+
+#[test]
+fn memory_is_the_guests_else_requested_else_the_limit_and_exact_to_a_kibibyte() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"memory": {"guest": "96Mi"}, "resources": {"requests": {"memory": "1Gi"}}}),
+            json!({"resources": {"requests": {"memory": "80M"}, "limits": {"memory": "1Gi"}}}),
+            json!({"resources": {"limits": {"memory": "1.5Gi"}}}),
+            json!({"memory": {"guest": "1048577"}}),
+        ],
+        &["memory", "currentMemory"],
+    ));
+}
+
+#[test]
+fn cpus_are_counted_by_topology_else_by_resources() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"cpu": {"cores": 4}}),
+            json!({"cpu": {"sockets": 2, "cores": 3, "threads": 2}}),
+            json!({"cpu": {"cores": 2}, "memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "8"}}}),
+            json!({"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "3"}}}),
+            json!({"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2500m"}}}),
+            json!({"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "1.5"}}}),
+            json!({"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "100m"}}}),
+            json!({"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": 0}}}),
+        ],
+        &["vcpu", "topology"],
+    ));
+}
+
+#[test]
+fn cpu_models_are_the_hosts_or_exactly_the_named_one() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"cpu": {}}),
+            json!({"cpu": {"model": "host-model"}}),
+            json!({"cpu": {"model": "host-passthrough"}}),
+            json!({"cpu": {"model": "Penryn"}}),
+        ],
+        &["cpu"],
+    ));
+}
+
+#[test]
+fn by_emulation_the_emulator_is_the_host() {
+    let spec = spec(&json!({"cpu": {"model": "host-passthrough"}}));
+    let xml = masked_xml(&spec, VirtType::Qemu, &[], None).unwrap();
+    assert!(xml.starts_with("<domain type=\"qemu\">"));
+    insta::assert_snapshot!(parts(&xml, &["cpu"]));
+}
+
+#[test]
+fn cpu_features_have_all_five_policies() {
+    let policies = ["force", "require", "optional", "disable", "forbid"];
+    let features: Vec<_> = policies
+        .map(|policy| json!({"name": format!("f-{policy}"), "policy": policy}))
+        .into();
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"cpu": {"features": features}}),
+            json!({"cpu": {"model": "Penryn", "features": [{"name": "aes"}]}}),
+        ],
+        &["cpu"],
+    ));
+}
+
+#[test]
+fn masked_features_are_withheld_from_all_models() {
+    let features = json!([
+        {"name": "avx", "policy": "optional"},
+        {"name": "hle", "policy": "disable"},
+        {"name": "rtm", "policy": "forbid"},
+        {"name": "aes", "policy": "forbid"},
+    ]);
+    let mut text = String::new();
+    for model in ["host-model", "host-passthrough", "Haswell"] {
+        let spec = spec(&json!({"cpu": {"model": model, "features": features}}));
+        let masked = ["avx", "avx2", "avx512f", "hle", "rtm"];
+        let host = ["avx", "avx2", "rtm", "sse2"];
+        let xml = masked_xml(&spec, VirtType::Kvm, &masked, Some(&host)).unwrap();
+        text.push_str(&parts(&xml, &["cpu"]));
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn where_the_hosts_features_are_unknown_all_masked_ones_are_withheld() {
+    let spec = spec(&json!({"cpu": {"model": "Haswell"}}));
+    let xml = masked_xml(&spec, VirtType::Kvm, &["avx2", "avx512f"], None).unwrap();
+    insta::assert_snapshot!(parts(&xml, &["cpu"]));
+}
+
+#[test]
+fn machine_and_firmware_are_as_the_guest_reads_them() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({}),
+            json!({"machine": {"type": ""}, "firmware": {"serial": ""}}),
+            json!({"machine": {"type": "pc-q35-10.0"}}),
+            json!({"firmware": {"uuid": "5D307CA9-B3EF-428C-8861-06E72D69F223"}}),
+            json!({"firmware": {"serial": "a, \"b\" <c> & 'd'"}}),
+        ],
+        &["uuid", "sysinfo", "os"],
+    ));
+}
+
+#[test]
+fn clocks_follow_utc_an_offset_or_a_zone() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({}),
+            json!({"clock": {}}),
+            json!({"clock": {"utc": {}}}),
+            json!({"clock": {"utc": {"offsetSeconds": -3600}}}),
+            json!({"clock": {"timezone": "Europe/Rome"}}),
+        ],
+        &["clock"],
+    ));
+}
+
+#[test]
+fn timers_are_as_named() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"clock": {"timer": {"hpet": {}, "kvm": {}, "pit": {}, "rtc": {}, "hyperv": {}}}}),
+            json!({"clock": {"timer": {"hpet": {"present": false}, "kvm": {"present": false}}}}),
+            json!({"clock": {"timer": {"rtc": {"tickPolicy": "catchup", "track": "wall"}}}}),
+            json!({"clock": {"timer": {"pit": {"tickPolicy": "discard"}, "hpet": {"tickPolicy": "merge"}}}}),
+        ],
+        &["clock"],
+    ));
+}
+
+#[test]
+fn disks_are_on_their_buses_and_named_in_order() {
+    insta::assert_snapshot!(shown(
+        &[disks(
+            &json!([
+                {"name": "a"},
+                {"name": "b", "disk": {"bus": "sata"}},
+                {"name": "c", "disk": {"bus": "scsi", "readonly": true}},
+                {"name": "d", "disk": {"readonly": true}},
+                {"name": "e", "cdrom": {}},
+                {"name": "f", "cdrom": {"bus": "scsi", "readonly": false}},
+            ]),
+            &json!([]),
+        )],
+        &["disk"],
+    ));
+}
+
+#[test]
+fn disks_are_opened_as_they_were_prepared() {
+    insta::assert_snapshot!(shown(
+        &[
+            disks(
+                &json!([{"name": "image"}]),
+                &json!([{"name": "image", "containerDisk": {"image": "i"}}])
+            ),
+            disks(
+                &json!([{"name": "file"}, {"name": "block"}]),
+                &json!([
+                    {"name": "file", "persistentVolumeClaim": {"claimName": "f"}},
+                    {"name": "block", "persistentVolumeClaim": {"claimName": "b"}},
+                ]),
+            ),
+            disks(
+                &json!([{"name": "empty"}]),
+                &json!([{"name": "empty", "emptyDisk": {"capacity": "1Gi"}}])
+            ),
+        ],
+        &["disk"],
+    ));
+}
+
+#[test]
+fn disks_have_the_serial_number_and_cache_that_they_ask_for() {
+    let claim = json!([{"name": "a", "dataVolume": {"name": "x"}}]);
+    insta::assert_snapshot!(shown(
+        &[
+            disks(
+                &json!([{"name": "a", "serial": "A 1.b+c_d-e", "cache": "none"}]),
+                &json!([])
+            ),
+            disks(
+                &json!([{"name": "a", "serial": "", "cache": "writethrough"}]),
+                &json!([])
+            ),
+            disks(&json!([{"name": "a", "cache": "writeback"}]), &claim),
+            disks(&json!([{"name": "a"}]), &claim),
+        ],
+        &["driver", "serial"],
+    ));
+}
+
+#[test]
+fn a_volume_without_a_disk_gets_one() {
+    let spec = spec(&disks(
+        &json!([{"name": "b", "disk": {"bus": "scsi"}}]),
+        &json!([{"name": "a", "containerDisk": {"image": "i"}}, {"name": "b", "containerDisk": {"image": "i"}}]),
+    ));
+    let targets: Vec<_> = disk_targets(&spec).into_iter().map(|t| (t.volume, t.target)).collect();
+    assert_eq!(targets, [("b".into(), "sda".into()), ("a".into(), "vda".to_owned())]);
+    assert_eq!(parts(&xml(&spec).unwrap(), &["disk"]).matches("<disk ").count(), 2);
+}
+
+#[test]
+fn disks_are_booted_as_numbered_else_in_the_order_of_the_manifest() {
+    let volumes = json!([
+        {"name": "cloud", "cloudInitNoCloud": {"userData": "#"}},
+        {"name": "scratch", "emptyDisk": {"capacity": "1Gi"}},
+        {"name": "b", "containerDisk": {"image": "i"}},
+        {"name": "a", "containerDisk": {"image": "i"}},
+    ]);
+    let mut numbered = disks(&json!([{"name": "b"}, {"name": "a", "bootOrder": 7}]), &volumes);
+    numbered["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}, "bootOrder": 3}]);
+    let order = |value: &Value| {
+        let xml = xml(&spec(value)).unwrap();
+        let document = Document::parse(&xml).unwrap();
+        let mut places: Vec<(u32, String)> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("boot"))
+            .map(|node| {
+                let device = node.parent().unwrap();
+                let alias = device.children().find(|child| child.has_tag_name("alias")).unwrap();
+                let place = node.attribute("order").unwrap().parse().unwrap();
+                (place, alias.attribute("name").unwrap().into())
+            })
+            .collect();
+        places.sort();
+        places
+    };
+    let expected = |list: &[(u32, &str)]| -> Vec<(u32, String)> {
+        list.iter().map(|&(place, alias)| (place, alias.into())).collect()
+    };
+    assert_eq!(order(&numbered), expected(&[(3, "ua-nic0"), (7, "ua-a")]));
+    let unnumbered = disks(
+        &json!([{"name": "cloud"}, {"name": "scratch"}, {"name": "b"}, {"name": "a"}]),
+        &volumes,
+    );
+    assert_eq!(order(&unnumbered), expected(&[(1, "ua-b"), (2, "ua-a")]));
+    assert_eq!(order(&disks(&json!([{"name": "cloud"}]), &volumes)).len(), 2);
+}
+
+#[test]
+fn interfaces_are_what_they_ask_for() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({}),
+            json!({"devices": {"autoattachPodInterface": false}}),
+            interface(&json!({"model": "e1000", "macAddress": "DE-AD-00-00-BE-AF"})),
+            interface(&json!({"model": "e1000e", "bootOrder": 1})),
+            interface(&json!({"ports": [{"port": 443}, {"port": 80, "protocol": "TCP"}, {"port": 443}]})),
+            interface(&json!({"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53}]})),
+            json!({"devices": {"interfaces": [{"name": "default", "passt": {}, "model": "virtio"}]}}),
+        ],
+        &["interface"],
+    ));
+}
+
+#[test]
+fn serial_port_and_screen_are_there_unless_refused() {
+    insta::assert_snapshot!(shown(
+        &[
+            json!({}),
+            json!({"devices": {"autoattachSerialConsole": false}}),
+            json!({"devices": {"autoattachGraphicsDevice": false}}),
+        ],
+        &["serial", "console", "channel", "graphics", "video"],
+    ));
+}
+
+#[test]
+fn random_numbers_are_there_if_asked_for() {
+    insta::assert_snapshot!(shown(&[json!({}), json!({"devices": {"rng": {}}})], &["rng"]));
+}
+
+/// Address of each device by its alias.
+fn addresses(xml: &str) -> Vec<(String, String)> {
+    let document = Document::parse(xml).unwrap();
+    let child = |node: roxmltree::Node<'_, '_>, name: &str| {
+        let found = node.children().find(|child| child.has_tag_name(name));
+        found.map(|child| xml[child.range()].to_owned())
+    };
+    let devices = document.descendants().filter(|node| node.has_tag_name("devices"));
+    devices
+        .flat_map(|devices| devices.children())
+        .filter_map(|node| Some((child(node, "alias")?, child(node, "address")?)))
+        .collect()
+}
+
+#[test]
+fn devices_stay_where_they_are_when_a_disk_is_added() {
+    const BUSES: [&str; 3] = ["virtio", "sata", "scsi"];
+    let list = |count: usize| {
+        let all = (0..count).map(|i| json!({"name": format!("d{i}"), "disk": {"bus": BUSES[i % 3]}}));
+        json!({"devices": {"disks": all.collect::<Vec<_>>()}})
+    };
+    let mut before = Vec::new();
+    for count in 0..40 {
+        let now = addresses(&xml(&spec(&list(count))).unwrap());
+        for device in &before {
+            assert!(now.contains(device), "{device:?} with {count} disks");
+        }
+        assert_eq!(now.len(), count + 1);
+        before = now;
+    }
+}
+
+#[test]
+fn no_two_devices_share_an_address_and_ports_stay_free() {
+    for count in [0, 1, 5, 6, 60, 101] {
+        let all = (0..count).map(|i| json!({"name": format!("d{i}")}));
+        let xml = xml(&spec(
+            &json!({"devices": {"disks": all.collect::<Vec<_>>(), "rng": {}}}),
+        ))
+        .unwrap();
+        let document = Document::parse(&xml).unwrap();
+        let used: Vec<_> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("address") && node.attribute("type") == Some("pci"))
+            .map(|node| ["bus", "slot", "function"].map(|name| node.attribute(name).unwrap()))
+            .collect();
+        let distinct: BTreeSet<_> = used.iter().collect();
+        assert_eq!(distinct.len(), used.len());
+        let ports = xml.matches("pcie-root-port").count();
+        let behind: BTreeSet<_> = used.iter().map(|[bus, ..]| bus).filter(|bus| **bus != "0x00").collect();
+        assert!(ports >= 16 && ports - behind.len() >= 4, "{count} disks: {ports} ports");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let many = |count: usize, bus: &str| {
+        let all = (0..count).map(|i| json!({"name": format!("d{i}"), "disk": {"bus": bus}}));
+        json!({"devices": {"disks": all.collect::<Vec<_>>()}})
+    };
+    let disk = |disk: Value| disks(&json!([disk]), &json!([]));
+    let timer = |name: &str, settings: Value| json!({"clock": {"timer": {name: settings}}});
+    for (value, reason, part) in [
+        (json!({"machine": {"type": "pc"}}), "UnsupportedMachine", "`pc`"),
+        (json!({"machine": {"type": "virt"}}), "UnsupportedMachine", "`virt`"),
+        (json!({"resources": {}}), "NoMemory", "memory.guest"),
+        (json!({"memory": {"guest": "much"}}), "BadMemory", "`much`"),
+        (json!({"memory": {"guest": "1023Ki"}}), "BadMemory", "`1023Ki`"),
+        (json!({"memory": {"guest": "8Pi"}}), "BadMemory", "`8Pi`"),
+        (json!({"firmware": {"uuid": "x"}}), "BadUUID", "`x`"),
+        (json!({"cpu": {"cores": 0}}), "BadCPUCount", "0 CPUs"),
+        (json!({"cpu": {"cores": 256}}), "BadCPUCount", "256"),
+        (
+            json!({"cpu": {"cores": 4_294_967_295_u32, "sockets": 4_294_967_295_u32, "threads": 4_294_967_295_u32}}),
+            "BadCPUCount",
+            "255",
+        ),
+        (
+            json!({"clock": {"utc": {}, "timezone": "Europe/Rome"}}),
+            "AmbiguousClock",
+            "Europe/Rome",
+        ),
+        (
+            timer("rtc", json!({"tickPolicy": "merge"})),
+            "BadTimer",
+            "timer `rtc` cannot have tick policy `merge`",
+        ),
+        (timer("rtc", json!({"tickPolicy": "discard"})), "BadTimer", "`discard`"),
+        (timer("pit", json!({"tickPolicy": "merge"})), "BadTimer", "`pit`"),
+        (
+            timer("pit", json!({"track": "wall"})),
+            "BadTimer",
+            "timer `pit` cannot have track `wall`",
+        ),
+        (timer("kvm", json!({"tickPolicy": "delay"})), "BadTimer", "`kvm`"),
+        (timer("hyperv", json!({"track": "guest"})), "BadTimer", "`hyperv`"),
+        (
+            disks(&json!([{"name": "a"}, {"name": "a"}]), &json!([])),
+            "DuplicateDisk",
+            "`a`",
+        ),
+        (
+            disk(json!({"name": "a", "disk": {}, "cdrom": {}})),
+            "AmbiguousDisk",
+            "`a`",
+        ),
+        (
+            disk(json!({"name": "a", "cdrom": {"bus": "virtio"}})),
+            "BadCDRomBus",
+            "`a`",
+        ),
+        (
+            disk(json!({"name": "a", "disk": {"bus": "sata", "readonly": true}})),
+            "ReadOnlySATADisk",
+            "`a`",
+        ),
+        (disk(json!({"name": "a", "serial": "a,b"})), "BadDiskSerial", "`a`"),
+        (disk(json!({"name": "a", "bootOrder": 0})), "BadBootOrder", "place 0"),
+        (
+            disks(
+                &json!([{"name": "a", "bootOrder": 2}, {"name": "b", "bootOrder": 2}]),
+                &json!([]),
+            ),
+            "BadBootOrder",
+            "place 2",
+        ),
+        (
+            interface(&json!({"macAddress": "01:00:5e:00:00:01"})),
+            "BadMACAddress",
+            "`01:00:5e:00:00:01`",
+        ),
+        (interface(&json!({"ports": [{"port": 0}]})), "BadPort", "port 0"),
+        (interface(&json!({"ports": [{"port": 65536}]})), "BadPort", "65536"),
+        (many(102, "virtio"), "TooManyDevices", "virtio"),
+        (many(55, "sata"), "TooManyDevices", "sata"),
+        (many(257, "scsi"), "TooManyDevices", "scsi"),
+        (json!({"firmware": {"serial": "a\nb"}}), "ControlCharacters", "`entry`"),
+        (
+            json!({"firmware": {"serial": "a\u{0}"}}),
+            "ControlCharacters",
+            "`entry`",
+        ),
+        (json!({"cpu": {"model": "a\u{ffff}"}}), "ControlCharacters", "`model`"),
+        (disk(json!({"name": "a\tb"})), "ControlCharacters", "source/@file"),
+    ] {
+        let problem = xml(&spec(&value)).expect_err(reason);
+        assert_eq!(problem.reason(), reason, "{value}");
+        assert!(problem.to_string().contains(part), "{problem}");
+    }
+    assert!(xml(&spec(&many(101, "virtio"))).is_ok());
+    assert!(xml(&spec(&many(54, "sata"))).is_ok());
+    assert!(xml(&spec(&many(256, "scsi"))).is_ok());
+    assert!(xml(&spec(&json!({"cpu": {"cores": 255}}))).is_ok());
+}
+
+#[test]
+fn a_masked_feature_that_is_demanded_is_refused() {
+    for policy in [Value::Null, json!("require"), json!("force")] {
+        let spec = spec(&json!({"cpu": {"features": [{"name": "avx2", "policy": policy}]}}));
+        let problem = masked_xml(&spec, VirtType::Kvm, &["avx2"], None).unwrap_err();
+        assert_eq!(problem, DomainProblem::FeatureMasked("avx2".into()));
+        assert_eq!(problem.reason(), "CPUFeatureMasked");
+    }
+}
+
+#[test]
+fn what_the_launcher_has_not_prepared_is_refused() {
+    let spec = spec(&disks(&json!([{"name": "a"}]), &json!([])));
+    let none = BTreeSet::new();
+    let input = DomainInput {
+        namespace: "shop",
+        name: "db",
+        uid: "",
+        spec: &spec,
+        virt_type: VirtType::Kvm,
+        architecture: "x86_64",
+        masked_features: &none,
+        host_features: None,
+        disks: &[],
+    };
+    assert_eq!(domain_xml(&input), Err(DomainProblem::DiskNotPrepared("a".into())));
+    let elsewhere = DomainInput {
+        architecture: "s390x",
+        ..input
+    };
+    assert_eq!(
+        domain_xml(&elsewhere),
+        Err(DomainProblem::UnsupportedArchitecture("s390x".into()))
+    );
+    let mut disks = prepared(&spec);
+    disks[0].path = "a.img".into();
+    let problem = domain_xml(&DomainInput { disks: &disks, ..input }).unwrap_err();
+    assert_eq!(problem.reason(), "BadDiskPath");
+    let mut disks = prepared(&spec);
+    disks[0].backing = Some(BackingImage {
+        path: "../a".into(),
+        format: DiskFormat::Raw,
+        virtual_size: 1,
+    });
+    let problem = domain_xml(&DomainInput { disks: &disks, ..input }).unwrap_err();
+    assert!(problem.to_string().contains("`../a`"), "{problem}");
+}
+
+/// Names that would end an attribute, an element or the document if they were not escaped.
+const HOSTILE: [&str; 5] = [
+    "'/><disk/>",
+    "\"/><disk/>",
+    "</name><disk/><name>",
+    "&lt;disk/&gt;",
+    "]]><!-- --><disk/>",
+];
+
+#[test]
+fn hostile_names_stay_names() {
+    for text in HOSTILE {
+        let mut spec = spec(&json!({
+            "cpu": {"model": text, "features": [{"name": text}]},
+            "firmware": {"serial": text},
+            "clock": {"timezone": text},
+            "devices": {"disks": [{"name": text}], "interfaces": [{"name": text}]},
+        }));
+        spec.domain.machine = None;
+        let (masked, host, disks) = (names(&[]), None, prepared(&spec));
+        let xml = domain_xml(&DomainInput {
+            namespace: text,
+            name: text,
+            uid: text,
+            spec: &spec,
+            virt_type: VirtType::Kvm,
+            architecture: "x86_64",
+            masked_features: &masked,
+            host_features: host,
+            disks: &disks,
+        })
+        .unwrap();
+        let document = Document::parse(&xml).unwrap();
+        let named = |name: &str| {
+            document
+                .descendants()
+                .filter(|node| node.has_tag_name(name))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(named("disk").len(), 1);
+        assert_eq!(named("name")[0].text(), Some(domain_name(text, text).as_str()));
+        assert_eq!(named("model")[0].text(), Some(text));
+        assert_eq!(named("feature")[0].attribute("name"), Some(text));
+        assert_eq!(named("entry")[0].text(), Some(text));
+        assert_eq!(named("clock")[0].attribute("timezone"), Some(text));
+        assert_eq!(named("alias")[0].attribute("name"), Some(disk_alias(text).as_str()));
+        let path = format!("{DISKS_FOLDER}/{text}.img");
+        assert_eq!(named("source")[0].attribute("file"), Some(path.as_str()));
+    }
+}
