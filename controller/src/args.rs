@@ -37,7 +37,8 @@ pub(crate) struct RunArgs {
     /// Name of the pod: by which this replica is told from the others.
     #[arg(long, value_name = "NAME", env = "DRYDOCK_POD_NAME")]
     pub(crate) pod_name: String,
-    /// Namespace of the Lease by which the replicas elect their leader.
+    /// The controller's own namespace: of the Lease by which the replicas elect their leader, and of the
+    /// certificates and the Service of its webhooks.
     #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
     pub(crate) namespace: String,
     /// Kubeconfig; without it, the pod's service account.
@@ -50,6 +51,14 @@ pub(crate) struct RunArgs {
     /// Address for health, metrics and the log level.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
     pub(crate) admin: SocketAddr,
+    /// Address on which API servers ask about admissions.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:8443",
+        env = "DRYDOCK_WEBHOOKS"
+    )]
+    pub(crate) webhooks: SocketAddr,
     /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,

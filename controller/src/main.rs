@@ -1,10 +1,12 @@
 //! Drydock's cluster controller. See [`args`] for what it can be told and [`run`] for what it does.
 
 mod args;
+mod certificates;
 mod in_force_task;
 mod liveness_task;
 mod metrics;
 mod run;
+mod webhook_server;
 
 use std::process::ExitCode;
 

@@ -10,7 +10,14 @@ use drydock_runtime::{
     metrics::registry,
 };
 
-use crate::{args::RunArgs, in_force_task::InForceTask, liveness_task::LivenessTask, metrics::Metrics};
+use crate::{
+    args::RunArgs,
+    certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
+    in_force_task::InForceTask,
+    liveness_task::LivenessTask,
+    metrics::Metrics,
+    webhook_server::{DEADLINE, Handlers, LEAVE, WebhookMetrics, WebhookServer},
+};
 
 const COMPONENT: &str = "drydock-controller";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -35,6 +42,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         kubeconfig,
         configuration_namespaces,
         admin,
+        webhooks,
         log: _,
         log_format: _,
     } = args;
@@ -43,6 +51,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let watch_metrics = WatchMetrics::register(&mut registry);
     let event_metrics = EventMetrics::register(&mut registry);
     let client_metrics = ClientMetrics::register(&mut registry);
+    let certificate_metrics = CertificateMetrics::register(&mut registry);
+    let webhook_metrics = WebhookMetrics::register(&mut registry);
     let readiness = Readiness::new();
     let port = Admin {
         readiness: readiness.clone(),
@@ -60,7 +70,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let client = connect(&options, &client_metrics).await?;
     let watches = Watches::new(&process, &readiness, &watch_metrics);
     let candidacy = Candidacy {
-        namespace,
+        namespace: namespace.clone(),
         name: CONTROLLER_LEASE.into(),
         // A container that is started again in the same pod is another candidate.
         identity: format!("{pod_name}_{}", clock::now().as_microsecond()),
@@ -77,6 +87,27 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             instance: pod_name,
         },
         &event_metrics,
+    );
+    let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
+    let webhook_server = WebhookServer {
+        handlers: Handlers::default(),
+        certificate: certificate.clone(),
+        metrics: webhook_metrics,
+        leave: LEAVE,
+        deadline: DEADLINE,
+    };
+    webhook_server.serve(&process, webhooks).await?;
+    let certificates = CertificatesTask::new(
+        client.clone(),
+        &watches,
+        Place {
+            namespace,
+            configuration_namespaces: configuration_namespaces.clone(),
+        },
+        certificate,
+        leadership.clone(),
+        certificate_metrics,
+        process.clone(),
     );
     let liveness = LivenessTask::new(
         client.clone(),
@@ -96,6 +127,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         metrics,
         process.clone(),
     );
+    process.spawn_critical("keeping certificates", async move {
+        certificates.run().await;
+        Ok::<_, Infallible>(())
+    });
     process.spawn_critical("watching over agents", async move {
         liveness.run().await;
         Ok::<_, Infallible>(())

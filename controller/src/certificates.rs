@@ -1,0 +1,66 @@
+//! The certificates of the webhooks: made here, kept in one Secret, trusted by API servers, served
+//! by all replicas.
+//!
+//! ```text
+//!   Secret, webhook configurations, HyperConverged ──watch──▶ CertificatesTask ──▶ Keeper
+//!             ▲                                                  │    what to make, by core's rules
+//!             └──────── the leader writes ◀──────────────────────┤
+//!                                                                ▼ every replica
+//!                                                        ServedCertificate ◀── each TLS handshake
+//! ```
+//!
+//! What is done when is decided in [`drydock_core::certificates`].
+
+mod counted;
+mod keeper;
+mod lifetimes_in_force;
+mod made;
+mod read;
+mod served;
+mod task;
+mod trust_anchors;
+mod written;
+
+#[cfg(test)]
+mod renewal_tests;
+
+pub(crate) use counted::CertificateMetrics;
+pub(crate) use served::ServedCertificate;
+pub(crate) use task::{CertificatesTask, Place};
+
+/// The Secret, in the controller's own namespace.
+pub(crate) const SECRET: &str = "drydock-webhook-certificates";
+/// The Service through which API servers reach the webhooks, in the same namespace.
+pub(crate) const SERVICE: &str = "drydock-webhooks";
+/// The webhook configurations, mutating and validating.
+pub(crate) const CONFIGURATION: &str = "drydock";
+
+/// Key of the Secret: all authorities, the one that signs first.
+const BUNDLE: &str = "ca.crt";
+/// Key of the Secret: the key of the first authority.
+const SIGNER_KEY: &str = "ca.key";
+/// Key of the Secret: the certificate to serve.
+const CERTIFICATE: &str = "tls.crt";
+/// Key of the Secret: its key.
+const KEY: &str = "tls.key";
+
+/// Has a certificate of its own making served; the bundle to trust it by.
+#[cfg(test)]
+pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::ByteString {
+    use drydock_core::{certificates::Lifetimes, configuration::Configuration};
+    let now = drydock_runtime::clock::now();
+    let lifetimes = Lifetimes::from(&Configuration::default().certificates);
+    let mut keeper = keeper::Keeper::new(
+        vec![name.into()],
+        lifetimes,
+        served.clone(),
+        CertificateMetrics::default(),
+    );
+    keeper.observe(now, Some(Vec::new()), Some(None));
+    let Some(keeper::Action::Write(data)) = keeper.next(now).unwrap().action else {
+        panic!("there is nothing yet")
+    };
+    keeper.observe(now, Some(Vec::new()), Some(Some(&data)));
+    keeper.serve(now);
+    data[BUNDLE].clone()
+}

@@ -1,0 +1,66 @@
+//! What is counted of certificates.
+
+use std::sync::atomic::AtomicI64;
+
+use drydock_core::certificates::Cause;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+
+/// What was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Authority,
+    Serving,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MadeLabels {
+    kind: &'static str,
+    reason: &'static str,
+}
+
+/// How certificates fare.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CertificateMetrics {
+    /// Until when the served certificate is valid, in seconds since 1970.
+    pub(super) until: Gauge<i64, AtomicI64>,
+    /// Writes that failed.
+    pub(super) failures: Counter,
+    made: Family<MadeLabels, Counter>,
+}
+
+impl CertificateMetrics {
+    /// Counts in `registry`.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register_with_unit(
+            "drydock_webhook_certificate_expiry",
+            "Until when the served webhook certificate is valid, seconds since 1970; 0: there is none",
+            Unit::Seconds,
+            metrics.until.clone(),
+        );
+        registry.register(
+            "drydock_webhook_certificates_made",
+            "Certificates made for the webhooks, by kind and reason",
+            metrics.made.clone(),
+        );
+        registry.register(
+            "drydock_webhook_certificate_failures",
+            "Times that webhook certificates or their bundle could not be made or written",
+            metrics.failures.clone(),
+        );
+        metrics
+    }
+
+    pub(super) fn made(&self, kind: Kind, cause: Cause) {
+        let kind = match kind {
+            Kind::Authority => "authority",
+            Kind::Serving => "serving",
+        };
+        let reason = cause.reason();
+        self.made.get_or_create(&MadeLabels { kind, reason }).inc();
+    }
+}

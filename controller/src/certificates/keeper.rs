@@ -1,0 +1,230 @@
+//! What a replica knows and does about certificates, without asking or telling anybody itself.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_core::certificates::{
+    self, Authority, Facts, Id, Lifetimes, Make, Place, ServingChange, Step, Trust, choose,
+};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use tracing::{info, warn};
+
+use super::{
+    BUNDLE, CERTIFICATE, KEY, SIGNER_KEY,
+    counted::{CertificateMetrics, Kind},
+    made::{self, MakeError},
+    read::{self, Contents, Servable, Unusable},
+    served::ServedCertificate,
+};
+
+/// What is in a Secret.
+pub(super) type Data = BTreeMap<String, ByteString>;
+
+/// What the leader does to the API server's objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Write the Secret, if it is still as it was seen.
+    Write(Data),
+    /// Write this bundle to all places.
+    Publish(Vec<u8>),
+}
+
+/// What is to be done, and when to look again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Next {
+    /// What the leader does now.
+    pub(super) action: Option<Action>,
+    /// When to look again, even if nothing changes.
+    pub(super) wake: Option<Timestamp>,
+}
+
+/// What was last looked at: bundles and Secret, as far as they are known.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen {
+    bundles: Option<Vec<Vec<u8>>>,
+    secret: Option<Option<Data>>,
+}
+
+/// Keeps the certificates of one replica.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    names: Vec<String>,
+    lifetimes: Lifetimes,
+    seen: Seen,
+    /// What webhooks trust; `None`: not known yet.
+    places: Option<Vec<Place>>,
+    trust: Trust,
+    /// What the Secret holds; `None`: not known yet.
+    contents: Option<Contents>,
+    /// What was last complained about.
+    complaints: Vec<(&'static str, Unusable)>,
+    serving: Option<Arc<Servable>>,
+    served: ServedCertificate,
+    metrics: CertificateMetrics,
+}
+
+impl Keeper {
+    /// Knows nothing yet. Certificates are for all of these names.
+    pub(super) fn new(
+        names: Vec<String>,
+        lifetimes: Lifetimes,
+        served: ServedCertificate,
+        metrics: CertificateMetrics,
+    ) -> Self {
+        Self {
+            names,
+            lifetimes,
+            seen: Seen::default(),
+            places: None,
+            trust: Trust::default(),
+            contents: None,
+            complaints: Vec::new(),
+            serving: None,
+            served,
+            metrics,
+        }
+    }
+
+    /// Lifetimes from now on.
+    pub(super) fn configure(&mut self, lifetimes: Lifetimes) {
+        if self.lifetimes != lifetimes {
+            info!(?lifetimes, "lifetimes of webhook certificates");
+            self.lifetimes = lifetimes;
+        }
+    }
+
+    /// Takes note of the bundles of all webhooks and of the Secret (`Some(None)`: there is none).
+    pub(super) fn observe(&mut self, now: Timestamp, bundles: Option<Vec<Vec<u8>>>, secret: Option<Option<&Data>>) {
+        let seen = Seen {
+            bundles,
+            secret: secret.map(Option::<&Data>::cloned),
+        };
+        // Signatures are checked only when there is something new.
+        if self.seen != seen {
+            self.read(&seen);
+            self.seen = seen;
+        }
+        self.trust.observe(now, self.places.clone());
+    }
+
+    fn read(&mut self, seen: &Seen) {
+        let mut read: BTreeMap<&[u8], Place> = BTreeMap::new();
+        let mut place = |pem| {
+            let place = read.entry(pem).or_insert_with(|| {
+                let (authorities, foul) = read::bundle(pem);
+                Place { authorities, foul }
+            });
+            place.clone()
+        };
+        let bundles = seen.bundles.as_ref();
+        self.places = bundles.map(|bundles| bundles.iter().map(|pem| place(pem.as_slice())).collect());
+        let Some(secret) = &seen.secret else { return };
+        let published = self.places.iter().flatten().flat_map(|place| &place.authorities);
+        let contents = read::secret(secret.as_ref(), &self.names, published);
+        if contents.unusable != self.complaints {
+            for (key, why) in &contents.unusable {
+                let (reason, sentence) = (why.reason(), why.sentence());
+                warn!(
+                    key,
+                    reason, "the Secret of the webhook certificates cannot be used: {sentence}"
+                );
+            }
+            self.complaints.clone_from(&contents.unusable);
+        }
+        self.contents = Some(contents);
+    }
+
+    /// Serves what the Secret offers, if that is better than what is served. When to look again.
+    pub(super) fn serve(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let offered = self.contents.as_ref().and_then(|contents| contents.serving.clone());
+        let current = self.serving.as_ref().map(|serving| &serving.facts);
+        let choice = choose(
+            now,
+            current,
+            offered.as_ref().map(|offered| &offered.facts),
+            &self.trust,
+            &self.lifetimes,
+        );
+        if let Some(offered) = offered.filter(|_| choice.take) {
+            info!(until = %offered.facts.until, "another webhook certificate is served");
+            self.served.replace(Arc::clone(&offered.certified));
+            self.metrics.until.set(offered.facts.until.as_second());
+            self.serving = Some(offered);
+        }
+        choice.wake
+    }
+
+    /// What the leader does next.
+    pub(super) fn next(&self, now: Timestamp) -> Result<Next, MakeError> {
+        let facts = Facts {
+            held: self.contents.as_ref().map(|contents| &contents.held),
+            served: self.serving.as_ref().map(|serving| &serving.facts),
+            trust: &self.trust,
+        };
+        let plan = certificates::plan(now, facts, &self.lifetimes);
+        let action = match (plan.step, &self.contents) {
+            (Some(Step::Publish { bundle }), _) => Some(Action::Publish(pem(&bundle))),
+            (
+                Some(Step::Write {
+                    signer,
+                    bundle,
+                    serving,
+                }),
+                Some(contents),
+            ) => Some(Action::Write(self.write(now, contents, signer, &bundle, serving)?)),
+            _ => None,
+        };
+        let wake = plan.wake;
+        Ok(Next { action, wake })
+    }
+
+    /// The Secret to be written.
+    fn write(
+        &self,
+        now: Timestamp,
+        contents: &Contents,
+        signer: Option<Make>,
+        bundle: &[Id],
+        serving: ServingChange,
+    ) -> Result<Data, MakeError> {
+        let mut ids = bundle.to_vec();
+        let mut signing: Option<(Authority, String)> = contents.held.signer.clone().zip(contents.signer_key.clone());
+        if let Some(make) = signer {
+            let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
+            info!(until = %make.until, reason, "a new webhook authority is made: {sentence}");
+            let (authority, made) = made::authority(now, make.until)?;
+            self.metrics.made(Kind::Authority, make.cause);
+            ids.insert(0, authority.id.clone());
+            signing = Some((authority, made.key));
+        }
+        let mut entries = vec![(BUNDLE, pem(&ids))];
+        entries.extend(signing.iter().map(|(_, key)| (SIGNER_KEY, key.clone().into_bytes())));
+        let kept = match serving {
+            ServingChange::Keep => contents.serving.as_ref(),
+            ServingChange::Carry => self.serving.as_ref(),
+            ServingChange::Sign(_) => None,
+        };
+        if let Some(kept) = kept {
+            entries.extend([(CERTIFICATE, kept.certificate.clone()), (KEY, kept.key.clone())]);
+        }
+        if let (ServingChange::Sign(make), Some((signer, key))) = (serving, &signing) {
+            let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
+            info!(until = %make.until, reason, "a new webhook certificate is made: {sentence}");
+            let made = made::serving(now, make.until, &self.names, &signer.id, key)?;
+            self.metrics.made(Kind::Serving, make.cause);
+            entries.extend([
+                (CERTIFICATE, made.certificate.into_bytes()),
+                (KEY, made.key.into_bytes()),
+            ]);
+        }
+        Ok(entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), ByteString(value)))
+            .collect())
+    }
+}
+
+/// Certificates as PEM.
+fn pem(bundle: &[Id]) -> Vec<u8> {
+    bundle.iter().flat_map(|id| made::pem(id.der()).into_bytes()).collect()
+}

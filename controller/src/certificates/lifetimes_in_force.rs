@@ -1,0 +1,82 @@
+//! Which lifetimes the cluster's administrators want.
+
+use std::sync::Arc;
+
+use drydock_api::HyperConverged;
+use drydock_core::{
+    certificates::Lifetimes,
+    configuration::{Configuration, Reference, Source, choose, hyperconverged, resolve},
+};
+use kube::ResourceExt;
+
+/// The lifetimes in force. Of an object that is refused nothing counts: those that were in force
+/// before (`last_good`) stay.
+pub(super) fn in_force(
+    objects: &[Arc<HyperConverged>],
+    namespaces: &[String],
+    last_good: Option<&Configuration>,
+) -> (Lifetimes, Option<Configuration>) {
+    let references: Vec<Reference> = objects
+        .iter()
+        .map(|object| Reference {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            revision: object.metadata.generation.unwrap_or_default().to_string(),
+        })
+        .collect();
+    let source = choose(&references, namespaces).in_force.map(|index| Source {
+        kind: hyperconverged::KIND,
+        reference: references[index].clone(),
+        parsed: hyperconverged::parse(&objects[index].spec),
+    });
+    // CPU models are the nodes' matter.
+    let resolution = resolve(source.into_iter().collect(), |_| None, last_good);
+    let lifetimes = Lifetimes::from(&resolution.configuration.certificates);
+    let good = if resolution.refused() {
+        last_good.cloned()
+    } else {
+        Some(resolution.configuration)
+    };
+    (lifetimes, good)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object(namespace: &str, cert_config: &Value) -> Arc<HyperConverged> {
+        let object = json!({
+            "apiVersion": "hco.kubevirt.io/v1beta1",
+            "kind": "HyperConverged",
+            "metadata": {"name": "kubevirt-hyperconverged", "namespace": namespace},
+            "spec": {"certConfig": cert_config},
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn the_object_in_force_decides_and_a_refused_one_changes_nothing() {
+        let namespaces = ["drydock".to_owned(), "kubevirt".to_owned()];
+        let seconds = |spec: Value, last: Option<&Configuration>| {
+            let objects = [
+                object("kubevirt", &json!({"server": {"duration": "1h"}})),
+                object("drydock", &spec),
+            ];
+            let (lifetimes, good) = in_force(&objects, &namespaces, last);
+            (lifetimes.serving.duration, good)
+        };
+        let (duration, good) = seconds(json!({"server": {"duration": "10s", "renewBefore": "5s"}}), None);
+        assert_eq!(duration, Duration::from_secs(10));
+        let (duration, good) = seconds(json!({"server": {"duration": "soon"}}), good.as_ref());
+        assert_eq!(duration, Duration::from_secs(10), "the last good one stays");
+        assert!(good.is_some());
+        let (duration, good) = seconds(json!({"server": {"duration": "soon"}}), None);
+        assert_eq!((duration, good), (Duration::from_secs(24 * 3600), None));
+        let (lifetimes, _) = in_force(&[], &namespaces, None);
+        assert_eq!(lifetimes, Lifetimes::from(&Configuration::default().certificates));
+    }
+}

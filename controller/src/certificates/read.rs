@@ -1,0 +1,343 @@
+//! What certificates, keys and bundles say, as far as they can be used. Everything here may have
+//! been written by anybody.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_core::certificates::{Authority, Held, Id, Serving};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use rcgen::{KeyPair, PublicKeyData};
+use rustls::{
+    crypto::ring::sign::any_supported_type,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+use x509_parser::{certificate::X509Certificate, extensions::GeneralName, parse_x509_certificate};
+
+use super::{BUNDLE, CERTIFICATE, KEY, SIGNER_KEY, made::AUTHORITY_NAME};
+
+/// Why something in the Secret cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unusable {
+    /// There is nothing under one of the keys.
+    Missing,
+    /// It is no PEM, or no certificate, or no key.
+    Unreadable,
+    /// The key does not belong to the certificate.
+    KeyOfAnother,
+    /// The certificate is of no known authority of ours.
+    UnknownAuthority,
+    /// The certificate is for other names.
+    OtherNames,
+}
+
+impl Unusable {
+    /// The stable word.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Missing => "Missing",
+            Self::Unreadable => "Unreadable",
+            Self::KeyOfAnother => "KeyOfAnother",
+            Self::UnknownAuthority => "UnknownAuthority",
+            Self::OtherNames => "OtherNames",
+        }
+    }
+
+    /// The same for people.
+    pub(crate) fn sentence(self) -> &'static str {
+        match self {
+            Self::Missing => "a key of the Secret is missing",
+            Self::Unreadable => "it is no PEM of the kind that belongs there",
+            Self::KeyOfAnother => "the key belongs to another certificate",
+            Self::UnknownAuthority => "no authority that is known has signed it",
+            Self::OtherNames => "it is for other names than those of the Service",
+        }
+    }
+}
+
+/// A certificate with its key, ready to be served.
+#[derive(Debug)]
+pub(crate) struct Servable {
+    /// What it says.
+    pub(super) facts: Serving,
+    /// As the Secret holds it.
+    pub(super) certificate: Vec<u8>,
+    /// Its key, as the Secret holds it.
+    pub(super) key: Vec<u8>,
+    /// Both for TLS.
+    pub(super) certified: Arc<CertifiedKey>,
+}
+
+/// What a Secret holds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contents {
+    /// What can be used of it.
+    pub(super) held: Held,
+    /// The key of the signer.
+    pub(super) signer_key: Option<String>,
+    /// The certificate to serve.
+    pub(super) serving: Option<Arc<Servable>>,
+    /// What cannot be used, and why.
+    pub(super) unusable: Vec<(&'static str, Unusable)>,
+}
+
+/// Reads a Secret; `None`: there is none. The certificate in it may be signed by an authority of
+/// the Secret or by one of `others`.
+pub(super) fn secret<'a>(
+    data: Option<&BTreeMap<String, ByteString>>,
+    names: &[String],
+    others: impl Iterator<Item = &'a Authority>,
+) -> Contents {
+    let mut contents = Contents::default();
+    let Some(data) = data else {
+        return contents;
+    };
+    let value = |key: &str| data.get(key).map(|value| value.0.as_slice());
+    contents.held.bundle = value(BUNDLE).map(|pem| bundle(pem).0).unwrap_or_default();
+    match signer(value(BUNDLE), value(SIGNER_KEY)) {
+        Ok((signer, key)) => (contents.held.signer, contents.signer_key) = (Some(signer), Some(key)),
+        Err(why) => contents.unusable.push((SIGNER_KEY, why)),
+    }
+    let mut authorities = contents.held.bundle.clone();
+    authorities.extend(others.cloned());
+    match servable(value(CERTIFICATE), value(KEY), names, &authorities) {
+        Ok(servable) => {
+            contents.held.serving = Some(servable.facts.clone());
+            contents.serving = Some(Arc::new(servable));
+        }
+        Err(why) => contents.unusable.push((CERTIFICATE, why)),
+    }
+    contents
+}
+
+/// The authorities of ours in a bundle, and whether anything else is in it.
+pub(super) fn bundle(pem: &[u8]) -> (Vec<Authority>, bool) {
+    let mut authorities: Vec<Authority> = Vec::new();
+    let mut foul = false;
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        match certificate.ok().as_ref().and_then(authority) {
+            Some(authority) if !authorities.contains(&authority) => authorities.push(authority),
+            _ => foul = true,
+        }
+    }
+    (authorities, foul)
+}
+
+fn authority(der: &CertificateDer<'_>) -> Option<Authority> {
+    let certificate = whole(der)?;
+    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+    let ours = name.starts_with(AUTHORITY_NAME) && certificate.is_ca();
+    if !ours || certificate.verify_signature(None).is_err() {
+        return None;
+    }
+    let (from, until) = validity(&certificate)?;
+    Some(Authority {
+        id: Id::new(der),
+        from,
+        until,
+    })
+}
+
+/// The first authority of a bundle, if this is its key.
+fn signer(bundle: Option<&[u8]>, key: Option<&[u8]>) -> Result<(Authority, String), Unusable> {
+    let (bundle, key) = bundle.zip(key).ok_or(Unusable::Missing)?;
+    let first = CertificateDer::from_pem_slice(bundle).map_err(|_| Unusable::Unreadable)?;
+    let authority = authority(&first).ok_or(Unusable::Unreadable)?;
+    let key = str::from_utf8(key).map_err(|_| Unusable::Unreadable)?;
+    let pair = KeyPair::from_pem(key).map_err(|_| Unusable::Unreadable)?;
+    let certificate = whole(&first).ok_or(Unusable::Unreadable)?;
+    if certificate.public_key().raw != pair.subject_public_key_info() {
+        return Err(Unusable::KeyOfAnother);
+    }
+    Ok((authority, key.to_owned()))
+}
+
+fn servable(
+    certificate: Option<&[u8]>,
+    key: Option<&[u8]>,
+    names: &[String],
+    authorities: &[Authority],
+) -> Result<Servable, Unusable> {
+    let (pem, key) = certificate.zip(key).ok_or(Unusable::Missing)?;
+    let der = CertificateDer::from_pem_slice(pem).map_err(|_| Unusable::Unreadable)?;
+    let private = PrivateKeyDer::from_pem_slice(key).map_err(|_| Unusable::Unreadable)?;
+    let signing = any_supported_type(&private).map_err(|_| Unusable::Unreadable)?;
+    let certified = CertifiedKey::new(vec![der.clone()], signing);
+    let parsed = whole(&der).ok_or(Unusable::Unreadable)?;
+    certified.keys_match().map_err(|_| Unusable::KeyOfAnother)?;
+    let alternatives = parsed.subject_alternative_name().ok().flatten();
+    let has = |name: &String| {
+        let is = |general: &GeneralName<'_>| matches!(general, GeneralName::DNSName(dns) if *dns == name.as_str());
+        alternatives
+            .as_ref()
+            .is_some_and(|names| names.value.general_names.iter().any(is))
+    };
+    if !names.iter().all(has) {
+        return Err(Unusable::OtherNames);
+    }
+    let signed_by = |authority: &&Authority| {
+        let issuer = parse_x509_certificate(authority.id.der());
+        issuer.is_ok_and(|(_, issuer)| {
+            issuer.subject() == parsed.issuer() && parsed.verify_signature(Some(issuer.public_key())).is_ok()
+        })
+    };
+    let authority = authorities.iter().find(signed_by).ok_or(Unusable::UnknownAuthority)?;
+    let (from, until) = validity(&parsed).ok_or(Unusable::Unreadable)?;
+    let facts = Serving {
+        id: Id::new(&der),
+        authority: authority.id.clone(),
+        from,
+        until,
+    };
+    Ok(Servable {
+        facts,
+        certificate: pem.to_vec(),
+        key: key.to_vec(),
+        certified: Arc::new(certified),
+    })
+}
+
+/// A certificate without anything after it.
+fn whole<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
+    let (rest, certificate) = parse_x509_certificate(der).ok()?;
+    rest.is_empty().then_some(certificate)
+}
+
+fn validity(certificate: &X509Certificate<'_>) -> Option<(Timestamp, Timestamp)> {
+    let validity = certificate.validity();
+    let at = |time: i64| Timestamp::from_second(time).ok();
+    at(validity.not_before.timestamp()).zip(at(validity.not_after.timestamp()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certificates::made;
+
+    const HOUR: i64 = 3600;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(2_000_000_000 + seconds).unwrap()
+    }
+
+    fn data(entries: &[(&str, &str)]) -> BTreeMap<String, ByteString> {
+        entries
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())))
+            .collect()
+    }
+
+    fn names() -> Vec<String> {
+        vec!["drydock-webhooks.drydock.svc".to_owned()]
+    }
+
+    #[test]
+    fn what_was_made_is_read_as_it_was_meant() {
+        let (authority, ca) = made::authority(at(0), at(48 * HOUR)).unwrap();
+        let leaf = made::serving(at(0), at(24 * HOUR), &names(), &authority.id, &ca.key).unwrap();
+        let data = data(&[
+            (BUNDLE, &ca.certificate),
+            (SIGNER_KEY, &ca.key),
+            (CERTIFICATE, &leaf.certificate),
+            (KEY, &leaf.key),
+        ]);
+        let contents = secret(Some(&data), &names(), [].iter());
+        assert!(contents.unusable.is_empty(), "{:?}", contents.unusable);
+        assert_eq!(contents.held.signer.as_ref(), Some(&authority));
+        assert_eq!(contents.held.bundle, std::slice::from_ref(&authority));
+        let serving = contents.held.serving.unwrap();
+        assert_eq!(serving.authority, authority.id);
+        assert_eq!((serving.from, serving.until), (at(-HOUR), at(24 * HOUR)));
+    }
+
+    #[test]
+    fn what_cannot_be_used_says_why_and_the_rest_can() {
+        let (authority, ca) = made::authority(at(0), at(48 * HOUR)).unwrap();
+        let (_, other) = made::authority(at(0), at(48 * HOUR)).unwrap();
+        let leaf = made::serving(at(0), at(24 * HOUR), &names(), &authority.id, &ca.key).unwrap();
+        let elsewhere = vec!["elsewhere.drydock.svc".to_owned()];
+        let foreign = made::serving(at(0), at(24 * HOUR), &elsewhere, &authority.id, &ca.key).unwrap();
+        let read = |changes: &[(&str, Option<&str>)]| {
+            let mut data = data(&[
+                (BUNDLE, &ca.certificate),
+                (SIGNER_KEY, &ca.key),
+                (CERTIFICATE, &leaf.certificate),
+                (KEY, &leaf.key),
+            ]);
+            for (key, value) in changes {
+                data.remove(*key);
+                if let Some(value) = value {
+                    data.insert((*key).to_owned(), ByteString(value.as_bytes().to_vec()));
+                }
+            }
+            secret(Some(&data), &names(), [].iter())
+        };
+        for (changes, expected) in [
+            (vec![(SIGNER_KEY, None)], vec![(SIGNER_KEY, Unusable::Missing)]),
+            (
+                vec![(SIGNER_KEY, Some("garbage"))],
+                vec![(SIGNER_KEY, Unusable::Unreadable)],
+            ),
+            (
+                vec![(SIGNER_KEY, Some(other.key.as_str()))],
+                vec![(SIGNER_KEY, Unusable::KeyOfAnother)],
+            ),
+            (vec![(CERTIFICATE, None)], vec![(CERTIFICATE, Unusable::Missing)]),
+            (vec![(KEY, Some("garbage"))], vec![(CERTIFICATE, Unusable::Unreadable)]),
+            (
+                vec![(KEY, Some(foreign.key.as_str()))],
+                vec![(CERTIFICATE, Unusable::KeyOfAnother)],
+            ),
+            (
+                vec![
+                    (CERTIFICATE, Some(foreign.certificate.as_str())),
+                    (KEY, Some(foreign.key.as_str())),
+                ],
+                vec![(CERTIFICATE, Unusable::OtherNames)],
+            ),
+            (
+                vec![
+                    (BUNDLE, Some(other.certificate.as_str())),
+                    (SIGNER_KEY, Some(other.key.as_str())),
+                ],
+                vec![(CERTIFICATE, Unusable::UnknownAuthority)],
+            ),
+            (
+                vec![(BUNDLE, Some(leaf.certificate.as_str()))],
+                vec![
+                    (SIGNER_KEY, Unusable::Unreadable),
+                    (CERTIFICATE, Unusable::UnknownAuthority),
+                ],
+            ),
+        ] {
+            let contents = read(&changes);
+            assert_eq!(contents.unusable, expected, "{changes:?}");
+            let lost_signer = expected.iter().any(|(key, _)| *key == SIGNER_KEY);
+            assert_eq!(contents.held.signer.is_none(), lost_signer);
+            let lost_serving = expected.iter().any(|(key, _)| *key == CERTIFICATE);
+            assert_eq!(contents.serving.is_none(), lost_serving);
+        }
+        let lost = read(&[(BUNDLE, Some("garbage"))]);
+        assert!(lost.held.bundle.is_empty() && lost.serving.is_none());
+        let known = secret(
+            Some(&data(&[(CERTIFICATE, &leaf.certificate), (KEY, &leaf.key)])),
+            &names(),
+            [authority].iter(),
+        );
+        assert!(known.serving.is_some(), "its authority is known from elsewhere");
+    }
+
+    #[test]
+    fn only_authorities_of_ours_are_read_from_a_bundle() {
+        let (authority, ca) = made::authority(at(0), at(48 * HOUR)).unwrap();
+        let leaf = made::serving(at(0), at(24 * HOUR), &names(), &authority.id, &ca.key).unwrap();
+        assert_eq!(bundle(ca.certificate.as_bytes()), (vec![authority.clone()], false));
+        assert_eq!(bundle(b""), (Vec::new(), false));
+        let mixed = format!("{}{}", leaf.certificate, ca.certificate);
+        assert_eq!(bundle(mixed.as_bytes()), (vec![authority.clone()], true));
+        let twice = format!("{0}{0}", ca.certificate);
+        assert_eq!(bundle(twice.as_bytes()), (vec![authority], true));
+        let cut = &ca.certificate[..ca.certificate.len() / 2];
+        assert_eq!(bundle(cut.as_bytes()), (Vec::new(), true));
+    }
+}

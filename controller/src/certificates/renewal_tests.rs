@@ -1,0 +1,356 @@
+//! Replicas and API servers in one process, without a cluster: real TLS, real reviews, made-up time.
+//!
+//! What stands for API servers asks each replica again and again, on new connections and on old
+//! ones, trusting exactly the bundle that was published as of some moments ago, by a clock that goes
+//! wrong. Time goes on only when each of them has been answered, so that the test does not depend on
+//! how fast it runs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use drydock_core::{
+    certificates::Lifetimes,
+    configuration::{Certificates, Lifetime},
+};
+use drydock_runtime::{Process, Readiness, Registry};
+use futures::stream;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::ByteString;
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionResponse},
+};
+use tokio::sync::watch;
+
+use super::{
+    BUNDLE, CERTIFICATE, CertificateMetrics, KEY, SIGNER_KEY, ServedCertificate,
+    keeper::{Action, Data, Keeper},
+};
+use crate::webhook_server::{
+    DEADLINE, Handlers, WebhookMetrics, WebhookServer,
+    asking::{Connection, review},
+    handlers::Handler,
+};
+
+const NAME: &str = "drydock-webhooks.drydock.svc";
+const PATH: &str = "/validate/virtualmachines";
+/// A quarter of the time that API servers are given here.
+const TICK: SignedDuration = SignedDuration::from_millis(400);
+
+async fn allow(asked: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    AdmissionResponse::from(&asked)
+}
+
+/// Authorities of 20 seconds, renewed after 10; certificates of 10, renewed after 5.
+fn lifetimes() -> Lifetimes {
+    let lifetime = |seconds| Lifetime {
+        duration: Duration::from_secs(seconds),
+        renew_before: Duration::from_secs(seconds / 2),
+    };
+    Lifetimes::from(&Certificates {
+        ca: lifetime(20),
+        server: lifetime(10),
+    })
+}
+
+/// What API servers know.
+#[derive(Debug)]
+struct Known {
+    now: Timestamp,
+    /// Published bundles, the newest last, one for each moment.
+    bundles: Vec<Vec<u8>>,
+    endpoints: BTreeMap<usize, SocketAddr>,
+}
+
+/// One API server: lags by so many moments, and its clock is so many seconds off.
+struct ApiServer {
+    lag: usize,
+    skew: SignedDuration,
+    known: Arc<Mutex<Known>>,
+    seen: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+    rounds: watch::Sender<u64>,
+}
+
+impl ApiServer {
+    /// Asks all replicas until one does not answer as it should.
+    async fn ask(self) -> Result<Infallible> {
+        let mut kept: BTreeMap<SocketAddr, Connection> = BTreeMap::new();
+        loop {
+            let (now, bundle, endpoints) = {
+                let known = self.known.lock().unwrap();
+                let bundle = known.bundles.iter().rev().nth(self.lag).context("no bundle")?;
+                (known.now, bundle.clone(), known.endpoints.clone())
+            };
+            kept.retain(|address, _| endpoints.values().any(|other| other == address));
+            for (index, address) in endpoints {
+                let asked = format!("replica {index} at {now}");
+                let mut fresh = Connection::open(address, NAME, &bundle, now + self.skew)
+                    .await
+                    .with_context(|| asked.clone())?;
+                self.seen.lock().unwrap().insert(fresh.certificate.clone());
+                question(&mut fresh).await.with_context(|| asked.clone())?;
+                let kept = kept.entry(address).or_insert(fresh);
+                question(kept)
+                    .await
+                    .with_context(|| format!("{asked}, on an old connection"))?;
+            }
+            self.rounds.send_modify(|rounds| *rounds += 1);
+        }
+    }
+}
+
+async fn question(connection: &mut Connection) -> Result<()> {
+    let answer = connection
+        .send("POST", PATH, review("1").to_string().as_bytes())
+        .await?;
+    let review = answer.review()?;
+    ensure!(review["response"]["allowed"] == true, "{review}");
+    Ok(())
+}
+
+/// One process of the controller.
+struct Replica {
+    process: Process,
+    keeper: Keeper,
+    readiness: Readiness,
+    address: SocketAddr,
+}
+
+impl Replica {
+    async fn start() -> Self {
+        let process = Process::new();
+        let readiness = Readiness::new();
+        let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
+        let server = WebhookServer {
+            handlers: Handlers::from_iter([(PATH, Handler::from(allow))]),
+            certificate: certificate.clone(),
+            metrics: WebhookMetrics::register(&mut Registry::default()),
+            leave: Duration::ZERO,
+            deadline: DEADLINE,
+        };
+        let address = server.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let keeper = Keeper::new(
+            vec![NAME.into()],
+            lifetimes(),
+            certificate,
+            CertificateMetrics::default(),
+        );
+        Self {
+            process,
+            keeper,
+            readiness,
+            address,
+        }
+    }
+}
+
+/// The API server's objects and who works on them.
+struct World {
+    now: Timestamp,
+    secret: Option<Data>,
+    /// The bundles of two webhooks.
+    places: [Vec<u8>; 2],
+    replicas: Vec<Replica>,
+    leader: usize,
+    certificates: BTreeSet<Vec<u8>>,
+    authorities: BTreeSet<Vec<u8>>,
+    known: Arc<Mutex<Known>>,
+    rounds: Vec<watch::Receiver<u64>>,
+    servers: Process,
+}
+
+impl World {
+    async fn new() -> Self {
+        let now = Timestamp::from_second(2_000_000_000).unwrap();
+        let known = Known {
+            now,
+            bundles: Vec::new(),
+            endpoints: BTreeMap::new(),
+        };
+        let mut world = Self {
+            now,
+            secret: None,
+            places: [Vec::new(), Vec::new()],
+            replicas: vec![Replica::start().await, Replica::start().await],
+            leader: 0,
+            certificates: BTreeSet::new(),
+            authorities: BTreeSet::new(),
+            known: Arc::new(Mutex::new(known)),
+            rounds: Vec::new(),
+            servers: Process::new(),
+        };
+        world.work(9);
+        for _ in 0..4 {
+            world.publish();
+        }
+        world
+    }
+
+    /// Starts asking; what went wrong ends the process of the API servers.
+    fn ask(&mut self, seen: &Arc<Mutex<BTreeSet<Vec<u8>>>>) {
+        for (lag, skew) in [(0, 1), (2, -1)] {
+            let (rounds, receiver) = watch::channel(0);
+            let server = ApiServer {
+                lag,
+                skew: SignedDuration::from_secs(skew),
+                known: self.known.clone(),
+                seen: seen.clone(),
+                rounds,
+            };
+            self.rounds.push(receiver);
+            let stopping = self.servers.stopping();
+            self.servers.spawn_critical(format!("API server {lag}"), async move {
+                match stopping.run_until_cancelled(server.ask()).await {
+                    Some(Err(error)) => Err(format!("{error:#}")),
+                    _ => Ok(()),
+                }
+            });
+        }
+    }
+
+    /// Everybody looks, the leader does at most so many steps, everybody looks again.
+    fn work(&mut self, steps: usize) {
+        self.look();
+        for _ in 0..steps {
+            match self.replicas[self.leader].keeper.next(self.now).unwrap().action {
+                None => break,
+                Some(Action::Write(data)) => {
+                    let count = |all: &mut BTreeSet<Vec<u8>>, key: &str| all.insert(data[key].0.clone());
+                    count(&mut self.certificates, CERTIFICATE);
+                    count(&mut self.authorities, SIGNER_KEY);
+                    self.secret = Some(data);
+                }
+                Some(Action::Publish(bundle)) => self.places = [bundle.clone(), bundle],
+            }
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        for replica in &mut self.replicas {
+            let places = self.places.to_vec();
+            replica
+                .keeper
+                .observe(self.now, Some(places), Some(self.secret.as_ref()));
+            replica.keeper.serve(self.now);
+        }
+    }
+
+    /// Tells API servers what there is now: replicas that are ready, and what they publish.
+    fn publish(&self) {
+        let mut known = self.known.lock().unwrap();
+        known.now = self.now;
+        known.bundles.push(self.places[0].clone());
+        let ready = self
+            .replicas
+            .iter()
+            .enumerate()
+            .filter(|(_, replica)| replica.readiness.is_ready());
+        known.endpoints = ready.map(|(index, replica)| (index, replica.address)).collect();
+    }
+
+    /// Waits until each API server has asked all replicas twice, once from the beginning.
+    async fn answered(&mut self) {
+        for rounds in &mut self.rounds {
+            let enough = *rounds.borrow() + 2;
+            let asked = rounds.wait_for(|rounds| *rounds >= enough).await.is_ok();
+            assert!(asked, "an API server was refused: {:?}", failure(&self.servers).await);
+        }
+    }
+
+    /// Ends a replica, after its endpoint has gone, and starts another in its place.
+    async fn restart(&mut self, index: usize) {
+        self.known.lock().unwrap().endpoints.remove(&index);
+        self.answered().await;
+        let next = Replica::start().await;
+        let before = std::mem::replace(&mut self.replicas[index], next);
+        before.process.stop();
+        let ended = before
+            .process
+            .run(stream::pending::<&'static str>(), Duration::from_secs(60));
+        ended.await.unwrap();
+    }
+}
+
+/// What a process ended with.
+async fn failure(process: &Process) -> String {
+    let ended = process
+        .run(stream::pending::<&'static str>(), Duration::from_secs(60))
+        .await;
+    ended.map_or_else(
+        |error| drydock_runtime::chain(&error).to_string(),
+        |()| "nothing".into(),
+    )
+}
+
+fn garbage() -> Data {
+    [BUNDLE, SIGNER_KEY, CERTIFICATE, KEY]
+        .map(|key| (key.to_owned(), ByteString(b"garbage".to_vec())))
+        .into()
+}
+
+#[tokio::test]
+async fn nobody_is_refused_through_fifty_renewals() {
+    let mut world = World::new().await;
+    assert!(world.replicas.iter().all(|replica| replica.readiness.is_ready()));
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    world.ask(&seen);
+    let mut copy = None;
+    let mut tick = 0;
+    while world.certificates.len() < 55 {
+        tick += 1;
+        assert!(tick < 3000, "it is not renewed any more");
+        world.now += TICK;
+        match tick % 97 {
+            13 => world.restart(1 - world.leader).await,
+            29 => world.leader = 1 - world.leader,
+            // The leader itself, which has just lost all it knew.
+            41 => world.restart(world.leader).await,
+            53 => world.secret = None,
+            67 => copy = world.secret.clone(),
+            79 => world.secret = Some(garbage()),
+            91 => world.secret = copy.clone(),
+            _ => {}
+        }
+        // Now and then it ends between two steps.
+        world.work(if tick % 7 == 0 { 1 } else { 9 });
+        world.publish();
+        world.answered().await;
+    }
+    let certificates = seen.lock().unwrap().len();
+    assert!(certificates >= 50, "{certificates} certificates were shown");
+    assert!(world.authorities.len() >= 25, "{} authorities", world.authorities.len());
+    assert_eq!(world.known.lock().unwrap().endpoints.len(), 2);
+    let asked: u64 = world.rounds.iter().map(|rounds| *rounds.borrow()).sum();
+    world.servers.stop();
+    assert_eq!(failure(&world.servers).await, "nothing");
+    println!(
+        "{tick} moments, {} certificates made, {certificates} shown, {} authorities, {asked} rounds",
+        world.certificates.len(),
+        world.authorities.len()
+    );
+}
+
+#[tokio::test]
+async fn who_does_not_wait_for_the_bundle_is_refused() {
+    let mut world = World::new().await;
+    let before = world.places[0].clone();
+    // As if somebody replaced everything without stages.
+    world.secret = None;
+    world.places = [Vec::new(), Vec::new()];
+    world.replicas = vec![Replica::start().await, Replica::start().await];
+    world.now += TICK;
+    world.work(9);
+    let address = world.replicas[0].address;
+    let refused = Connection::open(address, NAME, &before, world.now).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("UnknownIssuer"), "{refused:#}");
+    Connection::open(address, NAME, &world.places[0], world.now)
+        .await
+        .unwrap();
+}

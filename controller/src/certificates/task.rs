@@ -1,0 +1,223 @@
+//! Watches what certificates depend on, serves them, and renews them while this replica leads.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use drydock_api::HyperConverged;
+use drydock_core::configuration::Configuration;
+use drydock_runtime::{
+    Backoff, Cache, Key, Process, Signal, Watch, Watches, chain, clock,
+    lease::{Leadership, Term},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    core::v1::Secret,
+};
+use kube::{Api, Client};
+use thiserror::Error;
+use tracing::{debug, warn};
+
+use super::{
+    CONFIGURATION, CertificateMetrics, SECRET, SERVICE, ServedCertificate,
+    keeper::{Action, Keeper},
+    lifetimes_in_force::in_force,
+    made::MakeError,
+    trust_anchors::{TrustAnchors, publish},
+    written::write,
+};
+
+/// Where things are.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The controller's own namespace.
+    pub(crate) namespace: String,
+    /// Those that may hold the configuration, the first one first.
+    pub(crate) configuration_namespaces: Vec<String>,
+}
+
+/// Keeps the certificates of this replica, and those of all while it leads.
+pub(crate) struct CertificatesTask {
+    client: Client,
+    secrets: Api<Secret>,
+    secret: Cache<Secret>,
+    mutating: Cache<MutatingWebhookConfiguration>,
+    validating: Cache<ValidatingWebhookConfiguration>,
+    hyperconvergeds: Cache<HyperConverged>,
+    place: Place,
+    keeper: Keeper,
+    last_good: Option<Configuration>,
+    changed: Signal,
+    leadership: Leadership,
+    metrics: CertificateMetrics,
+    process: Process,
+}
+
+/// What the leader could not do.
+#[derive(Debug, Error)]
+enum Failure {
+    #[error(transparent)]
+    Make(#[from] MakeError),
+    #[error("could not write {what}")]
+    Write { what: &'static str, source: kube::Error },
+}
+
+impl Failure {
+    /// Somebody else was quicker, which the watch will show.
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Write { source: kube::Error::Api(status), .. } if status.code == 409)
+    }
+}
+
+impl fmt::Debug for CertificatesTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CertificatesTask")
+            .field("keeper", &self.keeper)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CertificatesTask {
+    /// Starts watching.
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        place: Place,
+        served: ServedCertificate,
+        leadership: Leadership,
+        metrics: CertificateMetrics,
+        process: Process,
+    ) -> Self {
+        let changed = Signal::new();
+        let secret = Watch::<Secret>::namespaced(client.clone(), &place.namespace, "webhook certificates")
+            .fields(format!("metadata.name={SECRET}"))
+            .wakes(&changed);
+        let mutating = Watch::<MutatingWebhookConfiguration>::one(client.clone(), CONFIGURATION, "mutating webhooks");
+        let validating =
+            Watch::<ValidatingWebhookConfiguration>::one(client.clone(), CONFIGURATION, "validating webhooks");
+        let hyperconvergeds = Watch::<HyperConverged>::all(client.clone(), "lifetimes of certificates")
+            .prune(|object| object.status = None)
+            .wakes(&changed);
+        let names = vec![format!("{SERVICE}.{}.svc", place.namespace)];
+        let (lifetimes, last_good) = in_force(&[], &[], None);
+        Self {
+            secrets: Api::namespaced(client.clone(), &place.namespace),
+            secret: watches.start(secret),
+            mutating: watches.start(mutating.wakes(&changed)),
+            validating: watches.start(validating.wakes(&changed)),
+            hyperconvergeds: watches.start(hyperconvergeds),
+            client,
+            keeper: Keeper::new(names, lifetimes, served, metrics.clone()),
+            place,
+            last_good,
+            changed,
+            leadership,
+            metrics,
+            process,
+        }
+    }
+
+    /// Looks at every change until the process stops.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        // Lifetimes that are not known yet would be corrected by certificates that nobody needs.
+        if stopping
+            .run_until_cancelled(self.hyperconvergeds.answered())
+            .await
+            .is_none()
+        {
+            return;
+        }
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
+        loop {
+            let now = clock::now();
+            let mut wake = self.look(now);
+            let term = self.leadership.term();
+            if let Some(term) = &term {
+                let again = match stopping.run_until_cancelled(self.lead(now, term)).await {
+                    None => return,
+                    Some(Ok(again)) => {
+                        backoff.reset();
+                        again
+                    }
+                    Some(Err(failure)) => {
+                        if failure.is_conflict() {
+                            debug!(error = %chain(&failure), "the webhook certificates changed meanwhile");
+                        } else {
+                            self.metrics.failures.inc();
+                            warn!(error = %chain(&failure), "the webhook certificates could not be renewed");
+                        }
+                        now.checked_add(backoff.delay()).ok()
+                    }
+                };
+                wake = [wake, again].into_iter().flatten().min();
+            }
+            let another_term = async {
+                match &term {
+                    Some(term) => term.lost().cancelled().await,
+                    None => drop(self.leadership.elected().await),
+                }
+            };
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                () = self.changed.notified() => {}
+                () = clock::sleep_until(wake) => {}
+                () = another_term => {}
+            }
+        }
+    }
+
+    /// Takes note of what the caches hold, and serves what is best. When to look again.
+    fn look(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let namespaces = &self.place.configuration_namespaces;
+        let (lifetimes, good) = in_force(&self.hyperconvergeds.all(), namespaces, self.last_good.as_ref());
+        self.last_good = good;
+        self.keeper.configure(lifetimes);
+        let published = self.mutating.sight().synced && self.validating.sight().synced;
+        let bundles = published.then(|| {
+            let namespace = &self.place.namespace;
+            let mutating = self.mutating.all();
+            let validating = self.validating.all();
+            let mutating = mutating.iter().flat_map(|object| object.bundles(namespace));
+            mutating
+                .chain(validating.iter().flat_map(|object| object.bundles(namespace)))
+                .collect()
+        });
+        let secret = self.seen();
+        let data = secret.as_ref().and_then(|secret| secret.data.as_ref());
+        self.keeper
+            .observe(now, bundles, self.secret.sight().synced.then_some(data));
+        self.keeper.serve(now)
+    }
+
+    fn seen(&self) -> Option<Arc<Secret>> {
+        self.secret.get(&Key::namespaced(&self.place.namespace, SECRET))
+    }
+
+    /// Does the next step, if there is one. When to look again; what was written is seen by the watch.
+    async fn lead(&self, now: Timestamp, term: &Term) -> Result<Option<Timestamp>, Failure> {
+        let next = self.keeper.next(now)?;
+        if !term.is_valid() {
+            return Ok(None);
+        }
+        let failed = |what| move |source| Failure::Write { what, source };
+        match next.action {
+            None => {}
+            Some(Action::Write(data)) => {
+                let seen = self.seen();
+                write(&self.secrets, seen.as_deref(), data)
+                    .await
+                    .map_err(failed("the Secret of the webhook certificates"))?;
+            }
+            Some(Action::Publish(bundle)) => {
+                let namespace = &self.place.namespace;
+                publish(&self.client, &self.mutating.all(), namespace, &bundle)
+                    .await
+                    .map_err(failed("the bundle of the mutating webhooks"))?;
+                publish(&self.client, &self.validating.all(), namespace, &bundle)
+                    .await
+                    .map_err(failed("the bundle of the validating webhooks"))?;
+            }
+        }
+        Ok(next.wake)
+    }
+}

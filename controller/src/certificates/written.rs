@@ -1,0 +1,96 @@
+//! How the Secret is written.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{ObjectMeta, PostParams},
+};
+
+use super::{SECRET, keeper::Data};
+
+/// Writes the Secret, if it is still as it was `seen`: made if it was not there, replaced if it was.
+/// The API server refuses (409) if it has changed since.
+pub(super) async fn write(api: &Api<Secret>, seen: Option<&Secret>, data: Data) -> kube::Result<()> {
+    let parameters = PostParams {
+        field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
+        ..PostParams::default()
+    };
+    match seen {
+        None => {
+            let secret = Secret {
+                metadata: ObjectMeta {
+                    name: Some(SECRET.into()),
+                    ..ObjectMeta::default()
+                },
+                data: Some(data),
+                // Not kubernetes.io/tls: of that, the API server would refuse what lacks a key, and the
+                // type of a Secret cannot be changed.
+                type_: Some("Opaque".into()),
+                ..Secret::default()
+            };
+            api.create(&parameters, &secret).await.map(drop)
+        }
+        Some(seen) => {
+            let mut secret = seen.clone();
+            secret.data = Some(data);
+            api.replace(SECRET, &parameters, &secret).await.map(drop)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use k8s_openapi::ByteString;
+    use kube::{Client, client::Body};
+    use serde_json::{Value, json};
+    use tower_test::mock::pair;
+
+    use super::*;
+
+    /// Does a write on an API server that answers with what it was sent; the request's method, path and body.
+    async fn asked(seen: Option<Secret>) -> (String, String, Value) {
+        let (service, mut server) = pair::<Request<Body>, Response<Body>>();
+        let api = Api::<Secret>::namespaced(Client::new(service, "default"), "drydock");
+        let data = Data::from([("tls.crt".to_owned(), ByteString(b"x".to_vec()))]);
+        let answer = async {
+            let (request, answer) = server.next_request().await.unwrap();
+            let (parts, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
+            answer.send_response(Response::new(Body::from(body.to_vec())));
+            let body = serde_json::from_slice(&body).unwrap();
+            (parts.method.to_string(), parts.uri.path().to_owned(), body)
+        };
+        let (written, asked) = tokio::join!(write(&api, seen.as_ref(), data), answer);
+        written.unwrap();
+        asked
+    }
+
+    #[tokio::test]
+    async fn a_secret_that_is_not_there_is_made() {
+        let (method, path, body) = asked(None).await;
+        assert_eq!(
+            (method.as_str(), path.as_str()),
+            ("POST", "/api/v1/namespaces/drydock/secrets")
+        );
+        assert_eq!(body["data"], json!({"tls.crt": "eA=="}));
+        assert_eq!(body["metadata"]["name"], SECRET);
+        assert_eq!(body["type"], "Opaque");
+    }
+
+    #[tokio::test]
+    async fn a_secret_that_is_there_is_replaced_as_it_was_seen() {
+        let seen = json!({
+            "metadata": {"name": SECRET, "namespace": "drydock", "resourceVersion": "5", "labels": {"a": "b"}},
+            "data": {"garbage": "eA=="},
+            "type": "kubernetes.io/tls",
+        });
+        let (method, path, body) = asked(Some(serde_json::from_value(seen).unwrap())).await;
+        let expected = format!("/api/v1/namespaces/drydock/secrets/{SECRET}");
+        assert_eq!((method.as_str(), path), ("PUT", expected));
+        assert_eq!(body["data"], json!({"tls.crt": "eA=="}));
+        assert_eq!(body["metadata"]["resourceVersion"], "5");
+        assert_eq!(body["metadata"]["labels"], json!({"a": "b"}));
+        assert_eq!(body["type"], "kubernetes.io/tls");
+    }
+}

@@ -1,0 +1,147 @@
+//! Asks as an API server does, with a clock and a bundle of the test's own.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, UnixTime, pem::PemObject},
+    time_provider::TimeProvider,
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+#[derive(Debug)]
+struct Fixed(Timestamp);
+
+impl TimeProvider for Fixed {
+    fn current_time(&self) -> Option<UnixTime> {
+        let seconds = u64::try_from(self.0.as_second()).ok()?;
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
+    }
+}
+
+/// A connection that is kept open between requests.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: TlsStream<TcpStream>,
+    /// The certificate that the server showed.
+    pub(crate) certificate: Vec<u8>,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// In lower case.
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// Whether the server asks for another connection next time.
+    pub(crate) fn is_last(&self) -> bool {
+        self.head.contains("connection: close")
+    }
+
+    /// The review in the body.
+    pub(crate) fn review(&self) -> Result<Value> {
+        ensure!(self.status == 200, "{} {}", self.status, self.body);
+        Ok(serde_json::from_str(&self.body)?)
+    }
+}
+
+impl Connection {
+    /// Connects, trusting what is in `bundle` at the time `now`.
+    pub(crate) async fn open(address: SocketAddr, name: &str, bundle: &[u8], now: Timestamp) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(bundle) {
+            roots.add(certificate?)?;
+        }
+        let config = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(Fixed(now)))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(name.to_owned().try_into()?, stream).await?;
+        let certificates = stream.get_ref().1.peer_certificates().context("no certificate")?;
+        let certificate = certificates.first().context("no certificate")?.to_vec();
+        Ok(Self { stream, certificate })
+    }
+
+    /// Sends a request and reads its answer.
+    pub(crate) async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Answer> {
+        let length = body.len();
+        let head = format!(
+            "{method} {path}?timeout=10s HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n"
+        );
+        self.send_raw(&[head.as_bytes(), body].concat()).await?;
+        self.answer().await
+    }
+
+    /// Sends these bytes.
+    pub(crate) async fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).await?;
+        Ok(self.stream.flush().await?)
+    }
+
+    /// Reads an answer.
+    pub(crate) async fn answer(&mut self) -> Result<Answer> {
+        let mut read = Vec::new();
+        loop {
+            let text = String::from_utf8_lossy(&read).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let head = head.to_lowercase();
+                let field = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+                if body.len() >= field.unwrap_or("0").trim().parse()? {
+                    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+                    let body = body.to_owned();
+                    return Ok(Answer { status, head, body });
+                }
+            }
+            let more = self.stream.read_buf(&mut read).await?;
+            ensure!(more > 0, "the connection ended after {text:?}");
+        }
+    }
+}
+
+/// A review of a VirtualMachine that is created.
+pub(crate) fn review(uid: &str) -> Value {
+    let version = json!({"group": "kubevirt.io", "version": "v1"});
+    let (mut kind, mut resource) = (version.clone(), version);
+    kind["kind"] = json!("VirtualMachine");
+    resource["resource"] = json!("virtualmachines");
+    json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": uid,
+            "kind": kind,
+            "resource": resource,
+            "requestKind": kind,
+            "requestResource": resource,
+            "name": "vm",
+            "namespace": "default",
+            "operation": "CREATE",
+            "userInfo": {"username": "somebody", "groups": ["system:authenticated"]},
+            "object": {
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachine",
+                "metadata": {"name": "vm", "namespace": "default"},
+                "spec": {"runStrategy": "Always"},
+            },
+            "oldObject": null,
+            "dryRun": true,
+            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
+        },
+    })
+}

@@ -1,0 +1,79 @@
+//! What is counted of admission reviews.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+/// The label of what was asked under a path that nobody answers.
+pub(super) const NO_PATH: &str = "other";
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    path: &'static str,
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabel {
+    path: &'static str,
+}
+
+/// How admission reviews fare.
+#[derive(Clone, Debug)]
+pub(crate) struct WebhookMetrics {
+    /// Handshakes that came to nothing.
+    pub(super) handshake_failures: Counter,
+    requests: Family<RequestLabels, Counter>,
+    duration: Family<PathLabel, Histogram, fn() -> Histogram>,
+}
+
+impl WebhookMetrics {
+    /// Counts in `registry`.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        // From a quarter of a millisecond to 4 s.
+        let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 2.0, 15));
+        let metrics = Self {
+            handshake_failures: Counter::default(),
+            requests: Family::default(),
+            duration: Family::new_with_constructor(histogram),
+        };
+        registry.register(
+            "drydock_webhook_requests",
+            "Requests on the webhook port, by path and verdict: Allowed, Denied, or why there is none",
+            metrics.requests.clone(),
+        );
+        registry.register_with_unit(
+            "drydock_webhook_duration",
+            "Time from a request's head to its answer",
+            Unit::Seconds,
+            metrics.duration.clone(),
+        );
+        registry.register(
+            "drydock_webhook_handshake_failures",
+            "TLS handshakes on the webhook port that failed",
+            metrics.handshake_failures.clone(),
+        );
+        metrics
+    }
+
+    pub(super) fn answered(&self, path: &'static str, verdict: &'static str, after: Duration) {
+        self.requests.get_or_create(&RequestLabels { path, verdict }).inc();
+        self.duration
+            .get_or_create(&PathLabel { path })
+            .observe(after.as_secs_f64());
+    }
+
+    /// How many requests had this verdict.
+    #[cfg(test)]
+    pub(super) fn count(&self, path: &'static str, verdict: &'static str) -> u64 {
+        self.requests.get_or_create(&RequestLabels { path, verdict }).get()
+    }
+}

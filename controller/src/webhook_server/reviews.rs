@@ -1,0 +1,228 @@
+//! From HTTP to a verdict, whatever was sent.
+
+use std::{error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    http::{
+        HeaderValue, Method, StatusCode,
+        header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE},
+    },
+    response::{IntoResponse, Response},
+};
+use drydock_runtime::{CancellationToken, chain, clock::Instant};
+use futures::FutureExt;
+use http_body_util::LengthLimitError;
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, META_API_VERSION_V1, META_KIND},
+};
+use tracing::{error, info, warn};
+
+use super::{
+    counted::{NO_PATH, WebhookMetrics},
+    handlers::{Handler, Handlers},
+};
+
+/// The largest review that is read: twice an object, which API servers limit to 3 MiB or less, and
+/// something for what is around it.
+const LARGEST: usize = 8 << 20;
+
+/// Why there is no verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Nobody answers this path.
+    UnknownPath,
+    /// It is no POST.
+    WrongMethod,
+    /// It is larger than [`LARGEST`].
+    TooLarge,
+    /// The connection broke off before the end.
+    BrokenOff,
+    /// It is no AdmissionReview.
+    Unreadable,
+    /// It is an AdmissionReview of another version, or an answer.
+    NotARequest,
+    /// The answer took too long.
+    TooLate,
+    /// The handler panicked.
+    Failed,
+}
+
+impl Refusal {
+    /// The stable word.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::UnknownPath => "UnknownPath",
+            Self::WrongMethod => "WrongMethod",
+            Self::TooLarge => "TooLarge",
+            Self::BrokenOff => "BrokenOff",
+            Self::Unreadable => "Unreadable",
+            Self::NotARequest => "NotARequest",
+            Self::TooLate => "TooLate",
+            Self::Failed => "Failed",
+        }
+    }
+
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::UnknownPath => "there is no webhook under this path",
+            Self::WrongMethod => "webhooks are asked by POST",
+            Self::TooLarge => "the review is larger than 8 MiB",
+            Self::BrokenOff => "the review broke off before its end",
+            Self::Unreadable => "this is no AdmissionReview",
+            Self::NotARequest => "this is no request of admission.k8s.io/v1",
+            Self::TooLate => "there was no verdict in time",
+            Self::Failed => "the webhook failed; its log says why",
+        }
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Self::UnknownPath => StatusCode::NOT_FOUND,
+            Self::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BrokenOff | Self::Unreadable | Self::NotARequest => StatusCode::BAD_REQUEST,
+            Self::TooLate => StatusCode::GATEWAY_TIMEOUT,
+            Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// A refusal with what was wrong in particular.
+struct Refused(Refusal, Option<String>);
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal, None)
+    }
+}
+
+/// Answers reviews.
+#[derive(Debug)]
+pub(super) struct Reviews {
+    handlers: Handlers,
+    deadline: Duration,
+    metrics: WebhookMetrics,
+    stopping: CancellationToken,
+}
+
+impl Reviews {
+    pub(super) fn new(
+        handlers: Handlers,
+        deadline: Duration,
+        metrics: WebhookMetrics,
+        stopping: CancellationToken,
+    ) -> Self {
+        Self {
+            handlers,
+            deadline,
+            metrics,
+            stopping,
+        }
+    }
+
+    pub(super) fn router(self) -> Router {
+        Router::new().fallback(answer).with_state(Arc::new(self))
+    }
+}
+
+/// Answers one request.
+async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Response {
+    let began = Instant::now();
+    let found = reviews.handlers.get(request.uri().path());
+    let path = found.map_or(NO_PATH, |(path, _)| path);
+    let verdict = match found {
+        None => Err(Refusal::UnknownPath.into()),
+        Some((_, handler)) => {
+            let judged = tokio::time::timeout(
+                reviews.deadline,
+                AssertUnwindSafe(judge(handler, request)).catch_unwind(),
+            );
+            match judged.await {
+                Ok(Ok(verdict)) => verdict,
+                // One bad object is no reason to end the process; the panic has been logged.
+                Ok(Err(_)) => Err(Refusal::Failed.into()),
+                Err(_) => Err(Refusal::TooLate.into()),
+            }
+        }
+    };
+    let (word, mut response) = match verdict {
+        Ok(verdict) => {
+            let word = if verdict.allowed { "Allowed" } else { "Denied" };
+            (word, written(verdict))
+        }
+        Err(Refused(refusal, detail)) => {
+            tell(path, refusal, detail.as_deref());
+            let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
+            let text = format!("{}: {}{detail}\n", refusal.reason(), refusal.sentence());
+            (refusal.reason(), (refusal.status(), text).into_response())
+        }
+    };
+    if reviews.stopping.is_cancelled() {
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    reviews.metrics.answered(path, word, began.elapsed());
+    response
+}
+
+/// A verdict as API servers read it.
+fn written(verdict: AdmissionResponse) -> Response {
+    match serde_json::to_vec(&verdict.into_review()) {
+        Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => {
+            error!(error = %chain(&error), "a verdict could not be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// Writes into the log what somebody has to look into.
+fn tell(path: &str, refusal: Refusal, detail: Option<&str>) {
+    let reason = refusal.reason();
+    match refusal {
+        Refusal::Failed => error!(path, reason, "{}", refusal.sentence()),
+        Refusal::TooLate | Refusal::TooLarge | Refusal::Unreadable | Refusal::NotARequest => {
+            warn!(path, reason, detail, "{}", refusal.sentence());
+        }
+        Refusal::UnknownPath | Refusal::WrongMethod | Refusal::BrokenOff => {
+            info!(path, reason, detail, "{}", refusal.sentence());
+        }
+    }
+}
+
+async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse, Refused> {
+    if request.method() != Method::POST {
+        return Err(Refusal::WrongMethod.into());
+    }
+    let asked = read(request).await?;
+    let uid = asked.uid.clone();
+    let mut verdict = handler.answer(asked).await;
+    verdict.uid = uid;
+    Ok(verdict)
+}
+
+/// The question in a request.
+async fn read(request: Request<Body>) -> Result<AdmissionRequest<DynamicObject>, Refused> {
+    let announced = request.headers().get(CONTENT_LENGTH);
+    let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|length| length > LARGEST) {
+        return Err(Refusal::TooLarge.into());
+    }
+    let body = to_bytes(request.into_body(), LARGEST).await.map_err(|error| {
+        let limit = error.source().is_some_and(<dyn Error>::is::<LengthLimitError>);
+        let refusal = if limit { Refusal::TooLarge } else { Refusal::BrokenOff };
+        Refused(refusal, Some(chain(&error).to_string()))
+    })?;
+    let review: AdmissionReview<DynamicObject> =
+        serde_json::from_slice(&body).map_err(|error| Refused(Refusal::Unreadable, Some(error.to_string())))?;
+    if review.types.api_version != META_API_VERSION_V1 || review.types.kind != META_KIND {
+        let found = format!("it is {} {}", review.types.api_version, review.types.kind);
+        return Err(Refused(Refusal::NotARequest, Some(found)));
+    }
+    review.try_into().map_err(|_| Refusal::NotARequest.into())
+}

@@ -1,0 +1,241 @@
+use std::{net::SocketAddr, time::Duration};
+
+use drydock_runtime::{Process, Readiness, Registry, clock};
+use futures::stream;
+use k8s_openapi::ByteString;
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionResponse},
+};
+use serde_json::json;
+
+use super::{
+    DEADLINE, Handlers, WebhookMetrics, WebhookServer,
+    asking::{Connection, review},
+    counted::NO_PATH,
+    handlers::Handler,
+};
+use crate::certificates::{ServedCertificate, self_made};
+
+const NAME: &str = "drydock-webhooks.drydock.svc";
+const PATH: &str = "/validate/virtualmachines";
+
+async fn judge(asked: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(&asked);
+    match asked.name.as_str() {
+        "panics" => panic!("as the test wants it"),
+        "denied" => response.deny("spec.runStrategy: it is denied"),
+        "slow" => {
+            std::future::pending::<()>().await;
+            response
+        }
+        _ => response,
+    }
+}
+
+struct Served {
+    process: Process,
+    address: SocketAddr,
+    bundle: ByteString,
+    metrics: WebhookMetrics,
+    readiness: Readiness,
+}
+
+/// A server with a certificate, and who can be asked there.
+async fn served(leave: Duration, deadline: Duration) -> Served {
+    let readiness = Readiness::new();
+    let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
+    assert!(!readiness.is_ready());
+    let bundle = self_made(&certificate, NAME);
+    let process = Process::new();
+    let metrics = WebhookMetrics::register(&mut Registry::default());
+    let server = WebhookServer {
+        handlers: Handlers::from_iter([(PATH, Handler::from(judge))]),
+        certificate,
+        metrics: metrics.clone(),
+        leave,
+        deadline,
+    };
+    let address = server.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+    Served {
+        process,
+        address,
+        bundle,
+        metrics,
+        readiness,
+    }
+}
+
+impl Served {
+    async fn connect(&self) -> Connection {
+        Connection::open(self.address, NAME, &self.bundle.0, clock::now())
+            .await
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn reviews_get_the_verdict_of_their_handler() {
+    let served = served(Duration::ZERO, DEADLINE).await;
+    assert!(served.readiness.is_ready(), "it has a certificate");
+    let mut connection = served.connect().await;
+    let asked = review("1").to_string();
+    let verdict = connection
+        .send("POST", PATH, asked.as_bytes())
+        .await
+        .unwrap()
+        .review()
+        .unwrap();
+    assert_eq!(verdict["apiVersion"], "admission.k8s.io/v1");
+    assert_eq!(verdict["kind"], "AdmissionReview");
+    assert_eq!(verdict["response"]["uid"], "1");
+    assert_eq!(verdict["response"]["allowed"], true);
+
+    let mut asked = review("2");
+    asked["request"]["name"] = json!("denied");
+    let answer = connection
+        .send("POST", PATH, asked.to_string().as_bytes())
+        .await
+        .unwrap();
+    let verdict = answer.review().unwrap();
+    assert_eq!(verdict["response"]["uid"], "2");
+    assert_eq!(verdict["response"]["allowed"], false);
+    assert_eq!(
+        verdict["response"]["status"]["message"],
+        "spec.runStrategy: it is denied"
+    );
+    assert_eq!(served.metrics.count(PATH, "Allowed"), 1);
+    assert_eq!(served.metrics.count(PATH, "Denied"), 1);
+}
+
+#[tokio::test]
+async fn whatever_is_sent_the_answer_says_what_is_wrong_and_the_next_one_is_answered() {
+    let served = served(Duration::ZERO, DEADLINE).await;
+    let mut connection = served.connect().await;
+    let mut old = review("1");
+    old["apiVersion"] = json!("admission.k8s.io/v1beta1");
+    let answer_only = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"});
+    let mut panics = review("1");
+    panics["request"]["name"] = json!("panics");
+    let deep = "[".repeat(100_000);
+    let cases: Vec<(&str, &str, String, u16, &str)> = vec![
+        ("POST", PATH, String::new(), 400, "Unreadable"),
+        ("POST", PATH, "garbage\u{0}".into(), 400, "Unreadable"),
+        ("POST", PATH, deep, 400, "Unreadable"),
+        ("POST", PATH, json!({"a": 1}).to_string(), 400, "Unreadable"),
+        ("POST", PATH, old.to_string(), 400, "NotARequest"),
+        ("POST", PATH, answer_only.to_string(), 400, "NotARequest"),
+        ("GET", PATH, String::new(), 405, "WrongMethod"),
+        ("POST", "/validate/nothing", review("1").to_string(), 404, "UnknownPath"),
+        ("POST", PATH, panics.to_string(), 500, "Failed"),
+    ];
+    for (method, path, body, status, reason) in cases {
+        let answer = connection.send(method, path, body.as_bytes()).await.unwrap();
+        assert_eq!(answer.status, status, "{}", answer.body);
+        assert!(answer.body.starts_with(&format!("{reason}: ")), "{}", answer.body);
+        let label = if path == PATH { PATH } else { NO_PATH };
+        assert!(served.metrics.count(label, reason) > 0, "{reason}");
+    }
+    let answer = connection
+        .send("POST", PATH, review("2").to_string().as_bytes())
+        .await
+        .unwrap();
+    assert_eq!(answer.review().unwrap()["response"]["uid"], "2");
+    assert!(
+        !served.process.stopping().is_cancelled(),
+        "no panic has reached the process"
+    );
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_not_read() {
+    let served = served(Duration::ZERO, DEADLINE).await;
+    let announced = format!("POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n");
+    let mut connection = served.connect().await;
+    connection.send_raw(announced.as_bytes()).await.unwrap();
+    let answer = connection.answer().await.unwrap();
+    assert_eq!((answer.status, answer.body.split(':').next()), (413, Some("TooLarge")));
+
+    let mut connection = served.connect().await;
+    let head = format!("POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+    connection.send_raw(head.as_bytes()).await.unwrap();
+    let chunk = [b"100000\r\n".as_slice(), &[b'x'; 1 << 20], b"\r\n"].concat();
+    for _ in 0..9 {
+        // It may have been refused before all is sent.
+        if connection.send_raw(&chunk).await.is_err() {
+            break;
+        }
+    }
+    let answer = connection.answer().await.unwrap();
+    assert_eq!((answer.status, answer.body.split(':').next()), (413, Some("TooLarge")));
+}
+
+#[tokio::test]
+async fn who_is_told_to_stop_finishes_what_was_begun_and_sends_others_away() {
+    let served = served(Duration::from_millis(50), DEADLINE).await;
+    let (mut idle, mut busy) = (served.connect().await, served.connect().await);
+    let body = review("1").to_string();
+    let answer = idle.send("POST", PATH, body.as_bytes()).await.unwrap();
+    assert!(!answer.is_last());
+    let (first, rest) = body.split_at(100);
+    let head = format!(
+        "POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{first}",
+        body.len()
+    );
+    busy.send_raw(head.as_bytes()).await.unwrap();
+    // Once another request was answered, this one has been begun too.
+    idle.send("POST", PATH, body.as_bytes()).await.unwrap();
+
+    served.process.stop();
+    let ended = served
+        .process
+        .run(stream::pending::<&'static str>(), Duration::from_secs(60));
+    let finish = async {
+        busy.send_raw(rest.as_bytes()).await.unwrap();
+        busy.answer().await.unwrap()
+    };
+    let (ended, answer) = tokio::join!(ended, finish);
+    ended.unwrap();
+    assert_eq!(answer.review().unwrap()["response"]["allowed"], true);
+    assert!(answer.is_last(), "{}", answer.head);
+    assert!(
+        Connection::open(served.address, NAME, &served.bundle.0, clock::now())
+            .await
+            .is_err(),
+        "the port is closed"
+    );
+}
+
+#[tokio::test]
+async fn a_verdict_that_does_not_come_is_not_waited_for() {
+    let served = served(Duration::ZERO, Duration::from_millis(50)).await;
+    let mut connection = served.connect().await;
+    let mut asked = review("1");
+    asked["request"]["name"] = json!("slow");
+    let answer = connection
+        .send("POST", PATH, asked.to_string().as_bytes())
+        .await
+        .unwrap();
+    assert_eq!((answer.status, answer.body.split(':').next()), (504, Some("TooLate")));
+}
+
+#[tokio::test]
+async fn without_a_certificate_handshakes_fail_and_others_are_still_taken() {
+    let readiness = Readiness::new();
+    let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
+    let process = Process::new();
+    let server = WebhookServer {
+        handlers: Handlers::default(),
+        certificate: certificate.clone(),
+        metrics: WebhookMetrics::register(&mut Registry::default()),
+        leave: Duration::ZERO,
+        deadline: DEADLINE,
+    };
+    let address = server.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let other = ServedCertificate::new(Readiness::new().handle("another"));
+    let bundle = self_made(&other, NAME);
+    assert!(Connection::open(address, NAME, &bundle.0, clock::now()).await.is_err());
+    let bundle = self_made(&certificate, NAME);
+    Connection::open(address, NAME, &bundle.0, clock::now()).await.unwrap();
+    assert!(readiness.is_ready());
+}
