@@ -1,0 +1,172 @@
+//! Webhook certificates are renewed again and again, and no admission is refused because of it.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::{Context, Result, ensure};
+use drydock_tests::{
+    Cluster,
+    watching::{until, until_some},
+};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        apps::v1::Deployment,
+        core::v1::Secret,
+    },
+};
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+const SECRET: &str = "drydock-webhook-certificates";
+const RENEWALS: usize = 50;
+
+/// Authorities of 20 seconds, certificates of 10, each renewed in the middle of its life.
+const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \
+                         kubevirt-hyperconverged\n  namespace: drydock\nspec:\n  certConfig:\n    ca: {duration: 20s, \
+                         renewBefore: 10s}\n    server: {duration: 10s, renewBefore: 5s}\n";
+
+fn machine() -> Result<DynamicObject> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"generateName": "certificates-"},
+        "spec": {
+            "runStrategy": "Halted",
+            "template": {"spec": {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}},
+        },
+    }))?)
+}
+
+fn machines(cluster: &Cluster) -> Api<DynamicObject> {
+    let kind = ApiResource {
+        group: "kubevirt.io".into(),
+        version: "v1".into(),
+        api_version: "kubevirt.io/v1".into(),
+        kind: "VirtualMachine".into(),
+        plural: "virtualmachines".into(),
+    };
+    Api::namespaced_with(cluster.client.clone(), "default", &kind)
+}
+
+/// Creates machines that are not kept, without end; returns only with an error.
+async fn ask(machines: &Api<DynamicObject>, asked: &AtomicU64) -> Result<()> {
+    let parameters = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let machine = machine()?;
+    loop {
+        let before = asked.load(Ordering::Relaxed);
+        let created = machines.create(&parameters, &machine).await;
+        created.with_context(|| format!("after {before} admissions"))?;
+        asked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn entry(secret: &Secret, key: &str) -> Option<Vec<u8>> {
+    secret.data.as_ref()?.get(key).map(|value| value.0.clone())
+}
+
+/// How often an API server has gone on without an answer of a webhook of ours, as it may where
+/// failures are to be ignored.
+fn ignored_failures(cluster: &Cluster) -> Result<f64> {
+    let metrics = cluster.kubectl(&["get", "--raw", "/metrics"])?;
+    let ours = metrics.lines().filter(|line| {
+        line.starts_with("apiserver_admission_webhook_fail_open_count{") && line.contains("drydock.dev")
+    });
+    ours.map(|line| {
+        let value = line.rsplit(' ').next().context("a metric without a value")?;
+        Ok(value.parse::<f64>()?)
+    })
+    .sum()
+}
+
+/// Waits until every webhook trusts exactly what the Secret says.
+async fn until_published(cluster: &Cluster, secrets: &Api<Secret>) -> Result<()> {
+    let mutating = Api::<MutatingWebhookConfiguration>::all(cluster.client.clone());
+    let validating = Api::<ValidatingWebhookConfiguration>::all(cluster.client.clone());
+    until_some("webhooks that trust the bundle of the Secret", || async {
+        let Some(bundle) = secrets
+            .get_opt(SECRET)
+            .await?
+            .and_then(|secret| entry(&secret, "ca.crt"))
+        else {
+            return Ok(None);
+        };
+        let mutating = mutating.get("drydock").await?.webhooks.unwrap_or_default();
+        let validating = validating.get("drydock").await?.webhooks.unwrap_or_default();
+        let mutating = mutating.into_iter().map(|webhook| webhook.client_config.ca_bundle);
+        let mut bundles = mutating.chain(validating.into_iter().map(|webhook| webhook.client_config.ca_bundle));
+        let bundle = Some(ByteString(bundle));
+        Ok(bundles.all(|held| held == bundle).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let secrets = Api::<Secret>::namespaced(cluster.client.clone(), "drydock");
+    until(secrets.clone(), SECRET, "a certificate", |secret: &Secret| {
+        entry(secret, "tls.crt").is_some()
+    })
+    .await?;
+    until_published(&cluster, &secrets).await?;
+    cluster.kubectl_with(&["apply"], LIFETIMES)?;
+    let before = ignored_failures(&cluster)?;
+    let machines = machines(&cluster);
+    let deployments = Api::<Deployment>::namespaced(cluster.client.clone(), "drydock");
+    let asked = AtomicU64::new(0);
+    let renewals = async {
+        let mut seen = BTreeSet::new();
+        while seen.len() < RENEWALS {
+            let what = format!("certificate number {}", seen.len());
+            let secret = until(secrets.clone(), SECRET, &what, |secret: &Secret| {
+                entry(secret, "tls.crt").is_some_and(|certificate| !seen.contains(&certificate))
+            })
+            .await?;
+            let before = asked.load(Ordering::Relaxed);
+            seen.extend(entry(&secret, "tls.crt"));
+            until_some("another admission", || async {
+                Ok((asked.load(Ordering::Relaxed) > before + 1).then_some(()))
+            })
+            .await?;
+            // By the API and not by kubectl, so that the asking goes on meanwhile.
+            match seen.len() {
+                15 => drop(secrets.delete(SECRET, &DeleteParams::default()).await?),
+                25 => {
+                    let garbage =
+                        json!({"data": {"ca.crt": "eA==", "ca.key": "eA==", "tls.crt": "eA==", "tls.key": null}});
+                    secrets
+                        .patch(SECRET, &PatchParams::default(), &Patch::Merge(garbage))
+                        .await?;
+                }
+                35 => drop(deployments.restart("drydock-controller").await?),
+                _ => {}
+            }
+        }
+        // What an apply does to the webhooks, it must not undo.
+        let applied = drydock_tests::cluster::repository().join("deploy/controller/webhooks.yaml");
+        cluster.kubectl(&["apply", "-f", &applied.to_string_lossy()])?;
+        until_published(&cluster, &secrets).await
+    };
+    tokio::select! {
+        refused = ask(&machines, &asked) => refused.context("an admission failed")?,
+        renewed = renewals => renewed?,
+    }
+    ensure!(asked.load(Ordering::Relaxed) > 2 * RENEWALS as u64);
+    ensure!(
+        ignored_failures(&cluster)? <= before,
+        "a webhook whose failure is ignored was refused"
+    );
+    cluster.reset().await
+}
