@@ -229,7 +229,7 @@ impl Keeper {
                         Err(_) if identity(&self.kubelet_socket()).is_none() => {}
                         Err(error) => {
                             if self.backoff.is_reset() {
-                                info!(%error, "the kubelet does not take the device plugin; it is asked again");
+                                info!(error = error.message(), "the kubelet does not take the device plugin; it is asked again");
                             }
                             register_at = Some(Instant::now() + self.backoff.delay());
                         }

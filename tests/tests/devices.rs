@@ -1,0 +1,235 @@
+//! Shares of virtualization are there whatever restarts, and pods of guests may do what their
+//! network needs and no more.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::{
+    labels as keys,
+    launcher::{KVM_RESOURCE, SECCOMP_PROFILE},
+};
+use drydock_tests::{
+    Cluster,
+    watching::{LabelRecorder, until, until_some},
+};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, ResourceExt,
+    api::{LogParams, PostParams},
+};
+use serde_json::{Value, json};
+
+/// All shares of a node, as the API writes a thousand.
+const ALL: &str = "1k";
+
+/// What the kubelet says that the node has to give.
+fn allocatable(node: &Node) -> Option<&str> {
+    let all = node.status.as_ref()?.allocatable.as_ref()?;
+    all.get(KVM_RESOURCE).map(|quantity| quantity.0.as_str())
+}
+
+/// Waits until the node has all its shares.
+async fn until_offered(cluster: &Cluster, node: &str) -> Result<()> {
+    let what = format!("{ALL} {KVM_RESOURCE}");
+    until(Api::all(cluster.client.clone()), node, &what, |node: &Node| {
+        allocatable(node) == Some(ALL)
+    })
+    .await?;
+    Ok(())
+}
+
+/// Runs a script in the agent's image on a node, as guests' pods run, and returns the pod as it
+/// ended and what it printed.
+async fn run(cluster: &Cluster, node: &str, name: &str, seccomp: Value, script: &str) -> Result<(Pod, String)> {
+    let agent = cluster.agent_pod(node).await?;
+    let image = agent.spec.and_then(|spec| spec.containers.into_iter().next()?.image);
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodeName": node,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": false,
+            "securityContext": {"runAsUser": 107, "runAsGroup": 107, "runAsNonRoot": true, "seccompProfile": seccomp},
+            "containers": [{
+                "name": "compute",
+                "image": image.context("no image")?,
+                "command": ["sh", "-c", script],
+                "resources": {"limits": {KVM_RESOURCE: "1"}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": false,
+                    "readOnlyRootFilesystem": true,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+            }],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+        },
+    }))?;
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "default");
+    pods.create(&PostParams::default(), &pod).await?;
+    let phase = |pod: &Pod| {
+        pod.status
+            .as_ref()
+            .and_then(|status| status.phase.clone())
+            .unwrap_or_default()
+    };
+    let ended = until(pods.clone(), name, "the script's end", |pod: &Pod| {
+        ["Succeeded", "Failed"].contains(&phase(pod).as_str())
+    })
+    .await?;
+    let printed = pods.logs(name, &LogParams::default()).await.unwrap_or_default();
+    cluster.delete_pod_now("default", name).await?;
+    Ok((ended, printed))
+}
+
+fn localhost() -> Value {
+    json!({"type": "Localhost", "localhostProfile": SECCOMP_PROFILE})
+}
+
+/// A pod that wants a share gets one and runs.
+async fn a_share_can_be_had(cluster: &Cluster, node: &str, name: &str) -> Result<()> {
+    let (pod, printed) = run(cluster, node, name, localhost(), "ls /dev; echo done").await?;
+    ensure!(printed.contains("done"), "{:?}: {printed}", pod.status);
+    // Guests of these clusters run by emulation, which needs no device.
+    ensure!(!printed.contains("kvm"), "{printed}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn every_node_has_shares_and_gives_them_to_pods() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    for (number, node) in cluster.nodes.iter().enumerate() {
+        until_offered(&cluster, node).await?;
+        a_share_can_be_had(&cluster, node, &format!("share-{number}")).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_kubelet_that_restarts_has_the_shares_again() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    for turn in 0..3 {
+        cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
+        // It says so only after it has been asked for the first time: a pod that comes earlier is
+        // turned away.
+        until_some("the shares", || async {
+            let metrics = cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{node}/proxy/metrics")]);
+            let registered = format!("kubelet_device_plugin_registration_total{{resource_name=\"{KVM_RESOURCE}\"}}");
+            Ok(metrics.is_ok_and(|text| text.contains(&registered)).then_some(()))
+        })
+        .await?;
+        until_offered(&cluster, node).await?;
+        a_share_can_be_had(&cluster, node, &format!("after-restart-{turn}")).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    until_offered(&cluster, node).await?;
+    let old = cluster.agent_pod(node).await?.uid().unwrap_or_default();
+    let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
+    cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
+    let status = [
+        "-n",
+        "drydock",
+        "rollout",
+        "status",
+        "daemonset/drydock-agent",
+        "--timeout=120s",
+    ];
+    cluster.kubectl(&status)?;
+    cluster.until_new_agent(node, &old).await?;
+    // What the new agent offers reaches the kubelet.
+    a_share_can_be_had(&cluster, node, "after-rollout").await?;
+    until_offered(&cluster, node).await?;
+    for state in recorder.stop().await? {
+        ensure!(
+            allocatable(&state) == Some(ALL),
+            "the rollout was seen in the shares: {:?}",
+            allocatable(&state)
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_agent_that_is_killed_comes_back_with_its_shares() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    until_offered(&cluster, node).await?;
+    let killed = cluster.agent_process(node)?;
+    cluster.on_node(node, &format!("kill -KILL {killed}"))?;
+    until_some("another agent", || async {
+        Ok(cluster.agent_process(node).is_ok_and(|now| now != killed).then_some(()))
+    })
+    .await?;
+    // The kubelet turns pods away as long as it has no plugin.
+    until_some("a share", || async {
+        let given = a_share_can_be_had(&cluster, node, "after-kill").await;
+        Ok(given.is_ok().then_some(()))
+    })
+    .await?;
+    until_offered(&cluster, node).await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guests_network_may_shut_itself_in_and_nothing_else_is_let_through() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    cluster
+        .until_condition(node, "GuestNetwork", "True", "Available")
+        .await?;
+    cluster.until_label(node, keys::GUEST_NETWORK, Some("true")).await?;
+    let passt = "passt --one-off --socket /tmp/socket --pid /tmp/pid && echo passt runs
+        for kind in net cgroup; do unshare --user --$kind true && echo leaked $kind; done
+        unshare --user --mount true && echo leaked mount
+        echo done";
+    let (_, printed) = run(&cluster, node, "network", localhost(), passt).await?;
+    ensure!(printed.contains("passt runs") && printed.contains("done"), "{printed}");
+    ensure!(!printed.contains("leaked"), "{printed}");
+    // What makes the profile necessary: the runtime's own refuses.
+    let (_, printed) = run(&cluster, node, "no-network", json!({"type": "RuntimeDefault"}), passt).await?;
+    ensure!(!printed.contains("passt runs") && printed.contains("done"), "{printed}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_profile_that_is_removed_or_changed_comes_back() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    let file = format!("/var/lib/kubelet/seccomp/{SECCOMP_PROFILE}");
+    let before = cluster.in_agent(node, &format!("cat {file}")).await?;
+    ensure!(before.contains("pivot_root"), "{before}");
+    for damage in [
+        format!("rm {file}"),
+        format!("echo '{{}}' > {file}"),
+        format!("rm -r $(dirname {file})"),
+    ] {
+        cluster.in_agent(node, &damage).await?;
+        until_some("the profile", || async {
+            let now = cluster.in_agent(node, &format!("cat {file}")).await;
+            Ok(now.is_ok_and(|now| now == before).then_some(()))
+        })
+        .await
+        .context(damage)?;
+    }
+    cluster
+        .until_condition(node, "GuestNetwork", "True", "Available")
+        .await?;
+    Ok(())
+}
