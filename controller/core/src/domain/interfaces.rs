@@ -7,6 +7,10 @@
 //!  ports: []              all of TCP and all of UDP
 //!  ports: [80, 53/UDP]    these
 //! ```
+//!
+//! A port costs passt a file descriptor and the kernel 5 to 6 KiB, and "all" are those that the
+//! kernel does not give out by itself: 37,304 of each protocol with Linux's defaults, for which it
+//! wants 75,000 descriptors and 400 MiB. A guest that names its ports is far smaller.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
