@@ -10,6 +10,7 @@
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
 //! - [`domain`]: a guest as libvirt is told of it.
+//! - [`instance`], [`machine`], [`replica_set`]: what the controller does about each of these.
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
 //! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
@@ -32,6 +33,7 @@ pub mod inspection;
 pub mod instance;
 pub mod label_keys;
 pub mod labels;
+pub mod machine;
 pub mod mask;
 pub mod migratable;
 pub mod minimum;
@@ -39,4 +41,5 @@ pub mod node;
 pub mod obsolete;
 pub mod quantity;
 pub mod readiness;
+pub mod replica_set;
 pub mod vm_conditions;

@@ -122,10 +122,10 @@ pub struct VirtualMachineStatus {
     /// What it was asked to do and has not done yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub state_change_requests: Vec<StateChangeRequest>,
-    /// Generation of the object that was last looked at.
+    /// The generation that its instance was made of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The generation that its instance was made of.
+    /// The generation that its next instance is made of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_generation: Option<i64>,
     /// The run strategy in force.

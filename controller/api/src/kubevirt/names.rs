@@ -16,10 +16,14 @@ pub const DOMAIN: &str = "kubevirt.io/domain";
 pub const GUEST_RUNNING: &str = "drydock.dev/guest-running";
 /// Annotation of an instance: the generation of its VirtualMachine that it was made of.
 pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
+/// Annotation of an instance: tells the template that it was made of from others.
+pub const TEMPLATE: &str = "drydock.dev/template";
 /// Annotation of a pod whose instance is stopped by an eviction or a drain, so that it is started elsewhere.
 pub const EVICTED: &str = "drydock.dev/evicted";
 /// Finalizer of an instance: its guest has ended and its pods are gone.
 pub const FINALIZER: &str = "foregroundDeleteVirtualMachine";
+/// Finalizer of a VirtualMachine: its instance is gone.
+pub const VM_FINALIZER: &str = "kubevirt.io/virtualMachineControllerFinalize";
 
 /// Types of conditions of an instance.
 pub mod conditions {
@@ -45,6 +49,10 @@ pub mod conditions {
     pub const RESTART_REQUIRED: &str = "RestartRequired";
     /// Of a VirtualMachine: its instance could not be made.
     pub const FAILURE: &str = "Failure";
+    /// Of a replica set: its instances could not be made or deleted.
+    pub const REPLICA_FAILURE: &str = "ReplicaFailure";
+    /// Of a replica set: it is paused.
+    pub const REPLICA_PAUSED: &str = "ReplicaPaused";
 }
 
 /// Reasons of final phases, which others decide by.

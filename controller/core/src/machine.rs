@@ -1,0 +1,425 @@
+//! What the controller does about one VirtualMachine: whether its instance is made, ended or left.
+//!
+//! ```text
+//!               ┌──────────── absent ◀──────────── gone ───────────┐
+//!   run strategy│says run                                          │
+//!  (after the   ▼                              run strategy, or    │
+//!   back-off)  live ── guest ended ──▶ final ── a stop request ──▶ leaving
+//!               └──────────── stop request, Halted ──────────────────▲
+//! ```
+//!
+//! The status is written before anything is deleted or made, so that what has to follow (an
+//! instance that is to be made again, a failure that was counted) is not lost between two steps.
+//! A request to start stays in the status until the instance that it asks for is there.
+
+pub mod instance_of;
+pub mod printable;
+mod start_failure;
+mod strategy;
+
+use drydock_api::kubevirt::{
+    Condition, Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
+    machine::{StateChange, StateChangeRequest},
+    names::{TEMPLATE, VM_FINALIZER, conditions as types, reasons::EVICTED},
+};
+use jiff::Timestamp;
+
+use crate::{
+    conditions::Status,
+    vm_conditions::{condition, find, holds},
+};
+use instance_of::{instance_of, made_of_generation, template_fingerprint};
+use printable::{Seen, printable};
+use start_failure::{is_start_failure, start_failure};
+pub use strategy::{Asked, Decision, Standing, Why, decide};
+
+/// What the controller sees of a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// The time.
+    pub now: Timestamp,
+    /// The machine.
+    pub machine: &'a VirtualMachine,
+    /// The instance of the machine's name, whoever it belongs to.
+    pub instance: Option<&'a VirtualMachineInstance>,
+    /// The API server itself was asked for that instance after the machine was read.
+    pub confirmed: bool,
+    /// The instance is being live migrated.
+    pub migrating: bool,
+    /// Why the API server did not make the instance, if that was tried.
+    pub failed_create: Option<&'a str>,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The API server itself has to be asked for the instance before anything is concluded.
+    pub confirm: bool,
+    /// The finalizer is set, without which no instance is made.
+    pub add_finalizer: bool,
+    /// The status; `None` if it is as it should be.
+    pub status: Option<VirtualMachineStatus>,
+    /// Events on the machine.
+    pub events: Vec<Event>,
+    /// The instance is deleted.
+    pub delete: Option<Deletion>,
+    /// This instance is made.
+    pub create: Option<Box<VirtualMachineInstance>>,
+    /// The machine may go.
+    pub remove_finalizer: bool,
+    /// When to look again, if nothing changes before.
+    pub wake: Option<Timestamp>,
+}
+
+/// An instance that is to be deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deletion {
+    /// Its UID, which is a precondition.
+    pub uid: String,
+    /// Why.
+    pub why: Why,
+}
+
+/// An event on the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Type Warning, else Normal.
+    pub warning: bool,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// Why a machine that should run has no instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    /// There is an instance of its name that is not its own.
+    InstanceNotOwned,
+    /// The API server did not make the instance.
+    FailedCreate,
+}
+
+impl Refusal {
+    /// The reason of the condition `Failure` and of the event.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::InstanceNotOwned => "InstanceNotOwned",
+            Self::FailedCreate => "FailedCreate",
+        }
+    }
+}
+
+/// Reason of the condition `Ready` of a machine without an instance (KubeVirt's name for it).
+pub const NO_INSTANCE: &str = "VMINotExists";
+/// Reason of the event about an instance that ended before its guest ran.
+pub const START_FAILED: &str = "StartFailed";
+
+/// The run strategy in force: that of the spec, or what `running` stands for.
+pub fn run_strategy(machine: &VirtualMachine) -> RunStrategy {
+    match (machine.spec.run_strategy, machine.spec.running) {
+        (Some(strategy), _) => strategy,
+        (None, Some(true)) => RunStrategy::Always,
+        (None, _) => RunStrategy::Halted,
+    }
+}
+
+/// Whether the machine is the controller of this instance. The name alone says nothing.
+pub fn owns(machine: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
+    let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
+    let controller = owners.iter().find(|owner| owner.controller == Some(true));
+    controller.is_some_and(|owner| Some(&owner.uid) == machine.metadata.uid.as_ref())
+}
+
+/// Whether the guest of this instance ever ran.
+pub fn reached_running(instance: &VirtualMachineInstance) -> bool {
+    instance.status.as_ref().is_some_and(|status| {
+        status.phase == Some(Phase::Running)
+            || status
+                .phase_transition_timestamps
+                .iter()
+                .any(|transition| transition.phase == Phase::Running)
+    })
+}
+
+/// What is to be done about a machine.
+pub fn plan(observed: &Observed<'_>) -> Plan {
+    let machine = observed.machine;
+    let before = machine.status.clone().unwrap_or_default();
+    let strategy = run_strategy(machine);
+    let own = observed.instance.filter(|instance| owns(machine, instance));
+    let standing = standing(observed.instance, own);
+    let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
+    let asked = Asked::of(&before.state_change_requests, uid);
+    let deleting = machine.metadata.deletion_timestamp.is_some();
+    // A cache is a moment behind: the instance may be there, or be another one by now.
+    if (deleting && own.is_none() || asked.stop_of_another) && !observed.confirmed {
+        return Plan {
+            confirm: true,
+            ..Plan::default()
+        };
+    }
+    let failures = start_failure(strategy, before.start_failure.as_ref(), own, observed.now);
+    let is_new = before.run_strategy != Some(strategy);
+    let decision = if deleting {
+        on_deletion(machine, standing)
+    } else {
+        decide(strategy, standing, &asked, is_new)
+    };
+    let retry_after = failures.as_ref().and_then(|failures| failures.retry_after_timestamp);
+    let waits_until = retry_after.filter(|at| decision == Decision::Start && *at > observed.now);
+    let starts = decision == Decision::Start && waits_until.is_none();
+    let mut status = VirtualMachineStatus {
+        created: own.is_some(),
+        ready: own.is_some_and(|instance| holds(conditions_of(instance), types::READY)),
+        printable_status: None,
+        conditions: Vec::new(),
+        start_failure: failures,
+        state_change_requests: requests(
+            &before.state_change_requests,
+            strategy,
+            standing,
+            &decision,
+            &asked,
+            is_new,
+        ),
+        // As KubeVirt has it: the generation that runs, and the one that should.
+        observed_generation: own.and_then(made_of_generation),
+        desired_generation: machine.metadata.generation,
+        run_strategy: Some(strategy),
+    };
+    status.conditions = conditions(observed, &before, own, standing, &decision);
+    let seen = Seen {
+        deleting,
+        standing,
+        ending: matches!(decision, Decision::End(_)),
+        starting: starts,
+        backing_off: waits_until.is_some(),
+        migrating: observed.migrating,
+    };
+    status.printable_status = Some(printable(&seen, own).as_str().into());
+    let has_finalizer = machine
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|name| name == VM_FINALIZER);
+    let delete = match (&decision, uid) {
+        (Decision::End(why), Some(uid)) => Some(Deletion {
+            uid: uid.into(),
+            why: *why,
+        }),
+        _ => None,
+    };
+    let may_go = matches!(standing, Standing::Absent | Standing::Foreign) || is_orphaning(machine);
+    if deleting && may_go {
+        return Plan {
+            remove_finalizer: has_finalizer,
+            ..Plan::default()
+        };
+    }
+    Plan {
+        confirm: false,
+        add_finalizer: !deleting && !has_finalizer,
+        events: events(&before, &status),
+        status: (!same(&before, &status)).then_some(status),
+        delete,
+        create: starts.then(|| Box::new(instance_of(machine))),
+        remove_finalizer: false,
+        wake: waits_until,
+    }
+}
+
+/// What is true of the instance of the machine's name.
+fn standing(instance: Option<&VirtualMachineInstance>, own: Option<&VirtualMachineInstance>) -> Standing {
+    let Some(own) = own else {
+        return if instance.is_some() {
+            Standing::Foreign
+        } else {
+            Standing::Absent
+        };
+    };
+    if own.metadata.deletion_timestamp.is_some() {
+        return Standing::Leaving;
+    }
+    let status = own.status.as_ref();
+    match status.and_then(|status| status.phase).filter(|phase| phase.is_final()) {
+        Some(phase) => Standing::Final {
+            failed: phase == Phase::Failed,
+            evicted: was_evicted(own),
+        },
+        None => Standing::Live,
+    }
+}
+
+/// Whether the guest of this instance was stopped by an eviction or because its node was emptied.
+fn was_evicted(instance: &VirtualMachineInstance) -> bool {
+    let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
+    reason == Some(EVICTED)
+}
+
+/// Whether whoever deletes the machine wants to keep what belongs to it.
+fn is_orphaning(machine: &VirtualMachine) -> bool {
+    machine
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|name| name == "orphan")
+}
+
+/// A machine that is deleted takes its instance along, unless it was asked not to.
+fn on_deletion(machine: &VirtualMachine, standing: Standing) -> Decision {
+    match standing {
+        Standing::Live | Standing::Final { .. } if !is_orphaning(machine) => Decision::End(Why::MachineDeleted),
+        _ => Decision::Rest,
+    }
+}
+
+/// The requests that have not been done yet, and the one that follows from this decision.
+fn requests(
+    before: &[StateChangeRequest],
+    strategy: RunStrategy,
+    standing: Standing,
+    decision: &Decision,
+    asked: &Asked,
+    is_new: bool,
+) -> Vec<StateChangeRequest> {
+    if strategy == RunStrategy::Halted {
+        return Vec::new();
+    }
+    let runs = standing == Standing::Live && !asked.stop;
+    let mut left: Vec<StateChangeRequest> = before
+        .iter()
+        .filter(|request| match request.action {
+            StateChange::Stop => asked.concerns(request),
+            StateChange::Start => !runs,
+        })
+        .cloned()
+        .collect();
+    // RerunOnFailure starts by request only; the reason for this one is gone after this look.
+    let begins = is_new && matches!(standing, Standing::Absent | Standing::Leaving | Standing::Foreign);
+    let again = *decision == Decision::End(Why::RunAgain);
+    let starts_by_request = strategy == RunStrategy::RerunOnFailure && (begins || again);
+    if starts_by_request && !left.iter().any(|request| request.action == StateChange::Start) {
+        left.push(StateChangeRequest {
+            action: StateChange::Start,
+            uid: None,
+        });
+    }
+    left
+}
+
+fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
+    instance.status.as_ref().map_or(&[], |status| &status.conditions)
+}
+
+/// The machine's conditions: those of its instance, and its own.
+fn conditions(
+    observed: &Observed<'_>,
+    before: &VirtualMachineStatus,
+    own: Option<&VirtualMachineInstance>,
+    standing: Standing,
+    decision: &Decision,
+) -> Vec<Condition> {
+    let say = |type_: &str, status, reason: &str, message: &str| {
+        condition(&before.conditions, type_, status, reason, message, observed.now)
+    };
+    let own_types = [types::FAILURE, types::RESTART_REQUIRED];
+    let mut all: Vec<Condition> = own
+        .map_or(&[][..], conditions_of)
+        .iter()
+        .filter(|condition| !own_types.contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
+    if find(&all, types::READY).is_none() {
+        let (reason, message) = match own {
+            None => (NO_INSTANCE, "it has no instance"),
+            Some(_) => ("GuestNotRunning", "the guest does not run yet"),
+        };
+        all.push(say(types::READY, Status::False, reason, message));
+    }
+    let refused = |refusal: Refusal, message: &str| say(types::FAILURE, Status::True, refusal.reason(), message);
+    let kept = || {
+        // Until it was tried again, the last failure is what there is to say.
+        let failure = find(&before.conditions, types::FAILURE)?;
+        let same = failure.reason.as_deref() == Some(Refusal::FailedCreate.reason());
+        (same && *decision == Decision::Start).then(|| failure.clone())
+    };
+    all.extend(match (standing, observed.failed_create) {
+        (Standing::Foreign, _) => Some(refused(
+            Refusal::InstanceNotOwned,
+            "there is a VirtualMachineInstance of this name that belongs to something else; it is neither used nor deleted",
+        )),
+        (_, Some(failure)) => Some(refused(Refusal::FailedCreate, failure)),
+        (_, None) => kept(),
+    });
+    if let Some(instance) = own
+        && standing == Standing::Live
+        && let Some(made_of) = instance.metadata.annotations.as_ref().and_then(|all| all.get(TEMPLATE))
+        && *made_of != template_fingerprint(&observed.machine.spec.template)
+    {
+        all.push(say(
+            types::RESTART_REQUIRED,
+            Status::True,
+            "TemplateChanged",
+            "the template was changed since the instance was made; it counts from the next start",
+        ));
+    }
+    all.sort_by(|one, other| one.type_.cmp(&other.type_));
+    all
+}
+
+/// Events for what changes with this plan.
+fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Event> {
+    let mut events = Vec::new();
+    if let Some(failure) = find(&after.conditions, types::FAILURE) {
+        let known = find(&before.conditions, types::FAILURE)
+            .is_some_and(|known| known.reason == failure.reason && known.message == failure.message);
+        let refusals = [Refusal::InstanceNotOwned, Refusal::FailedCreate];
+        let refusal = refusals
+            .into_iter()
+            .find(|refusal| failure.reason.as_deref() == Some(refusal.reason()));
+        if let (Some(refusal), false) = (refusal, known) {
+            events.push(Event {
+                warning: true,
+                reason: refusal.reason(),
+                message: failure.message.clone().unwrap_or_default(),
+            });
+        }
+    }
+    if holds(&after.conditions, types::RESTART_REQUIRED) && !holds(&before.conditions, types::RESTART_REQUIRED) {
+        events.push(Event {
+            warning: false,
+            reason: types::RESTART_REQUIRED,
+            message: "the template was changed; it counts from the next start".into(),
+        });
+    }
+    if let Some(failures) = &after.start_failure
+        && is_start_failure(before.start_failure.as_ref(), failures)
+        && let Some(retry) = failures.retry_after_timestamp
+    {
+        let count = failures.consecutive_fail_count;
+        events.push(Event {
+            warning: true,
+            reason: START_FAILED,
+            message: format!(
+                "the instance ended before its guest ran, {count} in a row; the next may start at {retry}"
+            ),
+        });
+    }
+    events
+}
+
+/// Whether two statuses say the same. The API server keeps conditions in an order of its own.
+fn same(one: &VirtualMachineStatus, other: &VirtualMachineStatus) -> bool {
+    let sorted = |status: &VirtualMachineStatus| {
+        let mut status = status.clone();
+        status.conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
+        status
+    };
+    sorted(one) == sorted(other)
+}
+
+#[cfg(test)]
+mod tests;

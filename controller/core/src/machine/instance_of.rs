@@ -1,0 +1,91 @@
+//! The instance that is made of a machine's template, and how it is told later what it was made of.
+
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::{
+    VirtualMachine, VirtualMachineInstance,
+    machine::InstanceTemplate,
+    names::{FINALIZER, TEMPLATE, VM_GENERATION, VM_NAME},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+/// The instance of a machine: its template under its name. Firmware UUID and MAC addresses follow
+/// from namespace and name, so they are the same at each start.
+pub fn instance_of(machine: &VirtualMachine) -> VirtualMachineInstance {
+    let name = machine.metadata.name.clone().unwrap_or_default();
+    let mut instance = of_template(&machine.spec.template);
+    let labels = instance.metadata.labels.get_or_insert_default();
+    labels.insert(VM_NAME.into(), name.clone());
+    let annotations = instance.metadata.annotations.get_or_insert_default();
+    annotations.insert(TEMPLATE.into(), template_fingerprint(&machine.spec.template));
+    if let Some(generation) = machine.metadata.generation {
+        annotations.insert(VM_GENERATION.into(), generation.to_string());
+    }
+    instance.metadata.name = Some(name.clone());
+    instance.metadata.namespace.clone_from(&machine.metadata.namespace);
+    instance.metadata.owner_references = Some(vec![owner("VirtualMachine", name, machine.metadata.uid.clone())]);
+    instance
+}
+
+/// An instance without a name: labels, annotations and spec of a template. It has the finalizer
+/// that its pods need, which spares a write.
+pub(crate) fn of_template(template: &InstanceTemplate) -> VirtualMachineInstance {
+    let given = template.metadata.clone().unwrap_or_default();
+    VirtualMachineInstance {
+        metadata: ObjectMeta {
+            labels: given.labels,
+            annotations: given.annotations,
+            finalizers: Some(vec![FINALIZER.into()]),
+            ..ObjectMeta::default()
+        },
+        spec: template.spec.clone(),
+        status: None,
+    }
+}
+
+/// What makes an object of KubeVirt's API the controller of an instance. Deleting it in the
+/// foreground waits for the instance.
+pub(crate) fn owner(kind: &str, name: String, uid: Option<String>) -> OwnerReference {
+    OwnerReference {
+        api_version: "kubevirt.io/v1".into(),
+        kind: kind.into(),
+        name,
+        uid: uid.unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// The generation of the machine that an instance was made of.
+pub fn made_of_generation(instance: &VirtualMachineInstance) -> Option<i64> {
+    let annotations: &BTreeMap<_, _> = instance.metadata.annotations.as_ref()?;
+    annotations.get(VM_GENERATION)?.parse().ok()
+}
+
+/// Tells one template from another. The machine's generation does not: it also changes with the
+/// run strategy.
+pub fn template_fingerprint(template: &InstanceTemplate) -> String {
+    // Maps are sorted and fields have an order, so equal templates have equal text.
+    let text = serde_json::to_vec(template).unwrap_or_default();
+    format!("{:016x}", fingerprint(&text))
+}
+
+/// FNV-1a of 64 bits: the same on every machine and in every version, which the standard library
+/// does not promise of its own.
+pub(crate) fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fingerprint;
+
+    #[test]
+    fn the_fingerprint_is_the_published_one() {
+        assert_eq!(fingerprint(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fingerprint(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fingerprint(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+}

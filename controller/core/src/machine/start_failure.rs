@@ -1,0 +1,97 @@
+//! Failures to start that follow each other, and how long the next start waits for them.
+//!
+//! Only an instance whose guest never ran counts; one that was evicted before does not, since
+//! nothing is wrong with it.
+
+use std::time::Duration;
+
+use drydock_api::kubevirt::{Phase, RunStrategy, VirtualMachineInstance, machine::StartFailure};
+use jiff::Timestamp;
+
+use super::{instance_of::fingerprint, reached_running, was_evicted};
+use crate::conditions::whole_seconds;
+
+/// The first wait; the n-th is n² times as long.
+const FIRST: Duration = Duration::from_secs(10);
+/// The longest, with what chance adds.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// The failures so far, the present instance included; `None` once a guest ran, and for machines
+/// that are not started without being asked.
+pub(super) fn start_failure(
+    strategy: RunStrategy,
+    before: Option<&StartFailure>,
+    own: Option<&VirtualMachineInstance>,
+    now: Timestamp,
+) -> Option<StartFailure> {
+    if matches!(strategy, RunStrategy::Manual | RunStrategy::Halted) {
+        return None;
+    }
+    let Some(instance) = own else {
+        return before.cloned();
+    };
+    if reached_running(instance) {
+        return None;
+    }
+    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let uid = instance.metadata.uid.as_ref();
+    let counted = before.is_some_and(|before| before.last_failed_vmi_uid.as_ref() == uid);
+    if !phase.is_some_and(Phase::is_final) || was_evicted(instance) || counted {
+        return before.cloned();
+    }
+    let count = before
+        .map_or(0, |before| before.consecutive_fail_count)
+        .saturating_add(1);
+    let wait = wait(count, uid.map_or("", String::as_str));
+    Some(StartFailure {
+        consecutive_fail_count: count,
+        last_failed_vmi_uid: uid.cloned(),
+        retry_after_timestamp: Some(whole_seconds(now).0.checked_add(wait).unwrap_or(Timestamp::MAX)),
+    })
+}
+
+/// Whether `after` counts one more failure than `before`.
+pub(super) fn is_start_failure(before: Option<&StartFailure>, after: &StartFailure) -> bool {
+    before.map_or(0, |before| before.consecutive_fail_count) < after.consecutive_fail_count
+}
+
+/// How long the next start waits after `count` failures: 10 s × count², and up to half as much
+/// more, at most 300 s. What chance adds depends on the failed instance, so that machines that
+/// failed together do not come back together and that asking again gives the same answer.
+fn wait(count: u32, uid: &str) -> Duration {
+    let whole = FIRST.saturating_mul(count.saturating_mul(count)).min(LONGEST);
+    let thousandths = u32::try_from(fingerprint(uid.as_bytes()) % 501).unwrap_or(0);
+    let more = whole.saturating_mul(thousandths) / 1000;
+    Duration::from_secs((whole + more).min(LONGEST).as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_wait_is_ten_seconds_times_the_square() {
+        for (count, least, most) in [(1, 10, 15), (2, 40, 60), (3, 90, 135), (4, 160, 240), (5, 250, 300)] {
+            let wait = wait(count, "u1").as_secs();
+            assert!((least..=most).contains(&wait), "{count}: {wait}");
+        }
+        assert_eq!(wait(6, "u1"), LONGEST);
+        assert_eq!(wait(u32::MAX, "u1"), LONGEST);
+    }
+
+    #[test]
+    fn machines_that_failed_together_do_not_come_back_together() {
+        let waits: std::collections::BTreeSet<_> = (0..20).map(|uid| wait(4, &format!("uid-{uid}"))).collect();
+        assert!(waits.len() > 10, "{waits:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn more_failures_never_wait_less(count in 1u32..50, one: u64, other: u64) {
+            let (one, other) = (format!("{one:x}"), format!("{other:x}"));
+            prop_assert!(wait(count, &one) <= wait(count + 1, &other));
+        }
+    }
+}
