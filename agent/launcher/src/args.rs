@@ -1,0 +1,61 @@
+//! The command line. In a pod there is none: all that is to know comes by one variable.
+
+use std::{io, path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use drydock_api::launcher::{GUEST_VARIABLE, Guest, Outcome};
+
+use crate::{ending::bounded, outlet::Outlet, prepare_command, supervisor};
+
+/// Drydock's launcher: process 1 of a virtual machine's pod.
+#[derive(Debug, Parser)]
+#[command(name = "drydock-launcher", version, max_term_width = 110)]
+pub(crate) struct Args {
+    /// The guest, as JSON.
+    #[arg(long, value_name = "JSON", env = GUEST_VARIABLE, hide_env_values = true)]
+    guest: Option<String>,
+    /// Folder below which the pod's folders are.
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
+    /// File for the message of how the guest ended.
+    #[arg(long, value_name = "FILE", default_value = "/dev/termination-log")]
+    termination_log: PathBuf,
+    #[command(subcommand)]
+    command: Option<Task>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Make the guest's disks, and nothing else.
+    #[command(name = prepare_command::NAME, hide = true)]
+    Prepare,
+}
+
+impl Args {
+    /// Does what the command line says.
+    pub(crate) fn execute(self) -> ExitCode {
+        let Self {
+            guest,
+            root,
+            termination_log,
+            command,
+        } = self;
+        let guest: Result<Guest, String> = match guest {
+            None => Err(format!("{GUEST_VARIABLE} is not set")),
+            Some(text) => {
+                serde_json::from_str(&text).map_err(|error| format!("{GUEST_VARIABLE} is not valid: {error}"))
+            }
+        };
+        match (guest, command) {
+            (Ok(guest), Some(Task::Prepare)) => prepare_command::run(&guest, &root),
+            (Ok(guest), None) => ExitCode::from(supervisor::run(guest, &root, &termination_log)),
+            (Err(why), _) => {
+                if let Ok(stderr) = supervisor::standard(&io::stderr()) {
+                    let ending = bounded(Outcome::Failed, &format!("The launcher cannot begin: {why}."));
+                    supervisor::tell(&ending, &termination_log, &mut Outlet::new(stderr, "of the launcher"));
+                }
+                ExitCode::FAILURE
+            }
+        }
+    }
+}

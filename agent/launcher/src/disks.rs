@@ -1,0 +1,103 @@
+//! Makes a guest's disks before it starts, in a process of its own.
+//!
+//! ```text
+//! containerDisk   /images/NAME/disk/*     ◀── read-only ── /var/lib/drydock/disks/NAME.qcow2
+//! cloud-init      /secrets/NAME, manifest ───────────────▶ /var/lib/drydock/disks/NAME.img
+//! emptyDisk                                                /var/lib/drydock/disks/NAME.qcow2
+//! volume          /volumes/NAME/disk.img  as it is, made if it is not there
+//! block volume    /devices/NAME           as it is
+//! ```
+//!
+//! What the guest can write is never asked what format it has: a guest could write there the
+//! beginning of a qcow2 that names other files. It is raw, or a qcow2 that was made here.
+
+pub(crate) mod cloud_init;
+pub(crate) mod container_disk;
+pub(crate) mod image_format;
+pub(crate) mod nocloud;
+pub(crate) mod qemu_img;
+mod refusal;
+pub(crate) mod volumes;
+
+use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, Ready};
+
+pub(crate) use refusal::{Refusal, RefusedDisk};
+
+use crate::folders::Folders;
+
+/// Makes all disks of the guest.
+///
+/// # Errors
+/// Which one cannot be made, and why.
+pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Ready, RefusedDisk> {
+    let disks = guest.disks.iter().map(|disk| {
+        prepare_one(disk, folders).map_err(|refusal| RefusedDisk {
+            volume: disk.name.clone(),
+            refusal,
+        })
+    });
+    Ok(Ready {
+        disks: disks.collect::<Result<_, _>>()?,
+    })
+}
+
+fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refusal> {
+    // Its name becomes part of paths.
+    if disk.name.is_empty() || disk.name.starts_with('.') || disk.name.contains('/') {
+        return Err(Refusal::VolumeName);
+    }
+    let own = |ending: &str| folders.disks().join(format!("{}.{ending}", disk.name));
+    match &disk.source {
+        DiskSource::ContainerDisk { path } => {
+            let image = container_disk::find(&folders.image(&disk.name), path.as_deref())?;
+            let path = own("qcow2");
+            qemu_img::overlay(&path, &image)?;
+            Ok(PreparedDisk {
+                name: disk.name.clone(),
+                path: path.display().to_string(),
+                format: DiskFormat::Qcow2,
+                virtual_size: image.virtual_size,
+                backing: Some(image),
+            })
+        }
+        DiskSource::EmptyDisk { capacity } => {
+            let path = own("qcow2");
+            let virtual_size = qemu_img::empty(&path, *capacity)?;
+            Ok(PreparedDisk {
+                name: disk.name.clone(),
+                path: path.display().to_string(),
+                format: DiskFormat::Qcow2,
+                virtual_size,
+                backing: None,
+            })
+        }
+        DiskSource::CloudInitNoCloud(data) => {
+            let files = cloud_init::files(data, &folders.secrets(&disk.name))?;
+            let path = own("img");
+            let size = nocloud::write(&path, &files)?;
+            Ok(raw(disk, path.display().to_string(), size))
+        }
+        DiskSource::Filesystem {} => {
+            let (path, size) = volumes::file(&folders.volume(&disk.name))?;
+            Ok(raw(disk, path.display().to_string(), size))
+        }
+        DiskSource::Block {} => {
+            let path = folders.device(&disk.name);
+            let size = volumes::device(&path)?;
+            Ok(raw(disk, path.display().to_string(), size))
+        }
+    }
+}
+
+fn raw(disk: &GuestDisk, path: String, virtual_size: u64) -> PreparedDisk {
+    PreparedDisk {
+        name: disk.name.clone(),
+        path,
+        format: DiskFormat::Raw,
+        virtual_size,
+        backing: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

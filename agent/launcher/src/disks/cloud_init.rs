@@ -1,0 +1,76 @@
+//! The files of NoCloud data, from the manifest and from Secrets.
+//!
+//! As in KubeVirt, a Secret holds user data under `userdata` or `userData` and network data under
+//! `networkdata` or `networkData`.
+
+use std::{fs, io, path::Path};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_NETWORK, SECRET_USER};
+
+use super::Refusal;
+
+/// Most of a file that is read; a Secret holds 1 MiB at most.
+const MOST: u64 = 4 * 1024 * 1024;
+
+/// The files of a NoCloud volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoCloud {
+    /// `user-data`.
+    pub(crate) user_data: Vec<u8>,
+    /// `meta-data`.
+    pub(crate) meta_data: Vec<u8>,
+    /// `network-config`, which is left out if there is none: an empty one would mean no network.
+    pub(crate) network_config: Option<Vec<u8>>,
+}
+
+/// The files for this data; `secrets` is where its Secrets are mounted.
+///
+/// # Errors
+/// If a Secret lacks the data, or the data is not what it should be.
+pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal> {
+    let text = |text: &Option<CloudInitText>, field, folder, keys: [&str; 2]| match text {
+        None => Ok(None),
+        Some(CloudInitText::Plain(text)) => Ok(Some(text.clone().into_bytes())),
+        Some(CloudInitText::Base64(text)) => decode(text, field).map(Some),
+        Some(CloudInitText::Secret {}) => secret(&secrets.join(folder), keys).map(Some),
+    };
+    let user_data = text(&data.user_data, "userDataBase64", SECRET_USER, ["userdata", "userData"])?;
+    let network_config = text(
+        &data.network_data,
+        "networkDataBase64",
+        SECRET_NETWORK,
+        ["networkdata", "networkData"],
+    )?;
+    Ok(NoCloud {
+        // A volume without the file is none to cloud-init.
+        user_data: user_data.unwrap_or_default(),
+        meta_data: meta_data(data).into_bytes(),
+        network_config,
+    })
+}
+
+/// JSON is YAML, and quotes whatever a name may contain.
+fn meta_data(data: &CloudInit) -> String {
+    let text = serde_json::json!({ "instance-id": data.instance_id, "local-hostname": data.hostname });
+    format!("{text}\n")
+}
+
+fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, Refusal> {
+    // Folded by whoever encoded it.
+    let text: String = text.split_ascii_whitespace().collect();
+    BASE64_STANDARD.decode(text).map_err(|_| Refusal::Base64(field))
+}
+
+fn secret(folder: &Path, keys: [&str; 2]) -> Result<Vec<u8>, Refusal> {
+    for key in keys {
+        let path = folder.join(key);
+        match fs::metadata(&path) {
+            Ok(found) if found.len() > MOST => return Err(Refusal::TooMuchData(found.len(), MOST)),
+            Ok(_) => return fs::read(&path).map_err(|error| Refusal::unreadable(&path, error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Refusal::unreadable(&path, error)),
+        }
+    }
+    Err(Refusal::NoSuchKey(keys.join(", ")))
+}

@@ -1,0 +1,112 @@
+//! What format an image has, found by its content, and whether it is one to open.
+//!
+//! ```text
+//! qcow2   0 "QFI\xfb"   4 version   8 backing file: offset   16 its length   24 virtual size
+//!        32 encryption  72 incompatible features   100 header length   then extensions
+//! ```
+//!
+//! Of qcow2 as its specification in QEMU's documents (docs/interop/qcow2.txt) has it. An image comes
+//! from anybody: one whose header names a backing file or a data file would make QEMU open that
+//! file of the pod, and is refused. Inside, nothing else of it is trusted: QEMU reads the rest.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+use drydock_api::launcher::DiskFormat;
+
+use super::Refusal;
+
+const QCOW2: &[u8; 4] = b"QFI\xfb";
+/// Incompatible feature: the data is in another file.
+const EXTERNAL_DATA: u64 = 1 << 2;
+/// How much of an image is looked at: more than any signature and the header's fixed part.
+const HEAD: u64 = 512;
+/// What QEMU calls a sector; sizes are multiples of it.
+const SECTOR: u64 = 512;
+
+/// Images of other formats: where their signature is, what it is, what they are called. Read as raw
+/// they would be a disk of nonsense.
+const OTHERS: [(usize, &[u8], &str); 11] = [
+    (0, b"KDMV", "a VMDK image"),
+    (0, b"# Disk DescriptorFile", "a description of a VMDK image"),
+    (0, b"vhdxfile", "a VHDX image"),
+    (0, b"conectix", "a VHD image"),
+    (64, &[0x7f, 0x10, 0xda, 0xbe], "a VDI image"),
+    (0, b"QED\0", "a QED image"),
+    (0, &[0x1f, 0x8b, 0x08], "compressed with gzip"),
+    (0, &[0xfd, b'7', b'z', b'X', b'Z', 0x00], "compressed with xz"),
+    (0, &[0x28, 0xb5, 0x2f, 0xfd], "compressed with zstd"),
+    (0, b"BZh", "compressed with bzip2"),
+    (0, b"LUKS\xba\xbe", "encrypted with LUKS"),
+];
+
+/// Format and size of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Its format.
+    pub(crate) format: DiskFormat,
+    /// Size that a guest sees, in bytes.
+    pub(crate) virtual_size: u64,
+}
+
+/// Looks at an image.
+///
+/// # Errors
+/// If it cannot be read or is not to be opened.
+pub(crate) fn look(path: &Path, file: &File) -> Result<Found, Refusal> {
+    let cannot = |error| Refusal::unreadable(path, error);
+    let length = file.metadata().map_err(cannot)?.len();
+    if length == 0 {
+        return Err(Refusal::Empty(path.to_owned()));
+    }
+    let mut head = Vec::new();
+    read_head(file, &mut head).map_err(cannot)?;
+    if let Some((.., what)) = OTHERS
+        .iter()
+        .find(|(at, signature, _)| head.get(*at..).is_some_and(|rest| rest.starts_with(signature)))
+    {
+        return Err(Refusal::Format(what));
+    }
+    if head.starts_with(QCOW2) {
+        return Ok(Found {
+            format: DiskFormat::Qcow2,
+            virtual_size: qcow2_size(&head)?,
+        });
+    }
+    Ok(Found {
+        format: DiskFormat::Raw,
+        virtual_size: length.next_multiple_of(SECTOR),
+    })
+}
+
+fn read_head(mut file: &File, head: &mut Vec<u8>) -> io::Result<usize> {
+    Read::by_ref(&mut file).take(HEAD).read_to_end(head)
+}
+
+/// The virtual size of a qcow2 image that needs no other file.
+fn qcow2_size(head: &[u8]) -> Result<u64, Refusal> {
+    const SHORT: Refusal = Refusal::DamagedImage("its header is cut off");
+    let word = |at: usize| -> Option<u32> { Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?)) };
+    let long = |at: usize| -> Option<u64> { Some(u64::from_be_bytes(head.get(at..at + 8)?.try_into().ok()?)) };
+    let version = word(4).ok_or(SHORT)?;
+    if !(2..=3).contains(&version) {
+        return Err(Refusal::DamagedImage("it is of a version other than 2 and 3"));
+    }
+    if long(8).ok_or(SHORT)? != 0 || word(16).ok_or(SHORT)? != 0 {
+        return Err(Refusal::ImageNamesOtherFile("backing file"));
+    }
+    if word(32).ok_or(SHORT)? != 0 {
+        return Err(Refusal::EncryptedImage);
+    }
+    if version == 3 && long(72).ok_or(SHORT)? & EXTERNAL_DATA != 0 {
+        return Err(Refusal::ImageNamesOtherFile("data file"));
+    }
+    match long(24).ok_or(SHORT)? {
+        0 => Err(Refusal::DamagedImage("its virtual size is 0")),
+        size if size > i64::MAX.unsigned_abs() - SECTOR => Err(Refusal::DamagedImage("its virtual size is impossible")),
+        size => Ok(size.next_multiple_of(SECTOR)),
+    }
+}

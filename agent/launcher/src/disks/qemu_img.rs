@@ -1,0 +1,63 @@
+//! Makes qcow2 files with qemu-img.
+
+use std::{
+    ffi::OsStr,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use drydock_api::launcher::BackingImage;
+
+use super::Refusal;
+
+/// What QEMU calls a sector; sizes are multiples of it.
+const SECTOR: u64 = 512;
+
+/// Makes a layer above a read-only image, of the image's size. Its format is given, so that nobody
+/// guesses it again.
+///
+/// # Errors
+/// If qemu-img does not make it.
+pub(crate) fn overlay(path: &Path, image: &BackingImage) -> Result<(), Refusal> {
+    let size = image.virtual_size.to_string();
+    let format = image.format.as_str();
+    let arguments = ["create", "-q", "-f", "qcow2", "-F", format, "-b", &image.path];
+    run(arguments.map(OsStr::new), path, &size)
+}
+
+/// Makes an empty disk, and returns its size in bytes: the capacity in whole sectors.
+///
+/// # Errors
+/// If qemu-img does not make it.
+pub(crate) fn empty(path: &Path, capacity: u64) -> Result<u64, Refusal> {
+    let size = match capacity.checked_next_multiple_of(SECTOR) {
+        None | Some(0) => {
+            return Err(Refusal::QemuImg(format!(
+                "a capacity of {capacity} bytes is impossible"
+            )));
+        }
+        Some(size) => size,
+    };
+    run(["create", "-q", "-f", "qcow2"].map(OsStr::new), path, &size.to_string())?;
+    Ok(size)
+}
+
+fn run<const N: usize>(arguments: [&OsStr; N], path: &Path, size: &str) -> Result<(), Refusal> {
+    let output = Command::new("qemu-img")
+        .args(arguments)
+        .arg(path)
+        .arg(size)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Refusal::QemuImg(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim().trim_start_matches("qemu-img: ");
+    Err(Refusal::QemuImg(if said.is_empty() {
+        output.status.to_string()
+    } else {
+        said.replace('\n', "; ")
+    }))
+}

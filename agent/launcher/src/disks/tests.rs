@@ -1,0 +1,427 @@
+//! Disks as they are made by the real qemu-img, and read back by programs that are not this one.
+
+use std::{
+    fs,
+    os::unix::fs::{FileExt, symlink},
+    path::Path,
+    process::Command,
+};
+
+use drydock_api::launcher::{CloudInit, CloudInitText, DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, Ready};
+use tempfile::TempDir;
+
+use super::{Refusal, prepare};
+use crate::folders::Folders;
+
+const MIB: u64 = 1024 * 1024;
+
+struct Pod {
+    root: TempDir,
+}
+
+impl Pod {
+    fn new() -> Self {
+        let pod = Self {
+            root: TempDir::new().unwrap(),
+        };
+        fs::create_dir_all(pod.folders().disks()).unwrap();
+        pod
+    }
+
+    fn folders(&self) -> Folders {
+        Folders::below(self.root.path())
+    }
+
+    /// A file in the image of the volume `root`.
+    fn in_image(&self, path: &str, content: &[u8]) -> std::path::PathBuf {
+        let path = self.folders().image("root").join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    fn prepare(&self, source: DiskSource) -> Result<PreparedDisk, (&'static str, String)> {
+        let guest = Guest {
+            domain: "d".into(),
+            host_uuid: String::new(),
+            grace_period_seconds: 0,
+            disks: vec![GuestDisk {
+                name: "root".into(),
+                source,
+            }],
+        };
+        match prepare(&guest, &self.folders()) {
+            Ok(Ready { mut disks }) => Ok(disks.remove(0)),
+            Err(refused) => Err((refused.refusal.reason(), refused.to_string())),
+        }
+    }
+
+    fn container_disk(&self) -> Result<PreparedDisk, (&'static str, String)> {
+        self.prepare(DiskSource::ContainerDisk { path: None })
+    }
+
+    fn refusal(&self) -> &'static str {
+        self.container_disk().unwrap_err().0
+    }
+}
+
+fn qemu_img(arguments: &[&str]) -> String {
+    let output = Command::new("qemu-img").args(arguments).output().expect("qemu-img");
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn info(path: impl AsRef<Path>) -> serde_json::Value {
+    let path = path.as_ref().to_str().unwrap();
+    serde_json::from_str(&qemu_img(&["info", "--output=json", path])).unwrap()
+}
+
+#[test]
+fn a_layer_is_put_above_an_image_of_either_format() {
+    for format in ["raw", "qcow2"] {
+        let pod = Pod::new();
+        let image = pod.in_image("/disk/fedora.img", b"");
+        qemu_img(&["create", "-q", "-f", format, image.to_str().unwrap(), "3M"]);
+        let before = fs::read(&image).unwrap();
+        let disk = pod.container_disk().unwrap();
+        assert_eq!(
+            (disk.format, disk.virtual_size),
+            (DiskFormat::Qcow2, 3 * MIB),
+            "{format}"
+        );
+        let backing = disk.backing.unwrap();
+        assert_eq!((backing.format.as_str(), backing.virtual_size), (format, 3 * MIB));
+        assert_eq!(Path::new(&backing.path), image);
+        let info = info(&disk.path);
+        assert_eq!(info["format"], "qcow2");
+        assert_eq!(info["virtual-size"], 3 * MIB);
+        assert_eq!(info["backing-filename"], image.to_str().unwrap());
+        assert_eq!(info["backing-filename-format"], format);
+        assert_eq!(fs::read(&image).unwrap(), before, "the image is only read");
+    }
+}
+
+#[test]
+fn a_raw_image_of_half_a_sector_is_a_disk_of_whole_ones() {
+    let pod = Pod::new();
+    pod.in_image("/disk/a.img", &[7; 700]);
+    let disk = pod.container_disk().unwrap();
+    assert_eq!(disk.virtual_size, 1024);
+    assert_eq!(info(&disk.path)["virtual-size"], 1024);
+}
+
+#[test]
+fn the_disk_of_an_image_is_its_only_file_or_the_one_that_is_named() {
+    let pod = Pod::new();
+    assert_eq!(pod.refusal(), "NoDiskInImage", "no such image");
+    pod.in_image("/etc/a", b"");
+    assert_eq!(pod.refusal(), "NoDiskInImage");
+    pod.in_image("/disk/.hidden", b"x");
+    assert_eq!(pod.refusal(), "NoDiskInImage");
+    pod.in_image("/disk/a.img", &[0; 512]);
+    pod.in_image("/disk/b.img", &[0; 1024]);
+    let (reason, text) = pod.container_disk().unwrap_err();
+    assert_eq!(reason, "SeveralDisksInImage");
+    assert!(text.contains("a.img, b.img"), "{text}");
+    let named = |path: &str| {
+        pod.prepare(DiskSource::ContainerDisk {
+            path: Some(path.into()),
+        })
+    };
+    assert_eq!(named("/disk/b.img").unwrap().virtual_size, 1024);
+    assert_eq!(named("/disk/c.img").unwrap_err().0, "NoDiskInImage");
+    assert_eq!(named("/disk").unwrap_err().0, "NotADisk");
+}
+
+#[test]
+fn links_stay_in_the_image() {
+    let pod = Pod::new();
+    let real = pod.in_image("/data/real.img", &[0; 512]);
+    fs::create_dir(pod.folders().image("root").join("disk")).unwrap();
+    let link = pod.folders().image("root").join("disk/disk.img");
+    symlink("/data/real.img", &link).unwrap();
+    assert_eq!(Path::new(&pod.container_disk().unwrap().backing.unwrap().path), real);
+    // A file of the pod that the image has not.
+    let outside = pod.root.path().join("outside");
+    fs::write(&outside, [0; 512]).unwrap();
+    for target in [outside.as_path(), "../../../outside".as_ref()] {
+        fs::remove_file(&link).unwrap();
+        symlink(target, &link).unwrap();
+        assert_eq!(pod.refusal(), "NoDiskInImage", "{}", target.display());
+    }
+}
+
+#[test]
+fn images_that_name_other_files_are_refused() {
+    let pod = Pod::new();
+    let image = pod.in_image("/disk/a.qcow2", b"");
+    let (path, other) = (image.to_str().unwrap(), pod.root.path().join("other"));
+    let other = other.to_str().unwrap();
+    qemu_img(&["create", "-q", "-f", "raw", other, "1M"]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", other, path]);
+    assert_eq!(pod.refusal(), "ImageNamesOtherFile");
+    qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+        &format!("data_file={other}"),
+        path,
+        "1M",
+    ]);
+    assert_eq!(pod.refusal(), "ImageNamesOtherFile");
+    let secret = "data:,secret";
+    qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "--object",
+        &format!("secret,id=s,data={}", &secret[6..]),
+        "-o",
+        "encrypt.format=luks,encrypt.key-secret=s",
+        path,
+        "1M",
+    ]);
+    assert_eq!(pod.refusal(), "EncryptedImage");
+}
+
+#[test]
+fn images_of_other_formats_are_refused_by_name() {
+    for (format, name) in [
+        ("vmdk", "VMDK"),
+        ("vhdx", "VHDX"),
+        ("vdi", "VDI"),
+        ("vpc", "VHD"),
+        ("qed", "QED"),
+    ] {
+        let pod = Pod::new();
+        let image = pod.in_image("/disk/a.img", b"");
+        qemu_img(&["create", "-q", "-f", format, image.to_str().unwrap(), "8M"]);
+        let (reason, text) = pod.container_disk().unwrap_err();
+        assert_eq!(reason, "UnknownImageFormat", "{format}");
+        assert!(text.contains(name), "{text}");
+    }
+}
+
+#[test]
+fn damaged_images_are_refused() {
+    let pod = Pod::new();
+    let image = pod.in_image("/disk/a.img", b"QFI\xfb\0\0");
+    assert_eq!(pod.refusal(), "DamagedImage");
+    qemu_img(&["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "1M"]);
+    for (at, bytes) in [
+        (4, &[0_u8, 0, 0, 9][..]),
+        (24, &[0; 8]),
+        (24, &[0xff; 8]),
+        (24, &[0x7f; 8]),
+    ] {
+        let mut damaged = fs::read(&image).unwrap();
+        damaged[at..at + bytes.len()].copy_from_slice(bytes);
+        let whole = fs::read(&image).unwrap();
+        fs::write(&image, damaged).unwrap();
+        assert!(["DamagedImage", "DiskNotMade"].contains(&pod.refusal()), "{at}");
+        fs::write(&image, whole).unwrap();
+    }
+    fs::write(&image, b"").unwrap();
+    assert_eq!(pod.refusal(), "DiskEmpty");
+}
+
+#[test]
+fn an_empty_disk_takes_no_space_yet() {
+    let pod = Pod::new();
+    let disk = pod.prepare(DiskSource::EmptyDisk { capacity: 5 * MIB + 1 }).unwrap();
+    assert_eq!(disk.virtual_size, 5 * MIB + 512);
+    let info = info(&disk.path);
+    assert_eq!(
+        (&info["format"], &info["virtual-size"]),
+        (&"qcow2".into(), &(5 * MIB + 512).into())
+    );
+    assert!(info["actual-size"].as_u64().unwrap() < MIB, "{info}");
+    assert_eq!(
+        pod.prepare(DiskSource::EmptyDisk { capacity: 0 }).unwrap_err().0,
+        "DiskNotMade"
+    );
+    assert_eq!(
+        pod.prepare(DiskSource::EmptyDisk { capacity: u64::MAX }).unwrap_err().0,
+        "DiskNotMade"
+    );
+}
+
+#[test]
+fn the_disk_of_a_volume_is_taken_as_it_is_and_is_raw_whatever_is_in_it() {
+    let pod = Pod::new();
+    let volume = pod.folders().volume("root");
+    fs::create_dir_all(&volume).unwrap();
+    let path = volume.join("disk.img");
+    // A guest may write this to its own disk.
+    fs::write(&path, [b"QFI\xfb".as_slice(), &[0; 2044]].concat()).unwrap();
+    let disk = pod.prepare(DiskSource::Filesystem {}).unwrap();
+    assert_eq!(
+        (disk.format, disk.virtual_size, disk.backing),
+        (DiskFormat::Raw, 2048, None)
+    );
+    assert_eq!(disk.path, path.to_str().unwrap());
+    fs::remove_file(&path).unwrap();
+    symlink("/etc/passwd", &path).unwrap();
+    assert_eq!(pod.prepare(DiskSource::Filesystem {}).unwrap_err().0, "NotADisk");
+}
+
+#[test]
+fn the_disk_of_an_empty_volume_is_made_as_large_as_the_volume_and_sparse() {
+    use std::os::unix::fs::MetadataExt;
+    let pod = Pod::new();
+    let volume = pod.folders().volume("root");
+    fs::create_dir_all(&volume).unwrap();
+    let disk = pod.prepare(DiskSource::Filesystem {}).unwrap();
+    let found = fs::metadata(&disk.path).unwrap();
+    assert_eq!((found.len(), found.blocks()), (disk.virtual_size, 0));
+    assert!(disk.virtual_size > 0 && disk.virtual_size.is_multiple_of(MIB));
+    // The next pod finds it as it is.
+    let file = fs::OpenOptions::new().read(true).write(true).open(&disk.path).unwrap();
+    file.write_all_at(b"written", 512).unwrap();
+    assert_eq!(pod.prepare(DiskSource::Filesystem {}).unwrap(), disk);
+    let mut read = [0; 7];
+    file.read_exact_at(&mut read, 512).unwrap();
+    assert_eq!(&read, b"written");
+}
+
+#[test]
+fn a_file_is_no_block_volume() {
+    let pod = Pod::new();
+    assert_eq!(pod.prepare(DiskSource::Block {}).unwrap_err().0, "DiskUnreadable");
+    fs::create_dir_all(pod.folders().device("root").parent().unwrap()).unwrap();
+    fs::write(pod.folders().device("root"), b"x").unwrap();
+    assert_eq!(pod.prepare(DiskSource::Block {}).unwrap_err().0, "NotADisk");
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_refused() {
+    let pod = Pod::new();
+    for name in ["", "..", "a/b", "../../etc"] {
+        let guest = Guest {
+            domain: "d".into(),
+            host_uuid: String::new(),
+            grace_period_seconds: 0,
+            disks: vec![GuestDisk {
+                name: name.into(),
+                source: DiskSource::EmptyDisk { capacity: MIB },
+            }],
+        };
+        let refused = prepare(&guest, &pod.folders()).unwrap_err();
+        assert!(matches!(refused.refusal, Refusal::VolumeName), "{name:?}");
+    }
+}
+
+/// Reads a file of a FAT volume with mtools.
+fn mtype(volume: &str, file: &str) -> Vec<u8> {
+    let output = Command::new("mtype")
+        .args(["-i", volume, &format!("::/{file}")])
+        .output()
+        .expect("mtools");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+fn listing(volume: &str) -> String {
+    let output = Command::new("mdir")
+        .args(["-b", "-i", volume, "::/"])
+        .output()
+        .expect("mtools");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn blkid(volume: &str, tag: &str) -> String {
+    let output = Command::new("blkid")
+        .args(["-p", "-o", "value", "-s", tag, volume])
+        .output()
+        .expect("blkid");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn cloud_init_finds_its_volume_and_every_byte_of_it() {
+    let user_data = format!("#cloud-config\n# {}\n", "é\n".repeat(20_000));
+    let data = CloudInit {
+        instance_id: "i-1".into(),
+        hostname: "vm: \"1\"".into(),
+        user_data: Some(CloudInitText::Plain(user_data.clone())),
+        network_data: Some(CloudInitText::Base64("dmVyc2lv\nbjogMgo=".into())),
+    };
+    let pod = Pod::new();
+    let disk = pod.prepare(DiskSource::CloudInitNoCloud(data.clone())).unwrap();
+    assert_eq!(
+        (disk.format, disk.virtual_size),
+        (DiskFormat::Raw, fs::metadata(&disk.path).unwrap().len())
+    );
+    assert_eq!(blkid(&disk.path, "LABEL"), "cidata");
+    assert_eq!(blkid(&disk.path, "TYPE"), "vfat");
+    assert_eq!(mtype(&disk.path, "user-data"), user_data.as_bytes());
+    assert_eq!(mtype(&disk.path, "network-config"), b"version: 2\n");
+    let meta: serde_json::Value = serde_json::from_slice(&mtype(&disk.path, "meta-data")).unwrap();
+    assert_eq!(
+        meta,
+        serde_json::json!({"instance-id": "i-1", "local-hostname": "vm: \"1\""})
+    );
+    // The target of a migration makes the same again.
+    let again = Pod::new().prepare(DiskSource::CloudInitNoCloud(data.clone()));
+    let other = Pod::new();
+    let other_disk = other.prepare(DiskSource::CloudInitNoCloud(data)).unwrap();
+    assert!(again.is_ok());
+    assert_eq!(fs::read(&disk.path).unwrap(), fs::read(&other_disk.path).unwrap());
+}
+
+#[test]
+fn without_network_data_there_is_no_file_for_it() {
+    let pod = Pod::new();
+    let disk = pod.prepare(DiskSource::CloudInitNoCloud(CloudInit::default())).unwrap();
+    let mut names: Vec<String> = listing(&disk.path)
+        .lines()
+        .map(|name| name.replace("::/", ""))
+        .collect();
+    names.sort();
+    assert_eq!(names, ["meta-data", "user-data"]);
+    assert_eq!(mtype(&disk.path, "user-data"), b"");
+}
+
+#[test]
+fn secrets_have_either_spelling_of_their_keys() {
+    for (user, network) in [("userdata", "networkdata"), ("userData", "networkData")] {
+        let pod = Pod::new();
+        let data = || CloudInit {
+            user_data: Some(CloudInitText::Secret {}),
+            network_data: Some(CloudInitText::Secret {}),
+            ..CloudInit::default()
+        };
+        let prepared = pod.prepare(DiskSource::CloudInitNoCloud(data()));
+        assert_eq!(prepared.unwrap_err().0, "SecretWithoutData");
+        for (folder, key) in [("user", user), ("network", network)] {
+            let folder = pod.folders().secrets("root").join(folder);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(key), key).unwrap();
+        }
+        let disk = pod.prepare(DiskSource::CloudInitNoCloud(data())).unwrap();
+        assert_eq!(mtype(&disk.path, "user-data"), user.as_bytes());
+        assert_eq!(mtype(&disk.path, "network-config"), network.as_bytes());
+    }
+}
+
+#[test]
+fn data_that_is_too_much_or_not_what_it_claims_is_refused() {
+    let pod = Pod::new();
+    let with = |text| {
+        pod.prepare(DiskSource::CloudInitNoCloud(CloudInit {
+            user_data: Some(text),
+            ..CloudInit::default()
+        }))
+        .unwrap_err()
+        .0
+    };
+    assert_eq!(with(CloudInitText::Base64("?".into())), "InvalidBase64");
+    assert_eq!(with(CloudInitText::Plain("x".repeat(9 << 20))), "TooMuchCloudInitData");
+}

@@ -1,0 +1,120 @@
+//! The end of a domain's log, in which libvirt writes why it ended a QEMU and QEMU writes its
+//! last words. It outlives libvirtd and the domain's definition.
+//!
+//! ```text
+//! 2026-11-21 11:30:01.120+0000: starting up libvirt version: 11.3.0, ...
+//! LC_ALL=C \
+//! ...
+//! -msg timestamp=on
+//! 2026-11-21T11:30:02.310446Z qemu-system-x86_64: terminating on signal 15 from pid 12
+//! 2026-11-21 11:30:02.512+0000: shutting down, reason=destroyed
+//! ```
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    path::Path,
+};
+
+use crate::domain_state::OffReason;
+
+/// How much of the log is read.
+const TAIL: u64 = 8 * 1024;
+/// How many of QEMU's lines are told, and how much of each.
+const LINES: usize = 3;
+const LINE: usize = 300;
+
+/// What the log of a domain's last process says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DomainLog {
+    /// Why libvirt ended the process or found it ended.
+    pub(crate) reason: Option<OffReason>,
+    /// What QEMU said last.
+    pub(crate) last_words: Vec<String>,
+}
+
+impl DomainLog {
+    /// Reads the end of a log; one that cannot be read says nothing.
+    pub(crate) fn read(path: &Path) -> Self {
+        tail(path).map_or_else(|_| Self::default(), |text| Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        // Only what belongs to the last process.
+        let last = text.rfind(": starting up libvirt version").map_or(0, |at| at);
+        let mut log = Self::default();
+        for line in text[last..].lines() {
+            if let Some((_, reason)) = line.split_once(": shutting down, reason=") {
+                log.reason = Some(OffReason::from_word(reason.trim()));
+            } else if let Some(words) = words_of_qemu(line) {
+                // By characters: what QEMU says may have come from the guest.
+                log.last_words
+                    .push(words.chars().filter(|c| !c.is_control()).take(LINE).collect());
+            }
+        }
+        log.last_words.drain(..log.last_words.len().saturating_sub(LINES));
+        log
+    }
+}
+
+/// What QEMU says in a line, with its name, if it does.
+fn words_of_qemu(line: &str) -> Option<&str> {
+    let (stamp, words) = line.split_once(' ')?;
+    (stamp.ends_with('Z') && words.starts_with("qemu-")).then_some(words)
+}
+
+fn tail(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DomainLog;
+    use crate::domain_state::OffReason;
+
+    const LOG: &str = "\
+2026-11-21 11:30:01.120+0000: starting up libvirt version: 11.3.0, package: 3, qemu version: 10.0.3
+/usr/bin/qemu-system-x86_64 \\
+-msg timestamp=on
+2026-11-21T11:30:02.310446Z qemu-system-x86_64: terminating on signal 15 from pid 12 (libvirtd)
+2026-11-21 11:30:02.512+0000: shutting down, reason=destroyed
+";
+
+    #[test]
+    fn the_reason_and_the_last_words_are_found() {
+        let log = DomainLog::parse(LOG);
+        assert_eq!(log.reason, Some(OffReason::Destroyed));
+        assert_eq!(
+            log.last_words,
+            ["qemu-system-x86_64: terminating on signal 15 from pid 12 (libvirtd)"]
+        );
+    }
+
+    #[test]
+    fn an_earlier_process_does_not_speak_for_the_last() {
+        let twice = format!("{LOG}2026-11-21 11:31:00.000+0000: starting up libvirt version: 11.3.0\n-msg\n");
+        assert_eq!(DomainLog::parse(&twice), DomainLog::default());
+    }
+
+    #[test]
+    fn what_is_told_is_bounded() {
+        let long = format!("2026Z qemu-system-x86_64: {}\n", "\u{1b}é".repeat(5000)).repeat(9);
+        let log = DomainLog::parse(&long);
+        assert_eq!(log.last_words.len(), 3);
+        assert!(
+            log.last_words
+                .iter()
+                .all(|line| line.chars().count() == 300 && !line.contains('\u{1b}'))
+        );
+    }
+
+    #[test]
+    fn a_log_that_is_not_there_says_nothing() {
+        assert_eq!(DomainLog::read("/nonexistent/log".as_ref()), DomainLog::default());
+    }
+}

@@ -1,0 +1,119 @@
+//! What libvirt's own folders tell of it: when its socket is there, when the domain has a QEMU, and
+//! when libvirt is done with it.
+//!
+//! ```text
+//! libvirt/libvirt-sock          made: libvirtd is about to accept connections
+//! libvirt/qemu/run/NAME.pid     written: the PID of the domain's QEMU
+//! libvirt/qemu/run/NAME.xml     removed: libvirt has dealt with the domain's end
+//! ```
+//!
+//! These are signs to look closer only: what has happened is asked of libvirt.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
+};
+
+use nix::{
+    errno::Errno,
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor},
+    unistd::Pid,
+};
+
+use crate::folders::Folders;
+
+/// A sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sign {
+    /// libvirt's socket was made.
+    Socket,
+    /// The domain has this process.
+    Process(Pid),
+    /// libvirt has removed the domain's state.
+    StateRemoved,
+}
+
+/// Watches libvirt's folders.
+#[derive(Debug)]
+pub(crate) struct DomainWatch {
+    inotify: Inotify,
+    sockets: WatchDescriptor,
+    socket: OsString,
+    pid_file: PathBuf,
+    pid_name: OsString,
+    state_name: OsString,
+}
+
+impl DomainWatch {
+    /// Begins to watch; the folders must be there.
+    ///
+    /// # Errors
+    /// If the kernel does not let it.
+    pub(crate) fn new(domain: &str, folders: &Folders) -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let sockets = inotify.add_watch(&folders.libvirt(), AddWatchFlags::IN_CREATE)?;
+        inotify.add_watch(
+            &folders.domains(),
+            // The file stays open as long as QEMU runs, so its closing is no sign.
+            AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE,
+        )?;
+        let pid_name = format!("{domain}.pid");
+        Ok(Self {
+            inotify,
+            sockets,
+            socket: folders.socket().file_name().unwrap_or_default().to_owned(),
+            pid_file: folders.domains().join(&pid_name),
+            pid_name: pid_name.into(),
+            state_name: format!("{domain}.xml").into(),
+        })
+    }
+
+    /// The signs since the last time, in their order.
+    ///
+    /// # Errors
+    /// If the kernel cannot tell.
+    pub(crate) fn read(&self) -> io::Result<Vec<Sign>> {
+        let mut signs = Vec::new();
+        loop {
+            let events = match self.inotify.read_events() {
+                Ok(events) => events,
+                Err(Errno::EAGAIN) => return Ok(signs),
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for event in events {
+                let name = event.name.as_deref().unwrap_or(OsStr::new(""));
+                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                    // Whatever was missed, asking finds out.
+                    signs.extend(self.process());
+                    signs.push(Sign::StateRemoved);
+                } else if event.wd == self.sockets {
+                    if name == self.socket {
+                        signs.push(Sign::Socket);
+                    }
+                } else if event.mask.contains(AddWatchFlags::IN_DELETE) {
+                    if name == self.state_name {
+                        signs.push(Sign::StateRemoved);
+                    }
+                } else if name == self.pid_name {
+                    signs.extend(self.process());
+                }
+            }
+        }
+    }
+
+    /// The domain's process, if it can still be read which.
+    fn process(&self) -> Option<Sign> {
+        let text = fs::read_to_string(&self.pid_file).ok()?;
+        let pid: i32 = text.trim().parse().ok()?;
+        (pid > 1).then(|| Sign::Process(Pid::from_raw(pid)))
+    }
+}
+
+impl AsFd for DomainWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+}

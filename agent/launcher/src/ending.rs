@@ -1,0 +1,243 @@
+//! How the guest ended: one answer from what libvirt, its log and the kernel say.
+
+use drydock_api::launcher::{Ending, Outcome};
+
+use crate::{domain_log::DomainLog, domain_state::OffReason, process_end::ProcessEnd};
+
+/// Longest termination message that is written; the kubelet keeps 4096 bytes.
+const MESSAGE: usize = 2000;
+
+/// What is known of an end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Circumstances {
+    /// libvirt's reason, if it could be asked and knows.
+    pub(crate) reason: Option<OffReason>,
+    /// The domain's log.
+    pub(crate) log: DomainLog,
+    /// How QEMU ended, if that was seen.
+    pub(crate) qemu: Option<ProcessEnd>,
+    /// Whether the pod was told to end before.
+    pub(crate) asked: bool,
+    /// Whether this launcher killed QEMU itself, past libvirt.
+    pub(crate) forced: bool,
+    /// Why libvirt could not be kept alive, if so.
+    pub(crate) libvirt: Option<String>,
+    /// Whether the kernel has killed a process of this pod for memory.
+    pub(crate) out_of_memory: bool,
+}
+
+/// The ending, for the termination message.
+pub(crate) fn ending(seen: &Circumstances) -> Ending {
+    if let Some(why) = &seen.libvirt {
+        let message = format!("libvirt could not be kept alive, so the guest was ended: {why}");
+        return bounded(Outcome::Failed, &message);
+    }
+    let reason = seen
+        .reason
+        .or(seen.log.reason)
+        .filter(|&reason| reason != OffReason::Unknown);
+    let (outcome, sentence) = match reason {
+        // It is complete elsewhere, whatever was done to what remained here.
+        Some(OffReason::Migrated) => (Outcome::Migrated, "The guest went on elsewhere"),
+        _ if seen.forced => (
+            Outcome::Destroyed,
+            "The guest did not shut down in time, libvirt did not destroy it, and its QEMU was killed",
+        ),
+        Some(OffReason::Shutdown) if seen.asked => (Outcome::Shutdown, "The guest shut down as it was asked to"),
+        Some(OffReason::Shutdown) => (Outcome::Shutdown, "The guest shut itself down"),
+        Some(OffReason::Destroyed) if seen.asked => (
+            Outcome::Destroyed,
+            "The guest was destroyed after the pod was told to end",
+        ),
+        Some(OffReason::Destroyed) => (Outcome::Destroyed, "The guest was destroyed from outside"),
+        Some(OffReason::Saved | OffReason::FromSnapshot) => {
+            (Outcome::Destroyed, "The guest was ended from outside to be continued")
+        }
+        Some(OffReason::Crashed) => (Outcome::Crashed, "The guest's QEMU ended by itself"),
+        Some(OffReason::Failed) => (Outcome::Failed, "The guest could not be started or taken over"),
+        Some(OffReason::Daemon) => (Outcome::Failed, "libvirt failed and ended the guest"),
+        Some(OffReason::Unknown) | None => match seen.qemu {
+            Some(ProcessEnd::Exited(0)) => (
+                Outcome::Destroyed,
+                "The guest's QEMU was ended from outside while libvirt did not look",
+            ),
+            Some(_) => (Outcome::Crashed, "The guest's QEMU ended while libvirt did not look"),
+            None => (Outcome::Failed, "The guest is gone, and nobody knows how it ended"),
+        },
+    };
+    bounded(outcome, &format!("{sentence}{}.", detail(seen, outcome)))
+}
+
+/// What libvirt, the kernel and QEMU say, for people.
+fn detail(seen: &Circumstances, outcome: Outcome) -> String {
+    let mut parts = Vec::new();
+    if let Some(reason) = seen.reason.or(seen.log.reason) {
+        parts.push(format!("libvirt says: shut off ({})", reason.as_str()));
+    }
+    let interesting = !matches!(outcome, Outcome::Shutdown | Outcome::Migrated);
+    if let Some(end) = seen.qemu.filter(|end| interesting && !end.is_success()) {
+        parts.push(format!("QEMU {end}"));
+    }
+    if seen.out_of_memory && interesting {
+        parts.push("the kernel has killed a process of this pod because its memory limit was reached".into());
+    }
+    if interesting && !seen.log.last_words.is_empty() && outcome != Outcome::Destroyed {
+        parts.push(format!("QEMU said last: {}", seen.log.last_words.join(" | ")));
+    }
+    if parts.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", parts.join("; "))
+    }
+}
+
+/// An ending whose message fits.
+pub(crate) fn bounded(outcome: Outcome, message: &str) -> Ending {
+    let mut end = message.len().min(MESSAGE);
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    Ending {
+        outcome,
+        message: message[..end].to_owned(),
+    }
+}
+
+/// The exit code of the launcher: 0 if the guest ended as it should.
+pub(crate) fn exit_code(outcome: Outcome, asked: bool) -> u8 {
+    match outcome {
+        Outcome::Shutdown | Outcome::Migrated => 0,
+        Outcome::Destroyed if asked => 0,
+        Outcome::Destroyed | Outcome::Crashed | Outcome::Failed | Outcome::NotStarted => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::launcher::Outcome;
+    use nix::sys::signal::Signal;
+
+    use super::{Circumstances, bounded, ending, exit_code};
+    use crate::{domain_log::DomainLog, domain_state::OffReason, process_end::ProcessEnd};
+
+    fn outcome(change: impl FnOnce(&mut Circumstances)) -> Outcome {
+        let mut seen = Circumstances::default();
+        change(&mut seen);
+        ending(&seen).outcome
+    }
+
+    #[test]
+    fn libvirt_is_believed_first_then_its_log_then_the_kernel() {
+        let log = |reason| DomainLog {
+            reason: Some(reason),
+            last_words: Vec::new(),
+        };
+        let killed = Some(ProcessEnd::Killed(Signal::SIGKILL));
+        assert_eq!(
+            outcome(|seen| (seen.reason, seen.log) = (Some(OffReason::Shutdown), log(OffReason::Crashed))),
+            Outcome::Shutdown
+        );
+        assert_eq!(
+            outcome(|seen| (seen.log, seen.qemu) = (log(OffReason::Migrated), killed)),
+            Outcome::Migrated
+        );
+        assert_eq!(outcome(|seen| seen.qemu = killed), Outcome::Crashed);
+        assert_eq!(
+            outcome(|seen| seen.qemu = Some(ProcessEnd::Exited(1))),
+            Outcome::Crashed
+        );
+        assert_eq!(
+            outcome(|seen| seen.qemu = Some(ProcessEnd::Exited(0))),
+            Outcome::Destroyed
+        );
+        assert_eq!(outcome(|_| ()), Outcome::Failed);
+        assert_eq!(
+            outcome(|seen| (seen.reason, seen.qemu) = (Some(OffReason::Unknown), killed)),
+            Outcome::Crashed
+        );
+    }
+
+    #[test]
+    fn every_reason_has_its_outcome() {
+        for (reason, expected) in [
+            (OffReason::Shutdown, Outcome::Shutdown),
+            (OffReason::Destroyed, Outcome::Destroyed),
+            (OffReason::Saved, Outcome::Destroyed),
+            (OffReason::FromSnapshot, Outcome::Destroyed),
+            (OffReason::Crashed, Outcome::Crashed),
+            (OffReason::Migrated, Outcome::Migrated),
+            (OffReason::Failed, Outcome::Failed),
+            (OffReason::Daemon, Outcome::Failed),
+        ] {
+            assert_eq!(outcome(|seen| seen.reason = Some(reason)), expected, "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn who_killed_qemu_itself_does_not_call_it_a_crash() {
+        let forced = |reason| {
+            outcome(|seen| {
+                seen.forced = true;
+                seen.reason = reason;
+                seen.qemu = Some(ProcessEnd::Killed(Signal::SIGKILL));
+            })
+        };
+        assert_eq!(forced(None), Outcome::Destroyed);
+        assert_eq!(forced(Some(OffReason::Crashed)), Outcome::Destroyed);
+        assert_eq!(forced(Some(OffReason::Migrated)), Outcome::Migrated);
+    }
+
+    #[test]
+    fn a_libvirt_that_cannot_be_kept_alive_is_the_reason_itself() {
+        let ending = ending(&Circumstances {
+            libvirt: Some("it ended 6 times, last with exit code 1".into()),
+            forced: true,
+            ..Circumstances::default()
+        });
+        assert_eq!(ending.outcome, Outcome::Failed);
+        assert!(ending.message.contains("exit code 1"), "{}", ending.message);
+    }
+
+    #[test]
+    fn the_message_says_what_is_known() {
+        let ending = ending(&Circumstances {
+            reason: Some(OffReason::Crashed),
+            qemu: Some(ProcessEnd::Killed(Signal::SIGKILL)),
+            out_of_memory: true,
+            log: DomainLog {
+                reason: Some(OffReason::Crashed),
+                last_words: vec!["qemu-system-x86_64: oh".into()],
+            },
+            ..Circumstances::default()
+        });
+        assert_eq!(
+            ending.message,
+            "The guest's QEMU ended by itself (libvirt says: shut off (crashed); QEMU was killed by SIGKILL; the \
+             kernel has killed a process of this pod because its memory limit was reached; QEMU said last: \
+             qemu-system-x86_64: oh)."
+        );
+    }
+
+    #[test]
+    fn a_message_is_cut_between_characters() {
+        let ending = bounded(Outcome::Failed, &"é".repeat(1500));
+        assert_eq!(ending.message, "é".repeat(1000));
+    }
+
+    #[test]
+    fn only_what_was_wanted_is_a_success() {
+        let codes = |asked| {
+            [
+                Outcome::Shutdown,
+                Outcome::Migrated,
+                Outcome::Destroyed,
+                Outcome::Crashed,
+                Outcome::Failed,
+                Outcome::NotStarted,
+            ]
+            .map(|outcome| exit_code(outcome, asked))
+        };
+        assert_eq!(codes(true), [0, 0, 0, 1, 1, 1]);
+        assert_eq!(codes(false), [0, 0, 1, 1, 1, 1]);
+    }
+}

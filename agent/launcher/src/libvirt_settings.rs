@@ -1,0 +1,132 @@
+//! libvirt's folders and settings in the pod, and the environment of all programs there.
+//!
+//! The pod is one guest's alone: what protects guests from each other on a host that they share
+//! (labels of disks, namespaces, cgroups) is the pod's own, and libvirt needs none of it.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    process::{Command, Stdio},
+};
+
+use drydock_api::launcher::Guest;
+
+use crate::{folders::Folders, lifecycle::Question};
+
+/// Where programs are looked for.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Makes the folders and writes the settings.
+///
+/// # Errors
+/// If something cannot be written, with its path.
+pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
+    let settings = folders.settings().join("libvirt");
+    for folder in [
+        &folders.domains(),
+        &folders.cache(),
+        &folders.data(),
+        &folders.scratch(),
+        &settings,
+    ] {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))?;
+    }
+    for (name, text) in [
+        ("libvirtd.conf", libvirtd(&guest.host_uuid)),
+        ("qemu.conf", QEMU.to_owned()),
+    ] {
+        let path = settings.join(name);
+        fs::write(&path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    }
+    Ok(())
+}
+
+/// One agent and this launcher ask it, one thing at a time, and a migration's other side: few
+/// threads do, and each costs memory. Priority workers carry what must not wait for a worker that
+/// hangs (destroying, aborting a migration).
+fn libvirtd(host_uuid: &str) -> String {
+    // In quotes: nothing else may become a setting.
+    let host_uuid: String = host_uuid
+        .chars()
+        .filter(|c| c.is_ascii_hexdigit() || *c == '-')
+        .collect();
+    format!(
+        "\
+host_uuid = \"{host_uuid}\"
+log_level = 3
+log_outputs = \"3:stderr\"
+audit_level = 0
+min_workers = 1
+max_workers = 8
+prio_workers = 2
+admin_min_workers = 1
+admin_max_workers = 1
+"
+    )
+}
+
+/// QEMU's log is a file that libvirtd opens itself, as there is no virtlogd, and its processes keep
+/// their names, by which they are told apart when they end.
+const QEMU: &str = "\
+stdio_handler = \"file\"
+security_driver = \"none\"
+remember_owner = 0
+set_process_name = 0
+dump_guest_core = 0
+";
+
+/// A program in the environment of the pod's programs: nothing of the launcher's own is in it, which
+/// holds what the guest is to keep secret.
+pub(crate) fn program(name: &str, folders: &Folders) -> Command {
+    let mut command = Command::new(name);
+    command
+        .current_dir("/")
+        .env_clear()
+        .env("PATH", PATH)
+        // virsh's answers are read.
+        .env("LC_ALL", "C")
+        .env("HOME", folders.run())
+        .env("XDG_RUNTIME_DIR", folders.run())
+        .env("XDG_CONFIG_HOME", folders.settings())
+        .env("XDG_CACHE_HOME", folders.cache())
+        .env("XDG_DATA_HOME", folders.data())
+        .env("TMPDIR", folders.scratch())
+        .stdin(Stdio::null());
+    command
+}
+
+/// libvirtd, in the foreground and for as long as it is let.
+pub(crate) fn libvirtd_command(folders: &Folders) -> Command {
+    let mut command = program("libvirtd", folders);
+    command
+        // 0: never ends by itself, which a session's daemon does after two idle minutes.
+        .args(["--timeout", "0", "--config"])
+        .arg(folders.settings().join("libvirt/libvirtd.conf"))
+        // Each thread would have a heap of its own, which stays as large as it ever was.
+        .env("MALLOC_ARENA_MAX", "1")
+        .env("MALLOC_TRIM_THRESHOLD_", "65536");
+    command
+}
+
+/// virsh, which links libvirt so that process 1 need not.
+pub(crate) fn virsh_command(question: Question, domain: &str, folders: &Folders) -> Command {
+    let mut command = program("virsh", folders);
+    command
+        .arg("--quiet")
+        .arg("--connect")
+        .arg(format!("qemu+unix:///session?socket={}", folders.socket().display()))
+        // A libvirtd of its own would be the wrong one.
+        .env("LIBVIRT_AUTOSTART", "0");
+    match question {
+        Question::State => command.args(["domstate", "--reason"]),
+        Question::PowerButton => command.args(["shutdown", "--mode", "acpi"]),
+        Question::Destroy => command.arg("destroy"),
+    };
+    command.arg("--domain").arg(domain);
+    command
+}

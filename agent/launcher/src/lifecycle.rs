@@ -1,0 +1,620 @@
+//! What the launcher does next, decided without doing it.
+//!
+//! ```text
+//!  libvirtd   Off ──start──▶ Starting ──socket──▶ Listening ──answer──▶ Up
+//!              ▲                 │                    │                 │
+//!              └───── back-off ──┴────────────────────┴──── ended ──────┘   too often: Failed
+//!
+//!  guest      Never ──its QEMU is seen──▶ Runs ──QEMU or its state file is gone──▶ Ended ──▶ Ending
+//!               │                          │
+//!  SIGTERM      └─ end libvirtd, and only  └─ power button, again and again; then destroy; then kill
+//!                  then say NotStarted
+//! ```
+//!
+//! [`Lifecycle::step`] takes in what happened and says what is to be done; it is then called again
+//! at the latest at [`Lifecycle::wake`]. Time is counted from the launcher's start.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use drydock_api::launcher::{Ending, Outcome};
+use nix::{sys::signal::Signal, unistd::Pid};
+
+use crate::{
+    domain_log::DomainLog,
+    domain_state::{DomainState, OffReason},
+    ending::{Circumstances, bounded, ending},
+    grace::Grace,
+    process_end::ProcessEnd,
+};
+
+/// How long libvirtd may take from its start to its first answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(60);
+/// So often in a row libvirtd may end before it is given up.
+const FAILURES: u32 = 8;
+/// A libvirtd that lived so long was well: failures are counted anew.
+const WELL: Duration = Duration::from_secs(120);
+/// Pause before libvirtd is started again; doubles with each failure in a row.
+const BACK_OFF: Duration = Duration::from_millis(200);
+/// Longest such pause.
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
+/// Pause before libvirt is asked again that did not answer.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Time between two presses of the power button: a guest that is booting misses one.
+const PRESS_AGAIN: Duration = Duration::from_secs(5);
+/// The same once a guest has had the time to boot.
+const PRESS_LATER: Duration = Duration::from_secs(30);
+/// How long libvirt may take to notice the end of a guest whose QEMU has ended.
+const NOTICE: Duration = Duration::from_secs(30);
+/// How long QEMU may take to end when asked to past libvirt.
+const POLITE: Duration = Duration::from_secs(10);
+
+/// Something happened.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    /// Time passed.
+    Time,
+    /// The pod is told to end.
+    ToldToEnd,
+    /// The disks are there, or why not.
+    Prepared(Result<(), String>),
+    /// libvirtd accepts connections.
+    LibvirtdListens,
+    /// libvirtd has ended, or could not be started.
+    LibvirtdEnded(String),
+    /// The domain has a QEMU.
+    QemuStarted(Pid),
+    /// A QEMU has ended: the guest's, or one that libvirt only asked about itself.
+    QemuEnded(Pid, ProcessEnd),
+    /// libvirt keeps no state of the domain any more.
+    StateRemoved,
+    /// libvirt answered [`Question::State`], or why it did not.
+    Answered(Result<DomainState, String>),
+    /// libvirt did another [`Question`], or why it did not.
+    Done(Question, Result<(), String>),
+    /// What the domain's log says, and whether the kernel killed for memory.
+    Log(DomainLog, bool),
+}
+
+/// Something to ask of libvirt; one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// The domain's state.
+    State,
+    /// To press its power button.
+    PowerButton,
+    /// To destroy it.
+    Destroy,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Start libvirtd.
+    StartLibvirtd,
+    /// Kill libvirtd.
+    KillLibvirtd,
+    /// Ask libvirt.
+    Ask(Question),
+    /// Forget the question that is being asked.
+    Abandon,
+    /// Send QEMU a signal.
+    SignalQemu(Pid, Signal),
+    /// Say that the pod is ready for its guest.
+    SayReady,
+    /// Read the domain's log; [`Event::Log`] follows at once.
+    ReadLog,
+    /// Tell people.
+    Say(String),
+    /// End, with this message.
+    End(Ending),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Libvirtd {
+    /// Not running; started again then, if ever.
+    Off { again: Option<Duration> },
+    /// Running; answers by then or is killed.
+    Starting {
+        listens: bool,
+        by: Duration,
+        since: Duration,
+    },
+    /// Has answered.
+    Up { since: Duration },
+    /// Killed, and will not be started again.
+    Closing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guest {
+    /// No QEMU of the domain was ever seen.
+    Never,
+    /// It runs, for all that is known; libvirt's word came before its PID if there is none.
+    Runs { pid: Option<Pid> },
+    /// Its QEMU has ended.
+    Ended { at: Duration, how: Option<ProcessEnd> },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stop {
+    since: Duration,
+    press_at: Duration,
+    destroyed: bool,
+}
+
+/// The launcher's state.
+#[derive(Clone, Debug)]
+pub(crate) struct Lifecycle {
+    grace: Grace,
+    prepared: bool,
+    ready: bool,
+    libvirtd: Libvirtd,
+    failures: u32,
+    guest: Guest,
+    stop: Option<Stop>,
+    /// What libvirt is being asked.
+    asking: Option<Question>,
+    /// Whether libvirt has to be asked for the state, and not before when.
+    ask: Option<Duration>,
+    /// Whether the button is to be pressed if the guest can hear it.
+    press: bool,
+    /// That libvirt says that the domain is off, and why.
+    off: Option<Option<OffReason>>,
+    /// When QEMU is killed, if it was ended past libvirt.
+    kill_at: Option<Duration>,
+    forced: bool,
+    failed: Option<String>,
+    /// When the pod was given up for that.
+    given_up: Option<Duration>,
+    concluding: Option<Option<OffReason>>,
+    over: bool,
+}
+
+impl Lifecycle {
+    /// The beginning: nothing runs yet.
+    pub(crate) fn new(grace: Grace) -> Self {
+        Self {
+            grace,
+            prepared: false,
+            ready: false,
+            libvirtd: Libvirtd::Off {
+                again: Some(Duration::ZERO),
+            },
+            failures: 0,
+            guest: Guest::Never,
+            stop: None,
+            asking: None,
+            ask: None,
+            press: false,
+            off: None,
+            kill_at: None,
+            forced: false,
+            failed: None,
+            given_up: None,
+            concluding: None,
+            over: false,
+        }
+    }
+
+    /// Takes in what happened and says what is to be done, in this order.
+    pub(crate) fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if !self.over {
+            self.take_in(event, now, &mut actions);
+        }
+        if !self.over {
+            self.decide(now, &mut actions);
+        }
+        actions
+    }
+
+    /// When [`Self::step`] is to be called at the latest.
+    pub(crate) fn wake(&self) -> Option<Duration> {
+        if self.over {
+            return None;
+        }
+        let ask = self.ask.filter(|_| self.asking.is_none());
+        let (libvirtd, ask) = match self.libvirtd {
+            Libvirtd::Off { again } => (again, None),
+            Libvirtd::Starting { by, listens, .. } => (Some(by), ask.filter(|_| listens)),
+            Libvirtd::Up { .. } => (None, ask),
+            Libvirtd::Closing => (None, None),
+        };
+        let end = self.last_instant();
+        let (stop, ended, kill) = match self.guest {
+            Guest::Never => (end, None, None),
+            Guest::Ended { at, .. } => (end, Some(at + NOTICE), None),
+            Guest::Runs { .. } => {
+                let next = self
+                    .stop
+                    .filter(|stop| !stop.destroyed && self.failed.is_none())
+                    .map(|stop| stop.press_at.min(stop.since + self.grace.destroy));
+                (next.or(end), None, self.kill_at)
+            }
+        };
+        [libvirtd, ask, stop, ended, kill].into_iter().flatten().min()
+    }
+
+    /// Whether the pod was told to end.
+    pub(crate) fn told_to_end(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    fn take_in(&mut self, event: Event, now: Duration, actions: &mut Vec<Action>) {
+        match event {
+            Event::Time => {}
+            Event::ToldToEnd => {
+                if self.stop.is_none() {
+                    self.stop = Some(Stop {
+                        since: now,
+                        press_at: now,
+                        destroyed: false,
+                    });
+                    actions.push(Action::Say("told to end".into()));
+                }
+            }
+            Event::Prepared(Ok(())) => self.prepared = true,
+            Event::Prepared(Err(why)) => {
+                if self.stop.is_none() {
+                    self.end(bounded(Outcome::Failed, &why), actions);
+                }
+            }
+            Event::LibvirtdListens => {
+                if let Libvirtd::Starting { listens, .. } = &mut self.libvirtd {
+                    *listens = true;
+                    self.ask = Some(now);
+                }
+            }
+            Event::LibvirtdEnded(how) => self.libvirtd_ended(&how, now, actions),
+            Event::QemuStarted(pid) => {
+                self.guest = Guest::Runs { pid: Some(pid) };
+                self.off = None;
+            }
+            Event::QemuEnded(pid, how) => self.qemu_ended(pid, how, now),
+            Event::StateRemoved => {
+                if self.guest == Guest::Never {
+                    self.guest = Guest::Ended { at: now, how: None };
+                }
+                self.ask = Some(now);
+            }
+            Event::Answered(answer) => self.answered(answer, now, actions),
+            Event::Done(question, result) => self.done(question, result, actions),
+            Event::Log(log, out_of_memory) => self.conclude(log, out_of_memory, actions),
+        }
+    }
+
+    fn libvirtd_ended(&mut self, how: &str, now: Duration, actions: &mut Vec<Action>) {
+        let since = match self.libvirtd {
+            Libvirtd::Up { since } | Libvirtd::Starting { since, .. } => since,
+            Libvirtd::Off { .. } => now,
+            Libvirtd::Closing => {
+                self.libvirtd = Libvirtd::Off { again: None };
+                return;
+            }
+        };
+        if now.saturating_sub(since) >= WELL {
+            self.failures = 0;
+        }
+        self.failures += 1;
+        // Whatever it was to say, the next one has to be asked.
+        self.ask = None;
+        if let Some(question) = self.asking.take() {
+            actions.push(Action::Abandon);
+            if question == Question::Destroy {
+                self.end_qemu(Signal::SIGTERM, actions);
+            }
+        }
+        if self.failures >= FAILURES {
+            let why = format!("libvirtd ended {} times in a row; at last it {how}", self.failures);
+            actions.push(Action::Say(why.clone()));
+            self.libvirtd = Libvirtd::Off { again: None };
+            self.failed = Some(why);
+        } else {
+            let pause = (BACK_OFF * 2_u32.saturating_pow(self.failures - 1)).min(LONGEST_BACK_OFF);
+            actions.push(Action::Say(format!(
+                "libvirtd {how}; it is started again in {:.1} s",
+                pause.as_secs_f64()
+            )));
+            self.libvirtd = Libvirtd::Off {
+                again: Some(now + pause),
+            };
+        }
+    }
+
+    fn qemu_ended(&mut self, pid: Pid, how: ProcessEnd, now: Duration) {
+        match self.guest {
+            Guest::Runs { pid: Some(own) } if own != pid => {}
+            Guest::Runs { .. } => {
+                self.guest = Guest::Ended {
+                    at: now,
+                    how: Some(how),
+                };
+                self.ask = Some(now);
+            }
+            // libvirt may have ended it before its PID was read; or it was none of the guest's.
+            Guest::Never => self.ask = Some(now),
+            Guest::Ended { at, how: None } => self.guest = Guest::Ended { at, how: Some(how) },
+            Guest::Ended { .. } => {}
+        }
+    }
+
+    fn answered(&mut self, answer: Result<DomainState, String>, now: Duration, actions: &mut Vec<Action>) {
+        self.asking = None;
+        let state = match answer {
+            Ok(state) => state,
+            Err(why) => {
+                if matches!(self.libvirtd, Libvirtd::Up { .. } | Libvirtd::Starting { .. }) {
+                    actions.push(Action::Say(format!("libvirt did not answer: {why}")));
+                    self.ask = Some(now + ASK_AGAIN);
+                }
+                return;
+            }
+        };
+        if let Libvirtd::Starting { since, .. } = self.libvirtd {
+            self.libvirtd = Libvirtd::Up { since };
+            let took = now.saturating_sub(since).as_secs_f64();
+            actions.push(Action::Say(format!("libvirtd answers after {took:.2} s")));
+        }
+        match state {
+            DomainState::Running | DomainState::Paused => {
+                if self.guest == Guest::Never {
+                    self.guest = Guest::Runs { pid: None };
+                }
+                if self.press && state == DomainState::Running {
+                    self.ask_for(Question::PowerButton, actions);
+                } else if self.press {
+                    actions.push(Action::Say(
+                        "the guest is paused and cannot hear its power button".into(),
+                    ));
+                }
+                self.press = false;
+            }
+            DomainState::Off(OffReason::Unknown) | DomainState::Absent if self.guest == Guest::Never => {}
+            // What is said of the time before a QEMU that lives, or while the kernel ends it. Its
+            // end, which the kernel tells, is what counts.
+            DomainState::Off(_) | DomainState::Absent if matches!(self.guest, Guest::Runs { pid: Some(_) }) => {
+                self.ask = Some(now + ASK_AGAIN);
+            }
+            DomainState::Absent => self.ended_by_word(None, now),
+            DomainState::Off(reason) => self.ended_by_word(Some(reason), now),
+        }
+    }
+
+    fn ended_by_word(&mut self, reason: Option<OffReason>, now: Duration) {
+        if !matches!(self.guest, Guest::Ended { .. }) {
+            self.guest = Guest::Ended { at: now, how: None };
+        }
+        self.off = Some(reason);
+    }
+
+    fn done(&mut self, question: Question, result: Result<(), String>, actions: &mut Vec<Action>) {
+        self.asking = None;
+        match (question, result) {
+            (Question::PowerButton, Ok(())) => actions.push(Action::Say("pressed the guest's power button".into())),
+            (Question::PowerButton, Err(why)) => {
+                actions.push(Action::Say(format!(
+                    "the guest's power button cannot be pressed: {why}"
+                )));
+            }
+            (Question::Destroy, Ok(())) => actions.push(Action::Say("destroyed the guest".into())),
+            (Question::Destroy, Err(why)) => {
+                actions.push(Action::Say(format!("libvirt does not destroy the guest: {why}")));
+                self.end_qemu(Signal::SIGTERM, actions);
+            }
+            (Question::State, _) => {}
+        }
+    }
+
+    fn decide(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        if self.concluding.is_some() {
+            return;
+        }
+        if let Some(verdict) = self.verdict(now) {
+            self.concluding = Some(verdict);
+            actions.push(Action::ReadLog);
+            return;
+        }
+        if self.failed.is_some() {
+            self.give_up(now, actions);
+            return;
+        }
+        if self.stop.is_some() {
+            self.stopping(now, actions);
+            if self.over || self.concluding.is_some() {
+                return;
+            }
+        }
+        self.keep_libvirtd(now, actions);
+        if self.prepared && !self.ready && self.stop.is_none() && matches!(self.libvirtd, Libvirtd::Up { .. }) {
+            self.ready = true;
+            actions.push(Action::SayReady);
+        }
+        let answers = match self.libvirtd {
+            Libvirtd::Up { .. } => true,
+            Libvirtd::Starting { listens, .. } => listens,
+            Libvirtd::Off { .. } | Libvirtd::Closing => false,
+        };
+        if answers && self.asking.is_none() && self.ask.is_some_and(|at| at <= now) {
+            self.ask = None;
+            self.ask_for(Question::State, actions);
+        }
+    }
+
+    fn keep_libvirtd(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        match self.libvirtd {
+            Libvirtd::Off { again: Some(at) } if at <= now => {
+                self.libvirtd = Libvirtd::Starting {
+                    listens: false,
+                    by: now + FIRST_ANSWER,
+                    since: now,
+                };
+                actions.push(Action::StartLibvirtd);
+            }
+            Libvirtd::Starting { listens, by, since } if by <= now => {
+                // Asked for once; its end is an event.
+                self.libvirtd = Libvirtd::Starting {
+                    listens,
+                    by: now + FIRST_ANSWER,
+                    since,
+                };
+                actions.push(Action::Say(format!(
+                    "libvirtd has not answered for {} s and is killed",
+                    FIRST_ANSWER.as_secs()
+                )));
+                actions.push(Action::KillLibvirtd);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the guest has ended, and libvirt's reason if it gave one.
+    fn verdict(&self, now: Duration) -> Option<Option<OffReason>> {
+        let reason = self.off.flatten();
+        match self.guest {
+            Guest::Never | Guest::Runs { .. } => None,
+            Guest::Ended { at, .. } => {
+                let libvirt_stays_off = matches!(self.libvirtd, Libvirtd::Off { again: None } | Libvirtd::Closing);
+                let given_up = self
+                    .stop
+                    .is_some_and(|stop| stop.since + self.grace.give_up <= now || self.forced);
+                (self.off.is_some() || libvirt_stays_off || given_up || at + NOTICE <= now).then_some(reason)
+            }
+        }
+    }
+
+    fn conclude(&mut self, log: DomainLog, out_of_memory: bool, actions: &mut Vec<Action>) {
+        let Some(reason) = self.concluding else { return };
+        let qemu = match self.guest {
+            Guest::Ended { how, .. } => how,
+            Guest::Never | Guest::Runs { .. } => None,
+        };
+        let seen = Circumstances {
+            reason,
+            log,
+            qemu,
+            asked: self.stop.is_some(),
+            forced: self.forced,
+            libvirt: self.failed.clone(),
+            out_of_memory,
+        };
+        self.end(ending(&seen), actions);
+    }
+
+    /// Steps towards the end that the pod was told of.
+    fn stopping(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let Some(mut stop) = self.stop else { return };
+        match self.guest {
+            Guest::Never => self.close(now, actions),
+            Guest::Ended { .. } => {}
+            Guest::Runs { .. } => {
+                let passed = now.saturating_sub(stop.since);
+                // It came up while libvirtd was being ended so that none would.
+                let too_late = matches!(self.libvirtd, Libvirtd::Off { again: None });
+                if passed >= self.grace.give_up {
+                    self.forced = true;
+                    self.concluding = Some(None);
+                    actions.push(Action::ReadLog);
+                } else if !stop.destroyed && (passed >= self.grace.destroy || too_late) {
+                    stop.destroyed = true;
+                    self.kill_at = Some(now + self.grace.kill.saturating_sub(self.grace.destroy));
+                    self.destroy(actions);
+                } else if !stop.destroyed && stop.press_at <= now {
+                    let again = if passed < PRESS_LATER { PRESS_AGAIN } else { PRESS_LATER };
+                    stop.press_at = now + again;
+                    self.press = true;
+                    self.ask = Some(now);
+                }
+                self.stop = Some(stop);
+                self.kill_when_due(now, actions);
+            }
+        }
+    }
+
+    /// When the pod ends, whatever happens, if it is to end.
+    fn last_instant(&self) -> Option<Duration> {
+        let grace = self.stop.map(|stop| stop.since + self.grace.give_up);
+        let failure = self.given_up.map(|at| at + POLITE + POLITE / 2);
+        [grace, failure].into_iter().flatten().min()
+    }
+
+    /// Ends without a guest: not before libvirtd has ended, so that none can start any more.
+    fn close(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        match self.libvirtd {
+            Libvirtd::Off { .. } => {
+                let message = "The pod was told to end before its guest ran.";
+                self.end(bounded(Outcome::NotStarted, message), actions);
+            }
+            Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
+                self.libvirtd = Libvirtd::Closing;
+                actions.push(Action::KillLibvirtd);
+            }
+            Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
+                let message = "The pod was told to end, and its libvirtd cannot be ended.";
+                self.end(bounded(Outcome::Failed, message), actions);
+            }
+            Libvirtd::Closing => {}
+        }
+    }
+
+    fn destroy(&mut self, actions: &mut Vec<Action>) {
+        if self.asking.is_some() {
+            self.asking = None;
+            actions.push(Action::Abandon);
+        }
+        self.press = false;
+        if matches!(self.libvirtd, Libvirtd::Up { .. }) {
+            self.ask_for(Question::Destroy, actions);
+        } else {
+            actions.push(Action::Say("libvirt is not there to destroy the guest".into()));
+            self.end_qemu(Signal::SIGTERM, actions);
+        }
+    }
+
+    fn give_up(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        match self.guest {
+            Guest::Runs { pid: Some(_) } => {
+                if self.given_up.is_none() {
+                    self.given_up = Some(now);
+                    self.kill_at = Some(now + POLITE);
+                    self.end_qemu(Signal::SIGTERM, actions);
+                }
+                self.kill_when_due(now, actions);
+                if self.last_instant().is_some_and(|last| last <= now) {
+                    self.concluding = Some(None);
+                    actions.push(Action::ReadLog);
+                }
+            }
+            Guest::Runs { pid: None } | Guest::Never | Guest::Ended { .. } => {
+                self.concluding = Some(None);
+                actions.push(Action::ReadLog);
+            }
+        }
+    }
+
+    fn kill_when_due(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        if self.kill_at.is_some_and(|at| at <= now) {
+            self.kill_at = None;
+            self.end_qemu(Signal::SIGKILL, actions);
+        }
+    }
+
+    fn end_qemu(&mut self, signal: Signal, actions: &mut Vec<Action>) {
+        if let Guest::Runs { pid: Some(pid) } = self.guest {
+            self.forced = true;
+            actions.push(Action::SignalQemu(pid, signal));
+        }
+    }
+
+    fn ask_for(&mut self, question: Question, actions: &mut Vec<Action>) {
+        self.asking = Some(question);
+        actions.push(Action::Ask(question));
+    }
+
+    fn end(&mut self, ending: Ending, actions: &mut Vec<Action>) {
+        self.over = true;
+        actions.push(Action::End(ending));
+    }
+}

@@ -1,0 +1,556 @@
+//! The launcher's whole life as tables: what happened, when, and what follows.
+
+use std::time::Duration;
+
+use drydock_api::launcher::Outcome;
+use nix::{sys::signal::Signal, unistd::Pid};
+use proptest::{collection::vec, prelude::*};
+
+use super::{Action, Event, FAILURES, Lifecycle, Question};
+use crate::{
+    domain_log::DomainLog,
+    domain_state::{DomainState, OffReason},
+    grace::Grace,
+    process_end::ProcessEnd,
+};
+
+const QEMU: Pid = Pid::from_raw(40);
+const PROBE: Pid = Pid::from_raw(41);
+
+/// A launcher to which things happen, and what it did.
+struct Story {
+    lifecycle: Lifecycle,
+    now: Duration,
+    log: DomainLog,
+    ending: Option<(Outcome, String)>,
+}
+
+impl Story {
+    fn new(grace_seconds: u64) -> Self {
+        Self {
+            lifecycle: Lifecycle::new(Grace::divide(grace_seconds)),
+            now: Duration::ZERO,
+            log: DomainLog::default(),
+            ending: None,
+        }
+    }
+
+    /// A guest that runs in a ready pod.
+    fn running(grace_seconds: u64) -> Self {
+        let mut story = Self::ready(grace_seconds);
+        assert_eq!(story.happens(Event::QemuStarted(QEMU)), []);
+        story
+    }
+
+    /// A pod that is ready.
+    fn ready(grace_seconds: u64) -> Self {
+        let mut story = Self::new(grace_seconds);
+        assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
+        assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
+        assert_eq!(story.happens(Event::LibvirtdListens), [Action::Ask(Question::State)]);
+        assert_eq!(story.says(DomainState::Absent), [Action::SayReady]);
+        story
+    }
+
+    /// What is done when this happens, without what is only said.
+    fn happens(&mut self, event: Event) -> Vec<Action> {
+        let mut done = Vec::new();
+        for action in self.lifecycle.step(event, self.now) {
+            match action {
+                Action::Say(_) => {}
+                Action::ReadLog => {
+                    let log = Event::Log(self.log.clone(), false);
+                    done.extend(self.happens(log));
+                }
+                Action::End(ending) => self.ending = Some((ending.outcome, ending.message)),
+                action => done.push(action),
+            }
+        }
+        done
+    }
+
+    fn says(&mut self, state: DomainState) -> Vec<Action> {
+        self.happens(Event::Answered(Ok(state)))
+    }
+
+    /// Lets time pass up to when the launcher wants to be called.
+    fn wakes(&mut self) -> Vec<Action> {
+        self.now = self.lifecycle.wake().expect("it waits for an instant");
+        self.happens(Event::Time)
+    }
+
+    fn outcome(&self) -> Option<Outcome> {
+        self.ending.as_ref().map(|(outcome, _)| *outcome)
+    }
+}
+
+const STATE: Action = Action::Ask(Question::State);
+const BUTTON: Action = Action::Ask(Question::PowerButton);
+const DESTROY: Action = Action::Ask(Question::Destroy);
+
+fn off(reason: OffReason) -> DomainState {
+    DomainState::Off(reason)
+}
+
+fn signal(signal: Signal) -> Action {
+    Action::SignalQemu(QEMU, signal)
+}
+
+#[test]
+fn a_pod_is_ready_when_its_disks_are_there_and_libvirt_answers() {
+    for disks_first in [true, false] {
+        let mut story = Story::new(30);
+        assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
+        if disks_first {
+            assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
+        }
+        assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+        let answered = story.says(DomainState::Absent);
+        if disks_first {
+            assert_eq!(answered, [Action::SayReady]);
+        } else {
+            assert_eq!(answered, []);
+            assert_eq!(story.happens(Event::Prepared(Ok(()))), [Action::SayReady]);
+        }
+        assert_eq!(story.lifecycle.wake(), None, "an idle pod waits for no time");
+    }
+}
+
+#[test]
+fn a_disk_that_cannot_be_made_ends_the_pod_with_its_reason() {
+    let mut story = Story::new(30);
+    story.happens(Event::Time);
+    story.happens(Event::Prepared(Err("NoDiskInImage: volume root: ...".into())));
+    assert_eq!(
+        story.ending,
+        Some((Outcome::Failed, "NoDiskInImage: volume root: ...".into()))
+    );
+}
+
+#[test]
+fn however_a_guest_ends_its_end_is_told() {
+    for (reason, outcome) in [
+        (OffReason::Shutdown, Outcome::Shutdown),
+        (OffReason::Destroyed, Outcome::Destroyed),
+        (OffReason::Crashed, Outcome::Crashed),
+        (OffReason::Migrated, Outcome::Migrated),
+        (OffReason::Failed, Outcome::Failed),
+    ] {
+        let mut story = Story::running(30);
+        assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
+        assert_eq!(story.says(off(reason)), []);
+        assert_eq!(story.outcome(), Some(outcome), "{reason:?}");
+    }
+}
+
+#[test]
+fn libvirt_may_notice_the_end_after_the_kernel() {
+    let mut story = Story::running(30);
+    assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
+    assert_eq!(story.says(DomainState::Running), []);
+    assert_eq!(story.happens(Event::StateRemoved), [STATE]);
+    story.says(off(OffReason::Shutdown));
+    assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+}
+
+#[test]
+fn libvirt_may_notice_the_end_before_the_kernel_tells() {
+    let mut story = Story::running(30);
+    assert_eq!(story.happens(Event::StateRemoved), [STATE]);
+    assert_eq!(story.says(off(OffReason::Destroyed)), []);
+    assert_eq!(story.outcome(), None, "its QEMU still lives");
+    assert_eq!(
+        story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        [STATE]
+    );
+    story.says(off(OffReason::Destroyed));
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn an_end_that_libvirt_never_notices_is_told_all_the_same() {
+    let mut story = Story::running(30);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    story.says(DomainState::Running);
+    story.wakes();
+    let (outcome, message) = story.ending.expect("it has ended");
+    assert_eq!(outcome, Outcome::Crashed);
+    assert!(message.contains("QEMU was killed by SIGKILL"), "{message}");
+}
+
+#[test]
+fn a_guest_that_was_undefined_is_told_of_by_its_log() {
+    let mut story = Story::running(30);
+    story.log.reason = Some(OffReason::Migrated);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.says(DomainState::Absent);
+    assert_eq!(story.outcome(), Some(Outcome::Migrated));
+}
+
+#[test]
+fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(Event::StateRemoved), [STATE]);
+    story.says(off(OffReason::Failed));
+    assert_eq!(story.outcome(), Some(Outcome::Failed));
+    // Not even libvirt's state file was seen, only that some QEMU has ended.
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(1))), [STATE]);
+    story.says(off(OffReason::Destroyed));
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn a_qemu_that_libvirt_only_asked_is_not_the_guest() {
+    for state in [DomainState::Absent, off(OffReason::Unknown)] {
+        let mut story = Story::ready(30);
+        assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
+        assert_eq!(story.says(state), []);
+        assert_eq!(story.outcome(), None);
+    }
+    let mut story = Story::running(30);
+    assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), []);
+    assert_eq!(story.outcome(), None);
+}
+
+#[test]
+fn a_stale_word_does_not_end_a_guest_whose_qemu_lives() {
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
+    story.happens(Event::QemuStarted(QEMU));
+    // The answer is from before the start.
+    assert_eq!(story.says(off(OffReason::Unknown)), []);
+    assert_eq!(story.wakes(), [STATE]);
+    assert_eq!(story.says(DomainState::Running), []);
+    assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
+}
+
+#[test]
+fn the_power_button_is_pressed_again_and_again_and_then_the_guest_destroyed() {
+    let mut story = Story::running(30);
+    let mut pressed = Vec::new();
+    let mut steps = story.happens(Event::ToldToEnd);
+    while steps != [DESTROY] {
+        assert_eq!(steps, [STATE]);
+        assert_eq!(story.says(DomainState::Running), [BUTTON]);
+        assert_eq!(story.happens(Event::Done(Question::PowerButton, Ok(()))), []);
+        pressed.push(story.now.as_secs());
+        steps = story.wakes();
+    }
+    assert_eq!(pressed, [0, 5, 10, 15, 20, 25]);
+    assert_eq!(story.now.as_secs(), 27);
+    assert_eq!(story.happens(Event::Done(Question::Destroy, Ok(()))), []);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.says(off(OffReason::Destroyed));
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn a_guest_that_shuts_down_when_asked_has_shut_down() {
+    let mut story = Story::running(30);
+    story.happens(Event::ToldToEnd);
+    story.says(DomainState::Running);
+    story.happens(Event::Done(Question::PowerButton, Ok(())));
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.says(off(OffReason::Shutdown));
+    assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+    assert!(story.lifecycle.told_to_end());
+}
+
+#[test]
+fn a_paused_guest_hears_no_button_until_it_runs_again() {
+    let mut story = Story::running(12);
+    story.happens(Event::ToldToEnd);
+    assert_eq!(story.says(DomainState::Paused), []);
+    assert_eq!(story.wakes(), [STATE]);
+    assert_eq!(story.says(DomainState::Running), [BUTTON]);
+    story.happens(Event::Done(Question::PowerButton, Err("no".into())));
+    assert_eq!(story.wakes(), [DESTROY]);
+    assert_eq!(story.now.as_secs(), 10);
+}
+
+#[test]
+fn without_a_grace_period_the_guest_is_destroyed_at_once() {
+    let mut story = Story::running(0);
+    assert_eq!(story.happens(Event::ToldToEnd), [DESTROY]);
+}
+
+#[test]
+fn a_destroy_that_does_not_succeed_is_done_by_hand() {
+    // libvirt refuses.
+    let mut story = Story::running(0);
+    story.happens(Event::ToldToEnd);
+    let refused = Event::Done(Question::Destroy, Err("no".into()));
+    assert_eq!(story.happens(refused), [signal(Signal::SIGTERM)]);
+    assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    // libvirt hangs.
+    let mut story = Story::running(0);
+    story.happens(Event::ToldToEnd);
+    assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
+    // Not even that helps.
+    story.wakes();
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn a_question_in_flight_does_not_delay_destroying() {
+    let mut story = Story::running(10);
+    assert_eq!(story.happens(Event::ToldToEnd), [STATE]);
+    // virsh hangs. The second press is due, and nothing can be asked.
+    assert_eq!(story.wakes(), []);
+    assert_eq!(story.wakes(), [Action::Abandon, DESTROY]);
+    assert_eq!(story.now.as_secs(), 8);
+}
+
+#[test]
+fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(Event::ToldToEnd), [Action::KillLibvirtd]);
+    assert_eq!(story.outcome(), None, "libvirtd could still start the guest");
+    story.happens(Event::LibvirtdEnded("was killed by SIGKILL".into()));
+    assert_eq!(story.outcome(), Some(Outcome::NotStarted));
+}
+
+#[test]
+fn a_guest_that_came_up_meanwhile_is_ended_and_not_called_unstarted() {
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(Event::ToldToEnd), [Action::KillLibvirtd]);
+    story.happens(Event::QemuStarted(QEMU));
+    let ended = Event::LibvirtdEnded("was killed by SIGKILL".into());
+    assert_eq!(story.happens(ended), [signal(Signal::SIGTERM)]);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn a_pod_told_to_end_at_once_starts_nothing() {
+    let mut story = Story::new(30);
+    assert_eq!(story.happens(Event::ToldToEnd), []);
+    assert_eq!(story.outcome(), Some(Outcome::NotStarted));
+}
+
+#[test]
+fn libvirtd_is_started_again_and_the_guest_goes_on() {
+    let mut story = Story::running(30);
+    assert_eq!(story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into())), []);
+    assert_eq!(story.wakes(), [Action::StartLibvirtd]);
+    assert_eq!(story.now.as_millis(), 200);
+    assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+    assert_eq!(story.says(DomainState::Running), []);
+    assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
+}
+
+#[test]
+fn a_guest_that_ends_while_libvirtd_is_dead_is_asked_about_later() {
+    let mut story = Story::running(30);
+    story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into()));
+    assert_eq!(
+        story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        []
+    );
+    assert_eq!(story.wakes(), [Action::StartLibvirtd]);
+    assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+    story.says(off(OffReason::Unknown));
+    assert_eq!(story.outcome(), Some(Outcome::Crashed));
+}
+
+#[test]
+fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
+    let mut story = Story::running(30);
+    let mut pauses = Vec::new();
+    let mut steps = Vec::new();
+    for failure in 1..=FAILURES {
+        steps = story.happens(Event::LibvirtdEnded("ended with exit code 1".into()));
+        if failure < FAILURES {
+            let before = story.now;
+            assert_eq!(story.wakes(), [Action::StartLibvirtd]);
+            pauses.push((story.now - before).as_millis());
+        }
+    }
+    assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000]);
+    // QEMU may write what it holds.
+    assert_eq!(steps, [signal(Signal::SIGTERM)]);
+    assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    let (outcome, message) = story.ending.expect("it has ended");
+    assert_eq!(outcome, Outcome::Failed);
+    assert!(
+        message.contains("8 times in a row; at last it ended with exit code 1"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_libvirtd_that_never_lived_fails_the_pod() {
+    let mut story = Story::new(30);
+    story.happens(Event::Time);
+    for _ in 1..FAILURES {
+        story.happens(Event::LibvirtdEnded("could not be started: no such file".into()));
+        story.wakes();
+    }
+    assert_eq!(story.outcome(), None);
+    story.happens(Event::LibvirtdEnded("could not be started: no such file".into()));
+    assert_eq!(story.outcome(), Some(Outcome::Failed));
+}
+
+#[test]
+fn failures_long_apart_are_not_counted_together() {
+    let mut story = Story::running(30);
+    for _ in 0..3 * FAILURES {
+        story.now += Duration::from_secs(300);
+        story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into()));
+        assert_eq!(story.wakes(), [Action::StartLibvirtd]);
+        story.happens(Event::LibvirtdListens);
+        story.says(DomainState::Running);
+    }
+    assert_eq!(story.outcome(), None);
+}
+
+#[test]
+fn a_libvirtd_that_does_not_answer_is_killed() {
+    let mut story = Story::new(30);
+    story.happens(Event::Time);
+    assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+    assert_eq!(story.happens(Event::Answered(Err("refused".into()))), []);
+    assert_eq!(story.wakes(), [STATE], "it may only have been too early");
+    assert_eq!(story.wakes(), [Action::KillLibvirtd]);
+    assert_eq!(story.now.as_secs(), 60);
+}
+
+#[test]
+fn libvirtd_may_die_while_it_destroys_the_guest() {
+    let mut story = Story::running(0);
+    assert_eq!(story.happens(Event::ToldToEnd), [DESTROY]);
+    let ended = Event::LibvirtdEnded("was killed by SIGSEGV".into());
+    assert_eq!(story.happens(ended), [Action::Abandon, signal(Signal::SIGTERM)]);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn nothing_is_done_after_the_end() {
+    let mut story = Story::running(30);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.says(off(OffReason::Shutdown));
+    for event in [
+        Event::Time,
+        Event::ToldToEnd,
+        Event::LibvirtdEnded("ended".into()),
+        Event::StateRemoved,
+    ] {
+        assert_eq!(story.happens(event), []);
+    }
+    assert_eq!(story.lifecycle.wake(), None);
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let reason = prop_oneof![
+        Just(OffReason::Unknown),
+        Just(OffReason::Shutdown),
+        Just(OffReason::Destroyed),
+        Just(OffReason::Migrated)
+    ];
+    let state = prop_oneof![
+        Just(DomainState::Running),
+        Just(DomainState::Paused),
+        Just(DomainState::Absent),
+        reason.prop_map(DomainState::Off)
+    ];
+    let result = prop_oneof![Just(Ok(())), Just(Err("no".to_owned()))];
+    prop_oneof![
+        Just(Event::Time),
+        result.clone().prop_map(Event::Prepared),
+        Just(Event::LibvirtdListens),
+        Just(Event::LibvirtdEnded("ended".into())),
+        Just(Event::QemuStarted(QEMU)),
+        Just(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+        Just(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+        Just(Event::StateRemoved),
+        state.prop_map(|state| Event::Answered(Ok(state))),
+        Just(Event::Answered(Err("no".into()))),
+        result.prop_map(|result| Event::Done(Question::Destroy, result)),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn once_told_to_end_a_pod_ends_within_its_grace_period(
+        before in vec((any_event(), 0_u64..40_000), 0..25),
+        after in vec((any_event(), 0_u64..4000), 0..25),
+        grace in 0_u64..60,
+    ) {
+        let mut story = Story::new(grace);
+        story.happens(Event::Time);
+        for (event, pause) in before {
+            story.now += Duration::from_millis(pause);
+            story.happens(event);
+        }
+        let told = story.now;
+        let given_up = told + Grace::divide(grace).give_up;
+        story.happens(Event::ToldToEnd);
+        let mut after = after.into_iter();
+        // After what happens, nothing does, but that the kernel ends a libvirtd that is killed.
+        for _ in 0..500 {
+            if story.ending.is_some() {
+                break;
+            }
+            let wake = story.lifecycle.wake();
+            if let Some((event, pause)) = after.next() {
+                let next = story.now + Duration::from_millis(pause);
+                story.now = wake.map_or(next, |wake| wake.min(next)).max(story.now);
+                story.happens(event);
+            } else if let Some(wake) = wake {
+                prop_assert!(wake >= story.now, "it wants to be called in the past");
+                story.now = wake;
+                let done = story.happens(Event::Time);
+                prop_assert!(!done.is_empty() || story.lifecycle.wake() != Some(wake), "it spins");
+            } else {
+                story.happens(Event::LibvirtdEnded("was killed by SIGKILL".into()));
+            }
+        }
+        prop_assert!(story.ending.is_some(), "it never ends: {:?}", story.lifecycle);
+        prop_assert!(story.now <= given_up, "{:?}", story.now - told);
+    }
+
+    #[test]
+    fn one_thing_at_a_time_is_asked(events in vec((any_event(), 0_u64..20_000), 0..60), stop in 0_usize..60) {
+        let mut story = Story::new(30);
+        let mut asking = false;
+        let mut check = |done: &[Action], answered: bool| {
+            if answered {
+                asking = false;
+            }
+            for action in done {
+                match action {
+                    Action::Abandon => asking = false,
+                    Action::Ask(_) => {
+                        if asking {
+                            return false;
+                        }
+                        asking = true;
+                    }
+                    _ => {}
+                }
+            }
+            true
+        };
+        for (at, (event, pause)) in events.into_iter().enumerate() {
+            story.now += Duration::from_millis(pause);
+            if at == stop {
+                let done = story.happens(Event::ToldToEnd);
+                prop_assert!(check(&done, false));
+            }
+            // Only what is asked is answered.
+            let answers = match (&event, story.lifecycle.asking) {
+                (Event::Answered(_), asked) if asked != Some(Question::State) => continue,
+                (Event::Done(question, _), asked) if asked != Some(*question) => continue,
+                (Event::Answered(_) | Event::Done(..), _) => true,
+                _ => false,
+            };
+            let done = story.happens(event);
+            prop_assert!(check(&done, answers));
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Drydock's launcher: process 1 of a virtual machine's pod. See [`lifecycle`] for what it decides,
+//! [`supervisor`] for how it does it, and [`disks`] for what it makes first.
+
+mod args;
+mod console;
+mod console_lines;
+mod disks;
+mod domain_log;
+mod domain_state;
+mod domain_watch;
+mod ending;
+mod folders;
+mod grace;
+mod libvirt_settings;
+mod lifecycle;
+mod outlet;
+mod prepare_command;
+mod process_end;
+mod processes;
+mod supervisor;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    args::Args::parse().execute()
+}

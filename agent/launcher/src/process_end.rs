@@ -1,0 +1,42 @@
+//! How a process ended.
+
+use std::fmt;
+
+use nix::sys::{signal::Signal, wait::WaitStatus};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProcessEnd {
+    /// With this exit code.
+    Exited(i32),
+    /// By this signal.
+    Killed(Signal),
+    /// In a way that the kernel does not tell.
+    Unknown,
+}
+
+impl ProcessEnd {
+    /// The end that a wait tells of; `None` if the process has not ended.
+    pub(crate) fn of(status: WaitStatus) -> Option<Self> {
+        match status {
+            WaitStatus::Exited(_, code) => Some(Self::Exited(code)),
+            WaitStatus::Signaled(_, signal, _) => Some(Self::Killed(signal)),
+            _ => None,
+        }
+    }
+
+    /// Whether the process says that all went well.
+    pub(crate) fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+}
+
+impl fmt::Display for ProcessEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "ended with exit code {code}"),
+            Self::Killed(signal) => write!(f, "was killed by {signal}"),
+            Self::Unknown => f.write_str("ended"),
+        }
+    }
+}

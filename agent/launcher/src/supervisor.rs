@@ -1,0 +1,465 @@
+//! The loop of process 1: waits for whatever happens, asks [`Lifecycle`] what to do, and does it.
+//!
+//! ```text
+//! SIGCHLD, SIGTERM ─┐                                   ┌─▶ libvirtd, virsh, signals
+//! libvirt's folders ┼─▶ poll ─▶ events ─▶ Lifecycle ─▶ actions ─▶ ready.json
+//! times             ┘    │                              └─▶ termination message, exit code
+//!                        └── console, libvirtd's complaints ─▶ stdout, stderr
+//! ```
+//!
+//! One thread, and nothing here waits for anything but in that one `poll`.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, Read},
+    os::{fd::AsFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    process::{ChildStderr, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use drydock_api::launcher::{Ending, Guest, Outcome};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{prctl, signal::Signal},
+    unistd::Pid,
+};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+
+use crate::{
+    console::Console,
+    console_lines::ConsoleLines,
+    domain_log::DomainLog,
+    domain_state::DomainState,
+    domain_watch::{DomainWatch, Sign},
+    ending::{bounded, exit_code},
+    folders::Folders,
+    grace::Grace,
+    libvirt_settings,
+    lifecycle::{Action, Event, Lifecycle, Question},
+    outlet::Outlet,
+    prepare_command,
+    processes::{self, Reaped, ShortCommand},
+};
+
+/// How long virsh may take; libvirt answers in milliseconds, or it hangs.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long making the disks may take.
+const DISKS: Duration = Duration::from_secs(120);
+/// How long libvirtd may take to end at the very end: its clients are still to hear of the guest's.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How long the last lines may take to be taken, in milliseconds.
+const LAST_LINES: u16 = 500;
+/// What the kernel's control group tells of its memory.
+const MEMORY_EVENTS: &str = "/sys/fs/cgroup/memory.events";
+
+/// Process 1 and all it has.
+pub(crate) struct Supervisor {
+    guest: Guest,
+    folders: Folders,
+    root: PathBuf,
+    lifecycle: Lifecycle,
+    started: Instant,
+    events: VecDeque<Event>,
+    signals: Signals,
+    watch: DomainWatch,
+    console: Console,
+    out: Outlet,
+    own: Outlet,
+    prepare: Option<ShortCommand>,
+    virsh: Option<(Question, ShortCommand)>,
+    libvirtd: Option<Daemon>,
+    qemu: Option<Pid>,
+    ending: Option<Ending>,
+}
+
+/// A running libvirtd.
+struct Daemon {
+    pid: Pid,
+    complaints: Option<ChildStderr>,
+    lines: ConsoleLines,
+}
+
+/// Signals, as bytes that can be waited for.
+struct Signals {
+    /// A child has ended.
+    child: UnixStream,
+    /// To end.
+    end: UnixStream,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let pair = |signals: &[i32]| {
+            let (reader, writer) = UnixStream::pair()?;
+            reader.set_nonblocking(true)?;
+            for &signal in signals {
+                signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+            }
+            Ok::<_, io::Error>(reader)
+        };
+        Ok(Self {
+            child: pair(&[SIGCHLD])?,
+            end: pair(&[SIGTERM, SIGINT])?,
+        })
+    }
+
+    /// Whether one came since the last time.
+    fn take(mut stream: &UnixStream) -> bool {
+        let mut buffer = [0; 64];
+        let mut came = false;
+        while matches!(stream.read(&mut buffer), Ok(length) if length > 0) {
+            came = true;
+        }
+        came
+    }
+}
+
+/// Runs the pod until its guest has ended, and returns the exit code.
+pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
+    let mut own = match standard(&io::stderr()) {
+        Ok(file) => Outlet::new(file, "of the launcher"),
+        // Without it nobody could be told anything.
+        Err(_) => return 1,
+    };
+    let (ending, asked) = match Supervisor::new(guest, root) {
+        Ok(mut supervisor) => {
+            let ending = supervisor.serve();
+            let asked = supervisor.lifecycle.told_to_end();
+            supervisor.farewell();
+            (ending, asked)
+        }
+        Err(error) => (
+            bounded(Outcome::Failed, &format!("The launcher cannot begin: {error}.")),
+            false,
+        ),
+    };
+    tell(&ending, termination_log, &mut own);
+    exit_code(ending.outcome, asked)
+}
+
+/// Writes the termination message, and says the same on the launcher's own output.
+pub(crate) fn tell(ending: &Ending, termination_log: &Path, own: &mut Outlet) {
+    let text = serde_json::to_string(ending).unwrap_or_default();
+    let mut lines = ConsoleLines::new("launcher: ");
+    let mut say = |text: &str| {
+        lines.feed(text.as_bytes(), |line| own.line(line));
+        lines.finish(|line| own.line(line));
+    };
+    say(&format!("{}: {}", ending.outcome.as_str(), ending.message));
+    if let Err(error) = fs::write(termination_log, text) {
+        say(&format!(
+            "the termination message cannot be written to {}: {error}",
+            termination_log.display()
+        ));
+    }
+    own.flush_last(LAST_LINES);
+}
+
+/// Standard output or standard error as a file.
+pub(crate) fn standard(stream: &impl AsFd) -> io::Result<File> {
+    Ok(File::from(stream.as_fd().try_clone_to_owned()?))
+}
+
+impl Supervisor {
+    fn new(guest: Guest, root: &Path) -> io::Result<Self> {
+        // As process 1 it is that already.
+        prctl::set_child_subreaper(true)?;
+        let folders = Folders::below(root);
+        libvirt_settings::write(&guest, &folders)?;
+        Ok(Self {
+            lifecycle: Lifecycle::new(Grace::divide(guest.grace_period_seconds)),
+            started: Instant::now(),
+            events: VecDeque::new(),
+            signals: Signals::new()?,
+            watch: DomainWatch::new(&guest.domain, &folders)?,
+            console: Console::listen(&folders.console())?,
+            out: Outlet::new(standard(&io::stdout())?, "of the guest"),
+            own: Outlet::new(standard(&io::stderr())?, "of the launcher"),
+            prepare: None,
+            virsh: None,
+            libvirtd: None,
+            qemu: None,
+            ending: None,
+            root: root.to_owned(),
+            guest,
+            folders,
+        })
+    }
+
+    fn serve(&mut self) -> Ending {
+        self.say(&format!("guest {}", self.guest.domain));
+        match prepare_command::command(&self.guest, &self.root, &self.folders)
+            .and_then(|command| ShortCommand::start(command, Instant::now() + DISKS))
+        {
+            Ok(command) => self.prepare = Some(command),
+            Err(error) => self.happened(Event::Prepared(Err(format!("The disks cannot be made: {error}.")))),
+        }
+        self.happened(Event::Time);
+        loop {
+            self.act();
+            self.flush();
+            if let Some(ending) = self.ending.take() {
+                return ending;
+            }
+            self.wait(self.wake());
+            self.look();
+        }
+    }
+
+    /// Takes in an event, later.
+    fn happened(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// Does what follows from the events.
+    fn act(&mut self) {
+        while let Some(event) = self.events.pop_front() {
+            for action in self.lifecycle.step(event, self.started.elapsed()) {
+                self.carry_out(action);
+            }
+        }
+    }
+
+    /// Sees what has happened.
+    fn look(&mut self) {
+        let now = Instant::now();
+        Signals::take(&self.signals.child);
+        self.read_signs();
+        while let Some(reaped) = processes::reap() {
+            self.ended(reaped);
+        }
+        if Signals::take(&self.signals.end) {
+            self.happened(Event::ToldToEnd);
+        }
+        self.console.work(now, &mut self.out);
+        self.read_complaints();
+        self.end_overdue(now);
+        self.happened(Event::Time);
+    }
+
+    fn read_signs(&mut self) {
+        match self.watch.read() {
+            Ok(signs) => {
+                for sign in signs {
+                    self.events.push_back(match sign {
+                        Sign::Socket => Event::LibvirtdListens,
+                        Sign::Process(pid) => {
+                            self.qemu = Some(pid);
+                            Event::QemuStarted(pid)
+                        }
+                        Sign::StateRemoved => Event::StateRemoved,
+                    });
+                }
+            }
+            Err(error) => self.say(&format!("libvirt's folders cannot be watched: {error}")),
+        }
+    }
+
+    fn ended(&mut self, Reaped { pid, name, end }: Reaped) {
+        if self.libvirtd.as_ref().is_some_and(|libvirtd| libvirtd.pid == pid) {
+            self.read_complaints();
+            self.libvirtd = None;
+            // What it still did comes before its end.
+            self.read_signs();
+            self.happened(Event::LibvirtdEnded(end.to_string()));
+        } else if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
+            let (answer, complaint) = command.said();
+            self.answered(question, end.is_success(), &answer, &complaint);
+        } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
+            let (_, complaint) = command.said();
+            self.happened(Event::Prepared(prepare_command::result(end, &complaint)));
+        } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
+            self.qemu.take_if(|qemu| *qemu == pid);
+            self.happened(Event::QemuEnded(pid, end));
+        }
+    }
+
+    fn answered(&mut self, question: Question, success: bool, answer: &str, complaint: &str) {
+        let state = DomainState::from_virsh(success, answer, complaint);
+        self.happened(match question {
+            Question::State => Event::Answered(state),
+            Question::PowerButton | Question::Destroy if success => Event::Done(question, Ok(())),
+            Question::PowerButton | Question::Destroy => {
+                let why = state.map_or_else(|why| why, |_| "there is no such domain".into());
+                Event::Done(question, Err(why))
+            }
+        });
+    }
+
+    /// Ends what takes too long.
+    fn end_overdue(&mut self, now: Instant) {
+        if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.deadline <= now) {
+            processes::signal(command.pid, Signal::SIGKILL);
+            let why = format!("virsh took longer than {} s", ANSWER.as_secs());
+            self.happened(match question {
+                Question::State => Event::Answered(Err(why)),
+                Question::PowerButton | Question::Destroy => Event::Done(question, Err(why)),
+            });
+        }
+        if let Some(command) = self.prepare.take_if(|command| command.deadline <= now) {
+            processes::signal(command.pid, Signal::SIGKILL);
+            let why = format!("The disks could not be made within {} s.", DISKS.as_secs());
+            self.happened(Event::Prepared(Err(why)));
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::StartLibvirtd => self.start_libvirtd(),
+            Action::KillLibvirtd => {
+                if let Some(libvirtd) = &self.libvirtd {
+                    processes::signal(libvirtd.pid, Signal::SIGKILL);
+                }
+            }
+            Action::Ask(question) => self.ask(question),
+            Action::Abandon => {
+                if let Some((_, command)) = self.virsh.take() {
+                    processes::signal(command.pid, Signal::SIGKILL);
+                }
+            }
+            Action::SignalQemu(pid, signal) => {
+                self.say(&format!("sends {signal} to QEMU"));
+                // Never a process that has taken its PID since.
+                if self.qemu == Some(pid) {
+                    processes::signal(pid, signal);
+                }
+            }
+            Action::SayReady => match prepare_command::say_ready(&self.folders) {
+                Ok(()) => self.say("ready for the guest"),
+                Err(error) => {
+                    let why = format!("The pod cannot be said to be ready: {error}.");
+                    self.happened(Event::Prepared(Err(why)));
+                }
+            },
+            Action::ReadLog => {
+                let log = DomainLog::read(&self.folders.log(&self.guest.domain));
+                self.events.push_front(Event::Log(log, out_of_memory()));
+            }
+            Action::Say(text) => self.say(&text),
+            Action::End(ending) => self.ending = Some(ending),
+        }
+    }
+
+    fn start_libvirtd(&mut self) {
+        let mut command: Command = libvirt_settings::libvirtd_command(&self.folders);
+        let started = processes::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+        match started {
+            Ok((pid, _, complaints)) => {
+                let complaints = complaints.filter(|complaints| processes::without_waiting(complaints).is_ok());
+                self.libvirtd = Some(Daemon {
+                    pid,
+                    complaints,
+                    lines: ConsoleLines::new("launcher: libvirtd: "),
+                });
+            }
+            Err(error) => self.happened(Event::LibvirtdEnded(format!("could not be started: {error}"))),
+        }
+    }
+
+    fn ask(&mut self, question: Question) {
+        let command = libvirt_settings::virsh_command(question, &self.guest.domain, &self.folders);
+        match ShortCommand::start(command, Instant::now() + ANSWER) {
+            Ok(command) => self.virsh = Some((question, command)),
+            Err(error) => self.answered(question, false, "", &format!("virsh cannot be started: {error}")),
+        }
+    }
+
+    /// libvirtd's own complaints are the launcher's.
+    fn read_complaints(&mut self) {
+        let Some(libvirtd) = &mut self.libvirtd else { return };
+        let Some(complaints) = &mut libvirtd.complaints else {
+            return;
+        };
+        let mut buffer = [0; 4096];
+        match complaints.read(&mut buffer) {
+            Ok(0) => libvirtd.complaints = None,
+            Ok(length) => libvirtd.lines.feed(&buffer[..length], |line| self.own.line(line)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(_) => libvirtd.complaints = None,
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        // What it says may quote others.
+        let mut lines = ConsoleLines::new("launcher: ");
+        lines.feed(text.as_bytes(), |line| self.own.line(line));
+        lines.finish(|line| self.own.line(line));
+    }
+
+    fn flush(&mut self) {
+        self.out.flush();
+        self.own.flush();
+    }
+
+    fn wake(&self) -> Option<Instant> {
+        let lifecycle = self.lifecycle.wake().map(|at| self.started + at);
+        let virsh = self.virsh.as_ref().map(|(_, command)| command.deadline);
+        let prepare = self.prepare.as_ref().map(|command| command.deadline);
+        [lifecycle, virsh, prepare, self.console.wake()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Waits until something happens.
+    fn wait(&self, until: Option<Instant>) {
+        let timeout = until.map_or(PollTimeout::NONE, |until| {
+            // Up to the next millisecond, so that it is then really time.
+            let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![
+            readable(self.signals.child.as_fd()),
+            readable(self.signals.end.as_fd()),
+            readable(self.watch.as_fd()),
+        ];
+        fds.extend(self.console.waits());
+        fds.extend(self.out.waits());
+        fds.extend(self.own.waits());
+        let complaints = self.libvirtd.as_ref().and_then(|libvirtd| libvirtd.complaints.as_ref());
+        fds.extend(complaints.map(|complaints| readable(complaints.as_fd())));
+        // A signal interrupts it, and that is what it waits for; what is ready is looked at anyway.
+        let _ = poll(&mut fds, timeout);
+    }
+
+    /// Ends what still runs. libvirtd is asked to: it still tells its clients how the guest ended,
+    /// and one that moves the guest waits to hear that it has.
+    fn farewell(&mut self) {
+        self.console.drain(Instant::now(), &mut self.out);
+        for command in [self.virsh.take().map(|(_, command)| command), self.prepare.take()]
+            .into_iter()
+            .flatten()
+        {
+            processes::signal(command.pid, Signal::SIGKILL);
+        }
+        if let Some(qemu) = self.qemu {
+            processes::signal(qemu, Signal::SIGKILL);
+        }
+        if let Some(libvirtd) = &self.libvirtd {
+            processes::signal(libvirtd.pid, Signal::SIGTERM);
+        }
+        let until = Instant::now() + FAREWELL;
+        while self.libvirtd.is_some() && Instant::now() < until {
+            self.flush();
+            self.wait(Some(until));
+            self.look();
+        }
+        if let Some(libvirtd) = &self.libvirtd {
+            processes::signal(libvirtd.pid, Signal::SIGKILL);
+        }
+        self.out.flush_last(LAST_LINES);
+        self.own.flush_last(LAST_LINES);
+    }
+}
+
+/// Whether the kernel has killed a process of the pod for memory.
+fn out_of_memory() -> bool {
+    let events = fs::read_to_string(MEMORY_EVENTS).unwrap_or_default();
+    events
+        .lines()
+        .filter_map(|line| line.strip_prefix("oom_kill "))
+        .any(|count| count.trim() != "0")
+}

@@ -1,0 +1,190 @@
+//! A launcher with the real libvirt and QEMU of this machine, as root or anybody, without KVM.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
+#[path = "pod/guest.rs"]
+mod guest;
+#[path = "pod/sandbox.rs"]
+mod sandbox;
+
+use std::fs;
+
+use drydock_api::launcher::Outcome;
+use guest::Manners;
+use sandbox::Sandbox;
+
+const POLITE: Manners = Manners {
+    hello: "hello\r\n",
+    hears: true,
+};
+const DEAF: Manners = Manners {
+    hello: "\r\n\u{1b}[2K\rlauncher: forged\r\n",
+    hears: false,
+};
+
+#[test]
+fn a_guest_is_heard_on_standard_output_and_shuts_down_when_the_pod_is_told_to_end() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    assert!(pod.seen.iter().any(|line| line == "guest: hello"), "{:?}", pod.seen);
+    pod.tell_to_end();
+    pod.expect("guest: bye");
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+    assert_eq!(
+        ending.message,
+        "The guest shut down as it was asked to (libvirt says: shut off (shutdown))."
+    );
+}
+
+#[test]
+fn a_guest_that_does_not_listen_is_destroyed_and_cannot_speak_for_the_launcher() {
+    let mut pod = Sandbox::start(DEAF, 3);
+    pod.boot();
+    pod.tell_to_end();
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
+    let forged: Vec<&String> = pod.seen.iter().filter(|line| line.contains("forged")).collect();
+    assert_eq!(forged, ["guest: launcher: forged"]);
+}
+
+#[test]
+fn a_guest_goes_on_when_libvirtd_dies_and_its_end_is_still_told() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    let qemu = pod.child("qemu-system");
+    pod.kill("libvirtd");
+    pod.expect("launcher: libvirtd answers after");
+    pod.expect("guest: tick");
+    assert_eq!(pod.child("qemu-system"), qemu);
+    assert_eq!(pod.virsh(&["domstate", "default_vm1"]).trim(), "running");
+    pod.virsh(&["destroy", "default_vm1"]);
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Destroyed, 1), "{}", ending.message);
+}
+
+#[test]
+fn a_qemu_that_is_killed_is_a_crash() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    pod.kill("qemu-system");
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Crashed, 1), "{}", ending.message);
+    assert!(
+        ending.message.contains("QEMU was killed by SIGKILL"),
+        "{}",
+        ending.message
+    );
+}
+
+#[test]
+fn a_guest_that_ends_while_libvirtd_is_dead_has_crashed() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    let qemu = pod.child("qemu-system");
+    pod.kill("libvirtd");
+    nix::sys::signal::kill(qemu, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Crashed, 1), "{}", ending.message);
+}
+
+#[test]
+fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    pod.virsh(&["undefine", "default_vm1"]);
+    pod.tell_to_end();
+    pod.expect("guest: bye");
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+}
+
+#[test]
+fn a_guest_that_cannot_be_started_has_failed_with_qemu_s_own_words() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.define();
+    // QEMU starts, and finds no disk in it.
+    fs::write(pod.path("var/lib/drydock/disks/root.qcow2"), "no disk").unwrap();
+    assert!(!pod.try_virsh(&["start", "default_vm1"]).status.success());
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    assert!(
+        ending.message.contains("Image is not in qcow2 format"),
+        "{}",
+        ending.message
+    );
+}
+
+#[test]
+fn a_paused_guest_is_not_asked_what_it_cannot_hear() {
+    let mut pod = Sandbox::start(POLITE, 3);
+    pod.define();
+    pod.virsh(&["start", "--paused", "default_vm1"]);
+    pod.tell_to_end();
+    pod.expect("launcher: the guest is paused and cannot hear its power button");
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
+}
+
+#[test]
+fn a_pod_that_is_told_to_end_before_its_guest_says_so() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.define();
+    pod.tell_to_end();
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::NotStarted, 1), "{}", ending.message);
+}
+
+#[test]
+fn a_disk_that_is_refused_is_the_reason_of_the_end() {
+    let mut pod = Sandbox::start_with(b"KDMV", 60);
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Failed, 1));
+    assert_eq!(
+        ending.message,
+        "UnknownImageFormat: volume root: the disk is a VMDK image; qcow2 and raw are possible"
+    );
+    assert!(!pod.path("run/drydock/ready.json").exists());
+}
+
+#[test]
+fn a_guest_that_moves_has_not_ended() {
+    let mut source = Sandbox::start(POLITE, 60);
+    source.boot();
+    let mut target = Sandbox::start(POLITE, 60);
+    target.ready();
+    // Both pods have their disks at the same place; here that of the source serves for both.
+    source.virsh(&[
+        "migrate",
+        "--live",
+        "--p2p",
+        "--unsafe",
+        "default_vm1",
+        &target.uri(),
+        "--migrateuri",
+        &format!("unix://{}", target.path("run/drydock/tmp/migration.sock").display()),
+        "--xml",
+        &moved(&source, &target),
+    ]);
+    let (ending, code) = source.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
+    target.expect("guest: tick");
+    target.tell_to_end();
+    target.expect("guest: bye");
+    let (ending, code) = target.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+}
+
+/// The domain as it is to be on the target: with the console of that pod.
+fn moved(source: &Sandbox, target: &Sandbox) -> String {
+    let console = |pod: &Sandbox| pod.path("run/drydock/console.sock").display().to_string();
+    let xml = source.virsh(&["dumpxml", "--migratable", "default_vm1"]);
+    let file = source.path("moved.xml");
+    fs::write(&file, xml.replace(&console(source), &console(target))).unwrap();
+    file.display().to_string()
+}
