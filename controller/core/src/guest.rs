@@ -146,21 +146,69 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
         }),
         ..VirtualMachineInstanceStatus::default()
     };
-    // A final phase is the controller's and is never taken back.
+    // A final phase is the controller's and is never taken back. That it was Running is said for
+    // as long as it is not final: what is left out of an apply would be removed.
     let phase = before.phase.unwrap_or_default();
-    if domain.state != GuestState::Off && !phase.is_final() {
-        wanted.phase = Some(Phase::Running);
-        wanted.phase_transition_timestamps = vec![PhaseTransition {
-            phase: Phase::Running,
-            phase_transition_timestamp: before
-                .phase_transition_timestamps
-                .iter()
-                .find(|transition| transition.phase == Phase::Running)
-                .map_or_else(
-                    || whole_seconds(observed.now).0,
-                    |transition| transition.phase_transition_timestamp,
-                ),
-        }];
+    if phase == Phase::Running || (domain.state != GuestState::Off && !phase.is_final()) {
+        run(&mut wanted, &before, observed.now);
+    }
+    wanted
+}
+
+/// Says that the guest runs, since when it was first said.
+fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanceStatus, now: Timestamp) {
+    wanted.phase = Some(Phase::Running);
+    wanted.phase_transition_timestamps = vec![PhaseTransition {
+        phase: Phase::Running,
+        phase_transition_timestamp: before
+            .phase_transition_timestamps
+            .iter()
+            .find(|transition| transition.phase == Phase::Running)
+            .map_or_else(
+                || whole_seconds(now).0,
+                |transition| transition.phase_transition_timestamp,
+            ),
+    }];
+}
+
+/// What was reported, and that nothing runs in a pod any more that was deleted by force.
+pub fn with_ended_pod(
+    before: &VirtualMachineInstanceStatus,
+    pod_uid: &str,
+    now: Timestamp,
+) -> VirtualMachineInstanceStatus {
+    let mut drydock = before.drydock.clone().unwrap_or_default();
+    if !drydock.ended_pods.iter().any(|uid| uid == pod_uid) {
+        drydock.ended_pods.push(pod_uid.into());
+    }
+    let mut wanted = VirtualMachineInstanceStatus {
+        conditions: before
+            .conditions
+            .iter()
+            .filter(|condition| OWN_CONDITIONS.contains(&condition.type_.as_str()))
+            .cloned()
+            .collect(),
+        interfaces: before.interfaces.clone(),
+        guest_os_info: before.guest_os_info.clone(),
+        migration_method: before.migration_method,
+        migration_transport: before.migration_transport.clone(),
+        machine: before.machine.clone(),
+        current_cpu_topology: before.current_cpu_topology.clone(),
+        memory: before.memory.clone(),
+        volume_status: before
+            .volume_status
+            .iter()
+            .filter(|volume| volume.target.is_some())
+            .map(|volume| VolumeStatus {
+                persistent_volume_claim_info: None,
+                ..volume.clone()
+            })
+            .collect(),
+        drydock: Some(drydock),
+        ..VirtualMachineInstanceStatus::default()
+    };
+    if before.phase == Some(Phase::Running) {
+        run(&mut wanted, before, now);
     }
     wanted
 }

@@ -151,6 +151,26 @@ fn an_end_is_not_the_agents_to_conclude() {
     case.instance.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
     case.domain.state = GuestState::Running;
     assert_eq!(case.report().phase, None, "a final phase is never taken back");
+    case.instance.status = serde_json::from_value(json!({"phase": "Running"})).unwrap();
+    case.domain.state = GuestState::Off;
+    assert_eq!(
+        case.report().phase,
+        Some(Phase::Running),
+        "left out, it would be removed"
+    );
+}
+
+#[test]
+fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
+    let case = Case::new(&plain(), GuestState::Running);
+    let first = case.report();
+    let wanted = with_ended_pod(&first, "p", NOW.parse().unwrap());
+    assert_eq!(wanted.drydock.as_ref().unwrap().ended_pods, ["p"]);
+    assert!(differs(&first, &wanted));
+    let again = with_ended_pod(&wanted, "p", NOW.parse().unwrap());
+    assert_eq!(again, wanted, "said once");
+    assert_eq!(wanted.phase, Some(Phase::Running));
+    assert_eq!(wanted.conditions, first.conditions);
 }
 
 #[test]

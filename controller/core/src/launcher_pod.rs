@@ -1,0 +1,241 @@
+//! The pod that a virtual machine runs in.
+//!
+//! It meets the restricted Pod Security Standard; the only extra is a share of virtualization from
+//! the agent's device plugin. What the guest writes is in two folders of the pod and gone with it;
+//! what it uses of its namespace (claims, Secrets, images) is mounted, so that nothing outside the
+//! pod reads it.
+
+mod guest;
+mod names;
+mod resources;
+mod security;
+mod volumes;
+
+use std::collections::BTreeMap;
+
+use drydock_api::{
+    kubevirt::{
+        VirtualMachineInstance,
+        devices::Protocol,
+        instance::Probe,
+        names::{APP, CREATED_BY, DOMAIN, GUEST_RUNNING, VIRT_LAUNCHER, VM_NAME},
+    },
+    launcher::{CONTAINER, GUEST_VARIABLE},
+};
+use k8s_openapi::{
+    api::core::v1::{
+        Affinity, Container, ContainerPort, EnvVar, NodeAffinity, NodeSelector, NodeSelectorTerm, Pod,
+        PodReadinessGate, PodSpec, Probe as PodProbe,
+    },
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+};
+
+use crate::placement::Requirements;
+
+use names::stable_uuid;
+
+pub use resources::overhead;
+
+/// What a launcher pod is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct PodInput<'a> {
+    /// The instance, its defaults applied.
+    pub instance: &'a VirtualMachineInstance,
+    /// The launcher's image.
+    pub image: &'a str,
+    /// What its node must have.
+    pub requirements: &'a Requirements,
+    /// Volume modes of the claims that it uses, by name; a claim that is not named has a file system.
+    pub claims: &'a BTreeMap<String, ClaimMode>,
+    /// The end of the pod's name.
+    pub suffix: &'a str,
+    /// Identity of the pod's libvirt.
+    pub host_uuid: &'a str,
+    /// Its guests may run by emulation, which takes memory of its own.
+    pub emulation: bool,
+}
+
+/// How a claim is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimMode {
+    /// As a folder with a file that is the disk.
+    Filesystem,
+    /// As a device that is the disk.
+    Block,
+}
+
+/// How long a guest may take to shut down where its manifest does not say, in seconds. KubeVirt's.
+pub const GRACE_PERIOD: i64 = 30;
+
+/// The end of a pod's name that is always the same for the same text.
+pub fn suffix(text: &str) -> String {
+    stable_uuid(&["pod", text]).chars().take(5).collect()
+}
+
+/// Identity of the libvirt of the pod with this name, told from all others.
+pub fn host_uuid(text: &str) -> String {
+    stable_uuid(&["host", text])
+}
+
+/// The name of a pod: KubeVirt's prefix, the instance's name, cut so that it stays a label, the suffix.
+pub fn name(instance: &str, suffix: &str) -> String {
+    let room = 63 - "virt-launcher--".len() - suffix.len();
+    let cut: String = instance.chars().take(room).collect();
+    format!("virt-launcher-{}-{suffix}", cut.trim_end_matches(['-', '.']))
+}
+
+/// The launcher pod of an instance.
+pub fn pod(input: &PodInput<'_>) -> Pod {
+    let PodInput {
+        instance,
+        requirements,
+        suffix,
+        ..
+    } = *input;
+    let spec = &instance.spec;
+    let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD);
+    let (volumes, mounts, devices) = volumes::of(input);
+    let pull_secrets = volumes::pull_secrets(spec);
+    Pod {
+        metadata: metadata(instance, suffix),
+        spec: Some(PodSpec {
+            containers: vec![Container {
+                name: CONTAINER.into(),
+                image: Some(input.image.into()),
+                image_pull_policy: Some("IfNotPresent".into()),
+                env: Some(vec![EnvVar {
+                    name: GUEST_VARIABLE.into(),
+                    value: Some(guest::json(input, grace)),
+                    value_from: None,
+                }]),
+                ports: some(ports(instance)),
+                resources: Some(resources::of(spec, input.emulation)),
+                security_context: Some(security::container()),
+                volume_mounts: Some(mounts),
+                volume_devices: some(devices),
+                liveness_probe: spec.liveness_probe.as_ref().map(probe),
+                readiness_probe: spec.readiness_probe.as_ref().map(probe),
+                ..Container::default()
+            }],
+            volumes: Some(volumes),
+            image_pull_secrets: some(pull_secrets),
+            node_selector: Some(requirements.node_selector.clone()),
+            affinity: affinity(spec.affinity.clone(), requirements),
+            tolerations: some(spec.tolerations.clone()),
+            topology_spread_constraints: some(spec.topology_spread_constraints.clone()),
+            priority_class_name: spec.priority_class_name.clone(),
+            scheduler_name: spec.scheduler_name.clone(),
+            hostname: spec.hostname.clone(),
+            subdomain: spec.subdomain.clone(),
+            dns_policy: spec.dns_policy.clone(),
+            dns_config: spec.dns_config.clone(),
+            readiness_gates: Some(vec![PodReadinessGate {
+                condition_type: GUEST_RUNNING.into(),
+            }]),
+            restart_policy: Some("Never".into()),
+            termination_grace_period_seconds: Some(grace),
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            security_context: Some(security::pod()),
+            ..PodSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+fn metadata(instance: &VirtualMachineInstance, suffix: &str) -> ObjectMeta {
+    let of = instance.metadata.clone();
+    let own = of.name.unwrap_or_default();
+    let uid = of.uid.unwrap_or_default();
+    let mut labels = of.labels.unwrap_or_default();
+    labels.entry(VM_NAME.into()).or_insert_with(|| cut_label(&own));
+    labels.insert(APP.into(), VIRT_LAUNCHER.into());
+    labels.insert(CREATED_BY.into(), uid.clone());
+    // What kubectl remembers of the instance is of no use on its pod.
+    let mut annotations = of.annotations.unwrap_or_default();
+    annotations.retain(|key, _| key != "kubectl.kubernetes.io/last-applied-configuration");
+    annotations.insert(DOMAIN.into(), own.clone());
+    ObjectMeta {
+        name: Some(name(&own, suffix)),
+        namespace: of.namespace,
+        labels: Some(labels),
+        annotations: Some(annotations),
+        owner_references: Some(vec![OwnerReference {
+            api_version: "kubevirt.io/v1".into(),
+            kind: "VirtualMachineInstance".into(),
+            name: own,
+            uid,
+            controller: Some(true),
+            block_owner_deletion: None,
+        }]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// A name as the value of a label, which is shorter.
+fn cut_label(name: &str) -> String {
+    let cut: String = name.chars().take(63).collect();
+    cut.trim_end_matches(['-', '.', '_']).into()
+}
+
+fn ports(instance: &VirtualMachineInstance) -> Vec<ContainerPort> {
+    let interfaces = instance.spec.domain.devices.interfaces.iter();
+    interfaces
+        .flat_map(|interface| &interface.ports)
+        .map(|port| ContainerPort {
+            name: port.name.clone(),
+            container_port: port.port,
+            protocol: Some(
+                match port.protocol.unwrap_or_default() {
+                    Protocol::Tcp => "TCP",
+                    Protocol::Udp => "UDP",
+                }
+                .into(),
+            ),
+            ..ContainerPort::default()
+        })
+        .collect()
+}
+
+/// The kubelet asks the pod's address, and so the guest.
+fn probe(probe: &Probe) -> PodProbe {
+    PodProbe {
+        http_get: probe.http_get.clone(),
+        tcp_socket: probe.tcp_socket.clone(),
+        initial_delay_seconds: probe.initial_delay_seconds,
+        timeout_seconds: probe.timeout_seconds,
+        period_seconds: probe.period_seconds,
+        success_threshold: probe.success_threshold,
+        failure_threshold: probe.failure_threshold,
+        ..PodProbe::default()
+    }
+}
+
+/// The manifest's affinity with what the CPU needs in every term: terms are alternatives.
+fn affinity(own: Option<Affinity>, requirements: &Requirements) -> Option<Affinity> {
+    if requirements.expressions.is_empty() {
+        return own;
+    }
+    let mut affinity = own.unwrap_or_default();
+    let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
+    let required = node
+        .required_during_scheduling_ignored_during_execution
+        .get_or_insert_with(|| NodeSelector {
+            node_selector_terms: Vec::new(),
+        });
+    if required.node_selector_terms.is_empty() {
+        required.node_selector_terms.push(NodeSelectorTerm::default());
+    }
+    for term in &mut required.node_selector_terms {
+        let expressions = term.match_expressions.get_or_insert_with(Vec::new);
+        expressions.extend(requirements.expressions.iter().cloned());
+    }
+    Some(affinity)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+//! What the launcher is told of its guest.
+
+use drydock_api::{
+    kubevirt::volumes::Volume,
+    launcher::{CloudInit, CloudInitText, DiskSource, Guest, GuestDisk},
+};
+
+use super::{ClaimMode, PodInput, names::stable_uuid};
+use crate::{domain::domain_name, migratable::claim, quantity};
+
+/// [`Guest`] as JSON.
+pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
+    let instance = input.instance;
+    let (namespace, name) = (
+        instance.metadata.namespace.as_deref().unwrap_or_default(),
+        instance.metadata.name.as_deref().unwrap_or_default(),
+    );
+    let guest = Guest {
+        domain: domain_name(namespace, name),
+        host_uuid: input.host_uuid.into(),
+        grace_period_seconds: u64::try_from(grace).unwrap_or(0),
+        disks: instance
+            .spec
+            .volumes
+            .iter()
+            .filter_map(|volume| {
+                Some(GuestDisk {
+                    name: volume.name.clone(),
+                    source: source(volume, input, namespace, name)?,
+                })
+            })
+            .collect(),
+    };
+    // A structure of texts and numbers can always be written.
+    serde_json::to_string(&guest).unwrap_or_default()
+}
+
+fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) -> Option<DiskSource> {
+    if let Some(disk) = &volume.container_disk {
+        return Some(DiskSource::ContainerDisk {
+            path: disk.path.clone(),
+        });
+    }
+    if let Some(data) = &volume.cloud_init_no_cloud {
+        let hostname = input.instance.spec.hostname.as_deref().unwrap_or(name);
+        return Some(DiskSource::CloudInitNoCloud(CloudInit {
+            // The same for each run of a virtual machine: another one would make cloud-init set
+            // the guest up anew.
+            instance_id: stable_uuid(&["cloud-init", namespace, name]),
+            hostname: hostname.into(),
+            user_data: text(&data.user_data, &data.user_data_base64, data.secret_ref.is_some()),
+            network_data: text(
+                &data.network_data,
+                &data.network_data_base64,
+                data.network_data_secret_ref.is_some(),
+            ),
+        }));
+    }
+    if let Some(disk) = &volume.empty_disk {
+        let capacity = quantity::bytes(&disk.capacity.0)?;
+        return Some(DiskSource::EmptyDisk { capacity });
+    }
+    let claim = claim(volume)?;
+    Some(match input.claims.get(claim) {
+        Some(ClaimMode::Block) => DiskSource::Block {},
+        _ => DiskSource::Filesystem {},
+    })
+}
+
+fn text(plain: &Option<String>, base64: &Option<String>, secret: bool) -> Option<CloudInitText> {
+    if secret {
+        return Some(CloudInitText::Secret {});
+    }
+    let plain = plain.clone().map(CloudInitText::Plain);
+    plain.or_else(|| base64.clone().map(CloudInitText::Base64))
+}

@@ -1,0 +1,243 @@
+//! What of a manifest shows in the pod.
+
+use drydock_api::launcher::{DiskSource, Guest};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{configuration::Configuration, minimum::Minimum, placement::requirements};
+
+fn instance(spec: Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "shop", "uid": "u-1", "labels": {"app": "x"},
+            "annotations": {"note": "n", "kubectl.kubernetes.io/last-applied-configuration": "{}"}},
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn made(spec: Value, claims: &[(&str, ClaimMode)]) -> Pod {
+    let instance = instance(spec);
+    let requirements = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
+    let claims = claims.iter().map(|(name, mode)| ((*name).to_owned(), *mode)).collect();
+    pod(&PodInput {
+        instance: &instance,
+        image: "localhost/drydock/launcher",
+        requirements: &requirements,
+        claims: &claims,
+        suffix: "abcde",
+        host_uuid: "00000000-0000-0000-0000-000000000001",
+        emulation: false,
+    })
+}
+
+fn small(extra: Value) -> Value {
+    let mut spec = json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {}}});
+    merge(&mut spec, extra);
+    spec
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+fn container(pod: &Pod) -> &Container {
+    &pod.spec.as_ref().unwrap().containers[0]
+}
+
+fn guest(pod: &Pod) -> Guest {
+    let env = container(pod).env.as_ref().unwrap();
+    serde_json::from_str(env[0].value.as_ref().unwrap()).unwrap()
+}
+
+#[test]
+fn the_whole_pod_of_a_small_guest() {
+    let pod = made(
+        small(json!({
+            "domain": {"devices": {
+                "disks": [{"name": "root"}, {"name": "init"}],
+                "interfaces": [{"name": "default", "ports": [{"name": "http", "port": 80}, {"port": 53, "protocol": "UDP"}]}],
+            }},
+            "volumes": [
+                {"name": "root", "containerDisk": {"image": "registry.example/disk:1", "imagePullSecret": "pull"}},
+                {"name": "init", "cloudInitNoCloud": {"secretRef": {"name": "user"}, "networkData": "version: 2"}},
+            ],
+        })),
+        &[],
+    );
+    insta::assert_snapshot!(serde_saphyr::to_string(&pod).unwrap());
+}
+
+#[test]
+fn claims_are_files_or_devices() {
+    let volumes = json!({"volumes": [
+        {"name": "file", "persistentVolumeClaim": {"claimName": "c1"}},
+        {"name": "block", "dataVolume": {"name": "c2"}},
+    ]});
+    let pod = made(
+        small(volumes),
+        &[("c1", ClaimMode::Filesystem), ("c2", ClaimMode::Block)],
+    );
+    let mounts = container(&pod).volume_mounts.as_ref().unwrap();
+    assert!(
+        mounts.iter().any(|mount| mount.mount_path == "/volumes/file"),
+        "{mounts:?}"
+    );
+    let devices = container(&pod).volume_devices.as_ref().unwrap();
+    assert_eq!(devices[0].device_path, "/devices/block");
+    let guest = guest(&pod);
+    assert_eq!(guest.disks[0].source, DiskSource::Filesystem {});
+    assert_eq!(guest.disks[1].source, DiskSource::Block {});
+}
+
+#[test]
+fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
+    let terms = json!([
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
+    ]);
+    let pod = made(
+        small(json!({
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
+            "tolerations": [{"key": "t", "operator": "Exists"}],
+            "priorityClassName": "high",
+            "schedulerName": "own",
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "hostname": "h", "subdomain": "s",
+            "terminationGracePeriodSeconds": 7,
+            "livenessProbe": {"tcpSocket": {"port": 22}, "periodSeconds": 3},
+            "readinessProbe": {"httpGet": {"port": 80, "path": "/ok"}},
+        })),
+        &[],
+    );
+    let spec = pod.spec.as_ref().unwrap();
+    let affinity = spec.affinity.clone().unwrap().node_affinity.unwrap();
+    let required = affinity.required_during_scheduling_ignored_during_execution.unwrap();
+    for term in &required.node_selector_terms {
+        let last = term.match_expressions.as_ref().unwrap().last().unwrap();
+        assert_eq!(last.operator, "DoesNotExist");
+    }
+    assert_eq!(required.node_selector_terms.len(), 2);
+    assert_eq!(spec.tolerations.as_ref().unwrap().len(), 1);
+    assert_eq!(spec.priority_class_name.as_deref(), Some("high"));
+    assert_eq!(spec.scheduler_name.as_deref(), Some("own"));
+    assert_eq!(spec.topology_spread_constraints.as_ref().unwrap().len(), 1);
+    assert_eq!(
+        (spec.hostname.as_deref(), spec.subdomain.as_deref()),
+        (Some("h"), Some("s"))
+    );
+    assert_eq!(spec.termination_grace_period_seconds, Some(7));
+    assert_eq!(guest(&pod).grace_period_seconds, 7);
+    assert_eq!(container(&pod).liveness_probe.as_ref().unwrap().period_seconds, Some(3));
+    assert!(container(&pod).readiness_probe.as_ref().unwrap().http_get.is_some());
+}
+
+#[test]
+fn memory_is_the_guests_and_the_overhead() {
+    let request = |spec: Value, kind: &str| -> Option<u64> {
+        let pod = made(spec, &[]);
+        let resources = container(&pod).resources.clone().unwrap();
+        let amounts = if kind == "limits" {
+            resources.limits
+        } else {
+            resources.requests
+        };
+        amounts.unwrap().get("memory").map(|amount| amount.0.parse().unwrap())
+    };
+    let extra = (112 + 8 + 16) * (1 << 20) + (64 << 20) / 512;
+    assert_eq!(request(small(json!({})), "requests"), Some((64 << 20) + extra));
+    assert_eq!(request(small(json!({})), "limits"), None);
+    let limited = small(json!({"domain": {"resources": {"limits": {"memory": "128Mi"}}}}));
+    assert_eq!(request(limited, "limits"), Some((128 << 20) + extra));
+    let blind =
+        small(json!({"domain": {"devices": {"autoattachGraphicsDevice": false}, "cpu": {"cores": 2, "sockets": 2}}}));
+    assert_eq!(
+        overhead(&instance(blind).spec, true),
+        (112 + 32 + 160) * (1 << 20) + (64 << 20) / 512
+    );
+}
+
+#[test]
+fn the_cpu_request_is_a_tenth_unless_it_is_said() {
+    let request = |spec: Value| {
+        let pod = made(spec, &[]);
+        container(&pod).resources.clone().unwrap().requests.unwrap()["cpu"]
+            .0
+            .clone()
+    };
+    assert_eq!(request(small(json!({"domain": {"cpu": {"cores": 3}}}))), "300m");
+    assert_eq!(
+        request(small(json!({"domain": {"resources": {"requests": {"cpu": 1}}}}))),
+        "1"
+    );
+    assert_eq!(
+        request(small(json!({"domain": {"resources": {"limits": {"cpu": "2"}}}}))),
+        "2"
+    );
+}
+
+#[test]
+fn images_are_pulled_as_kubernetes_pulls_them() {
+    let policy = |image: &str| {
+        let pod = made(
+            small(json!({"volumes": [{"name": "d", "containerDisk": {"image": image}}]})),
+            &[],
+        );
+        let volumes = pod.spec.unwrap().volumes.unwrap();
+        volumes
+            .into_iter()
+            .find_map(|volume| volume.image)
+            .unwrap()
+            .pull_policy
+            .unwrap()
+    };
+    for (image, expected) in [
+        ("disk", "Always"),
+        ("disk:latest", "Always"),
+        ("host:5000/disk", "Always"),
+        ("disk:1", "IfNotPresent"),
+        ("disk@sha256:0", "IfNotPresent"),
+    ] {
+        assert_eq!(policy(image), expected, "{image}");
+    }
+}
+
+#[test]
+fn names_are_labels_and_the_same_each_time() {
+    assert_eq!(suffix("u-1"), suffix("u-1"));
+    assert_ne!(suffix("u-1"), suffix("u-2"));
+    assert_ne!(host_uuid("u-1"), host_uuid("u-2"));
+    let long = name(&"a.".repeat(100), "abcde");
+    assert!(
+        long.len() <= 63 && long.ends_with("-abcde") && !long.contains(".-"),
+        "{long}"
+    );
+}
+
+#[test]
+fn instances_of_one_machine_are_one_to_cloud_init() {
+    let of = |uid: &str| {
+        let mut instance = instance(small(
+            json!({"volumes": [{"name": "i", "cloudInitNoCloud": {"userData": "x"}}]}),
+        ));
+        instance.metadata.uid = Some(uid.into());
+        let requirements = Requirements::default();
+        guest(&pod(&PodInput {
+            instance: &instance,
+            image: "i",
+            requirements: &requirements,
+            claims: &BTreeMap::new(),
+            suffix: "s",
+            host_uuid: "h",
+            emulation: true,
+        }))
+    };
+    assert_eq!(of("u-1").disks, of("u-2").disks);
+}

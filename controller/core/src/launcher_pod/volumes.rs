@@ -1,0 +1,135 @@
+//! Volumes of a launcher pod, and where they are mounted.
+
+use drydock_api::{
+    kubevirt::{
+        VirtualMachineInstanceSpec,
+        volumes::{ContainerDisk, Volume as GuestVolume},
+    },
+    launcher::{
+        DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_NETWORK, SECRET_USER,
+        SECRETS_FOLDER, VOLUMES_FOLDER,
+    },
+};
+use k8s_openapi::api::core::v1::{
+    EmptyDirVolumeSource, ImageVolumeSource, LocalObjectReference, PersistentVolumeClaimVolumeSource,
+    SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+};
+
+use super::{ClaimMode, PodInput};
+use crate::migratable::claim;
+
+type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
+
+/// Volumes, mounts and devices of the pod. Only volumes that are disks of the guest are mounted.
+pub(super) fn of(input: &PodInput<'_>) -> Parts {
+    let mut parts: Parts = Default::default();
+    for (name, folder) in [(RUN_VOLUME, RUN_FOLDER), (DISKS_VOLUME, DISKS_FOLDER)] {
+        parts.0.push(Volume {
+            name: name.into(),
+            empty_dir: Some(EmptyDirVolumeSource::default()),
+            ..Volume::default()
+        });
+        parts.1.push(mount(name, folder.into(), false));
+    }
+    for volume in &input.instance.spec.volumes {
+        add(&mut parts, volume, input);
+    }
+    parts
+}
+
+fn mount(name: &str, path: String, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.into(),
+        mount_path: path,
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+/// The pod's own name of a guest's volume, which cannot be that of one of the pod's own.
+fn own_name(volume: &str) -> String {
+    format!("vol-{volume}").chars().take(63).collect()
+}
+
+fn add((volumes, mounts, devices): &mut Parts, volume: &GuestVolume, input: &PodInput<'_>) {
+    let name = own_name(&volume.name);
+    if let Some(disk) = &volume.container_disk {
+        volumes.push(Volume {
+            name: name.clone(),
+            image: Some(ImageVolumeSource {
+                reference: Some(disk.image.clone()),
+                pull_policy: Some(pull_policy(disk).into()),
+            }),
+            ..Volume::default()
+        });
+        mounts.push(mount(&name, format!("{IMAGES_FOLDER}/{}", volume.name), true));
+    } else if let Some(data) = &volume.cloud_init_no_cloud {
+        let secrets = [
+            (SECRET_USER, &data.secret_ref),
+            (SECRET_NETWORK, &data.network_data_secret_ref),
+        ];
+        for (part, secret) in secrets {
+            let Some(secret) = secret else { continue };
+            let name = format!("{part}-{}", volume.name).chars().take(63).collect::<String>();
+            volumes.push(Volume {
+                name: name.clone(),
+                secret: Some(SecretVolumeSource {
+                    secret_name: Some(secret.name.clone()),
+                    default_mode: Some(0o440),
+                    ..SecretVolumeSource::default()
+                }),
+                ..Volume::default()
+            });
+            mounts.push(mount(&name, format!("{SECRETS_FOLDER}/{}/{part}", volume.name), true));
+        }
+    } else if let Some(claim) = claim(volume) {
+        let read_only = volume
+            .persistent_volume_claim
+            .as_ref()
+            .and_then(|claim| claim.read_only);
+        volumes.push(Volume {
+            name: name.clone(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: claim.into(),
+                read_only,
+            }),
+            ..Volume::default()
+        });
+        match input.claims.get(claim) {
+            Some(ClaimMode::Block) => devices.push(VolumeDevice {
+                name,
+                device_path: format!("{DEVICES_FOLDER}/{}", volume.name),
+            }),
+            _ => mounts.push(mount(
+                &name,
+                format!("{VOLUMES_FOLDER}/{}", volume.name),
+                read_only == Some(true),
+            )),
+        }
+    }
+}
+
+/// As Kubernetes does for containers: what is called latest may be another one by now.
+fn pull_policy(disk: &ContainerDisk) -> &'static str {
+    if let Some(policy) = disk.image_pull_policy {
+        return policy.as_str();
+    }
+    let last = disk.image.rsplit('/').next().unwrap_or_default();
+    let pinned = last.contains('@') || last.split_once(':').is_some_and(|(_, tag)| tag != "latest");
+    if pinned { "IfNotPresent" } else { "Always" }
+}
+
+/// Secrets for the registries of containerDisks.
+pub(super) fn pull_secrets(spec: &VirtualMachineInstanceSpec) -> Vec<LocalObjectReference> {
+    let mut names: Vec<&String> = spec
+        .volumes
+        .iter()
+        .filter_map(|volume| volume.container_disk.as_ref()?.image_pull_secret.as_ref())
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+        .into_iter()
+        .map(|name| LocalObjectReference { name: name.clone() })
+        .collect()
+}

@@ -1,0 +1,73 @@
+//! Node affinity and taints as the scheduler judges them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+
+/// Whether a node with this name and these labels meets a required node affinity.
+pub(super) fn admits(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    selector
+        .node_selector_terms
+        .iter()
+        .any(|term| meets_term(term, name, labels))
+}
+
+fn meets_term(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    // A term that says nothing matches nothing.
+    if expressions.is_empty() && fields.is_empty() {
+        return false;
+    }
+    expressions
+        .iter()
+        .all(|expression| meets(expression, labels.get(&expression.key).map(String::as_str)))
+        && fields
+            .iter()
+            .all(|field| meets(field, (field.key == "metadata.name").then_some(name)))
+}
+
+/// Whether a value, or that there is none, meets one expression.
+pub(super) fn meets(expression: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = expression.values.as_deref().unwrap_or_default();
+    let among = |value: &str| values.iter().any(|other| other == value);
+    let compared = |greater: bool| {
+        let number = |text: &str| text.parse::<i64>().ok();
+        let (Some(have), Some(than)) = (value.and_then(number), values.first().and_then(|text| number(text))) else {
+            return false;
+        };
+        if greater { have > than } else { have < than }
+    };
+    match expression.operator.as_str() {
+        "In" => value.is_some_and(among),
+        "NotIn" => !value.is_some_and(among),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => compared(true),
+        "Lt" => compared(false),
+        _ => false,
+    }
+}
+
+/// The first taint that keeps a pod with these tolerations off a node.
+pub(super) fn in_the_way<'a>(taints: &'a [Taint], tolerations: &[Toleration]) -> Option<&'a Taint> {
+    taints
+        .iter()
+        .filter(|taint| ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str()))
+        .find(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint)))
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    if !effect.is_empty() && effect != taint.effect {
+        return false;
+    }
+    let key = toleration.key.as_deref().unwrap_or_default();
+    match toleration.operator.as_deref().unwrap_or("Equal") {
+        "Exists" => key.is_empty() || key == taint.key,
+        _ => {
+            let value = taint.value.as_deref().unwrap_or_default();
+            key == taint.key && toleration.value.as_deref().unwrap_or_default() == value
+        }
+    }
+}
