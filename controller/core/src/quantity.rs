@@ -1,9 +1,21 @@
-//! Kubernetes quantities of bytes.
+//! Kubernetes quantities of bytes and of CPU.
 
 /// Bytes of a quantity such as `64Mi`, `1.5G` or `0`; fractions of a byte are cut off.
 ///
 /// `None` if it is not a quantity, is negative, or has more bytes than 64 bits can count.
 pub fn bytes(text: &str) -> Option<u64> {
+    scaled(text, 1)
+}
+
+/// Thousandths of a CPU of a quantity such as `2`, `500m` or `0.5`; smaller fractions are cut off.
+///
+/// `None` if it is not a quantity, is negative, or is more than 64 bits can count.
+pub fn milli_cpus(text: &str) -> Option<u64> {
+    scaled(text, 1000)
+}
+
+/// A quantity in units of which `units` make one.
+fn scaled(text: &str, units: u128) -> Option<u64> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
@@ -31,7 +43,8 @@ pub fn bytes(text: &str) -> Option<u64> {
     }
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     let digits: u128 = format!("{whole}{fraction}").parse().ok()?;
-    u64::try_from(digits.checked_mul(numerator)? / denominator / scale).ok()
+    let product = digits.checked_mul(numerator)?.checked_mul(units)?;
+    u64::try_from(product / denominator / scale).ok()
 }
 
 #[cfg(test)]
@@ -58,6 +71,21 @@ mod tests {
             ("99999999999999999999999", None),
         ] {
             assert_eq!(bytes(text), expected, "{text}");
+        }
+    }
+    #[test]
+    fn cpus_are_counted_in_thousandths() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("2", Some(2000)),
+            ("500m", Some(500)),
+            ("0.5", Some(500)),
+            ("1.2345", Some(1234)),
+            ("1k", Some(1_000_000)),
+            ("-1", None),
+            ("two", None),
+        ] {
+            assert_eq!(milli_cpus(text), expected, "{text}");
         }
     }
 }

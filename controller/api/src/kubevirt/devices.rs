@@ -196,6 +196,7 @@ impl InterfaceModel {
 /// A port of the guest that can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Port {
     /// Its name in the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -69,6 +69,7 @@ pub struct Cpu {
 /// A CPU feature.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CpuFeature {
     /// libvirt's name of the feature.
     #[schemars(
@@ -136,6 +137,7 @@ pub struct Resources {
 /// Machine type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Machine {
     /// QEMU's name of it. q35 if not set.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
@@ -164,6 +166,7 @@ pub struct Firmware {
 /// Clock and timers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Clock {
     /// The guest's clock is UTC, perhaps with an offset.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,6 +183,7 @@ pub struct Clock {
 /// The guest's clock is UTC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ClockUtc {
     /// Seconds that it is ahead of UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,6 +193,7 @@ pub struct ClockUtc {
 /// Timers of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Timers {
     /// High precision event timer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -210,6 +215,7 @@ pub struct Timers {
 /// A timer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Timer {
     /// Whether the guest has it. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]

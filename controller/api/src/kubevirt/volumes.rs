@@ -22,6 +22,7 @@ pub struct Volume {
     pub cloud_init_no_cloud: Option<CloudInitNoCloud>,
     /// A PersistentVolumeClaim: the file disk.img in it, or the block device that it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
     pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
     /// The PersistentVolumeClaim of that name.
     #[serde(default, skip_serializing_if = "Option::is_none")]

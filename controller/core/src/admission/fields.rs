@@ -1,0 +1,217 @@
+//! Which fields may be there: each is carried out, a hint, or refused by name.
+//!
+//! ```text
+//!  field of the object ─▶ in Drydock's definition? ── yes ─▶ carried out
+//!                          └ no ─▶ empty, switched off, or an accepted hint? ── yes ─▶ passed over
+//!                                   └ no ─▶ a field of KubeVirt's? ── yes ─▶ NotSupported
+//!                                            └ no ─▶ UnknownField, with the name that may be meant
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+
+use super::{
+    At, Kind, Refusal, Refusals,
+    hints::{self, Accepted},
+    nearest::nearest,
+    shape::Shape,
+};
+
+/// What KubeVirt's API has, recorded by `hack/record-kubevirt-fields`.
+pub(super) const RECORDED: &str = include_str!("../../testdata/kubevirt-v1-fields.txt");
+
+/// What KubeVirt's API has had since that was recorded.
+pub(super) const LATER: [(Kind, &str); 6] = [
+    (Kind::Migration, "spec.priority"),
+    (Kind::Instance, "spec.utilityVolumes[]"),
+    (Kind::Instance, "spec.domain.rebootPolicy"),
+    (Kind::Instance, "spec.domain.launchSecurity.snp"),
+    (Kind::Instance, "spec.domain.launchSecurity.tdx"),
+    (Kind::Instance, "spec.volumes[].containerPath"),
+];
+
+/// Fields that hold others and mean nothing by themselves: what they hold is judged one by one. Of
+/// all other objects even an empty one means something (`tpm: {}` is a TPM).
+pub(super) const CONTAINERS: [&str; 14] = [
+    "spec.domain.chassis",
+    "spec.domain.cpu.numa",
+    "spec.domain.devices.disks[].blockSize",
+    "spec.domain.devices.interfaces[].dhcpOptions",
+    "spec.domain.features",
+    "spec.domain.features.acpi",
+    "spec.domain.features.apic",
+    "spec.domain.features.hyperv",
+    "spec.domain.features.kvm",
+    "spec.domain.firmware.acpi",
+    "spec.domain.firmware.bootloader",
+    "spec.domain.firmware.bootloader.bios",
+    "spec.domain.ioThreads",
+    "spec.domain.launchSecurity",
+];
+
+/// The switch in fields that are on if they are there, unless it says otherwise.
+const SWITCH: &str = "enabled";
+
+/// Where a template has the fields of an instance.
+const TEMPLATE: &str = "spec.template.spec";
+
+/// Every field of an object that is not carried out and not passed over.
+pub fn refused_fields(raw: &Value, kind: Kind) -> Vec<Refusal> {
+    let mut refusals = Refusals::default();
+    check(raw, kind, &mut refusals);
+    refusals.into_vec()
+}
+
+/// Refuses every field that is not carried out and not passed over.
+pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
+    let Some(spec) = raw.get("spec") else { return };
+    let place = Place {
+        at: At::root("spec"),
+        kind,
+        field: "spec".into(),
+    };
+    Walk { kind, refusals }.walk(spec, Shape::of_spec(kind), &place);
+}
+
+/// A place in an object, and the same in the list of KubeVirt's fields.
+struct Place {
+    at: At,
+    kind: Kind,
+    field: String,
+}
+
+impl Place {
+    fn field(&self, name: &str) -> Self {
+        let at = self.at.field(name);
+        let field = format!("{}.{name}", self.field);
+        match (self.kind, field.as_str()) {
+            (Kind::Machine | Kind::ReplicaSet, TEMPLATE) => Self {
+                at,
+                kind: Kind::Instance,
+                field: "spec".into(),
+            },
+            _ => Self {
+                at,
+                kind: self.kind,
+                field,
+            },
+        }
+    }
+
+    fn index(&self, index: usize) -> Self {
+        Self {
+            at: self.at.index(index),
+            kind: self.kind,
+            field: format!("{}[]", self.field),
+        }
+    }
+}
+
+struct Walk<'a> {
+    kind: Kind,
+    refusals: &'a mut Refusals,
+}
+
+impl Walk<'_> {
+    fn walk(&mut self, value: &Value, shape: &Shape, place: &Place) {
+        match (shape, value) {
+            (Shape::Fields(fields), Value::Object(object)) => {
+                for (name, value) in object {
+                    match fields.get(name) {
+                        Some(shape) => self.walk(value, shape, &place.field(name)),
+                        None => self.not_carried_out(name, value, place, fields),
+                    }
+                }
+            }
+            (Shape::List(shape), Value::Array(values)) => {
+                for (index, value) in values.iter().enumerate() {
+                    self.walk(value, shape, &place.index(index));
+                }
+            }
+            // Other types than the schema's do not come this far.
+            _ => {}
+        }
+    }
+
+    fn not_carried_out(&mut self, name: &str, value: &Value, parent: &Place, beside: &BTreeMap<String, Shape>) {
+        let place = parent.field(name);
+        if let Some(hint) = hints::find(place.kind, &place.field).filter(|_| !name.contains('.')) {
+            let said = match value {
+                Value::Null => return,
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            match hint.accepted {
+                Accepted::Any => {}
+                Accepted::Only(accepted) if said == accepted => {}
+                Accepted::Only(accepted) => self.refusals.value_not_supported(&place.at, &said, accepted),
+            }
+            return;
+        }
+        // A key with a dot is nobody's field, whatever path it seems to be.
+        let is_known = !name.contains(['.', '[']) && known(place.kind).contains_key(place.field.as_str());
+        if !is_known {
+            let recorded = known(parent.kind).get(parent.field.as_str());
+            let names = recorded.into_iter().flatten().copied();
+            let meant = nearest(name, beside.keys().map(String::as_str).chain(names));
+            self.refusals.unknown(&place.at, self.kind.as_str(), meant);
+        } else if let (true, Value::Object(inner)) = (CONTAINERS.contains(&place.field.as_str()), value) {
+            let nothing = BTreeMap::new();
+            for (name, value) in inner {
+                self.not_carried_out(name, value, &place, &nothing);
+            }
+        } else if !is_empty(value) && !is_switched_off(value) {
+            self.refusals.not_supported(&place.at);
+        }
+    }
+}
+
+/// A value that asks for nothing. `false` is the default of all switches that are not hints.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(values) => values.is_empty(),
+        _ => false,
+    }
+}
+
+/// An object that says that it is not there.
+fn is_switched_off(value: &Value) -> bool {
+    value.get(SWITCH) == Some(&Value::Bool(false))
+}
+
+/// Fields of KubeVirt's: names of what each path holds, paths with `[]` for lists.
+fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> {
+    static KNOWN: OnceLock<BTreeMap<Kind, BTreeMap<&'static str, BTreeSet<&'static str>>>> = OnceLock::new();
+    static NOTHING: BTreeMap<&'static str, BTreeSet<&'static str>> = BTreeMap::new();
+    let all = KNOWN.get_or_init(|| {
+        let mut all: BTreeMap<Kind, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
+        for (kind, path) in recorded() {
+            let paths = all.entry(kind).or_default();
+            // A list is found by its own name, and what it holds by that of its members.
+            for path in [path, path.trim_end_matches("[]")] {
+                paths.entry(path).or_default();
+            }
+            if let Some((parent, name)) = path.rsplit_once('.') {
+                paths.entry(parent).or_default().insert(name.trim_end_matches("[]"));
+            }
+        }
+        all
+    });
+    all.get(&kind).unwrap_or(&NOTHING)
+}
+
+/// Kind and path of each field of KubeVirt's.
+pub(super) fn recorded() -> impl Iterator<Item = (Kind, &'static str)> {
+    let lines = RECORDED.lines().filter_map(|line| {
+        let (word, path) = line.split_once(' ')?;
+        let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == word)?;
+        Some((kind, path))
+    });
+    lines.chain(LATER)
+}

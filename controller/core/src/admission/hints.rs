@@ -1,0 +1,103 @@
+//! Fields that are accepted and not acted on, because the guest gets the same without them.
+//!
+//! A field is a hint only if nothing that the guest can see or do depends on it: it asks for speed,
+//! for something of the host, or for what guests have anyway. Where only some values are so, only
+//! those are accepted.
+
+use super::Kind;
+
+/// Which values of a hint are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// All.
+    Any,
+    /// This one, as JSON writes it without quotes.
+    Only(&'static str),
+}
+
+/// A field that is accepted and not acted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// Kind that has it; fields of an instance are also those of templates.
+    pub kind: Kind,
+    /// Path, with `[]` for lists.
+    pub field: &'static str,
+    /// Which values.
+    pub accepted: Accepted,
+    /// Why the guest gets the same without it.
+    pub why: &'static str,
+}
+
+const fn any(field: &'static str, why: &'static str) -> Hint {
+    Hint {
+        kind: Kind::Instance,
+        field,
+        accepted: Accepted::Any,
+        why,
+    }
+}
+
+const fn only(value: &'static str, field: &'static str, why: &'static str) -> Hint {
+    Hint {
+        kind: Kind::Instance,
+        field,
+        accepted: Accepted::Only(value),
+        why,
+    }
+}
+
+const SPEED: &str = "asks for speed, not for something that the guest sees";
+const NO_CPUS_ADDED: &str = "says how many CPUs may be added while the guest runs; Drydock adds none";
+const NO_MEMORY_ADDED: &str = "says how much memory may be added while the guest runs; Drydock adds none";
+const ALWAYS: &str = "guests have it anyway";
+
+/// All of them.
+pub const HINTS: [Hint; 19] = [
+    any("spec.domain.cpu.maxSockets", NO_CPUS_ADDED),
+    any("spec.domain.memory.maxGuest", NO_MEMORY_ADDED),
+    any("spec.domain.ioThreadsPolicy", SPEED),
+    any("spec.domain.ioThreads.supplementalPoolThreadCount", SPEED),
+    any("spec.domain.devices.blockMultiQueue", SPEED),
+    any("spec.domain.devices.networkInterfaceMultiqueue", SPEED),
+    any("spec.domain.devices.disks[].dedicatedIOThread", SPEED),
+    any("spec.domain.devices.disks[].io", SPEED),
+    any(
+        "spec.domain.devices.disableHotplug",
+        "says that no disks are added while the guest runs; Drydock adds none",
+    ),
+    any(
+        "spec.domain.resources.overcommitGuestOverhead",
+        "is about the pod's request only; what a guest needs beside its memory is always requested",
+    ),
+    only(
+        "stop",
+        "spec.domain.devices.disks[].errorPolicy",
+        "is what happens anyway: the guest is paused",
+    ),
+    only("closed", "spec.domain.devices.disks[].cdrom.tray", ALWAYS),
+    only("true", "spec.domain.devices.autoattachMemBalloon", ALWAYS),
+    only(
+        "true",
+        "spec.domain.devices.logSerialConsole",
+        "is what happens anyway: the serial port's output is in the pod's log",
+    ),
+    only("up", "spec.domain.devices.interfaces[].state", ALWAYS),
+    only("true", "spec.domain.features.acpi.enabled", ALWAYS),
+    only("true", "spec.domain.features.apic.enabled", ALWAYS),
+    only(
+        "false",
+        "spec.domain.firmware.bootloader.bios.useSerial",
+        "is how firmware is anyway",
+    ),
+    Hint {
+        kind: Kind::Machine,
+        field: "spec.updateVolumesStrategy",
+        accepted: Accepted::Only("Replacement"),
+        why: "is what happens anyway: other volumes are used from the next start on",
+    },
+];
+
+/// The hint of a field, by its path with `[]` for lists.
+pub(super) fn find(kind: Kind, field: &str) -> Option<&'static Hint> {
+    HINTS.iter().find(|hint| hint.kind == kind && hint.field == field)
+}

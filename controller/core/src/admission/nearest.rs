@@ -1,0 +1,80 @@
+//! The name that somebody may have meant.
+
+/// The candidate that is nearest to `word`, if one is near enough to have been meant: it differs by
+/// letter case, by a change in four letters (three at most), or goes on where the word ends.
+pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Nothing that long is a typing error, and the distance costs time by its square.
+    if word.len() > 64 {
+        return None;
+    }
+    let word: Vec<char> = word.to_lowercase().chars().collect();
+    let allowed = (word.len() / 4).clamp(1, 3);
+    candidates
+        .into_iter()
+        .map(|candidate| {
+            let letters: Vec<char> = candidate.to_lowercase().chars().collect();
+            let goes_on = word.len() > 2 && letters.starts_with(&word);
+            let distance = distance(&word, &letters);
+            (if goes_on { distance.min(allowed) } else { distance }, candidate)
+        })
+        .filter(|(distance, _)| *distance <= allowed)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
+fn distance(a: &[char], b: &[char]) -> usize {
+    let width = b.len() + 1;
+    let mut rows = vec![0; (a.len() + 1) * width];
+    let at = |i: usize, j: usize| i * width + j;
+    for i in 0..=a.len() {
+        rows[at(i, 0)] = i;
+    }
+    for j in 0..=b.len() {
+        rows[at(0, j)] = j;
+    }
+    for i in 1..=a.len() {
+        for j in 1..=b.len() {
+            let replaced = rows[at(i - 1, j - 1)] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = replaced.min(rows[at(i - 1, j)] + 1).min(rows[at(i, j - 1)] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[at(i - 2, j - 2)] + 1);
+            }
+            rows[at(i, j)] = least;
+        }
+    }
+    rows[at(a.len(), b.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn typing_errors_are_seen_through_and_other_words_are_not() {
+        let names = [
+            "cores",
+            "sockets",
+            "threads",
+            "terminationGracePeriodSeconds",
+            "rng",
+            "gpus",
+        ];
+        for (word, meant) in [
+            ("core", Some("cores")),
+            ("Cores", Some("cores")),
+            ("sockets", Some("sockets")),
+            ("scokets", Some("sockets")),
+            ("terminationGracePeriod", Some("terminationGracePeriodSeconds")),
+            ("termination", Some("terminationGracePeriodSeconds")),
+            ("te", None),
+            ("terminatonGracePeriodSecond", Some("terminationGracePeriodSeconds")),
+            ("gpu", Some("gpus")),
+            ("memory", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, names), meant, "{word}");
+        }
+        assert_eq!(nearest(&"x".repeat(100_000), names), None);
+    }
+}

@@ -1,0 +1,74 @@
+//! What values have to be, beyond what the schema says.
+//!
+//! - [`cpu_and_memory`], [`hardware`]: the guest's CPU, memory, machine, firmware and clock.
+//! - [`disks`], [`volumes`], [`networks`]: its devices and what they are connected to.
+//! - [`scheduling`], [`probes`]: what goes into its pod, as the API server would judge it there.
+//! - [`machine`], [`replica_set`]: what makes instances.
+
+mod cpu_and_memory;
+mod disks;
+mod hardware;
+mod machine;
+mod names;
+mod networks;
+mod probes;
+mod replica_set;
+mod scheduling;
+mod volumes;
+
+use drydock_api::kubevirt::VirtualMachineInstanceSpec;
+use serde_json::Value;
+
+use super::{At, Kind, Refusals, migration};
+
+/// Refuses every value that could never work.
+pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
+    match kind {
+        Kind::Machine => {
+            names::of_object(raw, refusals);
+            machine::check(raw, refusals);
+            template(raw, refusals);
+        }
+        Kind::Instance => {
+            names::of_object(raw, refusals);
+            names::labels(raw.get("metadata"), &At::root("metadata"), refusals);
+            instance(raw.get("spec"), &At::root("spec"), refusals);
+        }
+        Kind::ReplicaSet => {
+            names::of_object(raw, refusals);
+            replica_set::check(raw, refusals);
+            template(raw, refusals);
+        }
+        Kind::Migration => migration::check(raw, refusals),
+    }
+}
+
+/// The template of an object that makes instances.
+fn template(raw: &Value, refusals: &mut Refusals) {
+    let at = At::root("spec.template");
+    let Some(template) = raw.pointer("/spec/template").filter(|template| template.is_object()) else {
+        return refusals.required(&at, "it says what the instance is");
+    };
+    names::labels(template.get("metadata"), &at.field("metadata"), refusals);
+    instance(template.get("spec"), &at.field("spec"), refusals);
+}
+
+/// The spec of an instance, here or in a template.
+fn instance(raw: Option<&Value>, at: &At, refusals: &mut Refusals) {
+    let Some(raw) = raw.filter(|spec| spec.is_object()) else {
+        return refusals.required(at, "it says what the instance is");
+    };
+    // The same types as everything else reads: what does not fit them fits nobody.
+    let spec: VirtualMachineInstanceSpec = match serde_json::from_value(raw.clone()) {
+        Ok(spec) => spec,
+        Err(error) => return refusals.malformed(at, &error.to_string()),
+    };
+    let domain = at.field("domain");
+    cpu_and_memory::check(&spec.domain, &domain, refusals);
+    hardware::check(&spec, at, refusals);
+    volumes::check(&spec.volumes, at, refusals);
+    disks::check(&spec, at, refusals);
+    networks::check(&spec, at, refusals);
+    probes::check(&spec, at, refusals);
+    scheduling::check(&spec, at, refusals);
+}

@@ -1,0 +1,54 @@
+//! When a VirtualMachine runs.
+
+use drydock_api::kubevirt::RunStrategy;
+use serde_json::Value;
+
+use crate::admission::{At, Refusals, nearest::nearest};
+
+/// Words that people write for a run strategy, and what they mean.
+const STRATEGIES_MEANT: [(&str, RunStrategy); 8] = [
+    ("running", RunStrategy::Always),
+    ("run", RunStrategy::Always),
+    ("true", RunStrategy::Always),
+    ("onfailure", RunStrategy::RerunOnFailure),
+    ("restartonfailure", RunStrategy::RerunOnFailure),
+    ("stopped", RunStrategy::Halted),
+    ("never", RunStrategy::Halted),
+    ("false", RunStrategy::Halted),
+];
+/// Strategy of KubeVirt's that waits for a guest of another cluster.
+const RECEIVER: &str = "WaitAsReceiver";
+
+pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
+    let at = At::root("spec");
+    let word = raw.pointer("/spec/runStrategy").filter(|word| !word.is_null());
+    let running = raw.pointer("/spec/running").filter(|running| !running.is_null());
+    match (running, word) {
+        (Some(_), Some(_)) => refusals.conflict(&at.field("running"), at.field("runStrategy")),
+        (None, None) => refusals.required(&at.field("runStrategy"), format_args!("one of {}", strategies())),
+        _ => {}
+    }
+    let Some(word) = word else { return };
+    let word = word.as_str().unwrap_or_default();
+    let at = at.field("runStrategy");
+    if word == RECEIVER {
+        refusals.value_not_supported(&at, word, &strategies());
+    } else if !RunStrategy::ALL.iter().any(|strategy| strategy.as_str() == word) {
+        let meant = meant(word)
+            .map(|meant| format!("; did you mean {meant}?"))
+            .unwrap_or_default();
+        refusals.not_allowed(&at, word, format_args!("{}{meant}", strategies()));
+    }
+}
+
+fn strategies() -> String {
+    RunStrategy::ALL.map(RunStrategy::as_str).join(", ")
+}
+
+fn meant(word: &str) -> Option<&'static str> {
+    let folded = word.to_lowercase();
+    let known = STRATEGIES_MEANT.iter().find(|(other, _)| *other == folded);
+    known
+        .map(|(_, strategy)| strategy.as_str())
+        .or_else(|| nearest(word, RunStrategy::ALL.map(RunStrategy::as_str)))
+}

@@ -1,0 +1,233 @@
+//! What the guest's disks are made of.
+
+use drydock_api::kubevirt::volumes::{CloudInitNoCloud, ContainerDisk, Volume};
+
+use super::names::{self, DNS_LABEL, is_dns_label};
+use crate::{
+    admission::{At, Refusals},
+    quantity,
+};
+
+/// The least size of a disk: one sector.
+const SECTOR: u64 = 512;
+/// Length of user data and network data, in bytes: what KubeVirt takes in a manifest.
+const CLOUD_INIT: usize = 2048;
+
+const SOURCES: &str = "one of containerDisk, cloudInitNoCloud, persistentVolumeClaim, dataVolume and emptyDisk";
+
+pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
+    let at = at.field("volumes");
+    for (index, volume) in volumes.iter().enumerate() {
+        let at_volume = at.index(index);
+        if !is_dns_label(&volume.name) {
+            refusals.not_allowed(&at_volume.field("name"), &volume.name, DNS_LABEL);
+        }
+        if let Some(first) = volumes[..index].iter().position(|other| other.name == volume.name) {
+            refusals.duplicate(&at_volume.field("name"), &volume.name, &at.index(first));
+        }
+        source(volume, &at_volume, refusals);
+        if let Some((field, claim)) = claim(volume) {
+            let first = volumes[..index]
+                .iter()
+                .position(|other| self::claim(other).is_some_and(|(_, other)| other == claim));
+            if let Some(first) = first {
+                refusals.duplicate(&at_volume.field(field), claim, &at.index(first));
+            }
+        }
+        let first = volumes[..index]
+            .iter()
+            .position(|other| other.cloud_init_no_cloud.is_some());
+        if let (Some(_), Some(first)) = (&volume.cloud_init_no_cloud, first) {
+            refusals.conflict(
+                &at_volume.field("cloudInitNoCloud"),
+                at.index(first).field("cloudInitNoCloud"),
+            );
+        }
+    }
+}
+
+/// The claim that a volume is, and the field that says so.
+fn claim(volume: &Volume) -> Option<(&'static str, &str)> {
+    let claim = volume.persistent_volume_claim.as_ref();
+    let data = volume.data_volume.as_ref();
+    claim
+        .map(|claim| ("persistentVolumeClaim", claim.claim_name.as_str()))
+        .or_else(|| data.map(|data| ("dataVolume", data.name.as_str())))
+}
+
+fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
+    let sources = [
+        ("containerDisk", volume.container_disk.is_some()),
+        ("cloudInitNoCloud", volume.cloud_init_no_cloud.is_some()),
+        ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
+        ("dataVolume", volume.data_volume.is_some()),
+        ("emptyDisk", volume.empty_disk.is_some()),
+    ];
+    let set: Vec<&str> = sources
+        .into_iter()
+        .filter_map(|(name, set)| set.then_some(name))
+        .collect();
+    match set[..] {
+        // A source that is not supported has been told by its name.
+        [] if refusals.has_refused_within(at) => {}
+        [] => refusals.required(at, SOURCES),
+        [_] => {}
+        [first, ref others @ ..] => {
+            for other in others {
+                refusals.conflict(&at.field(other), at.field(first));
+            }
+        }
+    }
+    if let Some(disk) = &volume.container_disk {
+        container_disk(disk, &at.field("containerDisk"), refusals);
+    }
+    if let Some(data) = &volume.cloud_init_no_cloud {
+        cloud_init(data, &at.field("cloudInitNoCloud"), refusals);
+    }
+    if let Some(claim) = &volume.persistent_volume_claim {
+        let at = at.field("persistentVolumeClaim").field("claimName");
+        names::reference(&claim.claim_name, &at, refusals);
+    }
+    if let Some(data) = &volume.data_volume {
+        names::reference(&data.name, &at.field("dataVolume").field("name"), refusals);
+    }
+    if let Some(disk) = &volume.empty_disk
+        && quantity::bytes(&disk.capacity.0).is_none_or(|bytes| bytes < SECTOR)
+    {
+        let at = at.field("emptyDisk").field("capacity");
+        refusals.not_allowed(&at, &disk.capacity, "an amount of bytes such as 1Gi, 512 or more");
+    }
+}
+
+fn container_disk(disk: &ContainerDisk, at: &At, refusals: &mut Refusals) {
+    if disk.image.is_empty() || disk.image.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        refusals.not_allowed(
+            &at.field("image"),
+            &disk.image,
+            "the name of an image such as registry.example/disks/fedora:42",
+        );
+    }
+    if let Some(path) = &disk.path
+        && !is_absolute_without_dots(path)
+    {
+        let allowed = "an absolute path of a file in the image, without `.` and `..`";
+        refusals.not_allowed(&at.field("path"), path, allowed);
+    }
+    if let Some(secret) = &disk.image_pull_secret {
+        names::reference(secret, &at.field("imagePullSecret"), refusals);
+    }
+}
+
+fn is_absolute_without_dots(path: &str) -> bool {
+    path.strip_prefix('/').is_some_and(|rest| {
+        !rest.chars().any(char::is_control) && rest.split('/').all(|part| !matches!(part, "" | "." | ".."))
+    })
+}
+
+fn cloud_init(data: &CloudInitNoCloud, at: &At, refusals: &mut Refusals) {
+    let user = [
+        ("userData", data.user_data.is_some()),
+        ("userDataBase64", data.user_data_base64.is_some()),
+        ("secretRef", data.secret_ref.is_some()),
+    ];
+    let network = [
+        ("networkData", data.network_data.is_some()),
+        ("networkDataBase64", data.network_data_base64.is_some()),
+        ("networkDataSecretRef", data.network_data_secret_ref.is_some()),
+    ];
+    for sources in [user, network] {
+        let mut set = sources.into_iter().filter_map(|(name, set)| set.then_some(name));
+        if let Some(first) = set.next() {
+            set.for_each(|other| refusals.conflict(&at.field(other), at.field(first)));
+        }
+    }
+    if !user.into_iter().chain(network).any(|(_, set)| set) {
+        refusals.required(
+            at,
+            "at least one of userData, userDataBase64, secretRef and its network data",
+        );
+    }
+    let plain = [("userData", &data.user_data), ("networkData", &data.network_data)];
+    for (name, text) in plain {
+        if text.as_ref().is_some_and(|text| text.len() > CLOUD_INIT) {
+            let allowed = format_args!("at most {CLOUD_INIT} bytes; a Secret can hold more");
+            refusals.not_allowed(&at.field(name), text.as_deref().unwrap_or_default(), allowed);
+        }
+    }
+    let encoded = [
+        ("userDataBase64", &data.user_data_base64),
+        ("networkDataBase64", &data.network_data_base64),
+    ];
+    for (name, text) in encoded {
+        if let Some(text) = text
+            && decoded_length(text).is_none_or(|length| length > CLOUD_INIT)
+        {
+            let allowed = format_args!("base64 of at most {CLOUD_INIT} bytes; a Secret can hold more");
+            refusals.not_allowed(&at.field(name), text, allowed);
+        }
+    }
+    for (name, secret) in [
+        ("secretRef", &data.secret_ref),
+        ("networkDataSecretRef", &data.network_data_secret_ref),
+    ] {
+        if let Some(secret) = secret {
+            names::reference(&secret.name, &at.field(name).field("name"), refusals);
+        }
+    }
+}
+
+/// How many bytes base64 stands for; `None` if it is not base64. Line breaks may be in it, as
+/// `base64` writes them.
+fn decoded_length(text: &str) -> Option<usize> {
+    let text: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\n' | b'\r')).collect();
+    let padding = text.iter().rev().take_while(|b| **b == b'=').count();
+    let letters = &text[..text.len() - padding];
+    let well_formed = text.len().is_multiple_of(4)
+        && padding <= 2
+        && letters
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/'));
+    well_formed.then(|| text.len() / 4 * 3 - padding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{decoded_length, is_absolute_without_dots};
+
+    #[test]
+    fn base64_is_told_from_other_text() {
+        for (text, length) in [
+            ("", Some(0)),
+            ("QQ==", Some(1)),
+            ("QUI=", Some(2)),
+            ("QUJD", Some(3)),
+            ("QUJD\nQUJD\n", Some(6)),
+            ("QUJ", None),
+            ("Q===", None),
+            ("====", None),
+            ("QU=D", None),
+            ("#cloud-config", None),
+        ] {
+            assert_eq!(decoded_length(text), length, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_stay_in_the_image() {
+        for good in ["/disk/fedora.qcow2", "/disk.img", "/a/..b/c"] {
+            assert!(is_absolute_without_dots(good), "{good}");
+        }
+        for bad in [
+            "",
+            "/",
+            "disk.img",
+            "/disk/../etc/shadow",
+            "/disk/./x",
+            "//x",
+            "/disk/",
+            "/a\nb",
+        ] {
+            assert!(!is_absolute_without_dots(bad), "{bad}");
+        }
+    }
+}

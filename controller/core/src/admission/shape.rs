@@ -1,0 +1,69 @@
+//! Which fields are carried out: what the definitions of the kinds describe.
+//!
+//! The definitions are made of the types that everything else in Drydock reads, so a field cannot
+//! be described and not be there, nor the other way round.
+
+use std::{collections::BTreeMap, sync::OnceLock};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{JSONSchemaProps, JSONSchemaPropsOrArray};
+
+use super::Kind;
+
+/// What may be in a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// These fields.
+    Fields(BTreeMap<String, Shape>),
+    /// Any number of this.
+    List(Box<Shape>),
+    /// Whatever the schema lets through: numbers, texts, maps with keys of the user's.
+    Value,
+}
+
+/// Metadata of templates: the API server knows its fields.
+const FREE: &str = "metadata";
+
+impl Shape {
+    /// The shape of a kind's spec; a kind without a definition has no fields.
+    pub(super) fn of_spec(kind: Kind) -> &'static Self {
+        static SPECS: OnceLock<BTreeMap<Kind, Shape>> = OnceLock::new();
+        static NOTHING: Shape = Shape::Fields(BTreeMap::new());
+        SPECS.get_or_init(specs).get(&kind).unwrap_or(&NOTHING)
+    }
+
+    /// What a schema describes.
+    fn of(schema: &JSONSchemaProps) -> Self {
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+            return Self::List(Box::new(Self::of(items)));
+        }
+        if schema.additional_properties.is_some() || schema.type_.as_deref() != Some("object") {
+            return Self::Value;
+        }
+        let fields = schema.properties.iter().flatten().map(|(name, schema)| {
+            let shape = if name == FREE { Self::Value } else { Self::of(schema) };
+            (name.clone(), shape)
+        });
+        Self::Fields(fields.collect())
+    }
+}
+
+fn specs() -> BTreeMap<Kind, Shape> {
+    let mut specs = BTreeMap::new();
+    for definition in drydock_api::definitions() {
+        let Some(kind) = Kind::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == definition.spec.names.kind)
+        else {
+            continue;
+        };
+        let spec = definition
+            .spec
+            .versions
+            .into_iter()
+            .find_map(|version| version.schema?.open_api_v3_schema?.properties?.remove("spec"));
+        if let Some(spec) = spec {
+            specs.insert(kind, Shape::of(&spec));
+        }
+    }
+    specs
+}

@@ -1,0 +1,63 @@
+//! Manifests of KubeVirt's documentation are admitted as they are.
+
+use super::{super::Kind, manifest, told};
+
+/// The instance of KubeVirt's page on draining nodes.
+const DOCUMENTED: &str = include_str!("documented.yaml");
+
+#[test]
+fn the_documented_instance_is_admitted_unchanged() {
+    assert_eq!(told(&manifest(DOCUMENTED), Kind::Instance), "");
+}
+
+#[test]
+fn a_virtual_machine_of_it_is_admitted_for_each_strategy() {
+    let machine = super::machine(manifest(DOCUMENTED));
+    for strategy in ["Always", "RerunOnFailure", "Manual", "Once", "Halted"] {
+        let mut machine = machine.clone();
+        super::put(&mut machine, "/spec/runStrategy", strategy.into());
+        assert_eq!(told(&machine, Kind::Machine), "", "{strategy}");
+    }
+    let mut machine = machine;
+    machine["spec"].as_object_mut().unwrap().remove("runStrategy");
+    super::put(&mut machine, "/spec/running", true.into());
+    assert_eq!(told(&machine, Kind::Machine), "");
+}
+
+#[test]
+fn words_of_the_documentation_that_are_no_strategy_are_answered_with_the_right_one() {
+    let allowed = "allowed: Always, RerunOnFailure, Manual, Once, Halted";
+    for (word, expected) in [
+        (
+            "Running",
+            format!("spec.runStrategy: `Running` is not allowed; {allowed}; did you mean Always?"),
+        ),
+        (
+            "always",
+            format!("spec.runStrategy: `always` is not allowed; {allowed}; did you mean Always?"),
+        ),
+        (
+            "RunOnFailure",
+            format!("spec.runStrategy: `RunOnFailure` is not allowed; {allowed}; did you mean RerunOnFailure?"),
+        ),
+        (
+            "Stopped",
+            format!("spec.runStrategy: `Stopped` is not allowed; {allowed}; did you mean Halted?"),
+        ),
+        (
+            "Sometimes",
+            format!("spec.runStrategy: `Sometimes` is not allowed; {allowed}"),
+        ),
+        (
+            "WaitAsReceiver",
+            format!(
+                "spec.runStrategy: `WaitAsReceiver` is not supported by Drydock {}; {allowed}",
+                super::super::VERSION
+            ),
+        ),
+    ] {
+        let mut machine = super::machine(super::instance());
+        super::put(&mut machine, "/spec/runStrategy", word.into());
+        assert_eq!(told(&machine, Kind::Machine), expected);
+    }
+}
