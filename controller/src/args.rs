@@ -59,6 +59,14 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_WEBHOOKS"
     )]
     pub(crate) webhooks: SocketAddr,
+    /// Image of the pods that virtual machines run in, of the same version as this program.
+    #[arg(
+        long,
+        value_name = "IMAGE",
+        default_value = "localhost/drydock/launcher",
+        env = "DRYDOCK_LAUNCHER_IMAGE"
+    )]
+    pub(crate) launcher_image: String,
     /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,

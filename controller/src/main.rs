@@ -2,9 +2,13 @@
 
 mod args;
 mod certificates;
+mod configuration_in_force;
 mod in_force_task;
+mod instance_task;
 mod liveness_task;
 mod metrics;
+mod nodes;
+mod pods_by_owner;
 mod run;
 mod webhook_server;
 

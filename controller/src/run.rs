@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, convert::Infallible, error::Error, process::Exi
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
+    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, KeyedWork, Liveness, LogHandle, Process, Readiness, Reporter,
     Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
     lease::{Candidacy, Leadership},
     metrics::registry,
@@ -13,13 +13,18 @@ use drydock_runtime::{
 use crate::{
     args::RunArgs,
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
+    configuration_in_force::ConfigurationInForce,
     in_force_task::InForceTask,
+    instance_task::InstanceTask,
     liveness_task::LivenessTask,
     metrics::Metrics,
+    nodes::Nodes,
     webhook_server::{DEADLINE, Handlers, LEAVE, WebhookMetrics, WebhookServer},
 };
 
 const COMPONENT: &str = "drydock-controller";
+/// How many instances are looked at at a time.
+const INSTANCES_AT_ONCE: usize = 16;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until told to stop.
@@ -43,6 +48,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         configuration_namespaces,
         admin,
         webhooks,
+        launcher_image,
         log: _,
         log_format: _,
     } = args;
@@ -114,10 +120,35 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         &watches,
         leadership.clone(),
         Signal::new(),
-        events,
+        events.clone(),
         metrics.clone(),
         process.clone(),
     );
+    let (work, surroundings) = (KeyedWork::new("instances", INSTANCES_AT_ONCE), Signal::new());
+    let told = surroundings.clone();
+    let nodes = Nodes::start(&client, &watches, move |_| told.notify());
+    let told = surroundings.clone();
+    let configuration = ConfigurationInForce::start(
+        &client,
+        &watches,
+        &process,
+        configuration_namespaces.clone(),
+        move || told.notify(),
+    );
+    let instances = InstanceTask::new(
+        client.clone(),
+        &watches,
+        nodes,
+        configuration,
+        events.clone(),
+        launcher_image,
+        &work,
+    );
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("looking after instances", async move {
+        instances.run(own, leads, work, surroundings).await;
+        Ok::<_, Infallible>(())
+    });
     let in_force = InForceTask::new(
         client,
         &watches,

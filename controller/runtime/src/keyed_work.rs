@@ -128,9 +128,10 @@ impl KeyedWork {
     ///
     /// # Assumptions
     /// Called once. `look` bears being dropped at any `await`.
-    pub async fn run<A, L, R, W, E>(&self, stopping: &CancellationToken, mut leadership: Leadership, all: A, look: L)
+    pub async fn run<A, F, L, R, W, E>(&self, stopping: &CancellationToken, mut leadership: Leadership, all: A, look: L)
     where
-        A: AsyncFn() -> Vec<Key>,
+        A: Fn() -> F,
+        F: Future<Output = Vec<Key>>,
         L: Fn(Key) -> R,
         R: Future<Output = Result<W, E>>,
         W: Into<Wake>,
@@ -146,9 +147,10 @@ impl KeyedWork {
     }
 
     /// Looks at keys for ever.
-    async fn work<A, L, R, W, E>(&self, term: &Term, all: &A, look: &L)
+    async fn work<A, F, L, R, W, E>(&self, term: &Term, all: &A, look: &L)
     where
-        A: AsyncFn() -> Vec<Key>,
+        A: Fn() -> F,
+        F: Future<Output = Vec<Key>>,
         L: Fn(Key) -> R,
         R: Future<Output = Result<W, E>>,
         W: Into<Wake>,

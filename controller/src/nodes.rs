@@ -1,0 +1,212 @@
+//! What the controller knows of nodes: the Node, and the Hypervisor of its name.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use drydock_api::{Hypervisor, launcher::KVM_RESOURCE};
+use drydock_core::{instance::NodeState, minimum::Minimum, placement::NodeView};
+use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client};
+
+/// Taint by which somebody vouches that a node is off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// Nodes and Hypervisors. Clones share the caches.
+#[derive(Clone)]
+pub(crate) struct Nodes {
+    api: Api<Node>,
+    pub(crate) nodes: Cache<Node>,
+    pub(crate) hypervisors: Cache<Hypervisor>,
+}
+
+impl Nodes {
+    /// Starts watching; `told` hears the name of each node of which something changed that matters
+    /// to virtual machines.
+    pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
+        let news = told.clone();
+        let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
+            .prune(prune_node)
+            .on_change(move |change| hear(change, &news));
+        let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
+            .prune(prune_hypervisor)
+            .on_change(move |change| hear(change, &told));
+        Self {
+            api: Api::all(client.clone()),
+            nodes: watches.start(nodes),
+            hypervisors: watches.start(hypervisors),
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        tokio::join!(self.nodes.answered(), self.hypervisors.answered());
+    }
+
+    /// What can be said of a node. That it is gone is only believed when the API server says so.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub(crate) async fn state(&self, name: &str) -> kube::Result<NodeState> {
+        let node = match self.nodes.get(&Key::cluster(name)) {
+            Some(node) => node,
+            None => match self.api.get_opt(name).await? {
+                Some(node) => Arc::new(node),
+                None => return Ok(NodeState::Gone),
+            },
+        };
+        Ok(state_of(&node))
+    }
+
+    /// Lets `look` at all nodes as placement sees them.
+    pub(crate) fn with_views<R>(&self, look: impl FnOnce(&[NodeView<'_>]) -> R) -> R {
+        let nodes = self.nodes.all();
+        let hypervisors: Vec<Option<Arc<Hypervisor>>> = nodes
+            .iter()
+            .map(|node| self.hypervisors.get(&Key::cluster(node.metadata.name.as_deref().unwrap_or_default())))
+            .collect();
+        let views: Vec<NodeView<'_>> = nodes
+            .iter()
+            .zip(&hypervisors)
+            .map(|(node, hypervisor)| {
+                let status = hypervisor.as_ref().and_then(|hypervisor| hypervisor.status.as_ref());
+                NodeView::of(node, status.and_then(|status| status.facts.as_ref()))
+            })
+            .collect();
+        look(&views)
+    }
+
+    /// The features of the minimum CPU model in force, as the agents resolved them.
+    pub(crate) fn minimum(&self, model: &str) -> Minimum {
+        if let Some(minimum) = Minimum::resolve(model, |_| None) {
+            return minimum;
+        }
+        let mut features = BTreeSet::new();
+        self.hypervisors.for_each(|_, hypervisor| {
+            let record = hypervisor.status.as_ref().and_then(|status| status.configuration.as_ref());
+            if let Some(record) = record.filter(|record| record.min_cpu_model == model && features.is_empty()) {
+                features.extend(record.min_cpu_features.iter().cloned());
+            }
+        });
+        Minimum {
+            model: model.into(),
+            features,
+        }
+    }
+}
+
+/// What a Node itself says.
+fn state_of(node: &Node) -> NodeState {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    if taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)) {
+        return NodeState::OutOfService;
+    }
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions
+        .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == "Ready"))
+        .map(|condition| condition.status.as_str());
+    match ready {
+        Some("True") => NodeState::Ready,
+        Some(_) => NodeState::NotReady,
+        None => NodeState::Unknown,
+    }
+}
+
+/// Keeps what decides where a virtual machine can be.
+fn prune_node(node: &mut Node) {
+    node.metadata.annotations = None;
+    node.metadata.managed_fields = None;
+    if let Some(status) = node.status.take() {
+        let ready = status
+            .conditions
+            .into_iter()
+            .flatten()
+            .filter(|condition| condition.type_ == "Ready")
+            .map(|mut condition| {
+                // It changes with every report of the kubelet, and nobody reads it.
+                condition.last_heartbeat_time = None;
+                condition.message = None;
+                condition
+            });
+        let mut kept = k8s_openapi::api::core::v1::NodeStatus {
+            conditions: Some(ready.collect()),
+            ..Default::default()
+        };
+        kept.allocatable = status.allocatable.map(|mut allocatable| {
+            allocatable.retain(|resource, _| ["cpu", "memory", KVM_RESOURCE].contains(&resource.as_str()));
+            allocatable
+        });
+        node.status = Some(kept);
+    }
+}
+
+fn prune_hypervisor(hypervisor: &mut Hypervisor) {
+    hypervisor.metadata.managed_fields = None;
+    if let Some(status) = &mut hypervisor.status {
+        status.inspection = None;
+    }
+}
+
+fn hear<K: PartialEq>(change: &Change<K>, told: &impl Fn(&str))
+where
+    K: kube::Resource + Clone,
+{
+    let Change::Object { key, old, new } = change else {
+        return;
+    };
+    let plain = |object: &Option<Arc<K>>| {
+        object.as_ref().map(|object| {
+            let mut object = object.as_ref().clone();
+            object.meta_mut().resource_version = None;
+            object
+        })
+    };
+    if plain(old) != plain(new) {
+        told(&key.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(ready: &str, taint: Option<&str>) -> Node {
+        let taints: Vec<_> = taint.map(|key| json!({"key": key, "effect": "NoExecute"})).into_iter().collect();
+        serde_json::from_value(json!({
+            "metadata": {"name": "a"}, "spec": {"taints": taints},
+            "status": {
+                "conditions": [{"type": "Ready", "status": ready, "message": "m"}, {"type": "DiskPressure", "status": "False"}],
+                "allocatable": {"cpu": "2", "hugepages-2Mi": "0", "devices.kubevirt.io/kvm": "1000"},
+                "images": [{"names": ["x"]}],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_node_is_ready_silent_or_vouched_to_be_off() {
+        for (ready, taint, state) in [
+            ("True", None, NodeState::Ready),
+            ("False", None, NodeState::NotReady),
+            ("Unknown", Some("node.kubernetes.io/unreachable"), NodeState::NotReady),
+            ("Unknown", Some(OUT_OF_SERVICE), NodeState::OutOfService),
+        ] {
+            let mut node = node(ready, taint);
+            assert_eq!(state_of(&node), state);
+            prune_node(&mut node);
+            assert_eq!(state_of(&node), state, "after pruning");
+        }
+        assert_eq!(state_of(&Node::default()), NodeState::Unknown);
+    }
+
+    #[test]
+    fn what_nobody_reads_is_not_kept() {
+        let mut node = node("True", None);
+        prune_node(&mut node);
+        let status = node.status.unwrap();
+        assert_eq!(status.images, None);
+        assert_eq!(status.conditions.unwrap().len(), 1);
+        assert_eq!(status.allocatable.unwrap().len(), 2);
+    }
+}
