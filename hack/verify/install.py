@@ -47,12 +47,15 @@ def overlay(made: Cluster) -> Path:
     folder.mkdir(exist_ok=True)
     images = [
         {"name": f"localhost/drydock/{name}", "digest": digests[f"localhost/drydock/{name}:dev"]}
-        for name in ("agent", "controller")
+        for name in ("agent", "controller", "launcher")
     ]
+    fields = REPOSITORY / "deploy" / "image-fields.yaml"
+    (folder / fields.name).write_text(fields.read_text())
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [os.path.relpath((REPOSITORY / "deploy").resolve(), folder.resolve())],
+        "configurations": [fields.name],
         "images": images,
     }
     # JSON is YAML too.
