@@ -6,7 +6,6 @@
 //! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
 //!   ConfigMap and HyperConverged.
 //! - [`admission`]: what may be created and changed, and what is filled in.
-//! - [`admission`]: what may be created and changed, and what is filled in.
 //! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum`], [`aliases`] and [`mask`].
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
@@ -19,7 +18,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod admission;
 pub mod admission;
 pub mod aliases;
 pub mod certificates;
@@ -35,8 +33,8 @@ pub mod inspection;
 pub mod instance;
 pub mod label_keys;
 pub mod labels;
-pub mod machine;
 pub mod launcher_pod;
+pub mod machine;
 pub mod mask;
 pub mod migratable;
 pub mod minimum;
