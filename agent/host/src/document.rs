@@ -144,13 +144,18 @@ impl Reading {
     /// Adds to a list within bounds.
     pub(crate) fn push<T>(self, element: &'static str, list: &mut Vec<T>, item: T) -> Result<(), ParseError> {
         if list.len() >= MAX_LIST {
-            return Err(ParseError::TooMany {
-                document: self.document,
-                element,
-            });
+            return Err(self.too_many(element));
         }
         list.push(item);
         Ok(())
+    }
+
+    /// The error for a list that is longer than any real one.
+    pub(crate) fn too_many(self, element: &'static str) -> ParseError {
+        ParseError::TooMany {
+            document: self.document,
+            element,
+        }
     }
 }
 

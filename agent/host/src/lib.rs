@@ -13,6 +13,9 @@
 //!                        libvirt (client) ─┴─ private_libvirtd (started for the question)
 //! ```
 //!
+//! Guests are run through the libvirt in their pods: [`pod_folder`] finds what a pod says and offers,
+//! [`domain`] asks its libvirt.
+//!
 //! What guests' pods need of the machine is here too: [`seccomp`] and [`app_armor`] profiles,
 //! [`guest_devices`], [`user_namespaces`].
 //!
@@ -22,6 +25,7 @@
 mod account;
 pub mod app_armor;
 pub mod architecture;
+mod background;
 pub mod baseline;
 pub mod capabilities;
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +37,7 @@ pub mod cpuinfo;
 mod descendants;
 mod device_nodes;
 pub mod document;
+pub mod domain;
 pub mod domain_capabilities;
 pub mod fake;
 pub mod fingerprint;
@@ -45,6 +50,7 @@ pub mod libvirt;
 mod libvirt_answers;
 mod libvirtd_folder;
 pub mod memory;
+pub mod pod_folder;
 pub mod private_libvirtd;
 pub mod problem;
 pub mod roots;

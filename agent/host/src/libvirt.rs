@@ -1,6 +1,7 @@
 //! A connection to libvirt, for questions about the host.
 //!
-//! The only file that uses libvirt's bindings. `virt` panics when closing or copying a connection
+//! With `domain::connection` the only file that uses libvirt's bindings for more than its numbers.
+//! `virt` panics when closing or copying a connection
 //! fails and lacks some calls (the hypervisor CPU baseline among them), so its `Connect` is held in
 //! a `ManuallyDrop` and closed here, and what is missing goes to `virt-sys`.
 //!
@@ -8,7 +9,7 @@
 //! the connection on a thread of its own and ends the daemon when time is up.
 
 use std::{
-    ffi::{CStr, CString},
+    ffi::{CStr, CString, c_char},
     fmt,
     mem::ManuallyDrop,
     ptr,
@@ -45,6 +46,11 @@ impl LibvirtError {
         }
     }
 
+    /// What libvirt says of the last call of this thread.
+    pub(crate) fn last(call: &'static str) -> Self {
+        Self::new(call, &virt::error::Error::last_error())
+    }
+
     /// The connection broke or was never there: the daemon is gone, or says no more.
     pub fn is_broken_connection(&self) -> bool {
         self.domain == sys::VIR_FROM_RPC
@@ -53,7 +59,7 @@ impl LibvirtError {
 }
 
 /// A text for C. `virt` panics on one with a zero byte, so texts come through here before they go there.
-fn c_string(call: &'static str, text: &str) -> Result<CString, LibvirtError> {
+pub(crate) fn c_string(call: &'static str, text: &str) -> Result<CString, LibvirtError> {
     CString::new(text).map_err(|error| LibvirtError::new(call, &error.into()))
 }
 
@@ -186,16 +192,25 @@ impl Libvirt {
                 sys::VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES,
             )
         };
-        if answer.is_null() {
-            return Err(LibvirtError::new(CALL, &virt::error::Error::last_error()));
-        }
-        // SAFETY: libvirt gave a string that ends with a zero byte and is ours; it is copied before
-        // it is freed, and freed once, by the allocator that libvirt uses.
-        let text = unsafe {
-            let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
-            nix::libc::free(answer.cast());
-            text
-        };
+        // SAFETY: libvirt gave null or a string of its own making, which nobody else has.
+        unsafe { answered_text(CALL, answer) }
+    }
+}
+
+/// The text that libvirt answered, which is freed here; an error if it answered none.
+///
+/// # Safety
+/// `answer` must be null, or a string that ends with a zero byte, comes from libvirt's allocator
+/// (malloc), and is not used by anybody else.
+#[expect(unsafe_code, reason = "libvirt gives strings that the caller has to free")]
+pub(crate) unsafe fn answered_text(call: &'static str, answer: *mut c_char) -> Result<String, LibvirtError> {
+    if answer.is_null() {
+        return Err(LibvirtError::last(call));
+    }
+    // SAFETY: the caller's promise; it is copied before it is freed, and freed once.
+    unsafe {
+        let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
+        nix::libc::free(answer.cast());
         Ok(text)
     }
 }

@@ -1,0 +1,613 @@
+//! A guest's libvirt by libvirt's own client: one connection, used by one thread.
+//!
+//! `virt` has no binding for events and some of the calls, and panics where it closes or copies, so
+//! this speaks to `virt-sys`. Every call looks the domain up anew: it may have been undefined and
+//! defined again meanwhile.
+
+#![expect(
+    unsafe_code,
+    reason = "libvirt is a C library, and virt has no binding for events and some of the calls"
+)]
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    fmt, mem, ptr, slice,
+    sync::Arc,
+};
+
+use virt_sys as sys;
+
+use super::{
+    BlockInfo, Document, GuestAddress, GuestInterface, Parameter, ParameterValue, ShutdownBy, Start, State, Versions,
+    event::{AgentChannel, CloseReason, DomainEvent, IoErrorAction, Lifecycle, Shared},
+};
+use crate::{
+    document::{MAX_LIST, MAX_NAME},
+    libvirt::{LibvirtError, Version, answered_text, c_string},
+};
+
+/// Seconds of silence after which libvirtd is asked whether it lives, and how often it may be silent.
+/// Longer than the deadlines of calls: these are what ends a connection that is in use.
+const KEEP_ALIVE: (c_int, u32) = (30, 3);
+
+/// Seconds that the guest's agent has for each of its answers. libvirt would wait for ever.
+const AGENT_SECONDS: c_int = 5;
+
+/// What can be asked of a domain's libvirt. Every call may wait as long as the other side likes.
+pub(crate) trait Calls {
+    fn define(&self, xml: &str) -> Result<(), LibvirtError>;
+    fn create(&self, start: Start) -> Result<(), LibvirtError>;
+    fn state(&self) -> Result<State, LibvirtError>;
+    fn xml(&self, document: Document) -> Result<String, LibvirtError>;
+    fn destroy(&self) -> Result<(), LibvirtError>;
+    fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
+    fn suspend(&self) -> Result<(), LibvirtError>;
+    fn resume(&self) -> Result<(), LibvirtError>;
+    fn undefine(&self) -> Result<(), LibvirtError>;
+    fn names(&self) -> Result<Vec<String>, LibvirtError>;
+    fn interfaces(&self) -> Result<Vec<GuestInterface>, LibvirtError>;
+    fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError>;
+    fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
+    fn versions(&self) -> Result<Versions, LibvirtError>;
+}
+
+/// A call that changes a domain and answers nothing.
+type Change = unsafe extern "C" fn(sys::virDomainPtr) -> c_int;
+
+/// An open connection, for one domain.
+pub(crate) struct Connection {
+    raw: sys::virConnectPtr,
+    domain: CString,
+    /// Numbers of the registered callbacks.
+    callbacks: Vec<c_int>,
+    has_close_callback: bool,
+}
+
+/// What libvirt's event loop knows of a connection.
+struct Listener {
+    domain: CString,
+    shared: Arc<Shared>,
+}
+
+impl Connection {
+    /// Connects, and has the domain's events put into `shared`.
+    pub(crate) fn open(uri: &str, domain: &str, shared: &Arc<Shared>) -> Result<Self, LibvirtError> {
+        const CALL: &str = "connecting to libvirt";
+        let uri = c_string(CALL, uri)?;
+        let domain = c_string(CALL, domain)?;
+        // SAFETY: the string ends with a zero byte and outlives the call.
+        let raw = unsafe { sys::virConnectOpen(uri.as_ptr()) };
+        if raw.is_null() {
+            return Err(LibvirtError::last(CALL));
+        }
+        let mut connection = Self {
+            raw,
+            domain,
+            callbacks: Vec::new(),
+            has_close_callback: false,
+        };
+        connection.listen(shared)?;
+        Ok(connection)
+    }
+
+    fn listen(&mut self, shared: &Arc<Shared>) -> Result<(), LibvirtError> {
+        let listener = Arc::new(Listener {
+            domain: self.domain.clone(),
+            shared: Arc::clone(shared),
+        });
+        // libvirt's drivers without a daemon have neither, and need neither.
+        // SAFETY: the connection is open.
+        if unsafe { sys::virConnectSetKeepAlive(self.raw, KEEP_ALIVE.0, KEEP_ALIVE.1) } < 0 {
+            tracing::debug!(error = %LibvirtError::last("turning on keep-alives"), "no keep-alives");
+        }
+        let opaque = Arc::into_raw(Arc::clone(&listener));
+        // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back,
+        // which libvirt calls once if it has taken the callback, and not otherwise.
+        let taken = unsafe {
+            sys::virConnectRegisterCloseCallback(self.raw, Some(closed), opaque.cast_mut().cast(), Some(release))
+        };
+        if taken < 0 {
+            // SAFETY: the reference made above, which libvirt did not take.
+            drop(unsafe { Arc::from_raw(opaque) });
+        }
+        self.has_close_callback = taken == 0;
+        // SAFETY: libvirt calls each with the arguments of its own event, whatever the type says here.
+        let events = unsafe {
+            [
+                (
+                    sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE,
+                    mem::transmute::<LifecycleCallback, EventCallback>(lifecycle),
+                ),
+                (sys::VIR_DOMAIN_EVENT_ID_REBOOT, reboot as EventCallback),
+                (
+                    sys::VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON,
+                    mem::transmute::<IoErrorCallback, EventCallback>(io_error),
+                ),
+                (
+                    sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE,
+                    mem::transmute::<AgentCallback, EventCallback>(agent_lifecycle),
+                ),
+            ]
+        };
+        for (event, callback) in events {
+            self.register(event, callback, &listener)?;
+        }
+        Ok(())
+    }
+
+    fn register(&mut self, event: u32, callback: EventCallback, listener: &Arc<Listener>) -> Result<(), LibvirtError> {
+        let opaque = Arc::into_raw(Arc::clone(listener));
+        // SAFETY: the connection is open; a null domain means all; the callback is the one of this
+        // event; `opaque` is a counted reference that `release` gives back, which libvirt calls once
+        // if it has taken the callback, and not otherwise.
+        let number = unsafe {
+            sys::virConnectDomainEventRegisterAny(
+                self.raw,
+                ptr::null_mut(),
+                event.cast_signed(),
+                Some(callback),
+                opaque.cast_mut().cast(),
+                Some(release),
+            )
+        };
+        if number < 0 {
+            let error = LibvirtError::last("asking for events");
+            // SAFETY: the reference made above, which libvirt did not take.
+            drop(unsafe { Arc::from_raw(opaque) });
+            return Err(error);
+        }
+        self.callbacks.push(number);
+        Ok(())
+    }
+
+    fn found(&self, call: &'static str) -> Result<Found, LibvirtError> {
+        // SAFETY: the connection is open, and the name ends with a zero byte and outlives the call.
+        let domain = unsafe { sys::virDomainLookupByName(self.raw, self.domain.as_ptr()) };
+        Found::new(call, domain)
+    }
+
+    fn change(&self, call: &'static str, change: Change) -> Result<(), LibvirtError> {
+        let domain = self.found(call)?;
+        // SAFETY: the domain is one of this open connection.
+        succeeded(call, unsafe { change(domain.0) }).map(drop)
+    }
+}
+
+impl Calls for Connection {
+    fn define(&self, xml: &str) -> Result<(), LibvirtError> {
+        const CALL: &str = "defining the domain";
+        let xml = c_string(CALL, xml)?;
+        // SAFETY: the connection is open, and the document ends with a zero byte and outlives the call.
+        let domain = unsafe { sys::virDomainDefineXMLFlags(self.raw, xml.as_ptr(), sys::VIR_DOMAIN_DEFINE_VALIDATE) };
+        Found::new(CALL, domain).map(drop)
+    }
+
+    fn create(&self, start: Start) -> Result<(), LibvirtError> {
+        const CALL: &str = "starting the guest";
+        let flags = match start {
+            Start::Running => 0,
+            Start::Paused => sys::VIR_DOMAIN_START_PAUSED,
+        };
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection.
+        succeeded(CALL, unsafe { sys::virDomainCreateWithFlags(domain.0, flags) }).map(drop)
+    }
+
+    fn state(&self) -> Result<State, LibvirtError> {
+        const CALL: &str = "asking for the domain's state";
+        let domain = self.found(CALL)?;
+        let (mut state, mut reason) = (0, 0);
+        // SAFETY: the domain is one of this open connection, and both places outlive the call.
+        succeeded(CALL, unsafe {
+            sys::virDomainGetState(domain.0, &raw mut state, &raw mut reason, 0)
+        })?;
+        Ok(State::from_raw(state, reason))
+    }
+
+    fn xml(&self, document: Document) -> Result<String, LibvirtError> {
+        const CALL: &str = "asking for the domain's XML";
+        let flags = match document {
+            Document::Live => 0,
+            Document::Inactive => sys::VIR_DOMAIN_XML_INACTIVE,
+        };
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection; what libvirt gives is null or a string
+        // of its own making, which nobody else has.
+        unsafe { answered_text(CALL, sys::virDomainGetXMLDesc(domain.0, flags)) }
+    }
+
+    fn destroy(&self) -> Result<(), LibvirtError> {
+        self.change("ending the guest", sys::virDomainDestroy)
+    }
+
+    fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError> {
+        const CALL: &str = "asking the guest to shut down";
+        let flags = match by {
+            ShutdownBy::PowerButton => sys::VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN,
+            ShutdownBy::Agent => sys::VIR_DOMAIN_SHUTDOWN_GUEST_AGENT,
+        };
+        let domain = self.found(CALL)?;
+        if by == ShutdownBy::Agent {
+            domain.limit_agent();
+        }
+        // SAFETY: the domain is one of this open connection.
+        succeeded(CALL, unsafe { sys::virDomainShutdownFlags(domain.0, flags) }).map(drop)
+    }
+
+    fn suspend(&self) -> Result<(), LibvirtError> {
+        self.change("pausing the guest", sys::virDomainSuspend)
+    }
+
+    fn resume(&self) -> Result<(), LibvirtError> {
+        self.change("resuming the guest", sys::virDomainResume)
+    }
+
+    fn undefine(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "undefining the domain";
+        let everything = sys::VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+            | sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            | sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+            | sys::VIR_DOMAIN_UNDEFINE_NVRAM
+            | sys::VIR_DOMAIN_UNDEFINE_TPM;
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection.
+        succeeded(CALL, unsafe { sys::virDomainUndefineFlags(domain.0, everything) }).map(drop)
+    }
+
+    fn names(&self) -> Result<Vec<String>, LibvirtError> {
+        const CALL: &str = "asking for the domains";
+        let mut domains = ptr::null_mut();
+        // SAFETY: the connection is open, and the place for the list outlives the call.
+        let count = succeeded(CALL, unsafe {
+            sys::virConnectListAllDomains(self.raw, &raw mut domains, 0)
+        })?;
+        // SAFETY: libvirt gave a list of that many domains, each of them and the list ours to free.
+        let found: Vec<Found> = unsafe { taken(domains, count) }.into_iter().map(Found).collect();
+        Ok(found.iter().take(MAX_LIST).map(Found::name).collect())
+    }
+
+    fn interfaces(&self) -> Result<Vec<GuestInterface>, LibvirtError> {
+        const CALL: &str = "asking for the guest's addresses";
+        let domain = self.found(CALL)?;
+        domain.limit_agent();
+        let mut interfaces = ptr::null_mut();
+        let source = sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT;
+        // SAFETY: the domain is one of this open connection, and the place for the list outlives the call.
+        let count = succeeded(CALL, unsafe {
+            sys::virDomainInterfaceAddresses(domain.0, &raw mut interfaces, source, 0)
+        })?;
+        // SAFETY: libvirt gave a list of that many interfaces, each of them and the list ours to free.
+        let list = unsafe { taken(interfaces, count) };
+        let mut read = Vec::new();
+        for interface in list {
+            if read.len() < MAX_LIST {
+                // SAFETY: an element of libvirt's list, not freed yet.
+                read.push(unsafe { read_interface(&*interface) });
+            }
+            // SAFETY: the same, freed once.
+            unsafe { sys::virDomainInterfaceFree(interface) };
+        }
+        Ok(read)
+    }
+
+    fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
+        const CALL: &str = "asking the guest's agent";
+        let wanted = sys::VIR_DOMAIN_GUEST_INFO_OS
+            | sys::VIR_DOMAIN_GUEST_INFO_TIMEZONE
+            | sys::VIR_DOMAIN_GUEST_INFO_HOSTNAME
+            | sys::VIR_DOMAIN_GUEST_INFO_FILESYSTEM
+            | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
+        let domain = self.found(CALL)?;
+        domain.limit_agent();
+        match domain.guest_info(CALL, wanted) {
+            // An agent that does not know one of these fails the whole call; asked for everything,
+            // libvirt leaves out what it does not know.
+            Err(error) if error.code == sys::VIR_ERR_OPERATION_UNSUPPORTED => domain.guest_info(CALL, 0),
+            answer => answer,
+        }
+    }
+
+    fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {
+        const CALL: &str = "asking for a disk's sizes";
+        let disk = c_string(CALL, disk)?;
+        let domain = self.found(CALL)?;
+        let mut info = sys::virDomainBlockInfo {
+            capacity: 0,
+            allocation: 0,
+            physical: 0,
+        };
+        // SAFETY: the domain is one of this open connection, and name and place outlive the call.
+        succeeded(CALL, unsafe {
+            sys::virDomainGetBlockInfo(domain.0, disk.as_ptr(), &raw mut info, 0)
+        })?;
+        Ok(BlockInfo {
+            capacity: info.capacity,
+            allocation: info.allocation,
+            physical: info.physical,
+        })
+    }
+
+    fn versions(&self) -> Result<Versions, LibvirtError> {
+        const CALL: &str = "asking for versions";
+        let (mut libvirt, mut qemu) = (0, 0);
+        // SAFETY: the connection is open, and the place outlives the call.
+        succeeded(CALL, unsafe {
+            sys::virConnectGetLibVersion(self.raw, &raw mut libvirt)
+        })?;
+        // SAFETY: as above.
+        succeeded(CALL, unsafe { sys::virConnectGetVersion(self.raw, &raw mut qemu) })?;
+        let version = |number| Version(u32::try_from(number).unwrap_or(0));
+        Ok(Versions {
+            libvirt: version(libvirt),
+            qemu: version(qemu),
+        })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Registered callbacks keep the connection from closing. That any of this may fail is of no
+        // interest: the daemon is usually gone then, and what is here is freed all the same.
+        for number in &self.callbacks {
+            // SAFETY: the connection is open, and the callback is registered with it.
+            unsafe { sys::virConnectDomainEventDeregisterAny(self.raw, *number) };
+        }
+        if self.has_close_callback {
+            // SAFETY: as above.
+            unsafe { sys::virConnectUnregisterCloseCallback(self.raw, Some(closed)) };
+        }
+        // SAFETY: the connection is open and is not used again.
+        let left = unsafe { sys::virConnectClose(self.raw) };
+        if left > 0 {
+            tracing::debug!(left, "a connection to libvirt is still referred to");
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("domain", &self.domain)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A domain that libvirt has found. It must not outlive its connection.
+struct Found(sys::virDomainPtr);
+
+impl Found {
+    fn new(call: &'static str, domain: sys::virDomainPtr) -> Result<Self, LibvirtError> {
+        if domain.is_null() {
+            return Err(LibvirtError::last(call));
+        }
+        Ok(Self(domain))
+    }
+
+    fn name(&self) -> String {
+        // SAFETY: the domain is there; its name ends with a zero byte and lives as long as it.
+        unsafe { text(sys::virDomainGetName(self.0)) }
+    }
+
+    /// Has libvirt give up on the guest's agent. One without that call waits until the deadline.
+    fn limit_agent(&self) {
+        // SAFETY: the domain is one of an open connection.
+        if unsafe { sys::virDomainAgentSetResponseTimeout(self.0, AGENT_SECONDS, 0) } < 0 {
+            tracing::debug!(error = %LibvirtError::last("limiting the guest's agent"), "no limit for the agent");
+        }
+    }
+
+    fn guest_info(&self, call: &'static str, types: u32) -> Result<Vec<Parameter>, LibvirtError> {
+        let (mut parameters, mut count) = (ptr::null_mut(), 0);
+        // SAFETY: the domain is one of an open connection, and both places outlive the call.
+        succeeded(call, unsafe {
+            sys::virDomainGetGuestInfo(self.0, types, &raw mut parameters, &raw mut count, 0)
+        })?;
+        let length = usize::try_from(count).unwrap_or(0);
+        let list: &[sys::virTypedParameter] = if parameters.is_null() {
+            &[]
+        } else {
+            // SAFETY: libvirt gave that many parameters.
+            unsafe { slice::from_raw_parts(parameters, length) }
+        };
+        let read = list.iter().take(MAX_LIST).map(read_parameter).collect();
+        // SAFETY: the list as libvirt gave it, not used after this.
+        unsafe { sys::virTypedParamsFree(parameters, count) };
+        Ok(read)
+    }
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        // SAFETY: it is ours, and freed once.
+        unsafe { sys::virDomainFree(self.0) };
+    }
+}
+
+/// What a call that answers with a number answered: an error if it is negative.
+fn succeeded(call: &'static str, answer: c_int) -> Result<usize, LibvirtError> {
+    usize::try_from(answer).map_err(|_| LibvirtError::last(call))
+}
+
+/// The elements of a list that libvirt allocated; the list itself is freed.
+///
+/// # Safety
+/// `list` must be null or a list of `count` elements from libvirt's allocator, used by nobody else.
+unsafe fn taken<T: Copy>(list: *mut T, count: usize) -> Vec<T> {
+    if list.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise; it is copied before it is freed.
+    unsafe {
+        let elements = slice::from_raw_parts(list, count).to_vec();
+        nix::libc::free(list.cast());
+        elements
+    }
+}
+
+/// A text of libvirt's, at most [`MAX_NAME`] characters of it; empty if there is none.
+///
+/// # Safety
+/// `text` must be null or end with a zero byte.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_string_lossy().chars().take(MAX_NAME).collect()
+}
+
+/// # Safety
+/// The interface must be as libvirt filled it.
+unsafe fn read_interface(interface: &sys::virDomainInterface) -> GuestInterface {
+    let count = usize::try_from(interface.naddrs).unwrap_or(0);
+    let addresses: &[sys::virDomainIPAddress] = if interface.addrs.is_null() {
+        &[]
+    } else {
+        // SAFETY: the caller's promise: there are that many.
+        unsafe { slice::from_raw_parts(interface.addrs, count) }
+    };
+    // SAFETY: the caller's promise: texts are null or end with a zero byte.
+    unsafe {
+        GuestInterface {
+            name: text(interface.name),
+            mac: text(interface.hwaddr),
+            addresses: addresses
+                .iter()
+                .take(MAX_LIST)
+                .map(|address| GuestAddress {
+                    address: text(address.addr),
+                    prefix: address.prefix,
+                })
+                .collect(),
+        }
+    }
+}
+
+fn read_parameter(parameter: &sys::virTypedParameter) -> Parameter {
+    let name: Vec<u8> = parameter
+        .field
+        .iter()
+        .map(|byte| byte.to_ne_bytes()[0])
+        .take_while(|byte| *byte != 0)
+        .collect();
+    let value = &parameter.value;
+    // SAFETY: the type says which of the fields libvirt has filled; a string is null or ends with a
+    // zero byte.
+    let value = unsafe {
+        match parameter.type_.cast_unsigned() {
+            sys::VIR_TYPED_PARAM_INT => ParameterValue::Number(value.i.into()),
+            sys::VIR_TYPED_PARAM_UINT => ParameterValue::Number(value.ui.into()),
+            sys::VIR_TYPED_PARAM_LLONG => ParameterValue::Number(value.l.into()),
+            sys::VIR_TYPED_PARAM_ULLONG => ParameterValue::Number(value.ul.into()),
+            sys::VIR_TYPED_PARAM_BOOLEAN => ParameterValue::Number(i128::from(value.b != 0)),
+            sys::VIR_TYPED_PARAM_STRING => ParameterValue::Text(text(value.s)),
+            _ => ParameterValue::Other,
+        }
+    };
+    Parameter {
+        name: String::from_utf8_lossy(&name).into_owned(),
+        value,
+    }
+}
+
+// What libvirt's event loop calls. It must come back at once, and must not call libvirt for more than
+// what the domain at hand is called.
+
+type EventCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
+type LifecycleCallback =
+    unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
+type IoErrorCallback = unsafe extern "C" fn(
+    sys::virConnectPtr,
+    sys::virDomainPtr,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const c_char,
+    *mut c_void,
+);
+type AgentCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void);
+
+/// The listener of a connection, if the event is about its domain.
+///
+/// # Safety
+/// `domain` must be a domain, and `opaque` what was registered, as libvirt gives them to callbacks.
+unsafe fn listener<'a>(domain: sys::virDomainPtr, opaque: *mut c_void) -> Option<&'a Listener> {
+    // SAFETY: `opaque` is a reference to a listener that is held until `release`, which libvirt calls
+    // when no callback runs any more; the name ends with a zero byte and lives as long as the domain.
+    unsafe {
+        let listener: &Listener = &*opaque.cast::<Listener>();
+        let name = sys::virDomainGetName(domain);
+        (!name.is_null() && CStr::from_ptr(name) == listener.domain.as_c_str()).then_some(listener)
+    }
+}
+
+unsafe extern "C" fn lifecycle(
+    _: sys::virConnectPtr,
+    domain: sys::virDomainPtr,
+    event: c_int,
+    detail: c_int,
+    opaque: *mut c_void,
+) -> c_int {
+    // SAFETY: libvirt calls this with what was registered.
+    if let Some(listener) = unsafe { listener(domain, opaque) } {
+        let event = Lifecycle::from_raw(event, detail);
+        listener.shared.forward(DomainEvent::Lifecycle(event));
+    }
+    0
+}
+
+unsafe extern "C" fn reboot(_: sys::virConnectPtr, domain: sys::virDomainPtr, opaque: *mut c_void) {
+    // SAFETY: libvirt calls this with what was registered.
+    if let Some(listener) = unsafe { listener(domain, opaque) } {
+        listener.shared.forward(DomainEvent::Reboot);
+    }
+}
+
+unsafe extern "C" fn io_error(
+    _: sys::virConnectPtr,
+    domain: sys::virDomainPtr,
+    _path: *const c_char,
+    alias: *const c_char,
+    action: c_int,
+    reason: *const c_char,
+    opaque: *mut c_void,
+) {
+    // SAFETY: libvirt calls this with what was registered, and with texts that are null or end with a
+    // zero byte.
+    unsafe {
+        if let Some(listener) = listener(domain, opaque) {
+            listener.shared.forward(DomainEvent::IoError {
+                disk: text(alias),
+                action: IoErrorAction::from_raw(action),
+                reason: text(reason),
+            });
+        }
+    }
+}
+
+unsafe extern "C" fn agent_lifecycle(
+    _: sys::virConnectPtr,
+    domain: sys::virDomainPtr,
+    state: c_int,
+    _reason: c_int,
+    opaque: *mut c_void,
+) {
+    // SAFETY: libvirt calls this with what was registered.
+    if let Some(listener) = unsafe { listener(domain, opaque) } {
+        listener
+            .shared
+            .forward(DomainEvent::Agent(AgentChannel::from_raw(state)));
+    }
+}
+
+unsafe extern "C" fn closed(_: sys::virConnectPtr, reason: c_int, opaque: *mut c_void) {
+    // SAFETY: `opaque` is a reference to a listener that is held until `release`.
+    let listener = unsafe { &*opaque.cast::<Listener>() };
+    listener.shared.finish(CloseReason::from_raw(reason));
+}
+
+unsafe extern "C" fn release(opaque: *mut c_void) {
+    // SAFETY: a reference that was given to libvirt when the callback was registered, given back once.
+    drop(unsafe { Arc::from_raw(opaque.cast::<Listener>().cast_const()) });
+}

@@ -1,0 +1,75 @@
+//! When the call that a connection's thread is making has to be answered.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+/// How much longer than its deadline a call may take to notice that the relay has hung up.
+pub(crate) const MARGIN: Duration = Duration::from_secs(5);
+
+/// A call that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deadline {
+    /// The call, as people name it.
+    pub(crate) call: &'static str,
+    /// When it has to be answered.
+    pub(crate) at: Instant,
+}
+
+/// Ends with the name of the first call that is overdue, or with `None` when the thread has ended.
+pub(crate) async fn overdue(mut deadlines: watch::Receiver<Option<Deadline>>) -> Option<&'static str> {
+    loop {
+        let deadline = *deadlines.borrow_and_update();
+        let changed = match deadline {
+            None => deadlines.changed().await,
+            Some(Deadline { call, at }) => tokio::select! {
+                changed = deadlines.changed() => changed,
+                () = sleep_until(at) => return Some(call),
+            },
+        };
+        if changed.is_err() {
+            return None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_call_that_is_overdue_is_named() {
+        let (sender, receiver) = watch::channel(None);
+        let waiting = overdue(receiver);
+        tokio::pin!(waiting);
+        let in_seconds = |call, seconds| {
+            Some(Deadline {
+                call,
+                at: Instant::now() + Duration::from_secs(seconds),
+            })
+        };
+        for (deadline, wait) in [
+            (None, 1000),
+            (in_seconds("first", 10), 9),
+            (in_seconds("second", 10), 9),
+        ] {
+            sender.send_replace(deadline);
+            let early = tokio::time::timeout(Duration::from_secs(wait), &mut waiting).await;
+            assert!(early.is_err(), "{early:?}");
+        }
+        assert_eq!(waiting.await, Some("second"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thread_that_has_ended_is_not_overdue() {
+        let (sender, receiver) = watch::channel(Some(Deadline {
+            call: "any",
+            at: Instant::now() + Duration::from_secs(1),
+        }));
+        drop(sender);
+        assert_eq!(overdue(receiver).await, None);
+    }
+}

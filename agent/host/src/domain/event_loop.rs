@@ -1,0 +1,46 @@
+//! libvirt's own event loop: one for the process, as libvirt has it.
+
+use std::{io, sync::OnceLock, thread, time::Duration};
+
+use virt::error::{Error, clear_error_callback};
+use virt_sys as sys;
+
+/// Stack of its thread.
+const STACK: usize = 256 * 1024;
+
+/// Pause after an error of the loop, so that one that stays does not take a processor.
+const AFTER_ERROR: Duration = Duration::from_secs(1);
+
+/// Starts it, once. A connection that is to have events and keep-alives must be opened after that.
+///
+/// # Errors
+/// If libvirt refuses, or the kernel gives no thread. It is not tried again.
+#[expect(unsafe_code, reason = "the virt crate has no binding for the default event loop")]
+pub(crate) fn start() -> io::Result<()> {
+    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
+    let start = || {
+        clear_error_callback();
+        // SAFETY: it is called once in this process, before any connection that needs the loop.
+        if unsafe { sys::virEventRegisterDefaultImpl() } < 0 {
+            return Err(Error::last_error().message().to_owned());
+        }
+        thread::Builder::new()
+            .name("libvirt events".into())
+            .stack_size(STACK)
+            .spawn(run)
+            .map(drop)
+            .map_err(|error| error.to_string())
+    };
+    STARTED.get_or_init(start).clone().map_err(io::Error::other)
+}
+
+#[expect(unsafe_code, reason = "the virt crate has no binding for the default event loop")]
+fn run() {
+    loop {
+        // SAFETY: the default implementation is registered, and this is the only thread that runs it.
+        if unsafe { sys::virEventRunDefaultImpl() } < 0 {
+            tracing::warn!(error = Error::last_error().message(), "libvirt's event loop failed");
+            thread::sleep(AFTER_ERROR);
+        }
+    }
+}

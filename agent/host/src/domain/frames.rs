@@ -1,0 +1,171 @@
+//! The sizes and the rate of what a libvirt sends, before libvirt's client sees any of it.
+//!
+//! A message is its length (4 bytes, big-endian, itself included), then program, version, procedure,
+//! type, serial and status (4 bytes each), then what the procedure says. libvirt's client believes
+//! lengths up to 32 MiB and reads as long as there is something to read.
+
+use tokio::time::Instant;
+
+use super::CloseReason;
+use crate::document::MAX_BYTES;
+
+/// Length of the length and the header.
+const HEADER: usize = 28;
+
+/// Where the type is.
+const TYPE: usize = 16;
+
+/// The type of what comes without being asked for: events and keep-alives.
+const MESSAGE: u32 = 2;
+
+/// As many events may come at once. A guest that starts, migrates or ends causes a handful.
+const BURST: u32 = 200;
+
+/// As many may come each second for any length of time.
+const PER_SECOND: u32 = 50;
+
+/// Follows the messages of a stream.
+#[derive(Debug)]
+pub(super) struct Frames {
+    header: [u8; HEADER],
+    /// How much of the header has come.
+    known: usize,
+    /// How much of the message is still to come after the header.
+    left: usize,
+    /// Events that may come now.
+    allowed: u32,
+    /// When they were counted up.
+    counted: Instant,
+}
+
+impl Frames {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            header: [0; HEADER],
+            known: 0,
+            left: 0,
+            allowed: BURST,
+            counted: now,
+        }
+    }
+
+    /// Takes the next bytes of the stream, in pieces of any size.
+    ///
+    /// # Errors
+    /// Why the connection has to end.
+    pub(super) fn take(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), CloseReason> {
+        while let Some(byte) = bytes.first() {
+            if self.left > 0 {
+                let body = self.left.min(bytes.len());
+                self.left -= body;
+                bytes = &bytes[body..];
+                continue;
+            }
+            self.header[self.known] = *byte;
+            self.known += 1;
+            bytes = &bytes[1..];
+            // The length is looked at as soon as it is there: what is not libvirt may say no more.
+            if self.known == 4 {
+                self.length()?;
+            }
+            if self.known == HEADER {
+                self.left = self.length()? - HEADER;
+                self.known = 0;
+                if self.word(TYPE) == MESSAGE {
+                    self.count(now)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn length(&self) -> Result<usize, CloseReason> {
+        usize::try_from(self.word(0))
+            .ok()
+            .filter(|length| (HEADER..=MAX_BYTES).contains(length))
+            .ok_or(CloseReason::Garbage)
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        self.header[at..at + 4]
+            .iter()
+            .fold(0, |word, byte| word << 8 | u32::from(*byte))
+    }
+
+    fn count(&mut self, now: Instant) -> Result<(), CloseReason> {
+        let seconds = now.saturating_duration_since(self.counted).as_secs();
+        if seconds > 0 {
+            let more = u32::try_from(seconds).unwrap_or(u32::MAX).saturating_mul(PER_SECOND);
+            self.allowed = self.allowed.saturating_add(more).min(BURST);
+            self.counted = now;
+        }
+        self.allowed = self.allowed.checked_sub(1).ok_or(CloseReason::TooManyEvents)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn message(length: u32, kind: u32) -> Vec<u8> {
+        let words = [length, 0x2000_8086, 1, 1, kind, 0, 0];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        bytes.resize((length as usize).max(HEADER), 0xff);
+        bytes
+    }
+
+    #[test]
+    fn messages_pass_in_pieces_of_any_size() {
+        let stream: Vec<u8> = [(28, 1), (29, 1), (5000, 2), (28, 2)]
+            .iter()
+            .flat_map(|(length, kind)| message(*length, *kind))
+            .collect();
+        for size in [1, 3, 27, 28, 29, 4096, stream.len()] {
+            let now = Instant::now();
+            let mut frames = Frames::new(now);
+            for piece in stream.chunks(size) {
+                assert_eq!(frames.take(piece, now), Ok(()), "in pieces of {size}");
+            }
+            assert_eq!((frames.known, frames.left), (0, 0));
+            assert_eq!(frames.allowed, BURST - 2);
+        }
+    }
+
+    #[test]
+    fn lengths_that_no_libvirt_says_end_the_connection() {
+        let largest = u32::try_from(MAX_BYTES).unwrap();
+        for length in [0, 27, largest + 1, u32::MAX, u32::from_be_bytes(*b"HTTP")] {
+            let mut frames = Frames::new(Instant::now());
+            let taken = frames.take(&length.to_be_bytes(), Instant::now());
+            assert_eq!(taken, Err(CloseReason::Garbage), "{length}");
+        }
+        let mut frames = Frames::new(Instant::now());
+        assert_eq!(frames.take(&largest.to_be_bytes(), Instant::now()), Ok(()));
+    }
+
+    #[test]
+    fn a_flood_of_events_ends_the_connection_and_many_in_a_long_time_do_not() {
+        let start = Instant::now();
+        let event = message(28, MESSAGE);
+        let mut frames = Frames::new(start);
+        let mut passed = 0;
+        while frames.take(&event, start).is_ok() {
+            passed += 1;
+        }
+        assert_eq!(passed, BURST);
+        let mut frames = Frames::new(start);
+        for second in 0..100 {
+            for _ in 0..PER_SECOND {
+                assert_eq!(frames.take(&event, start + Duration::from_secs(second)), Ok(()));
+            }
+        }
+        // Answers to calls are not counted.
+        let mut frames = Frames::new(start);
+        for _ in 0..10 * BURST {
+            assert_eq!(frames.take(&message(28, 1), start), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Guests' agents, as libvirt tells of them.

@@ -1,0 +1,110 @@
+//! What a running guest's live XML says: its full CPU, its machine type, its agent.
+
+use std::collections::BTreeMap;
+
+use roxmltree::Node;
+
+use super::AgentChannel;
+use crate::document::{MAX_LIST, ParseError, Reading, child, children};
+
+/// Name of the guest's agent's channel.
+const AGENT: &str = "org.qemu.guest_agent.0";
+
+/// The CPU that a running guest has, in full: any host that gives all of it can take the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestCpu {
+    /// Model, by libvirt's name; empty if the guest has the host's own CPU.
+    pub model: String,
+    /// Vendor, by libvirt's name.
+    pub vendor: Option<String>,
+    /// Features beyond the model, with libvirt's policy of each (`require`, `disable`).
+    pub features: BTreeMap<String, String>,
+    /// Mode: `custom` if the model and the features say everything.
+    pub mode: String,
+    /// How libvirt compared the CPU with what QEMU gave: `full` if the features are QEMU's own word.
+    pub check: String,
+}
+
+/// What is of interest of a running domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveDomain {
+    /// Number of the running guest in its libvirt; `None` if it does not run.
+    pub id: Option<u32>,
+    /// UUID of the domain.
+    pub uuid: String,
+    /// Canonical name of its machine type (`pc-q35-10.0`).
+    pub machine: String,
+    /// Its CPU, if there is an element for it.
+    pub cpu: Option<GuestCpu>,
+    /// Whether its agent is connected; `None` if it has no channel for one, or does not run.
+    pub agent: Option<AgentChannel>,
+}
+
+impl GuestCpu {
+    /// Whether it tells all that the guest has. libvirt expands a model when it starts the guest; only
+    /// `host-passthrough` stays what it is.
+    pub fn is_complete(&self) -> bool {
+        self.mode == "custom" && self.check == "full" && !self.model.is_empty()
+    }
+}
+
+impl LiveDomain {
+    /// Reads a document that libvirt gave of a running domain.
+    ///
+    /// # Errors
+    /// If it is not understood, or larger than any real one.
+    pub fn parse(xml: &str) -> Result<Self, ParseError> {
+        Reading::parse("the domain's XML", "domain", xml, |reading, domain| {
+            let id = reading.attribute("domain", domain, "id")?;
+            let machine = child(domain, "os").and_then(|os| child(os, "type"));
+            Ok(Self {
+                id: id.and_then(|id| id.parse().ok()),
+                uuid: child(domain, "uuid").map_or(Ok(String::new()), |uuid| reading.text_of("uuid", uuid))?,
+                machine: match machine {
+                    Some(kind) => reading.attribute("type", kind, "machine")?.unwrap_or_default(),
+                    None => String::new(),
+                },
+                cpu: child(domain, "cpu").map(|cpu| read_cpu(reading, cpu)).transpose()?,
+                agent: child(domain, "devices").and_then(agent),
+            })
+        })
+    }
+}
+
+fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<GuestCpu, ParseError> {
+    let text = |name| child(cpu, name).map(|node| reading.text_of("cpu", node)).transpose();
+    let attribute = |name| Ok::<_, ParseError>(reading.attribute("cpu", cpu, name)?.unwrap_or_default());
+    let mut features = BTreeMap::new();
+    for feature in children(cpu, "feature") {
+        let Some(name) = reading.attribute("feature", feature, "name")? else {
+            continue;
+        };
+        // libvirt leaves the policy out where there is only one.
+        let policy = reading.attribute("feature", feature, "policy")?;
+        features.insert(name, policy.unwrap_or_else(|| "require".into()));
+        if features.len() > MAX_LIST {
+            return Err(reading.too_many("feature"));
+        }
+    }
+    Ok(GuestCpu {
+        model: text("model")?.unwrap_or_default(),
+        vendor: text("vendor")?.filter(|vendor| !vendor.is_empty()),
+        features,
+        mode: attribute("mode")?,
+        check: attribute("check")?,
+    })
+}
+
+/// The state of the agent's channel, which only a running domain has.
+fn agent(devices: Node<'_, '_>) -> Option<AgentChannel> {
+    let mut targets = children(devices, "channel").filter_map(|channel| child(channel, "target"));
+    let target = targets.find(|target| target.attribute("name") == Some(AGENT))?;
+    match target.attribute("state")? {
+        "connected" => Some(AgentChannel::Connected),
+        "disconnected" => Some(AgentChannel::Disconnected),
+        _ => Some(AgentChannel::Unknown(0)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Live XML of real guests.

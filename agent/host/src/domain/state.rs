@@ -1,0 +1,197 @@
+//! What state a domain is in, and why, in libvirt's words.
+
+use std::fmt;
+
+use virt_sys as sys;
+
+use super::words::words;
+
+words! {
+    /// Why a domain runs.
+    RunningReason {
+        Booted = sys::VIR_DOMAIN_RUNNING_BOOTED => "booted",
+        Migrated = sys::VIR_DOMAIN_RUNNING_MIGRATED => "migrated",
+        Restored = sys::VIR_DOMAIN_RUNNING_RESTORED => "restored",
+        FromSnapshot = sys::VIR_DOMAIN_RUNNING_FROM_SNAPSHOT => "from snapshot",
+        Unpaused = sys::VIR_DOMAIN_RUNNING_UNPAUSED => "unpaused",
+        MigrationCanceled = sys::VIR_DOMAIN_RUNNING_MIGRATION_CANCELED => "migration canceled",
+        SaveCanceled = sys::VIR_DOMAIN_RUNNING_SAVE_CANCELED => "save canceled",
+        Wakeup = sys::VIR_DOMAIN_RUNNING_WAKEUP => "event wakeup",
+        Crashed = sys::VIR_DOMAIN_RUNNING_CRASHED => "crashed",
+        PostCopy = sys::VIR_DOMAIN_RUNNING_POSTCOPY => "post-copy",
+        PostCopyFailed = sys::VIR_DOMAIN_RUNNING_POSTCOPY_FAILED => "post-copy failed",
+    }
+}
+
+words! {
+    /// Why a domain is paused.
+    PausedReason {
+        User = sys::VIR_DOMAIN_PAUSED_USER => "user",
+        Migration = sys::VIR_DOMAIN_PAUSED_MIGRATION => "migrating",
+        Save = sys::VIR_DOMAIN_PAUSED_SAVE => "saving",
+        Dump = sys::VIR_DOMAIN_PAUSED_DUMP => "dumping",
+        IoError = sys::VIR_DOMAIN_PAUSED_IOERROR => "I/O error",
+        Watchdog = sys::VIR_DOMAIN_PAUSED_WATCHDOG => "watchdog",
+        FromSnapshot = sys::VIR_DOMAIN_PAUSED_FROM_SNAPSHOT => "from snapshot",
+        ShuttingDown = sys::VIR_DOMAIN_PAUSED_SHUTTING_DOWN => "shutting down",
+        Snapshot = sys::VIR_DOMAIN_PAUSED_SNAPSHOT => "creating snapshot",
+        Crashed = sys::VIR_DOMAIN_PAUSED_CRASHED => "crashed",
+        StartingUp = sys::VIR_DOMAIN_PAUSED_STARTING_UP => "starting up",
+        PostCopy = sys::VIR_DOMAIN_PAUSED_POSTCOPY => "post-copy",
+        PostCopyFailed = sys::VIR_DOMAIN_PAUSED_POSTCOPY_FAILED => "post-copy failed",
+        ApiError = sys::VIR_DOMAIN_PAUSED_API_ERROR => "api error",
+    }
+}
+
+words! {
+    /// Why a domain is shut off.
+    ShutOffReason {
+        Shutdown = sys::VIR_DOMAIN_SHUTOFF_SHUTDOWN => "shutdown",
+        Destroyed = sys::VIR_DOMAIN_SHUTOFF_DESTROYED => "destroyed",
+        Crashed = sys::VIR_DOMAIN_SHUTOFF_CRASHED => "crashed",
+        Migrated = sys::VIR_DOMAIN_SHUTOFF_MIGRATED => "migrated",
+        Saved = sys::VIR_DOMAIN_SHUTOFF_SAVED => "saved",
+        Failed = sys::VIR_DOMAIN_SHUTOFF_FAILED => "failed",
+        FromSnapshot = sys::VIR_DOMAIN_SHUTOFF_FROM_SNAPSHOT => "from snapshot",
+        Daemon = sys::VIR_DOMAIN_SHUTOFF_DAEMON => "daemon",
+    }
+}
+
+words! {
+    /// Why a domain counts as crashed.
+    CrashedReason {
+        Panicked = sys::VIR_DOMAIN_CRASHED_PANICKED => "panicked",
+    }
+}
+
+/// State of a domain, with its reason where there are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// libvirt's "no state".
+    NoState,
+    /// The guest runs.
+    Running(RunningReason),
+    /// The guest waits for something; QEMU's guests are never in this state.
+    Blocked,
+    /// The guest is there and stands still.
+    Paused(PausedReason),
+    /// The guest is shutting down.
+    ShuttingDown,
+    /// There is no guest.
+    ShutOff(ShutOffReason),
+    /// The guest has crashed; QEMU may still be there.
+    Crashed(CrashedReason),
+    /// The guest sleeps.
+    PmSuspended,
+    /// A state that libvirt gained later.
+    Unknown {
+        /// libvirt's number of the state.
+        state: i32,
+        /// libvirt's number of the reason.
+        reason: i32,
+    },
+}
+
+impl State {
+    /// What libvirt's two numbers stand for.
+    pub fn from_raw(state: i32, reason: i32) -> Self {
+        match u32::try_from(state) {
+            Ok(sys::VIR_DOMAIN_NOSTATE) => Self::NoState,
+            Ok(sys::VIR_DOMAIN_RUNNING) => Self::Running(RunningReason::from_raw(reason)),
+            Ok(sys::VIR_DOMAIN_BLOCKED) => Self::Blocked,
+            Ok(sys::VIR_DOMAIN_PAUSED) => Self::Paused(PausedReason::from_raw(reason)),
+            Ok(sys::VIR_DOMAIN_SHUTDOWN) => Self::ShuttingDown,
+            Ok(sys::VIR_DOMAIN_SHUTOFF) => Self::ShutOff(ShutOffReason::from_raw(reason)),
+            Ok(sys::VIR_DOMAIN_CRASHED) => Self::Crashed(CrashedReason::from_raw(reason)),
+            Ok(sys::VIR_DOMAIN_PMSUSPENDED) => Self::PmSuspended,
+            _ => Self::Unknown { state, reason },
+        }
+    }
+
+    /// libvirt's words for the state, as `virsh domstate` prints them.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoState => "no state",
+            Self::Running(_) => "running",
+            Self::Blocked => "idle",
+            Self::Paused(_) => "paused",
+            Self::ShuttingDown => "in shutdown",
+            Self::ShutOff(_) => "shut off",
+            Self::Crashed(_) => "crashed",
+            Self::PmSuspended => "pmsuspended",
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+
+    /// libvirt's word for the reason.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Running(reason) => reason.as_str(),
+            Self::Paused(reason) => reason.as_str(),
+            Self::ShutOff(reason) => reason.as_str(),
+            Self::Crashed(reason) => reason.as_str(),
+            Self::NoState | Self::Blocked | Self::ShuttingDown | Self::PmSuspended | Self::Unknown { .. } => "unknown",
+        }
+    }
+
+    /// There is a guest, whether or not it runs; `None` if the state does not tell.
+    pub fn has_guest(self) -> Option<bool> {
+        match self {
+            Self::Running(_) | Self::Blocked | Self::Paused(_) | Self::ShuttingDown | Self::PmSuspended => Some(true),
+            Self::ShutOff(_) => Some(false),
+            Self::Crashed(_) | Self::NoState | Self::Unknown { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { state, reason } => write!(f, "unknown ({state}, {reason})"),
+            known => write!(f, "{} ({})", known.as_str(), known.reason()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_have_the_words_of_virsh() {
+        for (raw, words) in [
+            ((1, 1), "running (booted)"),
+            ((1, 2), "running (migrated)"),
+            ((1, 6), "running (migration canceled)"),
+            ((3, 1), "paused (user)"),
+            ((3, 5), "paused (I/O error)"),
+            ((5, 4), "shut off (migrated)"),
+            ((5, 2), "shut off (destroyed)"),
+            ((6, 1), "crashed (panicked)"),
+            ((0, 0), "no state (unknown)"),
+        ] {
+            assert_eq!(State::from_raw(raw.0, raw.1).to_string(), words);
+        }
+    }
+
+    #[test]
+    fn numbers_without_a_name_are_kept() {
+        for raw in [-1, 0, 99, i32::MIN, i32::MAX] {
+            assert_eq!(PausedReason::from_raw(raw), PausedReason::Unknown(raw));
+            let state = State::from_raw(99, raw);
+            assert_eq!(state, State::Unknown { state: 99, reason: raw });
+            assert_eq!((state.as_str(), state.has_guest()), ("unknown", None));
+        }
+        assert_eq!(State::from_raw(-1, 0), State::Unknown { state: -1, reason: 0 });
+        assert_eq!(RunningReason::from_raw(77).to_string(), "unknown (77)");
+        assert_eq!(State::from_raw(1, 0).to_string(), "running (unknown)");
+    }
+
+    #[test]
+    fn each_word_stands_for_one_reason() {
+        let mut words: Vec<&str> = PausedReason::ALL.iter().map(|reason| reason.as_str()).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), PausedReason::ALL.len());
+    }
+}

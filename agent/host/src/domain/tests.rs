@@ -1,0 +1,1 @@
+//! Connections by libvirt's test driver, which has no daemon.

@@ -1,0 +1,125 @@
+//! The thread of a connection: makes one call after the other, and nothing else.
+
+use std::{io, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
+
+use super::{
+    Calls, CloseReason, Shared,
+    deadline::Deadline,
+    event_loop,
+    relay::{self, Line},
+};
+use crate::{background, libvirt::LibvirtError};
+
+/// Stack of such a thread. Calls need a few dozen KiB of it; what is not touched costs nothing.
+const STACK: usize = 256 * 1024;
+
+/// Makes a call, and gives its answer to whoever asked. Says whether the connection has broken.
+type Work = Box<dyn FnOnce(&dyn Calls) -> bool + Send>;
+
+/// A call that waits for the thread.
+pub(crate) struct Job {
+    call: &'static str,
+    within: Duration,
+    begun: oneshot::Sender<()>,
+    work: Work,
+}
+
+impl Job {
+    /// A call. `begun` hears when the thread gets to it, `answered` what came of it.
+    pub(crate) fn new<T: Send + 'static>(
+        call: &'static str,
+        within: Duration,
+        begun: oneshot::Sender<()>,
+        answered: oneshot::Sender<Result<T, LibvirtError>>,
+        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+    ) -> Self {
+        let work = move |calls: &dyn Calls| {
+            let answer = make(calls);
+            let broken = answer.as_ref().is_err_and(LibvirtError::is_broken_connection);
+            // Whoever asked may have given up.
+            let _ = answered.send(answer);
+            broken
+        };
+        Self {
+            call,
+            within,
+            begun,
+            work: Box::new(work),
+        }
+    }
+}
+
+/// Starts the thread, and the relay if there is a line to relay to. The thread opens the connection
+/// within `opening` and says in `opened` what came of it.
+pub(crate) fn start(
+    domain: &str,
+    line: Option<Line>,
+    mut jobs: mpsc::Receiver<Job>,
+    shared: &Arc<Shared>,
+    opening: Duration,
+    open: impl FnOnce(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + 'static,
+    opened: oneshot::Sender<Result<(), LibvirtError>>,
+) -> io::Result<()> {
+    event_loop::start()?;
+    let runtime = background::runtime()?;
+    let (deadline, deadlines) = watch::channel(Some(Deadline {
+        call: "connecting to libvirt",
+        at: Instant::now() + opening,
+    }));
+    let thread_shared = Arc::clone(shared);
+    let work = move || {
+        let shared = thread_shared;
+        match open(&shared) {
+            Err(error) => {
+                shared.finish(CloseReason::Error);
+                let _ = opened.send(Err(error));
+            }
+            Ok(calls) => {
+                deadline.send_replace(None);
+                let _ = opened.send(Ok(()));
+                while let Some(job) = runtime.block_on(next(&mut jobs, &shared)) {
+                    let _ = job.begun.send(());
+                    deadline.send_replace(Some(Deadline {
+                        call: job.call,
+                        at: Instant::now() + job.within,
+                    }));
+                    let broken = (job.work)(calls.as_ref());
+                    deadline.send_replace(None);
+                    if broken {
+                        shared.finish(CloseReason::Error);
+                    }
+                }
+                shared.finish(CloseReason::Client);
+                drop(calls);
+            }
+        }
+        // With this the relay ends too, and `DomainHandle::ended`.
+        drop(deadline);
+        drop(jobs);
+    };
+    // Fifteen bytes of the name are kept.
+    let name: String = domain.chars().take(15).collect();
+    let name = if name.contains('\0') { "guest".into() } else { name };
+    std::thread::Builder::new().name(name).stack_size(STACK).spawn(work)?;
+    match line {
+        Some(line) => {
+            runtime.spawn(relay::run(line, deadlines, Arc::clone(shared)));
+        }
+        None => drop(deadlines),
+    }
+    Ok(())
+}
+
+/// The next call; `None` when there will be none, or the connection has ended.
+async fn next(jobs: &mut mpsc::Receiver<Job>, shared: &Shared) -> Option<Job> {
+    tokio::select! {
+        biased;
+        () = shared.thread.notified() => None,
+        job = jobs.recv() => job,
+    }
+}
