@@ -1,5 +1,6 @@
 //! Drydock's cluster controller. See [`args`] for what it can be told and [`run`] for what it does.
 
+mod admission;
 mod args;
 mod certificates;
 mod configuration_in_force;

@@ -11,6 +11,7 @@ use drydock_runtime::{
 };
 
 use crate::{
+    admission,
     args::RunArgs,
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
@@ -19,7 +20,7 @@ use crate::{
     liveness_task::LivenessTask,
     metrics::Metrics,
     nodes::Nodes,
-    webhook_server::{DEADLINE, Handlers, LEAVE, WebhookMetrics, WebhookServer},
+    webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
 const COMPONENT: &str = "drydock-controller";
@@ -94,9 +95,18 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         },
         &event_metrics,
     );
+    let surroundings = Signal::new();
+    let told = surroundings.clone();
+    let configuration = ConfigurationInForce::start(
+        &client,
+        &watches,
+        &process,
+        configuration_namespaces.clone(),
+        move || told.notify(),
+    );
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
-        handlers: Handlers::default(),
+        handlers: admission::handlers(configuration.clone()),
         certificate: certificate.clone(),
         metrics: webhook_metrics,
         leave: LEAVE,
@@ -124,17 +134,9 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         metrics.clone(),
         process.clone(),
     );
-    let (work, surroundings) = (KeyedWork::new("instances", INSTANCES_AT_ONCE), Signal::new());
+    let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
     let told = surroundings.clone();
     let nodes = Nodes::start(&client, &watches, move |_| told.notify());
-    let told = surroundings.clone();
-    let configuration = ConfigurationInForce::start(
-        &client,
-        &watches,
-        &process,
-        configuration_namespaces.clone(),
-        move || told.notify(),
-    );
     let instances = InstanceTask::new(
         client.clone(),
         &watches,

@@ -28,7 +28,7 @@ where
 
 impl Handler {
     /// Answers.
-    pub(super) fn answer(&self, asked: Asked) -> Answer {
+    pub(crate) fn answer(&self, asked: Asked) -> Answer {
         (self.0)(asked)
     }
 }
@@ -45,7 +45,7 @@ impl FromIterator<(&'static str, Handler)> for Handlers {
 
 impl Handlers {
     /// The handler of a path.
-    pub(super) fn get(&self, path: &str) -> Option<(&'static str, &Handler)> {
+    pub(crate) fn get(&self, path: &str) -> Option<(&'static str, &Handler)> {
         self.0.get_key_value(path).map(|(path, handler)| (*path, handler))
     }
 }

@@ -4,9 +4,12 @@ use drydock_api::kubevirt::{
     Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase,
     names::conditions::LIVE_MIGRATABLE,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::{At, Refusal, Refusals};
+use super::{At, Refusal, Refusals, rules::is_label_value};
+
+/// Label of a migration: the instance that moves, for whoever looks for its migrations.
+pub const INSTANCE_LABEL: &str = "kubevirt.io/vmi-name";
 
 /// What the cluster knows of the instance that is to move.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +18,20 @@ pub struct Moved<'a> {
     pub instance: Option<&'a VirtualMachineInstance>,
     /// Migrations of that instance, whatever their phase.
     pub migrations: &'a [&'a VirtualMachineInstanceMigration],
+}
+
+/// A new migration with the label that names its instance. `None` if it has it, or cannot: names of
+/// instances can be longer than labels.
+pub fn labelled(raw: &Value) -> Option<Value> {
+    let name = raw
+        .pointer("/spec/vmiName")?
+        .as_str()
+        .filter(|name| is_label_value(name))?;
+    let mut wanted = raw.clone();
+    let metadata = wanted.get_mut("metadata")?.as_object_mut()?;
+    let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
+    let before = labels.as_object_mut()?.insert(INSTANCE_LABEL.into(), name.into());
+    (before.as_ref().and_then(Value::as_str) != Some(name)).then_some(wanted)
 }
 
 /// What its own fields say.

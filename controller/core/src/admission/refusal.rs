@@ -7,7 +7,7 @@ use super::VERSION;
 /// Values are cut to so many characters in sentences.
 const VALUE: usize = 80;
 /// So many refusals are told in one answer; more help nobody.
-const TOLD: usize = 50;
+pub const TOLD: usize = 50;
 
 /// Why something is not admitted, stable for machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

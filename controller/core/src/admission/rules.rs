@@ -16,6 +16,8 @@ mod replica_set;
 mod scheduling;
 mod volumes;
 
+pub(super) use names::is_label_value;
+
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::Value;
 

@@ -50,7 +50,7 @@ pub(super) fn is_port_name(text: &str) -> bool {
 }
 
 /// Whether it is a value of a label.
-pub(super) fn is_label_value(text: &str) -> bool {
+pub(in crate::admission) fn is_label_value(text: &str) -> bool {
     // Values are names of keys, or nothing.
     text.is_empty() || (!text.contains('/') && label_keys::is_valid(text))
 }

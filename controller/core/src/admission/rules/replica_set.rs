@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use super::{names, scheduling};
-use crate::admission::{At, Refusals};
+use crate::{
+    admission::{At, Refusals},
+    replica_set::selector::Selector,
+};
 
 pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     let at = At::root("spec");
@@ -36,7 +39,8 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     let labels: BTreeMap<String, String> = labels
         .and_then(|labels| serde_json::from_value(labels.clone()).ok())
         .unwrap_or_default();
-    if !matches(&selector, &labels) {
+    // A selector that cannot be understood has been told above.
+    if Selector::new(&selector).is_ok_and(|selector| !selector.matches(Some(&labels))) {
         let told: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let allowed = format_args!("labels that {at} selects");
         refusals.not_allowed(&At::root("spec.template.metadata.labels"), told.join(","), allowed);
@@ -46,21 +50,4 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
 fn is_empty(selector: &LabelSelector) -> bool {
     selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
         && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
-}
-
-/// Whether a selector selects labels, as Kubernetes decides it.
-fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-    let holds = |requirement: &LabelSelectorRequirement| {
-        let value = labels.get(&requirement.key);
-        let among = |value: &String| requirement.values.iter().flatten().any(|other| other == value);
-        match requirement.operator.as_str() {
-            "In" => value.is_some_and(among),
-            "NotIn" => !value.is_some_and(among),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            _ => false,
-        }
-    };
-    selector.match_labels.iter().flatten().all(equal) && selector.match_expressions.iter().flatten().all(holds)
 }

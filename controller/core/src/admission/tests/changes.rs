@@ -1,5 +1,7 @@
 //! What may change after creation, and what a migration needs.
 
+use std::{fs, path::Path};
+
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use serde_json::{Value, json};
 
@@ -7,7 +9,7 @@ use super::{
     super::{
         Kind, Reason,
         change::{CONTROLLER, RESERVED_LABELS, review_change},
-        migration::{Moved, review_state},
+        migration::{INSTANCE_LABEL, Moved, labelled, review_state},
         sentence,
     },
     instance, machine, put, told,
@@ -135,4 +137,28 @@ fn a_migration_names_its_instance_and_nothing_more() {
     let (old, new) = (json!({"spec": {"vmiName": "a"}}), json!({"spec": {"vmiName": "b"}}));
     let refusals = review_change(&old, &new, Kind::Migration, CONTROLLER);
     assert_eq!(sentence(&refusals), "update of Migration object's spec is restricted");
+}
+
+#[test]
+fn a_migration_is_labelled_with_its_instance() {
+    let bare = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm"}});
+    let whole = labelled(&bare).unwrap();
+    assert_eq!(whole["metadata"]["labels"][INSTANCE_LABEL], "vm");
+    assert_eq!(labelled(&whole), None);
+    let mut wrong = whole.clone();
+    wrong["metadata"]["labels"][INSTANCE_LABEL] = json!("other");
+    assert_eq!(labelled(&wrong), Some(whole));
+    let long = json!({"metadata": {}, "spec": {"vmiName": "x".repeat(64)}});
+    assert_eq!(labelled(&long), None);
+    assert_eq!(labelled(&json!({"spec": {"vmiName": "vm"}})), None);
+}
+
+#[test]
+fn the_policy_protects_every_label_of_the_system() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/policies/instance-labels.yaml");
+    let policy = fs::read_to_string(file).unwrap();
+    for label in RESERVED_LABELS {
+        assert!(policy.contains(&format!("'{label}'")), "{label}");
+    }
+    assert!(policy.contains(CONTROLLER));
 }

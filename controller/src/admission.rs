@@ -1,0 +1,152 @@
+//! What API servers are answered about virtual machines.
+//!
+//! ```text
+//!  /mutate/virtualmachineinstances          ─▶ core: defaults ─▶ JSON patch
+//!  /mutate/virtualmachineinstancemigrations ─▶ core: label    ─▶ JSON patch
+//!  /validate/<plural>                       ─▶ core: review   ─▶ allowed, or every refusal at once
+//! ```
+//!
+//! An object that cannot be read is let through where defaults are filled in: validation says what is
+//! wrong with it.
+
+#[cfg(test)]
+mod tests;
+
+use std::env::consts::ARCH;
+
+use drydock_core::admission::{
+    Kind, Refusal, TOLD,
+    change::review_change,
+    defaults::{Named, defaulted},
+    migration::labelled,
+    review, sentence,
+};
+use drydock_runtime::chain;
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionResponse, Operation},
+    response::{StatusCause, StatusDetails, StatusSummary},
+};
+use serde_json::Value;
+use tracing::error;
+
+use crate::{
+    configuration_in_force::ConfigurationInForce,
+    webhook_server::{Handlers, handlers::Handler},
+};
+
+/// What an API server asks.
+type Asked = AdmissionRequest<DynamicObject>;
+
+/// Code and reason of refusals, as KubeVirt and Kubernetes give them.
+const CODE: u16 = 422;
+const REASON: &str = "Invalid";
+
+/// The handlers of all paths.
+pub(crate) fn handlers(configuration: ConfigurationInForce) -> Handlers {
+    let instances = Handler::from(move |asked: Asked| {
+        let configuration = configuration.clone();
+        async move { fill_in(&asked, &configuration) }
+    });
+    let migrations = Handler::from(|asked: Asked| async move { patched(&asked, labelled) });
+    Handlers::from_iter([
+        ("/mutate/virtualmachineinstances", instances),
+        ("/mutate/virtualmachineinstancemigrations", migrations),
+        ("/validate/virtualmachines", validator(Kind::Machine)),
+        ("/validate/virtualmachineinstances", validator(Kind::Instance)),
+        (
+            "/validate/virtualmachineinstancereplicasets",
+            validator(Kind::ReplicaSet),
+        ),
+        ("/validate/virtualmachineinstancemigrations", validator(Kind::Migration)),
+    ])
+}
+
+fn validator(kind: Kind) -> Handler {
+    Handler::from(move |asked: Asked| async move { validate(&asked, kind) })
+}
+
+/// The architecture of guests that name none: that of this process.
+pub(crate) fn architecture() -> &'static str {
+    match ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResponse {
+    let configuration = configuration.get();
+    patched(asked, |raw| {
+        let named = Named {
+            namespace: asked.namespace.as_deref().unwrap_or_default(),
+            name: raw.pointer("/metadata/name").and_then(Value::as_str),
+        };
+        defaulted(raw, named, &configuration, architecture())
+    })
+}
+
+/// Answers with what has to change in a new object. A change of an object is left as it is.
+fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(asked);
+    if asked.operation != Operation::Create {
+        return response;
+    }
+    let Some((raw, wanted)) = raw(asked.object.as_ref()).and_then(|raw| change(&raw).map(|wanted| (raw, wanted)))
+    else {
+        return response;
+    };
+    match response.clone().with_patch(json_patch::diff(&raw, &wanted)) {
+        Ok(patched) => patched,
+        Err(error) => {
+            error!(error = %chain(&error), "defaults could not be written; the controller fills them in");
+            response
+        }
+    }
+}
+
+fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
+    let response = AdmissionResponse::from(asked);
+    let user = asked.user_info.username.as_deref().unwrap_or_default();
+    let refusals = match (
+        &asked.operation,
+        raw(asked.object.as_ref()),
+        raw(asked.old_object.as_ref()),
+    ) {
+        (Operation::Create, Some(new), _) => review(&new, kind),
+        (Operation::Update, Some(new), Some(old)) => review_change(&old, &new, kind, user),
+        // Nobody is kept from deleting.
+        _ => Vec::new(),
+    };
+    if refusals.is_empty() {
+        response
+    } else {
+        denied(response, &refusals)
+    }
+}
+
+fn denied(response: AdmissionResponse, refusals: &[Refusal]) -> AdmissionResponse {
+    let mut response = response.deny(sentence(refusals));
+    let causes = refusals.iter().take(TOLD).map(|refusal| StatusCause {
+        reason: refusal.reason.as_str().into(),
+        message: refusal.message.clone(),
+        field: refusal.field.clone(),
+    });
+    response.result.status = Some(StatusSummary::Failure);
+    response.result.code = CODE;
+    response.result.reason = REASON.into();
+    response.result.details = Some(StatusDetails {
+        name: String::new(),
+        group: String::new(),
+        kind: String::new(),
+        uid: String::new(),
+        causes: causes.collect(),
+        retry_after_seconds: 0,
+    });
+    response
+}
+
+/// The object as the API server has it.
+fn raw(object: Option<&DynamicObject>) -> Option<Value> {
+    object.and_then(|object| serde_json::to_value(object).ok())
+}

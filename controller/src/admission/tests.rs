@@ -1,0 +1,168 @@
+//! What API servers are answered, as they would read it.
+
+use drydock_core::admission::{VERSION, change::CONTROLLER};
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionResponse, AdmissionReview},
+};
+use serde_json::{Value, json};
+
+use super::handlers;
+use crate::configuration_in_force::ConfigurationInForce;
+
+fn instance() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "shop"},
+        "spec": {
+            "domain": {"memory": {"guest": "64Mi"}, "ioThreadsPolicy": "auto", "devices": {"disks": [{"name": "root"}]}},
+            "volumes": [{"name": "root", "containerDisk": {"image": "example.org/disk"}}],
+        },
+    })
+}
+
+/// The question of an API server.
+fn asked(operation: &str, user: &str, new: &Value, old: &Value) -> AdmissionRequest<DynamicObject> {
+    let review: AdmissionReview<DynamicObject> = serde_json::from_value(json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "u",
+            "kind": {"group": "kubevirt.io", "version": "v1", "kind": "VirtualMachineInstance"},
+            "resource": {"group": "kubevirt.io", "version": "v1", "resource": "virtualmachineinstances"},
+            "name": "vm",
+            "namespace": "shop",
+            "operation": operation,
+            "userInfo": {"username": user},
+            "object": new,
+            "oldObject": old,
+            "options": null,
+        },
+    }))
+    .unwrap();
+    review.try_into().unwrap()
+}
+
+async fn answer(path: &str, question: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let handlers = handlers(ConfigurationInForce::default());
+    let (_, handler) = handlers.get(path).unwrap();
+    handler.answer(question).await
+}
+
+#[tokio::test]
+async fn defaults_are_a_patch_that_keeps_what_is_there() {
+    let path = "/mutate/virtualmachineinstances";
+    let response = answer(path, asked("CREATE", "somebody", &instance(), &Value::Null)).await;
+    assert!(response.allowed);
+    let patch: json_patch::Patch = serde_json::from_slice(&response.patch.unwrap()).unwrap();
+    let mut whole = instance();
+    json_patch::patch(&mut whole, &patch).unwrap();
+    assert_eq!(whole["spec"]["domain"]["cpu"]["model"], "host-model");
+    assert_eq!(whole["spec"]["domain"]["ioThreadsPolicy"], "auto");
+    assert_eq!(whole["spec"]["domain"]["devices"]["interfaces"][0]["name"], "default");
+    assert_eq!(whole["metadata"], instance()["metadata"]);
+    // Nothing is missing now.
+    let again = answer(path, asked("CREATE", "somebody", &whole, &Value::Null)).await;
+    assert!(again.allowed && again.patch.is_none());
+    // A change is not added to.
+    let update = answer(path, asked("UPDATE", "somebody", &instance(), &instance())).await;
+    assert!(update.allowed && update.patch.is_none());
+    // What cannot be read is left to validation.
+    let garbage = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {}, "spec": 7});
+    let let_through = answer(path, asked("CREATE", "somebody", &garbage, &Value::Null)).await;
+    assert!(let_through.allowed && let_through.patch.is_none());
+}
+
+#[tokio::test]
+async fn migrations_are_labelled() {
+    let migration = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"generateName": "move-"},
+        "spec": {"vmiName": "vm"},
+    });
+    let path = "/mutate/virtualmachineinstancemigrations";
+    let response = answer(path, asked("CREATE", "somebody", &migration, &Value::Null)).await;
+    let patch: json_patch::Patch = serde_json::from_slice(&response.patch.unwrap()).unwrap();
+    let mut whole = migration;
+    json_patch::patch(&mut whole, &patch).unwrap();
+    assert_eq!(whole["metadata"]["labels"], json!({"kubevirt.io/vmi-name": "vm"}));
+}
+
+#[tokio::test]
+async fn everything_that_is_wrong_is_told_at_once() {
+    let mut object = instance();
+    object["spec"]["domain"]["devices"]["gpus"] = json!([{"name": "a"}]);
+    object["spec"]["domain"]["cpu"] = json!({"core": 2, "sockets": 600});
+    let response = answer(
+        "/validate/virtualmachineinstances",
+        asked("CREATE", "somebody", &object, &Value::Null),
+    )
+    .await;
+    assert!(!response.allowed);
+    assert_eq!(
+        (response.result.code, response.result.reason.as_str()),
+        (422, "Invalid")
+    );
+    assert_eq!(
+        response.result.message,
+        format!(
+            "spec.domain.cpu.core is not a field of VirtualMachineInstance; did you mean cores?; \
+             spec.domain.devices.gpus is not supported by Drydock {VERSION}; \
+             spec.domain.cpu.sockets: `600` is not allowed; allowed: 1 to 512"
+        )
+    );
+    let causes = response.result.details.unwrap().causes;
+    let told: Vec<_> = causes
+        .iter()
+        .map(|cause| (cause.reason.as_str(), cause.field.as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("FieldUnknown", "spec.domain.cpu.core"),
+            ("FieldValueNotSupported", "spec.domain.devices.gpus"),
+            ("FieldValueInvalid", "spec.domain.cpu.sockets"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_instance_is_changed_by_the_controller_only() {
+    let mut changed = instance();
+    changed["spec"]["architecture"] = json!("amd64");
+    let path = "/validate/virtualmachineinstances";
+    let response = answer(path, asked("UPDATE", "somebody", &changed, &instance())).await;
+    assert_eq!(response.result.message, "update of VMI object is restricted");
+    assert!(!response.allowed);
+    assert!(
+        answer(path, asked("UPDATE", CONTROLLER, &changed, &instance()))
+            .await
+            .allowed
+    );
+    assert!(
+        answer(path, asked("DELETE", "somebody", &Value::Null, &changed))
+            .await
+            .allowed
+    );
+}
+
+#[tokio::test]
+async fn each_kind_has_its_validation() {
+    for (plural, word) in [
+        ("virtualmachines", "spec.runStrategy must be set"),
+        ("virtualmachineinstances", "spec must be set"),
+        ("virtualmachineinstancereplicasets", "spec.selector"),
+        ("virtualmachineinstancemigrations", "spec.vmiName must be set"),
+    ] {
+        let nothing = json!({"apiVersion": "kubevirt.io/v1", "kind": "X", "metadata": {"name": "x"}});
+        let response = answer(
+            &format!("/validate/{plural}"),
+            asked("CREATE", "somebody", &nothing, &Value::Null),
+        )
+        .await;
+        let message = response.result.message;
+        assert!(message.starts_with(word), "{plural}: {message}");
+    }
+}
