@@ -4,11 +4,21 @@
 //! the agent's device plugin. What the guest writes is in two folders of the pod and gone with it;
 //! what it uses of its namespace (claims, Secrets, images) is mounted, so that nothing outside the
 //! pod reads it.
+//!
+//! ```text
+//!   compute            run    /run/drydock              shared with the node's agent
+//!   uid 107,           disks  /var/lib/drydock/disks    layers above images, empty disks
+//!   no capabilities,   ...    /images/<volume>          containerDisks, read-only
+//!   read-only root            /volumes/<volume>         claims with a file system
+//!                             /devices/<volume>         claims that are block devices
+//!                             /secrets/<volume>/...     Secrets for cloud-init
+//! ```
 
 mod guest;
 mod names;
 mod resources;
 mod security;
+mod target;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -18,7 +28,7 @@ use drydock_api::{
         VirtualMachineInstance,
         devices::Protocol,
         instance::Probe,
-        names::{APP, CREATED_BY, DOMAIN, GUEST_RUNNING, VIRT_LAUNCHER, VM_NAME},
+        names::{APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
     },
     launcher::{CONTAINER, GUEST_VARIABLE},
 };
@@ -34,7 +44,9 @@ use crate::placement::Requirements;
 
 use names::stable_uuid;
 
-pub use resources::overhead;
+pub use resources::{Demand, TRANSLATION_CACHE, overhead};
+pub use security::APP_ARMOR_PROFILE;
+pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, target_pod};
 
 /// What a launcher pod is made of.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +79,12 @@ pub enum ClaimMode {
 /// How long a guest may take to shut down where its manifest does not say, in seconds. KubeVirt's.
 pub const GRACE_PERIOD: i64 = 30;
 
+/// Least time that a pod has to end, in seconds: libvirt destroys the guest, and the launcher tells
+/// how it ended. (A pod without any would vanish at once, while its guest may still run.)
+const LEAST_GRACE_PERIOD: i64 = 5;
+/// What kubectl remembers of an object that it applied.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
 /// The end of a pod's name that is always the same for the same text.
 pub fn suffix(text: &str) -> String {
     stable_uuid(&["pod", text]).chars().take(5).collect()
@@ -79,9 +97,8 @@ pub fn host_uuid(text: &str) -> String {
 
 /// The name of a pod: KubeVirt's prefix, the instance's name, cut so that it stays a label, the suffix.
 pub fn name(instance: &str, suffix: &str) -> String {
-    let room = 63 - "virt-launcher--".len() - suffix.len();
-    let cut: String = instance.chars().take(room).collect();
-    format!("virt-launcher-{}-{suffix}", cut.trim_end_matches(['-', '.']))
+    let room = 63_usize.saturating_sub("virt-launcher--".len() + suffix.len());
+    format!("virt-launcher-{}-{suffix}", names::cut(instance, room))
 }
 
 /// The launcher pod of an instance.
@@ -96,6 +113,10 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
     let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD);
     let (volumes, mounts, devices) = volumes::of(input);
     let pull_secrets = volumes::pull_secrets(spec);
+    let annotations = instance.metadata.annotations.as_ref();
+    let app_armor = annotations
+        .and_then(|all| all.get(APP_ARMOR_PROFILE))
+        .map(String::as_str);
     Pod {
         metadata: metadata(instance, suffix),
         spec: Some(PodSpec {
@@ -125,7 +146,7 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
             topology_spread_constraints: some(spec.topology_spread_constraints.clone()),
             priority_class_name: spec.priority_class_name.clone(),
             scheduler_name: spec.scheduler_name.clone(),
-            hostname: spec.hostname.clone(),
+            hostname: Some(names::hostname(instance)),
             subdomain: spec.subdomain.clone(),
             dns_policy: spec.dns_policy.clone(),
             dns_config: spec.dns_config.clone(),
@@ -133,10 +154,10 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
                 condition_type: GUEST_RUNNING.into(),
             }]),
             restart_policy: Some("Never".into()),
-            termination_grace_period_seconds: Some(grace),
+            termination_grace_period_seconds: Some(grace.max(LEAST_GRACE_PERIOD)),
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
-            security_context: Some(security::pod()),
+            security_context: Some(security::pod(app_armor)),
             ..PodSpec::default()
         }),
         status: None,
@@ -152,12 +173,13 @@ fn metadata(instance: &VirtualMachineInstance, suffix: &str) -> ObjectMeta {
     let own = of.name.unwrap_or_default();
     let uid = of.uid.unwrap_or_default();
     let mut labels = of.labels.unwrap_or_default();
-    labels.entry(VM_NAME.into()).or_insert_with(|| cut_label(&own));
+    labels.entry(VM_NAME.into()).or_insert_with(|| names::label(&own));
     labels.insert(APP.into(), VIRT_LAUNCHER.into());
     labels.insert(CREATED_BY.into(), uid.clone());
-    // What kubectl remembers of the instance is of no use on its pod.
     let mut annotations = of.annotations.unwrap_or_default();
-    annotations.retain(|key, _| key != "kubectl.kubernetes.io/last-applied-configuration");
+    // What is said of the instance itself is not said of its pod.
+    labels.remove(NODE_NAME);
+    annotations.retain(|key, _| ![LAST_APPLIED, EVICTED].contains(&key.as_str()));
     annotations.insert(DOMAIN.into(), own.clone());
     ObjectMeta {
         name: Some(name(&own, suffix)),
@@ -170,16 +192,10 @@ fn metadata(instance: &VirtualMachineInstance, suffix: &str) -> ObjectMeta {
             name: own,
             uid,
             controller: Some(true),
-            block_owner_deletion: None,
+            block_owner_deletion: Some(true),
         }]),
         ..ObjectMeta::default()
     }
-}
-
-/// A name as the value of a label, which is shorter.
-fn cut_label(name: &str) -> String {
-    let cut: String = name.chars().take(63).collect();
-    cut.trim_end_matches(['-', '.', '_']).into()
 }
 
 fn ports(instance: &VirtualMachineInstance) -> Vec<ContainerPort> {
@@ -221,17 +237,27 @@ fn affinity(own: Option<Affinity>, requirements: &Requirements) -> Option<Affini
         return own;
     }
     let mut affinity = own.unwrap_or_default();
+    let given = affinity
+        .node_affinity
+        .as_ref()
+        .is_some_and(|node| node.required_during_scheduling_ignored_during_execution.is_some());
     let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
     let required = node
         .required_during_scheduling_ignored_during_execution
         .get_or_insert_with(|| NodeSelector {
-            node_selector_terms: Vec::new(),
+            node_selector_terms: vec![NodeSelectorTerm {
+                match_expressions: Some(Vec::new()),
+                match_fields: None,
+            }],
         });
-    if required.node_selector_terms.is_empty() {
-        required.node_selector_terms.push(NodeSelectorTerm::default());
-    }
     for term in &mut required.node_selector_terms {
-        let expressions = term.match_expressions.get_or_insert_with(Vec::new);
+        // A term that says nothing matches nothing, and has to stay so.
+        let silent = term.match_expressions.as_ref().is_none_or(Vec::is_empty)
+            && term.match_fields.as_ref().is_none_or(Vec::is_empty);
+        if silent && given {
+            continue;
+        }
+        let expressions = term.match_expressions.get_or_insert_default();
         expressions.extend(requirements.expressions.iter().cloned());
     }
     Some(affinity)

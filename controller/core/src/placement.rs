@@ -2,16 +2,22 @@
 //! could take it while it runs.
 //!
 //! ```text
-//!  manifest, configuration ─▶ requirements() ─▶ selectors of the pod
+//!  manifest, configuration ─▶ requirements() ─▶ selectors of the pod ─▶ the scheduler
 //!                                   │
 //!  nodes, their full CPU sets ──────┴─▶ fit() ─▶ nodes that fit; for each reason, those that do not
+//!                                   └─▶ migration_targets() ─▶ the same, by the CPU that a guest has
 //! ```
 //!
 //! Selectors are by labels, which leave out what every node is expected to have; the reasons are
-//! by the full sets in the Hypervisors.
+//! by the full sets in the Hypervisors. A node fits only if both agree: where labels are frozen or
+//! late, that is the reason.
+//!
+//! What depends on other pods (what is free on a node, affinity to pods, spreading) is left to the
+//! scheduler, which says so on the pod.
 
 mod affinity;
 mod fit;
+mod misfit;
 mod targets;
 
 use std::collections::BTreeMap;
@@ -24,16 +30,21 @@ use drydock_api::{
 };
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 
-use crate::{configuration::Configuration, minimum::Minimum, obsolete::ObsoleteModels};
+use crate::{configuration::Configuration, launcher_pod::Demand, minimum::Minimum, obsolete::ObsoleteModels};
 
-pub use fit::{Fit, Misfit, NodeView, fit};
+pub use fit::{Fit, NodeView, fit};
+pub use misfit::Misfit;
 pub use targets::migration_targets;
 
 /// The label that Kubernetes puts on nodes.
 const ARCHITECTURE: &str = "kubernetes.io/arch";
-/// Machine types that are names for the newest version of themselves: those have labels on every
-/// node that can run them. A versioned one comes with the image and is the same on every node.
-const UNVERSIONED: [&str; 4] = ["q35", "pc", "virt", "s390-ccw-virtio"];
+/// Families of machine types: how the names of their versions begin, and the name without a version.
+const FAMILIES: [(&str, &str); 4] = [
+    ("pc-q35-", "q35"),
+    ("pc-i440fx-", "pc"),
+    ("virt-", "virt"),
+    ("s390-ccw-virtio-", "s390-ccw-virtio"),
+];
 
 /// What a virtual machine's node must have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,16 +55,23 @@ pub struct Requirements {
     pub expressions: Vec<NodeSelectorRequirement>,
     /// The named CPU model, if there is one.
     pub model: Option<String>,
-    /// That model counts as obsolete, so no node offers it.
-    pub obsolete_model: bool,
+    /// Models that no node offers.
+    pub obsolete: ObsoleteModels,
     /// Features that the node must have, those of the minimum model among them.
     pub features: Vec<String>,
     /// Features that the node must not have.
     pub forbidden: Vec<String>,
+    /// Features that are forbidden though they are of the minimum CPU model: no node can be told
+    /// not to have them, so the virtual machine fits none.
+    pub forbidden_minimum: Vec<String>,
+    /// The machine type, if it is said.
+    pub machine: Option<String>,
     /// The node's host model must not be an obsolete one.
     pub host_model: bool,
     /// The guest has the pod's network.
     pub network: bool,
+    /// What its pod asks for.
+    pub demand: Demand,
 }
 
 /// The architecture of a virtual machine, by Kubernetes' name.
@@ -63,70 +81,75 @@ pub fn architecture(spec: &VirtualMachineInstanceSpec) -> &str {
 
 /// What the node of a virtual machine must have. What is computed here overrides what the manifest
 /// selects, as KubeVirt does it.
+///
+/// - A machine type selects on the name of its family, `q35` for `pc-q35-9.2`: versions that QEMU is
+///   about to drop have no labels and run all the same, and all versions come with the launcher's
+///   image, not with the node. [`fit`] looks each version up in the full sets.
+/// - `<model>-v1` is another name of `<model>`, by which nodes offer it.
+/// - A feature of the minimum CPU model selects on the label of the whole minimum.
+/// - To forbid a feature of the minimum CPU model is refused by a selector that no node meets: which
+///   nodes lack it cannot be told from labels, and a guest on one that has it would never start.
 pub fn requirements(
     spec: &VirtualMachineInstanceSpec,
     configuration: &Configuration,
     minimum: &Minimum,
 ) -> Requirements {
+    let devices = &spec.domain.devices;
     let mut needs = Requirements {
-        node_selector: BTreeMap::from([(ARCHITECTURE.to_owned(), architecture(spec).to_owned())]),
-        network: !spec.domain.devices.interfaces.is_empty(),
+        node_selector: spec.node_selector.clone(),
+        network: !devices.interfaces.is_empty() || devices.autoattach_pod_interface != Some(false),
+        machine: spec
+            .domain
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.type_.clone().filter(|name| !name.is_empty())),
+        obsolete: ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned()),
+        demand: Demand::of(spec, configuration.use_emulation),
         ..Requirements::default()
     };
-    needs.node_selector.extend(
-        spec.node_selector
-            .iter()
-            .map(|(key, value)| (key.clone(), value.clone())),
-    );
-    let mut select = |key: String| needs.node_selector.insert(key, TRUE.into());
-    select(SCHEDULABLE.into());
+    needs.select(ARCHITECTURE, architecture(spec));
+    needs.select(SCHEDULABLE, TRUE);
     if needs.network {
-        select(GUEST_NETWORK.into());
+        needs.select(GUEST_NETWORK, TRUE);
     }
-    if let Some(machine) = spec
-        .domain
-        .machine
-        .as_ref()
-        .and_then(|machine| machine.type_.as_deref())
-        && UNVERSIONED.contains(&machine)
-    {
-        select(format!("{MACHINE_TYPE}{machine}"));
+    if let Some(machine) = needs.machine.clone() {
+        needs.select(&machine_key(&machine), TRUE);
     }
     let cpu = spec.domain.cpu.clone().unwrap_or_default();
-    let obsolete = ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned());
-    match cpu.model.as_deref().unwrap_or("host-model") {
+    let model = cpu.model.as_deref().filter(|model| !model.is_empty());
+    match model
+        .or(configuration.default_cpu_model.as_deref())
+        .unwrap_or("host-model")
+    {
         "host-model" => {
             needs.host_model = true;
-            needs.expressions.push(absent(OBSOLETE_HOST_MODEL));
+            needs.expressions.push(expression(OBSOLETE_HOST_MODEL, "DoesNotExist"));
         }
         "host-passthrough" => {}
         named => {
-            select(format!("{CPU_MODEL}{named}"));
-            needs.obsolete_model = obsolete.lists(named);
+            needs.select(&model_key(named), TRUE);
             needs.model = Some(named.into());
         }
     }
     // Only amd64 has a minimum, and so features without labels of their own.
-    let prunes = architecture(spec) == "amd64";
+    let implied = |name: &String| architecture(spec) == "amd64" && minimum.features.contains(name);
+    let whole = format!("{CPU_MINIMUM}{}", minimum.model);
     for feature in cpu.features {
-        let implied = prunes && minimum.features.contains(&feature.name);
+        let own = format!("{CPU_FEATURE}{}", feature.name);
         match feature.policy.unwrap_or(FeaturePolicy::Require) {
             FeaturePolicy::Require => {
-                select(if implied {
-                    format!("{CPU_MINIMUM}{}", minimum.model)
-                } else {
-                    format!("{CPU_FEATURE}{}", feature.name)
-                });
+                let key = if implied(&feature.name) { &whole } else { &own };
+                needs.select(key, TRUE);
                 needs.features.push(feature.name);
             }
+            FeaturePolicy::Forbid if implied(&feature.name) => {
+                for operator in ["Exists", "DoesNotExist"] {
+                    needs.expressions.push(expression(&whole, operator));
+                }
+                needs.forbidden_minimum.push(feature.name);
+            }
             FeaturePolicy::Forbid => {
-                // A node with the whole minimum has the feature; of another it cannot be told.
-                let key = if implied {
-                    format!("{CPU_MINIMUM}{}", minimum.model)
-                } else {
-                    format!("{CPU_FEATURE}{}", feature.name)
-                };
-                needs.expressions.push(absent(&key));
+                needs.expressions.push(expression(&own, "DoesNotExist"));
                 needs.forbidden.push(feature.name);
             }
             FeaturePolicy::Force | FeaturePolicy::Optional | FeaturePolicy::Disable => {}
@@ -135,10 +158,39 @@ pub fn requirements(
     needs
 }
 
-fn absent(key: &str) -> NodeSelectorRequirement {
+impl Requirements {
+    fn select(&mut self, key: &str, value: &str) {
+        self.node_selector.insert(key.into(), value.into());
+    }
+}
+
+/// The label that nodes with that CPU model have.
+fn model_key(model: &str) -> String {
+    format!("{CPU_MODEL}{}", model.strip_suffix("-v1").unwrap_or(model))
+}
+
+/// The label that nodes with that machine type have.
+fn machine_key(machine: &str) -> String {
+    format!("{MACHINE_TYPE}{}", family(machine))
+}
+
+/// A machine type without its version.
+fn family(machine: &str) -> &str {
+    let versioned = |begin: &str| {
+        machine
+            .strip_prefix(begin)
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    FAMILIES
+        .iter()
+        .find(|(begin, _)| versioned(begin))
+        .map_or(machine, |(_, name)| name)
+}
+
+fn expression(key: &str, operator: &str) -> NodeSelectorRequirement {
     NodeSelectorRequirement {
         key: key.into(),
-        operator: "DoesNotExist".into(),
+        operator: operator.into(),
         values: None,
     }
 }

@@ -5,7 +5,7 @@ use drydock_api::{
     launcher::{CloudInit, CloudInitText, DiskSource, Guest, GuestDisk},
 };
 
-use super::{ClaimMode, PodInput, names::stable_uuid};
+use super::{ClaimMode, PodInput, names::hostname};
 use crate::{domain::domain_name, migratable::claim, quantity};
 
 /// [`Guest`] as JSON.
@@ -31,8 +31,11 @@ pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
             })
             .collect(),
     };
-    // A structure of texts and numbers can always be written.
-    serde_json::to_string(&guest).unwrap_or_default()
+    // A structure of texts and numbers can always be written. The kubelet replaces `$(NAME)` and `$$`
+    // in the value of a variable, and scripts for the guest may hold either: JSON can do without `$`.
+    serde_json::to_string(&guest)
+        .unwrap_or_default()
+        .replace('$', "\\u0024")
 }
 
 fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) -> Option<DiskSource> {
@@ -42,12 +45,11 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
         });
     }
     if let Some(data) = &volume.cloud_init_no_cloud {
-        let hostname = input.instance.spec.hostname.as_deref().unwrap_or(name);
         return Some(DiskSource::CloudInitNoCloud(CloudInit {
-            // The same for each run of a virtual machine: another one would make cloud-init set
-            // the guest up anew.
-            instance_id: stable_uuid(&["cloud-init", namespace, name]),
-            hostname: hostname.into(),
+            // The same for each run of a virtual machine, and the same as KubeVirt's: cloud-init
+            // sets a guest up anew where it finds another one on a disk.
+            instance_id: format!("{name}.{namespace}"),
+            hostname: hostname(input.instance),
             user_data: text(&data.user_data, &data.user_data_base64, data.secret_ref.is_some()),
             network_data: text(
                 &data.network_data,

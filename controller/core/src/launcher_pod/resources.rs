@@ -18,25 +18,44 @@ const QEMU: u64 = 64 * MIB;
 const FOR_EACH_CPU: u64 = 8 * MIB;
 /// Video memory of a guest with a screen.
 const SCREEN: u64 = 16 * MIB;
-/// Translated code of a guest that runs by emulation: a cache of this size is asked for in the
-/// domain, and its bookkeeping.
-const EMULATION: u64 = 160 * MIB;
+/// Size of the cache of translated code of a guest that runs by emulation, in MiB. QEMU would fill
+/// up to 1 GiB if the domain did not say.
+pub const TRANSLATION_CACHE: u64 = 128;
+/// That cache and its bookkeeping.
+const EMULATION: u64 = (TRANSLATION_CACHE + 32) * MIB;
+/// The kernel's part of the ports that an interface without named ones can be reached at.
+const USUAL_PORTS: u64 = 36 * MIB;
 /// Page tables, for each so many bytes of the guest one.
 const PAGE_TABLES: u64 = 512;
+/// More virtual CPUs than any guest has.
+const MOST_CPUS: u64 = 4096;
 /// The CPU that is asked for each virtual one where the manifest does not say, in thousandths: a
 /// tenth, as KubeVirt's default ratio of overcommitment has it.
 const CPU_REQUEST: u64 = 100;
 
 /// Memory that a pod needs beside its guest's, in bytes:
-/// 112 MiB + 8 MiB for each CPU + 1/512 of the guest's memory, + 16 MiB with a screen, + 160 MiB
-/// where guests may run by emulation. (KubeVirt's formula gives about 220 MiB for a small guest.)
+///
+/// ```text
+///   112 MiB                     launcher, libvirtd, passt and QEMU itself
+/// +   8 MiB for each CPU        QEMU's threads, their stacks and buffers
+/// + 1/512 of the guest's memory page tables
+/// +  16 MiB with a screen       video memory
+/// +  36 MiB for each interface  the kernel's part of ports, where none is named
+/// + 160 MiB by emulation        translated code
+/// ```
+///
+/// KubeVirt has the same terms for page tables, CPUs and the screen, and about 220 MiB for its own
+/// programs, of which there are more.
 pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
     let screen = spec.domain.devices.autoattach_graphics_device != Some(false);
+    let open = spec.domain.devices.interfaces.iter();
+    let open = open.filter(|interface| interface.ports.is_empty()).count();
     let tables = guest_memory(spec).unwrap_or_default() / PAGE_TABLES;
     SERVICES
         + QEMU
         + FOR_EACH_CPU * cpus(spec)
         + tables
+        + USUAL_PORTS * u64::try_from(open).unwrap_or_default()
         + if screen { SCREEN } else { 0 }
         + if emulation { EMULATION } else { 0 }
 }
@@ -44,8 +63,29 @@ pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
 /// Virtual CPUs of a guest.
 fn cpus(spec: &VirtualMachineInstanceSpec) -> u64 {
     let cpu = spec.domain.cpu.clone().unwrap_or_default();
-    let parts = [cpu.cores, cpu.sockets, cpu.threads];
-    parts.into_iter().map(|part| u64::from(part.unwrap_or(1))).product()
+    let counts = [cpu.cores, cpu.sockets, cpu.threads].map(|part| u64::from(part.unwrap_or(1)));
+    counts.into_iter().fold(1, u64::saturating_mul).min(MOST_CPUS)
+}
+
+/// What a pod asks of its node that nodes have more or less of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Memory, in bytes.
+    pub memory: u64,
+    /// CPU, in thousandths.
+    pub milli_cpus: u64,
+}
+
+impl Demand {
+    /// What the pod of an instance asks for.
+    pub fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Self {
+        let requests = of(spec, emulation).requests.unwrap_or_default();
+        let amount = |name: &str| requests.get(name).map(|amount| amount.0.as_str());
+        Self {
+            memory: amount("memory").and_then(quantity::bytes).unwrap_or(0),
+            milli_cpus: amount("cpu").and_then(quantity::milli_cpus).unwrap_or(0),
+        }
+    }
 }
 
 /// The container's requests and limits.
@@ -67,11 +107,13 @@ pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Resource
         );
         requests.insert("cpu".into(), request);
     }
-    let memory = |amount: Option<u64>| amount.map(|bytes| Quantity((bytes + extra).to_string()));
+    let memory = |amount: Option<u64>| amount.map(|bytes| Quantity(bytes.saturating_add(extra).to_string()));
     let said = |amounts: &BTreeMap<String, drydock_api::kubevirt::Amount>| {
         amounts.get("memory").and_then(|amount| quantity::bytes(&amount.0))
     };
-    let requested = said(&asked.requests).or_else(|| guest_memory(spec).ok());
+    let requested = said(&asked.requests)
+        .or_else(|| said(&asked.limits))
+        .or_else(|| guest_memory(spec).ok());
     requests.extend(memory(requested).map(|amount| ("memory".to_owned(), amount)));
     limits.extend(memory(said(&asked.limits)).map(|amount| ("memory".to_owned(), amount)));
     // Always asked for: where emulation is allowed, the agent offers a share without a device.

@@ -1,17 +1,33 @@
 //! What a launcher may do: as little as the restricted Pod Security Standard asks for.
 
 use drydock_api::launcher::{SECCOMP_PROFILE, UID};
-use k8s_openapi::api::core::v1::{Capabilities, PodSecurityContext, SeccompProfile, SecurityContext};
+use k8s_openapi::api::core::v1::{
+    AppArmorProfile, Capabilities, PodSecurityContext, SeccompProfile, SecurityContext, Sysctl,
+};
+
+/// Annotation of an instance: the AppArmor profile on its node that its pod is confined by. passt
+/// cannot start under the profile that container runtimes have for everybody.
+pub const APP_ARMOR_PROFILE: &str = "drydock.dev/app-armor-profile";
 
 /// Of the whole pod.
-pub(super) fn pod() -> PodSecurityContext {
+pub(super) fn pod(app_armor: Option<&str>) -> PodSecurityContext {
     PodSecurityContext {
+        app_armor_profile: app_armor.map(|profile| AppArmorProfile {
+            type_: "Localhost".into(),
+            localhost_profile: Some(profile.into()),
+        }),
         run_as_user: Some(UID),
         run_as_group: Some(UID),
         run_as_non_root: Some(true),
         fs_group: Some(UID),
         // Volumes with many files would be walked at each start otherwise.
         fs_group_change_policy: Some("OnRootMismatch".into()),
+        // A guest's well-known ports are listened on by passt, which is not root. Namespaced, safe,
+        // and what container runtimes do by default anyway.
+        sysctls: Some(vec![Sysctl {
+            name: "net.ipv4.ip_unprivileged_port_start".into(),
+            value: "0".into(),
+        }]),
         seccomp_profile: Some(SeccompProfile {
             type_: "Localhost".into(),
             localhost_profile: Some(SECCOMP_PROFILE.into()),

@@ -1,12 +1,12 @@
 //! What of a manifest shows in the pod.
 
-use drydock_api::launcher::{DiskSource, Guest};
+use drydock_api::launcher::{CloudInitText, DiskSource, Guest};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{configuration::Configuration, minimum::Minimum, placement::requirements};
 
-fn instance(spec: Value) -> VirtualMachineInstance {
+fn instance(spec: &Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "vm", "namespace": "shop", "uid": "u-1", "labels": {"app": "x"},
@@ -16,7 +16,7 @@ fn instance(spec: Value) -> VirtualMachineInstance {
     .unwrap()
 }
 
-fn made(spec: Value, claims: &[(&str, ClaimMode)]) -> Pod {
+fn made(spec: &Value, claims: &[(&str, ClaimMode)]) -> Pod {
     let instance = instance(spec);
     let requirements = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
     let claims = claims.iter().map(|(name, mode)| ((*name).to_owned(), *mode)).collect();
@@ -60,7 +60,7 @@ fn guest(pod: &Pod) -> Guest {
 #[test]
 fn the_whole_pod_of_a_small_guest() {
     let pod = made(
-        small(json!({
+        &small(json!({
             "domain": {"devices": {
                 "disks": [{"name": "root"}, {"name": "init"}],
                 "interfaces": [{"name": "default", "ports": [{"name": "http", "port": 80}, {"port": 53, "protocol": "UDP"}]}],
@@ -75,6 +75,245 @@ fn the_whole_pod_of_a_small_guest() {
     insta::assert_snapshot!(serde_saphyr::to_string(&pod).unwrap());
 }
 
+/// Every field of a manifest that shows in the pod.
+fn everything() -> Value {
+    small(json!({
+        "architecture": "amd64",
+        "nodeSelector": {"zone": "a"},
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}]},
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "preference": {"matchExpressions": [{"key": "fast", "operator": "Exists"}]}}],
+            },
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "zone"}]},
+        },
+        "tolerations": [{"key": "t", "operator": "Exists", "effect": "NoSchedule"}],
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"app": "x"}}}],
+        "priorityClassName": "system-cluster-critical",
+        "schedulerName": "own-scheduler",
+        "hostname": "host", "subdomain": "sub",
+        "dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.1"], "searches": ["example"]},
+        "terminationGracePeriodSeconds": 180,
+        "livenessProbe": {"tcpSocket": {"port": 22}, "initialDelaySeconds": 120, "periodSeconds": 3},
+        "readinessProbe": {"httpGet": {"port": "http", "path": "/ok"}, "timeoutSeconds": 2, "successThreshold": 1, "failureThreshold": 4},
+        "domain": {
+            "cpu": {"cores": 2, "model": "Nehalem", "features": [{"name": "avx2"}, {"name": "sse2"}, {"name": "svm", "policy": "forbid"}]},
+            "memory": {"guest": "256Mi"},
+            "machine": {"type": "q35"},
+            "resources": {"requests": {"memory": "200Mi", "cpu": "300m"}, "limits": {"memory": "256Mi", "cpu": "1"}},
+            "devices": {"interfaces": [{"name": "default", "ports": [{"name": "http", "port": 80}]}]},
+        },
+        "volumes": [
+            {"name": "image", "containerDisk": {"image": "registry.example/disk", "path": "/disk/a.img", "imagePullPolicy": "Never"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "files", "readOnly": true}},
+            {"name": "raw", "dataVolume": {"name": "blocks"}},
+            {"name": "scratch", "emptyDisk": {"capacity": "1Gi"}},
+            {"name": "init", "cloudInitNoCloud": {"userDataBase64": "eA==", "networkDataSecretRef": {"name": "network"}}},
+        ],
+    }))
+}
+
+#[test]
+fn the_whole_pod_of_a_guest_with_everything() {
+    let pod = made(
+        &everything(),
+        &[("files", ClaimMode::Filesystem), ("blocks", ClaimMode::Block)],
+    );
+    insta::assert_snapshot!(serde_saphyr::to_string(&pod).unwrap());
+}
+
+#[test]
+fn a_target_is_the_same_pod_on_another_node() {
+    let instance = instance(&everything());
+    let requirements = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
+    let input = PodInput {
+        instance: &instance,
+        image: "i",
+        requirements: &requirements,
+        claims: &BTreeMap::new(),
+        suffix: "other",
+        host_uuid: "h2",
+        emulation: false,
+    };
+    let migration = MigrationTarget {
+        uid: "m-1",
+        name: "move",
+    };
+    let mut target = target_pod(&input, migration);
+    let labels = target.metadata.labels.as_mut().unwrap();
+    assert_eq!(labels.remove("kubevirt.io/migrationJobUID").as_deref(), Some("m-1"));
+    assert_eq!(labels["kubevirt.io/created-by"], "u-1");
+    let annotations = target.metadata.annotations.as_mut().unwrap();
+    assert_eq!(
+        annotations.remove("kubevirt.io/migrationJobName").as_deref(),
+        Some("move")
+    );
+    let affinity = target.spec.as_mut().unwrap().affinity.as_mut().unwrap();
+    let anti = affinity.pod_anti_affinity.as_mut().unwrap();
+    let terms = anti
+        .required_during_scheduling_ignored_during_execution
+        .as_mut()
+        .unwrap();
+    let apart = serde_json::to_value(terms.pop().unwrap()).unwrap();
+    assert_eq!(
+        apart,
+        json!({"labelSelector": {"matchLabels": {"kubevirt.io/created-by": "u-1"}}, "topologyKey": "kubernetes.io/hostname"})
+    );
+    assert_eq!(terms.len(), 1, "the manifest's own stays");
+    assert_eq!(target, pod(&input), "and nothing else differs");
+}
+
+#[test]
+fn a_term_that_matches_nothing_goes_on_matching_nothing() {
+    let terms = |terms: Value| {
+        let pod = made(
+            &small(
+                json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}),
+            ),
+            &[],
+        );
+        let node = pod.spec.unwrap().affinity.unwrap().node_affinity.unwrap();
+        let required = node.required_during_scheduling_ignored_during_execution.unwrap();
+        let expressions = |term: NodeSelectorTerm| term.match_expressions.map_or(0, |all| all.len());
+        required
+            .node_selector_terms
+            .into_iter()
+            .map(expressions)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        terms(json!([{}, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}])),
+        [0, 1]
+    );
+    assert_eq!(terms(json!([])), [0; 0]);
+}
+
+#[test]
+fn what_scripts_say_survives_the_kubelet() {
+    let script = "#!/bin/sh\necho $$ $(HOME) $(KUBERNETES_SERVICE_HOST) \\$x";
+    let pod = made(
+        &small(json!({"volumes": [{"name": "init", "cloudInitNoCloud": {"userData": script}}]})),
+        &[],
+    );
+    let value = container(&pod).env.as_ref().unwrap()[0].value.clone().unwrap();
+    assert!(!value.contains('$'), "{value}");
+    let DiskSource::CloudInitNoCloud(init) = &guest(&pod).disks[0].source else {
+        unreachable!("{value}")
+    };
+    assert_eq!(init.user_data, Some(CloudInitText::Plain(script.into())));
+}
+
+#[test]
+fn names_of_volumes_never_meet() {
+    let long = "x".repeat(63);
+    let pod = made(
+        &small(json!({"volumes": [
+            {"name": "run", "containerDisk": {"image": "a:1"}},
+            {"name": "disks", "containerDisk": {"image": "b:1"}},
+            {"name": "volume-run", "containerDisk": {"image": "c:1"}},
+            {"name": "user-i", "containerDisk": {"image": "d:1"}},
+            {"name": "i", "cloudInitNoCloud": {"secretRef": {"name": "s"}, "networkDataSecretRef": {"name": "s"}}},
+            {"name": long, "cloudInitNoCloud": {"secretRef": {"name": "s"}, "networkDataSecretRef": {"name": "s"}}},
+        ]})),
+        &[],
+    );
+    let volumes = pod.spec.as_ref().unwrap().volumes.as_ref().unwrap();
+    let names: std::collections::BTreeSet<_> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names.len(), volumes.len(), "{names:?}");
+    assert!(names.iter().all(|name| name.len() <= 63), "{names:?}");
+    let mounts = container(&pod).volume_mounts.as_ref().unwrap();
+    assert!(mounts.iter().all(|mount| names.contains(mount.name.as_str())));
+    let of = |path: &str| {
+        mounts
+            .iter()
+            .find(|mount| mount.mount_path == path)
+            .map(|mount| mount.name.as_str())
+    };
+    assert_eq!(of("/run/drydock"), Some("run"));
+    assert_eq!(of("/images/user-i"), Some("user-i"), "a guest's volume keeps its name");
+    assert_ne!(of("/images/run"), Some("run"));
+}
+
+#[test]
+fn the_guest_is_called_as_kubevirt_calls_it() {
+    let called = |name: &str, hostname: Option<&str>| {
+        let mut instance = instance(&small(json!({"hostname": hostname,
+            "volumes": [{"name": "i", "cloudInitNoCloud": {"userData": "x"}}]})));
+        instance.metadata.name = Some(name.into());
+        let pod = pod(&PodInput {
+            instance: &instance,
+            image: "i",
+            requirements: &Requirements::default(),
+            claims: &BTreeMap::new(),
+            suffix: "s",
+            host_uuid: "h",
+            emulation: false,
+        });
+        let DiskSource::CloudInitNoCloud(init) = guest(&pod).disks.remove(0).source else {
+            unreachable!("{name}")
+        };
+        assert_eq!(pod.spec.unwrap().hostname.as_ref(), Some(&init.hostname));
+        (init.hostname, init.instance_id)
+    };
+    assert_eq!(called("db.shop", None), ("db".into(), "db.shop.shop".into()));
+    assert_eq!(called("db", Some("other")), ("other".into(), "db.shop".into()));
+    let long = format!("{}-{}", "a".repeat(62), "b".repeat(100));
+    assert_eq!(called(&long, None).0, "a".repeat(62));
+}
+
+#[test]
+fn a_pod_has_time_to_tell_how_its_guest_ended() {
+    for (said, of_pod, of_guest) in [
+        (json!(0), 5, 0),
+        (json!(5), 5, 5),
+        (json!(600), 600, 600),
+        (Value::Null, 30, 30),
+    ] {
+        let pod = made(&small(json!({"terminationGracePeriodSeconds": said})), &[]);
+        assert_eq!(
+            pod.spec.as_ref().unwrap().termination_grace_period_seconds,
+            Some(of_pod)
+        );
+        assert_eq!(guest(&pod).grace_period_seconds, of_guest);
+    }
+}
+
+#[test]
+fn what_is_said_of_the_instance_is_not_said_of_its_pod() {
+    let mut instance = instance(&small(json!({})));
+    let labels = instance.metadata.labels.as_mut().unwrap();
+    labels.extend([
+        (NODE_NAME.to_owned(), "n".to_owned()),
+        (CREATED_BY.to_owned(), "another".to_owned()),
+    ]);
+    let annotations = instance.metadata.annotations.as_mut().unwrap();
+    annotations.extend([
+        (EVICTED.to_owned(), "true".to_owned()),
+        (APP_ARMOR_PROFILE.to_owned(), "drydock-launcher".to_owned()),
+    ]);
+    let pod = pod(&PodInput {
+        instance: &instance,
+        image: "i",
+        requirements: &Requirements::default(),
+        claims: &BTreeMap::new(),
+        suffix: "s",
+        host_uuid: "h",
+        emulation: false,
+    });
+    let labels = pod.metadata.labels.unwrap();
+    assert_eq!((labels.get(NODE_NAME), labels[CREATED_BY].as_str()), (None, "u-1"));
+    assert_eq!(pod.metadata.annotations.unwrap().get(EVICTED), None);
+    let confined = pod.spec.unwrap().security_context.unwrap().app_armor_profile.unwrap();
+    assert_eq!(
+        (confined.type_.as_str(), confined.localhost_profile.as_deref()),
+        ("Localhost", Some("drydock-launcher"))
+    );
+}
+
 #[test]
 fn claims_are_files_or_devices() {
     let volumes = json!({"volumes": [
@@ -82,7 +321,7 @@ fn claims_are_files_or_devices() {
         {"name": "block", "dataVolume": {"name": "c2"}},
     ]});
     let pod = made(
-        small(volumes),
+        &small(volumes),
         &[("c1", ClaimMode::Filesystem), ("c2", ClaimMode::Block)],
     );
     let mounts = container(&pod).volume_mounts.as_ref().unwrap();
@@ -104,7 +343,7 @@ fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
     ]);
     let pod = made(
-        small(json!({
+        &small(json!({
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
             "tolerations": [{"key": "t", "operator": "Exists"}],
             "priorityClassName": "high",
@@ -142,7 +381,7 @@ fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
 #[test]
 fn memory_is_the_guests_and_the_overhead() {
     let request = |spec: Value, kind: &str| -> Option<u64> {
-        let pod = made(spec, &[]);
+        let pod = made(&spec, &[]);
         let resources = container(&pod).resources.clone().unwrap();
         let amounts = if kind == "limits" {
             resources.limits
@@ -159,7 +398,7 @@ fn memory_is_the_guests_and_the_overhead() {
     let blind =
         small(json!({"domain": {"devices": {"autoattachGraphicsDevice": false}, "cpu": {"cores": 2, "sockets": 2}}}));
     assert_eq!(
-        overhead(&instance(blind).spec, true),
+        overhead(&instance(&blind).spec, true),
         (112 + 32 + 160) * (1 << 20) + (64 << 20) / 512
     );
 }
@@ -167,7 +406,7 @@ fn memory_is_the_guests_and_the_overhead() {
 #[test]
 fn the_cpu_request_is_a_tenth_unless_it_is_said() {
     let request = |spec: Value| {
-        let pod = made(spec, &[]);
+        let pod = made(&spec, &[]);
         container(&pod).resources.clone().unwrap().requests.unwrap()["cpu"]
             .0
             .clone()
@@ -187,7 +426,7 @@ fn the_cpu_request_is_a_tenth_unless_it_is_said() {
 fn images_are_pulled_as_kubernetes_pulls_them() {
     let policy = |image: &str| {
         let pod = made(
-            small(json!({"volumes": [{"name": "d", "containerDisk": {"image": image}}]})),
+            &small(json!({"volumes": [{"name": "d", "containerDisk": {"image": image}}]})),
             &[],
         );
         let volumes = pod.spec.unwrap().volumes.unwrap();
@@ -224,7 +463,7 @@ fn names_are_labels_and_the_same_each_time() {
 #[test]
 fn instances_of_one_machine_are_one_to_cloud_init() {
     let of = |uid: &str| {
-        let mut instance = instance(small(
+        let mut instance = instance(&small(
             json!({"volumes": [{"name": "i", "cloudInitNoCloud": {"userData": "x"}}]}),
         ));
         instance.metadata.uid = Some(uid.into());

@@ -15,12 +15,12 @@ use k8s_openapi::api::core::v1::{
     SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
 };
 
-use super::{ClaimMode, PodInput};
+use super::{ClaimMode, PodInput, names::VolumeNames};
 use crate::migratable::claim;
 
 type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
 
-/// Volumes, mounts and devices of the pod. Only volumes that are disks of the guest are mounted.
+/// Volumes, mounts and devices of the pod.
 pub(super) fn of(input: &PodInput<'_>) -> Parts {
     let mut parts: Parts = Default::default();
     for (name, folder) in [(RUN_VOLUME, RUN_FOLDER), (DISKS_VOLUME, DISKS_FOLDER)] {
@@ -31,8 +31,10 @@ pub(super) fn of(input: &PodInput<'_>) -> Parts {
         });
         parts.1.push(mount(name, folder.into(), false));
     }
-    for volume in &input.instance.spec.volumes {
-        add(&mut parts, volume, input);
+    let guest = &input.instance.spec.volumes;
+    let mut names = VolumeNames::beside(guest.iter().map(|volume| volume.name.as_str()));
+    for volume in guest {
+        add(&mut parts, &mut names, volume, input);
     }
     parts
 }
@@ -46,13 +48,8 @@ fn mount(name: &str, path: String, read_only: bool) -> VolumeMount {
     }
 }
 
-/// The pod's own name of a guest's volume, which cannot be that of one of the pod's own.
-fn own_name(volume: &str) -> String {
-    format!("vol-{volume}").chars().take(63).collect()
-}
-
-fn add((volumes, mounts, devices): &mut Parts, volume: &GuestVolume, input: &PodInput<'_>) {
-    let name = own_name(&volume.name);
+fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: &GuestVolume, input: &PodInput<'_>) {
+    let name = names.of(&volume.name);
     if let Some(disk) = &volume.container_disk {
         volumes.push(Volume {
             name: name.clone(),
@@ -70,7 +67,7 @@ fn add((volumes, mounts, devices): &mut Parts, volume: &GuestVolume, input: &Pod
         ];
         for (part, secret) in secrets {
             let Some(secret) = secret else { continue };
-            let name = format!("{part}-{}", volume.name).chars().take(63).collect::<String>();
+            let name = names.beside_them(part, &volume.name);
             volumes.push(Volume {
                 name: name.clone(),
                 secret: Some(SecretVolumeSource {

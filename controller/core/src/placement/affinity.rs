@@ -49,12 +49,17 @@ pub(super) fn meets(expression: &NodeSelectorRequirement, value: Option<&str>) -
     }
 }
 
-/// The first taint that keeps a pod with these tolerations off a node.
-pub(super) fn in_the_way<'a>(taints: &'a [Taint], tolerations: &[Toleration]) -> Option<&'a Taint> {
+/// The taints that keep a pod with these tolerations off a node.
+pub(super) fn in_the_way<'a>(taints: &'a [Taint], tolerations: &[Toleration]) -> impl Iterator<Item = &'a Taint> {
     taints
         .iter()
         .filter(|taint| ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str()))
-        .find(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint)))
+        .filter(|taint| !tolerated(taint, tolerations))
+}
+
+/// Whether one of these tolerations is for this taint.
+pub(super) fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
+    tolerations.iter().any(|toleration| tolerates(toleration, taint))
 }
 
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
@@ -63,11 +68,12 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         return false;
     }
     let key = toleration.key.as_deref().unwrap_or_default();
-    match toleration.operator.as_deref().unwrap_or("Equal") {
-        "Exists" => key.is_empty() || key == taint.key,
-        _ => {
-            let value = taint.value.as_deref().unwrap_or_default();
-            key == taint.key && toleration.value.as_deref().unwrap_or_default() == value
-        }
+    if !key.is_empty() && key != taint.key {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or_default() {
+        "Exists" => true,
+        "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default(),
+        _ => false,
     }
 }

@@ -1,26 +1,33 @@
 //! Which nodes fit, and why the others do not.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, mem,
 };
 
 use drydock_api::{
-    facts::{CpuModel, NodeFacts, Usable},
-    kubevirt::VirtualMachineInstanceSpec,
-    labels::{GUEST_NETWORK, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE},
+    facts::{CpuModel, NodeFacts, Usable, VirtualizationFacts},
+    kubevirt::{Amount, VirtualMachineInstanceSpec},
+    labels::{CPU_FEATURE, CPU_MINIMUM, CPU_MODEL, GUEST_NETWORK, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE},
     launcher::KVM_RESOURCE,
 };
-use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::{
+    api::core::v1::{Node, Taint},
+    apimachinery::pkg::api::resource::Quantity,
+};
 
-use super::{ARCHITECTURE, Requirements, affinity};
+use super::{ARCHITECTURE, Requirements, affinity, machine_key, misfit::Misfit, model_key};
+use crate::{aliases, quantity};
 
-/// Taint of a node that was cordoned, which [`NodeView::cordoned`] says already.
+/// Taint of a node that was cordoned.
 const CORDON: &str = "node.kubernetes.io/unschedulable";
 /// How many nodes are called by their names.
 const NAMED: usize = 3;
 /// How many reasons are given in one sentence.
 const REASONS: usize = 6;
+/// Longest sentence in which nodes are called by their names, in bytes.
+const LENGTH: usize = 1000;
 
 /// A node, as far as it matters here.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +44,8 @@ pub struct NodeView<'a> {
     pub facts: Option<&'a NodeFacts>,
     /// Shares of virtualization that it offers; `None` if that is not known.
     pub shares: Option<u64>,
+    /// What it has for pods, all in all; `None` if that is not known.
+    pub allocatable: Option<&'a BTreeMap<String, Quantity>>,
 }
 
 impl<'a> NodeView<'a> {
@@ -55,91 +64,17 @@ impl<'a> NodeView<'a> {
                     .and_then(|count| count.0.parse().ok())
                     .unwrap_or(0)
             }),
-        }
-    }
-}
-
-/// Why a node does not fit. The order is that of a sentence: what is most telling comes first.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Misfit {
-    /// The CPU model is an obsolete one, which no node offers.
-    ObsoleteModel(String),
-    /// Guests there cannot have the CPU model, for want of these features.
-    LacksModel(String, Vec<String>),
-    /// Guests there cannot have a CPU feature.
-    LacksFeature(String),
-    /// Guests there have a CPU feature that is forbidden.
-    HasForbidden(String),
-    /// Its host model is an obsolete one.
-    HostModelObsolete,
-    /// Another architecture.
-    Architecture(String),
-    /// Not a label, or not with this value, that the manifest selects.
-    Label(String),
-    /// The manifest's node affinity.
-    Affinity,
-    /// No network for guests.
-    NoGuestNetwork,
-    /// Virtualization is not offered there.
-    NoVirtualization,
-    /// Its agent does not take virtual machines.
-    NotReady,
-    /// A taint that is not tolerated.
-    Tainted(String),
-    /// It was cordoned.
-    Cordoned,
-}
-
-impl Misfit {
-    /// CamelCase reason.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::ObsoleteModel(_) => "CPUModelObsolete",
-            Self::LacksModel(..) => "CPUModelMissing",
-            Self::LacksFeature(_) => "CPUFeatureMissing",
-            Self::HasForbidden(_) => "CPUFeatureForbidden",
-            Self::HostModelObsolete => "HostModelObsolete",
-            Self::Architecture(_) => "ArchitectureDiffers",
-            Self::Label(_) => "NodeSelectorNotMet",
-            Self::Affinity => "NodeAffinityNotMet",
-            Self::NoGuestNetwork => "NoGuestNetwork",
-            Self::NoVirtualization => "NoVirtualization",
-            Self::NotReady => "NodeNotReadyForGuests",
-            Self::Tainted(_) => "TaintNotTolerated",
-            Self::Cordoned => "NodeUnschedulable",
+            allocatable,
         }
     }
 
-    /// What one node, or several, do or are.
-    fn of_nodes(&self, several: bool) -> String {
-        let verb = |one: &str, many: &str| if several { many.to_owned() } else { one.to_owned() };
-        match self {
-            Self::ObsoleteModel(model) => {
-                format!(
-                    "{} the CPU model {model}, which is obsolete",
-                    verb("does not offer", "do not offer")
-                )
-            }
-            Self::LacksModel(model, missing) if missing.is_empty() => {
-                format!("{} the CPU model {model}", verb("lacks", "lack"))
-            }
-            Self::LacksModel(model, missing) => {
-                let missing: Vec<&str> = missing.iter().map(String::as_str).take(4).collect();
-                let (verb, missing) = (verb("lacks", "lack"), missing.join(", "));
-                format!("{verb} the CPU model {model} (for want of {missing})")
-            }
-            Self::LacksFeature(feature) => format!("{} the CPU feature {feature}", verb("lacks", "lack")),
-            Self::HasForbidden(feature) => format!("{} the forbidden CPU feature {feature}", verb("has", "have")),
-            Self::HostModelObsolete => format!("{} an obsolete host model", verb("has", "have")),
-            Self::Architecture(architecture) => format!("{} not {architecture}", verb("is", "are")),
-            Self::Label(key) => format!("{} not have the label {key} as it is selected", verb("does", "do")),
-            Self::Affinity => format!("{} not match the node affinity", verb("does", "do")),
-            Self::NoGuestNetwork => format!("{} no network for guests", verb("has", "have")),
-            Self::NoVirtualization => format!("{} no virtualization", verb("offers", "offer")),
-            Self::NotReady => format!("{} not take virtual machines", verb("does", "do")),
-            Self::Tainted(key) => format!("{} the taint {key}", verb("has", "have")),
-            Self::Cordoned => format!("{} unschedulable", verb("is", "are")),
-        }
+    fn label(&self, key: &str) -> Option<&str> {
+        self.labels.and_then(|labels| labels.get(key)).map(String::as_str)
+    }
+
+    /// What guests can have there, if that is known.
+    pub(super) fn virtualization(&self) -> Option<&'a VirtualizationFacts> {
+        self.facts.and_then(|facts| facts.virtualization.as_ref())
     }
 }
 
@@ -153,29 +88,58 @@ pub struct Fit {
 }
 
 impl Fit {
+    /// The reasons, the most telling first; of one kind that first which most nodes have.
+    fn ranked(&self) -> Vec<(&Misfit, &Vec<String>)> {
+        let mut ranked: Vec<_> = self.misfits.iter().collect();
+        // The sort is stable, so kinds stay in their order.
+        let mut start = 0;
+        while let Some((first, _)) = ranked.get(start) {
+            let kind = mem::discriminant(*first);
+            let length = ranked[start..]
+                .iter()
+                .take_while(|(misfit, _)| mem::discriminant(*misfit) == kind)
+                .count();
+            ranked[start..start + length].sort_by_key(|(_, nodes)| Reverse(nodes.len()));
+            start += length;
+        }
+        ranked
+    }
+
+    /// The most telling reason.
+    pub fn first(&self) -> Option<&Misfit> {
+        self.ranked().first().map(|(misfit, _)| *misfit)
+    }
+
     /// `2 nodes lack the CPU feature avx2, 1 is unschedulable`; or that there are no nodes.
     pub fn reasons(&self) -> String {
-        if self.misfits.is_empty() {
+        let full = self.told(true);
+        if full.len() <= LENGTH { full } else { self.told(false) }
+    }
+
+    fn told(&self, names: bool) -> String {
+        let ranked = self.ranked();
+        if ranked.is_empty() {
             return "there are no nodes".into();
         }
         let mut parts: Vec<String> = Vec::new();
-        for (misfit, nodes) in self.misfits.iter().take(REASONS) {
+        for (misfit, nodes) in ranked.iter().take(REASONS) {
             let count = nodes.len();
             let what = match (parts.is_empty(), count) {
                 (true, 1) => "1 node".to_owned(),
                 (true, _) => format!("{count} nodes"),
                 (false, _) => count.to_string(),
             };
-            let names = if count <= NAMED {
+            let names = if names && count <= NAMED {
                 format!(" ({})", nodes.join(", "))
             } else {
                 String::new()
             };
             parts.push(format!("{what} {}{names}", misfit.of_nodes(count > 1)));
         }
-        let more = self.misfits.len().saturating_sub(REASONS);
-        if more > 0 {
-            parts.push(format!("and {more} more reasons"));
+        match ranked.len().saturating_sub(REASONS) {
+            0 => {}
+            1 => parts.push("and 1 more reason".into()),
+            more => parts.push(format!("and {more} more reasons")),
         }
         parts.join(", ")
     }
@@ -188,25 +152,24 @@ impl Fit {
 
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.fits.is_empty() {
-            f.write_str(&self.sentence())
-        } else {
-            write!(f, "{} nodes could run it", self.fits.len())
+        match self.fits.len() {
+            0 => f.write_str(&self.sentence()),
+            1 => f.write_str("1 node could run it"),
+            more => write!(f, "{more} nodes could run it"),
         }
     }
 }
 
 /// Which of `nodes` could take a new virtual machine.
 pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, nodes: &[NodeView<'_>]) -> Fit {
-    judge(nodes, |node| {
-        let mut misfits = cpu(needs, node);
-        misfits.extend(surroundings(needs, spec, node));
-        misfits
-    })
+    judge(nodes, |node| misfits(needs, spec, node))
 }
 
 /// Sorts nodes by what is found to be in the way.
-pub(super) fn judge(nodes: &[NodeView<'_>], mut misfits: impl FnMut(&NodeView<'_>) -> Vec<Misfit>) -> Fit {
+pub(super) fn judge<'n>(
+    nodes: impl IntoIterator<Item = &'n NodeView<'n>>,
+    mut misfits: impl FnMut(&NodeView<'_>) -> BTreeSet<Misfit>,
+) -> Fit {
     let mut fit = Fit::default();
     for node in nodes {
         let found = misfits(node);
@@ -220,39 +183,142 @@ pub(super) fn judge(nodes: &[NodeView<'_>], mut misfits: impl FnMut(&NodeView<'_
     fit
 }
 
-/// What of the CPU that the manifest asks for a node does not have.
-fn cpu(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit> {
-    let mut misfits = Vec::new();
-    let Some(virtualization) = node.facts.and_then(|facts| facts.virtualization.as_ref()) else {
-        return misfits;
-    };
-    if let Some(model) = &needs.model {
-        if needs.obsolete_model {
-            misfits.push(Misfit::ObsoleteModel(model.clone()));
-        } else if let Some(lack) = lacks_model(model, &virtualization.models) {
-            misfits.push(lack);
-        }
+/// Everything that is in the way of a pod with these requirements on a node.
+pub(super) fn misfits(
+    needs: &Requirements,
+    spec: &VirtualMachineInstanceSpec,
+    node: &NodeView<'_>,
+) -> BTreeSet<Misfit> {
+    // The rest of what a node without an agent lacks would tell nothing more.
+    if node.label(SCHEDULABLE).is_none() {
+        return BTreeSet::from([Misfit::NoAgent]);
     }
-    let features: BTreeSet<&str> = virtualization.features.iter().map(String::as_str).collect();
-    let lacks = needs
-        .features
-        .iter()
-        .filter(|feature| !features.contains(feature.as_str()));
-    misfits.extend(lacks.cloned().map(Misfit::LacksFeature));
-    let has = needs
-        .forbidden
-        .iter()
-        .filter(|feature| features.contains(feature.as_str()));
-    misfits.extend(has.cloned().map(Misfit::HasForbidden));
-    let obsolete = node
-        .labels
-        .is_some_and(|labels| labels.contains_key(OBSOLETE_HOST_MODEL));
-    if needs.host_model && obsolete {
-        misfits.push(Misfit::HostModelObsolete);
-    }
-    misfits
+    let mut found = BTreeSet::new();
+    labels(needs, node, &mut found);
+    full_sets(needs, node, &mut found);
+    surroundings(needs, spec, node, &mut found);
+    found
 }
 
+/// What the scheduler will find missing in the labels, each by what is behind it.
+fn labels(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
+    for (key, value) in &needs.node_selector {
+        if node.label(key) == Some(value) {
+            continue;
+        }
+        let misfit = match key.as_str() {
+            SCHEDULABLE => Some(Misfit::NotReady),
+            ARCHITECTURE => Some(Misfit::Architecture(value.clone())),
+            GUEST_NETWORK => Some(Misfit::NoGuestNetwork),
+            key => unlabelled(needs, key, node),
+        };
+        found.extend(misfit);
+    }
+    for expression in &needs.expressions {
+        if affinity::meets(expression, node.label(&expression.key)) {
+            continue;
+        }
+        if expression.key == OBSOLETE_HOST_MODEL {
+            found.insert(Misfit::HostModelObsolete);
+        } else if let Some(feature) = expression.key.strip_prefix(CPU_FEATURE) {
+            found.insert(Misfit::HasForbidden(feature.into()));
+        }
+    }
+    found.extend(needs.forbidden_minimum.iter().cloned().map(Misfit::ForbidsMinimum));
+}
+
+/// What is behind it that a node does not have a label about its CPU or machine types; that it has
+/// not what the manifest selects where it is about neither.
+fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Misfit> {
+    let facts = node.virtualization();
+    if let Some(model) = needs.model.as_ref().filter(|model| key == model_key(model)) {
+        return no_model(needs, model, key, node);
+    }
+    if let Some(machine) = needs.machine.as_ref().filter(|machine| key == machine_key(machine)) {
+        let known = facts.is_some_and(|facts| facts.machine_types.iter().any(|known| known.name == *machine));
+        return missing(known, key, node, || Misfit::LacksMachineType(machine.clone()));
+    }
+    if let Some(feature) = key.strip_prefix(CPU_FEATURE) {
+        let known = facts.is_some_and(|facts| facts.features.iter().any(|known| known == feature));
+        return missing(known, key, node, || Misfit::LacksFeature(feature.into()));
+    }
+    // The features that are asked for come by the full sets, if it is they.
+    let minimum = key
+        .strip_prefix(CPU_MINIMUM)
+        .map(|model| Misfit::LacksMinimum(model.into()));
+    minimum.or_else(|| Some(Misfit::Label(key.into())))
+}
+
+/// A label is missing, of what is `known` to be there or not. On a node that takes no virtual machines labels may be
+/// missing on purpose, and that it takes none is reason enough.
+fn missing(known: bool, key: &str, node: &NodeView<'_>, lack: impl FnOnce() -> Misfit) -> Option<Misfit> {
+    match (known, node.label(SCHEDULABLE) == Some(TRUE)) {
+        (false, _) => Some(lack()),
+        (true, true) => Some(Misfit::NotLabelled(key.into())),
+        (true, false) => None,
+    }
+}
+
+/// Why the label of a model is not there.
+fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -> Option<Misfit> {
+    let lacks = || Misfit::LacksModel(model.into(), Vec::new());
+    let known = node.virtualization().map_or(&[][..], |facts| facts.models.as_slice());
+    if needs.obsolete.covers(model, known) {
+        return Some(Misfit::ObsoleteModel(model.into()));
+    }
+    let Some(facts) = node.virtualization() else {
+        return Some(lacks());
+    };
+    if let Some(lack) = lacks_model(model, &facts.models) {
+        return Some(lack);
+    }
+    let other = aliases::names_of(model, &facts.models)
+        .filter(|other| *other != model)
+        .find(|other| node.label(&format!("{CPU_MODEL}{other}")).is_some());
+    match other {
+        Some(other) => Some(Misfit::OtherName(model.into(), other.into())),
+        None => missing(true, key, node, lacks),
+    }
+}
+
+/// What the full sets say against a node, whatever its labels say.
+fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
+    let Some(facts) = node.virtualization() else { return };
+    if let Some(model) = needs
+        .model
+        .as_ref()
+        .filter(|model| !needs.obsolete.covers(model, &facts.models))
+    {
+        found.extend(lacks_model(model, &facts.models));
+    }
+    let features: BTreeSet<&str> = facts.features.iter().map(String::as_str).collect();
+    for feature in &needs.features {
+        if !features.contains(feature.as_str()) {
+            found.insert(Misfit::LacksFeature(feature.clone()));
+        }
+    }
+    for feature in &needs.forbidden {
+        if features.contains(feature.as_str()) {
+            found.insert(Misfit::HasForbidden(feature.clone()));
+        }
+    }
+    // Whoever lacks the very feature that is asked for need not be told about the minimum.
+    if needs
+        .features
+        .iter()
+        .any(|feature| found.contains(&Misfit::LacksFeature(feature.clone())))
+    {
+        found.retain(|misfit| !matches!(misfit, Misfit::LacksMinimum(_)));
+    }
+    if let Some(machine) = &needs.machine
+        && !facts.machine_types.is_empty()
+        && !facts.machine_types.iter().any(|known| known.name == *machine)
+    {
+        found.insert(Misfit::LacksMachineType(machine.clone()));
+    }
+}
+
+/// That guests cannot have a model, with what is missing for it.
 fn lacks_model(name: &str, models: &[CpuModel]) -> Option<Misfit> {
     match models.iter().find(|model| model.name == name) {
         Some(model) if model.usable != Usable::No => None,
@@ -261,51 +327,54 @@ fn lacks_model(name: &str, models: &[CpuModel]) -> Option<Misfit> {
     }
 }
 
-/// Everything but the CPU.
-pub(super) fn surroundings(
+/// Everything but the CPU and the labels that are computed.
+fn surroundings(
     needs: &Requirements,
     spec: &VirtualMachineInstanceSpec,
     node: &NodeView<'_>,
-) -> Vec<Misfit> {
-    let mut misfits = Vec::new();
+    found: &mut BTreeSet<Misfit>,
+) {
     let none = BTreeMap::new();
-    let labels = node.labels.unwrap_or(&none);
-    let is_true = |key: &str| labels.get(key).is_some_and(|value| value == TRUE);
-    let wanted = needs.node_selector.get(ARCHITECTURE);
-    if let Some(wanted) = wanted.filter(|wanted| labels.get(ARCHITECTURE) != Some(*wanted)) {
-        misfits.push(Misfit::Architecture(wanted.clone()));
-    }
-    let unmet = spec
-        .node_selector
-        .iter()
-        .filter(|(key, value)| needs.node_selector.get(*key) == Some(*value) && labels.get(*key) != Some(*value));
-    misfits.extend(unmet.map(|(key, _)| Misfit::Label(key.clone())));
     let required = spec
         .affinity
         .as_ref()
         .and_then(|affinity| affinity.node_affinity.as_ref())
         .and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    if required.is_some_and(|selector| !affinity::admits(selector, node.name, labels)) {
-        misfits.push(Misfit::Affinity);
+    if required.is_some_and(|selector| !affinity::admits(selector, node.name, node.labels.unwrap_or(&none))) {
+        found.insert(Misfit::Affinity);
     }
-    if !is_true(SCHEDULABLE) {
-        misfits.push(Misfit::NotReady);
-    } else if node.shares == Some(0) {
-        misfits.push(Misfit::NoVirtualization);
-    } else if needs.network && !is_true(GUEST_NETWORK) {
-        misfits.push(Misfit::NoGuestNetwork);
+    // A node that takes no virtual machines offers no shares either.
+    if node.shares == Some(0) && node.label(SCHEDULABLE) == Some(TRUE) {
+        found.insert(Misfit::NoVirtualization);
     }
-    if node.cordoned {
-        misfits.push(Misfit::Cordoned);
+    let cordon = Taint {
+        key: CORDON.into(),
+        effect: "NoSchedule".into(),
+        ..Taint::default()
+    };
+    if node.cordoned && !affinity::tolerated(&cordon, &spec.tolerations) {
+        found.insert(Misfit::Cordoned);
     }
-    let taints: Vec<Taint> = node
-        .taints
-        .iter()
-        .filter(|taint| taint.key != CORDON)
-        .cloned()
-        .collect();
-    if let Some(taint) = affinity::in_the_way(&taints, &spec.tolerations) {
-        misfits.push(Misfit::Tainted(taint.key.clone()));
+    for taint in affinity::in_the_way(node.taints, &spec.tolerations) {
+        found.insert(match taint.key.as_str() {
+            CORDON => Misfit::Cordoned,
+            key => Misfit::Tainted(key.into()),
+        });
     }
-    misfits
+    let Some(has) = node.allocatable else { return };
+    let has = |resource: &str| has.get(resource).map(|amount| amount.0.as_str());
+    if has("memory")
+        .and_then(quantity::bytes)
+        .is_some_and(|bytes| bytes < needs.demand.memory)
+    {
+        let asked = format!("{}Mi", needs.demand.memory.div_ceil(1 << 20));
+        found.insert(Misfit::TooSmall("memory", Amount(asked)));
+    }
+    if has("cpu")
+        .and_then(quantity::milli_cpus)
+        .is_some_and(|milli| milli < needs.demand.milli_cpus)
+    {
+        let asked = format!("{}m", needs.demand.milli_cpus);
+        found.insert(Misfit::TooSmall("cpu", Amount(asked)));
+    }
 }

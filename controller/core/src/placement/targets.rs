@@ -2,75 +2,148 @@
 
 use std::collections::BTreeSet;
 
-use drydock_api::{facts::Usable, kubevirt::VirtualMachineInstance};
+use drydock_api::{
+    facts::{Usable, VirtType, VirtualizationFacts},
+    kubevirt::{
+        VirtualMachineInstance,
+        status::{DrydockStatus, GuestCpu},
+    },
+};
 
 use super::{
     Requirements,
-    fit::{Misfit, NodeView, judge, surroundings},
+    fit::{NodeView, judge, misfits},
+    misfit::Misfit,
 };
-use crate::instance::Targets;
+use crate::{aliases, instance::Targets};
 
-/// How many nodes are called by their names.
-const NAMED: usize = 3;
-
-/// Whether another node could take a running instance, by the CPU that its guest really has (the
-/// full sets are compared, not labels) and by what its pod would need. libvirt has the last word
-/// when it comes to it.
+/// Whether another node could take a running instance: by the CPU that its guest really has, which
+/// is compared with the full sets of what guests can have there, and by what its pod would need.
+/// A node of which nothing is known could not. libvirt has the last word when it comes to it.
 pub fn migration_targets(instance: &VirtualMachineInstance, needs: &Requirements, nodes: &[NodeView<'_>]) -> Targets {
     let status = instance.status.as_ref();
     let here = status.and_then(|status| status.node_name.as_deref());
-    let cpu = status
+    let Some((record, cpu)) = status
         .and_then(|status| status.drydock.as_ref())
-        .and_then(|drydock| drydock.guest_cpu.as_ref());
-    let others: Vec<NodeView<'_>> = nodes.iter().filter(|node| Some(node.name) != here).cloned().collect();
-    if others.is_empty() {
-        return Targets {
-            available: false,
-            reason: "NoOtherNode".into(),
-            message: "there is no other node".into(),
-        };
+        .and_then(|record| record.guest_cpu.as_ref().map(|cpu| (record, cpu)))
+    else {
+        return none("GuestCPUUnknown", "the CPU that the guest has is not known yet".into());
+    };
+    let source = nodes
+        .iter()
+        .find(|node| Some(node.name) == here)
+        .and_then(NodeView::virtualization);
+    let others = || nodes.iter().filter(|node| Some(node.name) != here);
+    if others().next().is_none() {
+        return none("NoOtherNode", "there is no other node".into());
     }
-    let fit = judge(&others, |node| {
-        let mut misfits = surroundings(needs, &instance.spec, node);
-        if let (Some(cpu), Some(facts)) = (cpu, node.facts.and_then(|facts| facts.virtualization.as_ref())) {
-            let model = facts.models.iter().find(|model| model.name == cpu.model);
-            // A host model may be based on a model that is not usable as such.
-            let host = facts.host_model.as_ref().is_some_and(|host| host.name == cpu.model);
-            if !host && model.is_none_or(|model| model.usable == Usable::No) {
-                let missing = model.map(|model| model.blockers.clone()).unwrap_or_default();
-                let withheld: BTreeSet<&String> = cpu.disabled.iter().collect();
-                let missing: Vec<String> = missing.into_iter().filter(|name| !withheld.contains(name)).collect();
-                if model.is_none() || !missing.is_empty() {
-                    misfits.push(Misfit::LacksModel(cpu.model.clone(), missing));
-                }
-            }
-            let features: BTreeSet<&String> = facts.features.iter().collect();
-            let lacks = cpu.required.iter().filter(|feature| !features.contains(feature));
-            misfits.extend(lacks.cloned().map(Misfit::LacksFeature));
+    let fit = judge(others(), |node| {
+        let mut found = misfits(needs, &instance.spec, node);
+        if found.contains(&Misfit::NoAgent) {
+            return found;
         }
-        misfits.sort();
-        misfits.dedup();
-        misfits
+        match node.virtualization() {
+            Some(there) => running(record, cpu, source, there, &mut found),
+            None => {
+                found.insert(Misfit::NotInspected);
+            }
+        }
+        found
     });
-    if fit.fits.is_empty() {
-        let reason = fit.misfits.keys().next().map_or("NoOtherNode", Misfit::reason);
-        return Targets {
-            available: false,
-            reason: reason.into(),
-            message: fit.reasons(),
-        };
-    }
     let mut names: Vec<&str> = fit.fits.iter().map(String::as_str).collect();
     names.sort_unstable();
-    let more = names.len().saturating_sub(NAMED);
-    names.truncate(NAMED);
-    let mut message = names.join(", ");
-    if more > 0 {
-        message = format!("{message} and {more} others");
-    }
+    let message = match names.as_slice() {
+        [] => {
+            let reason = fit.first().map_or("NoOtherNode", Misfit::reason);
+            return none(reason, format!("no other node can take it: {}", fit.reasons()));
+        }
+        [one] => format!("node {one} could take it"),
+        [one, _] => format!("node {one} and 1 other could take it"),
+        [one, others @ ..] => format!("node {one} and {} others could take it", others.len()),
+    };
     Targets {
         available: true,
         reason: "TargetsFound".into(),
         message,
+    }
+}
+
+fn none(reason: &str, message: String) -> Targets {
+    Targets {
+        available: false,
+        reason: reason.into(),
+        message,
+    }
+}
+
+/// What is in the way of a guest with this CPU where guests can have what `there` says.
+fn running(
+    record: &DrydockStatus,
+    cpu: &GuestCpu,
+    source: Option<&VirtualizationFacts>,
+    there: &VirtualizationFacts,
+    found: &mut BTreeSet<Misfit>,
+) {
+    if record
+        .virt_type
+        .as_deref()
+        .is_some_and(|how| how != there.virt_type.as_str())
+    {
+        found.insert(Misfit::OtherVirtType(match there.virt_type {
+            VirtType::Kvm => "emulation",
+            VirtType::Qemu => "KVM",
+        }));
+    }
+    // An emulated CPU has the vendor of its model, not of the host.
+    let vendor = cpu.vendor.as_ref().filter(|_| there.virt_type == VirtType::Kvm);
+    if let Some(vendor) = vendor.filter(|vendor| !there.vendor.is_empty() && **vendor != there.vendor) {
+        found.insert(Misfit::OtherVendor(vendor.clone()));
+    }
+    found.extend(lacks_base(cpu, there));
+    let can: BTreeSet<&str> = there.features.iter().map(String::as_str).collect();
+    // A guest may have features that no inspection lists: what is not listed where it runs either
+    // proves nothing of another node.
+    let listed = |feature: &str| source.is_none_or(|source| source.features.iter().any(|known| known == feature));
+    let lacking = cpu
+        .required
+        .iter()
+        .filter(|feature| !can.contains(feature.as_str()) && listed(feature));
+    found.extend(lacking.cloned().map(Misfit::LacksFeature));
+}
+
+/// That guests cannot have the model on which the guest's CPU is based, without what it lacks
+/// anyway.
+fn lacks_base(cpu: &GuestCpu, there: &VirtualizationFacts) -> Option<Misfit> {
+    let lack = |missing: &[String]| -> Vec<String> {
+        missing
+            .iter()
+            .filter(|feature| !cpu.disabled.contains(feature))
+            .cloned()
+            .collect()
+    };
+    let names: BTreeSet<&str> = aliases::names_of(&cpu.model, &there.models).collect();
+    let mut known = there
+        .models
+        .iter()
+        .filter(|model| names.contains(model.name.as_str()))
+        .peekable();
+    if known.peek().is_none() {
+        return Some(Misfit::LacksModel(cpu.model.clone(), Vec::new()));
+    }
+    let model = known.find(|model| model.usable == Usable::No)?;
+    let missing = lack(&model.blockers);
+    let host = there
+        .host_model
+        .as_ref()
+        .filter(|host| names.contains(host.name.as_str()));
+    match host {
+        _ if !missing.is_empty() => Some(Misfit::LacksModel(cpu.model.clone(), missing)),
+        _ if !model.blockers.is_empty() => None,
+        // libvirt does not say why the model is not usable; the host model is based on it without these.
+        Some(host) => {
+            let missing = lack(&host.disabled);
+            (!missing.is_empty()).then(|| Misfit::LacksModel(cpu.model.clone(), missing))
+        }
+        None => Some(Misfit::LacksModel(cpu.model.clone(), Vec::new())),
     }
 }

@@ -1,0 +1,57 @@
+//! The pod that a migration's guest arrives in.
+
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::names::CREATED_BY;
+use k8s_openapi::{
+    api::core::v1::{Affinity, Pod, PodAffinityTerm, PodAntiAffinity},
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
+};
+
+use super::{PodInput, pod};
+
+/// Label of a target's pod: UID of the migration. KubeVirt's name.
+pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
+/// Annotation of a target's pod: name of the migration. KubeVirt's name.
+pub const MIGRATION_NAME: &str = "kubevirt.io/migrationJobName";
+/// The label by which nodes are told apart.
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// The migration that a pod is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MigrationTarget<'a> {
+    /// UID of the migration.
+    pub uid: &'a str,
+    /// Its name.
+    pub name: &'a str,
+}
+
+/// The pod for a migration: the instance's, on no node that has a pod of this instance.
+///
+/// `input` has a suffix and a libvirt of the migration's own.
+pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
+    let mut pod = pod(input);
+    let metadata = &mut pod.metadata;
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert(MIGRATION_UID.into(), migration.uid.into());
+    let annotations = metadata.annotations.get_or_insert_default();
+    annotations.insert(MIGRATION_NAME.into(), migration.name.into());
+    let instance = input.instance.metadata.uid.clone().unwrap_or_default();
+    let apart = PodAffinityTerm {
+        label_selector: Some(LabelSelector {
+            match_labels: Some(BTreeMap::from([(CREATED_BY.to_owned(), instance)])),
+            match_expressions: None,
+        }),
+        topology_key: HOSTNAME.into(),
+        ..PodAffinityTerm::default()
+    };
+    if let Some(spec) = &mut pod.spec {
+        let affinity = spec.affinity.get_or_insert_with(Affinity::default);
+        let anti = affinity.pod_anti_affinity.get_or_insert_with(PodAntiAffinity::default);
+        let required = anti
+            .required_during_scheduling_ignored_during_execution
+            .get_or_insert_default();
+        required.push(apart);
+    }
+    pod
+}

@@ -1,0 +1,282 @@
+//! The nodes that fit are those that a scheduler would choose for the pod as it is made, of which the
+//! full sets say nothing else: judged here anew, from the pod's JSON, one rule after the other.
+
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, Taint};
+use proptest::{prelude::*, sample::subsequence, strategy::ValueTree};
+use serde_json::json;
+
+use super::*;
+use crate::launcher_pod::{PodInput, pod};
+
+/// Features of which some are of the minimum CPU model (`sse2`, `nx`).
+const FEATURES: [&str; 5] = ["sse2", "nx", "avx2", "aes", "svm"];
+const MODELS: [&str; 6] = [
+    "host-model",
+    "host-passthrough",
+    "Nehalem",
+    "Nehalem-v1",
+    "Haswell",
+    "qemu64",
+];
+const LABELS: [(&str, &str); 12] = [
+    ("zone", "a"),
+    ("rank", "5"),
+    (GUEST_NETWORK, "true"),
+    (ARCHITECTURE, "amd64"),
+    (OBSOLETE_HOST_MODEL, "true"),
+    ("cpu-minimum.node.drydock.dev/Penryn", "true"),
+    ("cpu-feature.node.kubevirt.io/avx2", "true"),
+    ("cpu-feature.node.kubevirt.io/aes", "true"),
+    ("cpu-feature.node.kubevirt.io/svm", "true"),
+    ("cpu-model.node.kubevirt.io/Nehalem", "true"),
+    ("cpu-model.node.kubevirt.io/Haswell", "true"),
+    ("machine-type.node.kubevirt.io/q35", "true"),
+];
+
+#[derive(Clone, Debug)]
+struct Candidate {
+    labels: BTreeMap<String, String>,
+    facts: Option<NodeFacts>,
+    cordoned: bool,
+    taints: Vec<Taint>,
+    shares: Option<u64>,
+}
+
+impl Candidate {
+    fn view(&self) -> NodeView<'_> {
+        NodeView {
+            name: "a",
+            labels: Some(&self.labels),
+            cordoned: self.cordoned,
+            taints: &self.taints,
+            facts: self.facts.as_ref(),
+            shares: self.shares,
+            ..NodeView::default()
+        }
+    }
+}
+
+fn candidate() -> impl Strategy<Value = Candidate> {
+    // Mostly what a node has, so that nodes that fit are among them.
+    let labels = prop_oneof![
+        1 => subsequence(LABELS.to_vec(), 0..=LABELS.len()),
+        3 => subsequence(LABELS.to_vec(), LABELS.len() - 3..=LABELS.len()),
+    ];
+    let schedulable = prop_oneof![8 => Just(Some("true")), 1 => Just(Some("false")), 1 => Just(None)];
+    let known = prop_oneof![1 => subsequence(FEATURES.to_vec(), 0..=5), 3 => Just(vec!["sse2", "nx", "avx2", "aes"])];
+    let taint = prop_oneof![4 => Just(None), 1 => Just(Some("NoSchedule")), 1 => Just(Some("PreferNoSchedule"))];
+    let shares = prop_oneof![4 => Just(None), 4 => Just(Some(3)), 1 => Just(Some(0))];
+    let node = (
+        labels,
+        schedulable,
+        prop::option::of(known),
+        prop::bool::weighted(0.1),
+        taint,
+        shares,
+    );
+    node.prop_map(|(labels, schedulable, known, cordoned, taint, shares)| Candidate {
+        labels: labels
+            .into_iter()
+            .chain(schedulable.map(|value| (SCHEDULABLE, value)))
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect(),
+        facts: known.map(|features| facts(&features)),
+        cordoned,
+        taints: taint
+            .map(|effect| Taint {
+                key: "t".into(),
+                effect: effect.into(),
+                ..Taint::default()
+            })
+            .into_iter()
+            .collect(),
+        shares,
+    })
+}
+
+fn term() -> impl Strategy<Value = Value> {
+    let expression = (
+        prop::sample::select(vec!["zone", "rank", "none"]),
+        prop::sample::select(vec!["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]),
+        prop::sample::select(vec!["a", "b", "4", "6"]),
+    );
+    let field = prop::option::weighted(0.2, prop::sample::select(vec!["a", "b"]));
+    (prop::collection::vec(expression, 0..2), field).prop_map(|(expressions, field)| {
+        let expressions: Vec<_> = expressions
+            .into_iter()
+            .map(|(key, operator, value)| json!({"key": key, "operator": operator, "values": [value]}))
+            .collect();
+        let fields: Vec<_> = field
+            .map(|name| json!({"key": "metadata.name", "operator": "In", "values": [name]}))
+            .into_iter()
+            .collect();
+        json!({"matchExpressions": expressions, "matchFields": fields})
+    })
+}
+
+/// A manifest and the same with one feature more.
+fn manifests() -> impl Strategy<Value = (Value, Value)> {
+    let policies = vec!["require", "forbid", "optional", "disable", "force"];
+    let feature = move || {
+        (
+            prop::sample::select(FEATURES.to_vec()),
+            prop::sample::select(policies.clone()),
+        )
+    };
+    let more = feature();
+    (
+        prop::sample::select(MODELS.to_vec()),
+        prop::collection::btree_map(
+            prop::sample::select(FEATURES.to_vec()),
+            feature().prop_map(|(_, p)| p),
+            0..3,
+        ),
+        more,
+        prop::option::weighted(0.3, prop::collection::vec(term(), 0..3)),
+        prop::option::weighted(0.2, prop::sample::select(vec!["a", "b"])),
+        prop::option::weighted(0.3, prop::sample::select(vec!["q35", "pc-q35-6.2", "pc-q35-99.0"])),
+        any::<bool>(),
+        any::<bool>(),
+    )
+        .prop_map(|(model, features, more, terms, zone, machine, network, tolerating)| {
+            let all = |features: Vec<(&str, &str)>| {
+                let features: Vec<_> = features
+                    .iter()
+                    .map(|(name, policy)| json!({"name": name, "policy": policy}))
+                    .collect();
+                let mut value = json!({
+                    "domain": {
+                        "cpu": {"model": model, "features": features},
+                        "devices": {"autoattachPodInterface": network},
+                    },
+                    "nodeSelector": zone.map_or(json!({}), |zone| json!({"zone": zone})),
+                    "tolerations": if tolerating { json!([{"operator": "Exists"}]) } else { json!([]) },
+                });
+                if let Some(terms) = &terms {
+                    value["affinity"] = json!({"nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+                }
+                if let Some(machine) = machine {
+                    value["domain"]["machine"] = json!({"type": machine});
+                }
+                value
+            };
+            let features: Vec<_> = features.into_iter().collect();
+            let one_more = features.iter().copied().chain([more]).collect();
+            (all(features), all(one_more))
+        })
+}
+
+/// Whether a scheduler puts the pod of this manifest on the node.
+fn scheduled(manifest: &Value, node: &Candidate) -> bool {
+    let instance = serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "n", "uid": "u"}, "spec": manifest,
+    }))
+    .unwrap();
+    let pod = pod(&PodInput {
+        instance: &instance,
+        image: "i",
+        requirements: &needs(manifest),
+        claims: &BTreeMap::new(),
+        suffix: "s",
+        host_uuid: "h",
+        emulation: false,
+    });
+    let pod = serde_json::to_value(&pod).unwrap();
+    let labels = serde_json::to_value(&node.labels).unwrap();
+    let selector = pod["spec"]["nodeSelector"].as_object().unwrap();
+    let selected = selector.iter().all(|(key, value)| labels.get(key) == Some(value));
+    let number = |value: &Value| value.as_str().and_then(|text| text.parse::<i64>().ok());
+    let matches = |expression: &Value, value: Option<Value>| {
+        let values = expression["values"].as_array().cloned().unwrap_or_default();
+        match expression["operator"].as_str().unwrap() {
+            "In" => value.is_some_and(|value| values.contains(&value)),
+            "NotIn" => value.is_none_or(|value| !values.contains(&value)),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            "Gt" => matches!((value.and_then(|v| number(&v)), number(&values[0])), (Some(a), Some(b)) if a > b),
+            "Lt" => matches!((value.and_then(|v| number(&v)), number(&values[0])), (Some(a), Some(b)) if a < b),
+            other => unreachable!("{other}"),
+        }
+    };
+    let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let terms = required.get("nodeSelectorTerms").and_then(Value::as_array);
+    let list = |term: &Value, key: &str| term.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+    let admitted = terms.is_none_or(|terms| {
+        terms.iter().any(|term| {
+            let (expressions, fields) = (list(term, "matchExpressions"), list(term, "matchFields"));
+            (!expressions.is_empty() || !fields.is_empty())
+                && expressions
+                    .iter()
+                    .all(|expression| matches(expression, labels.get(expression["key"].as_str().unwrap()).cloned()))
+                && fields.iter().all(|field| matches(field, Some(json!("a"))))
+        })
+    });
+    let tolerates = pod["spec"].get("tolerations").is_some();
+    let tainted = node.taints.iter().any(|taint| taint.effect == "NoSchedule");
+    selected && admitted && (tolerates || !(tainted || node.cordoned)) && node.shares != Some(0)
+}
+
+/// Whether the full sets, where they are known, have all that the manifest asks for.
+fn can(manifest: &Value, node: &Candidate) -> bool {
+    let Some(facts) = node.facts.as_ref().and_then(|facts| facts.virtualization.as_ref()) else {
+        return true;
+    };
+    let cpu = &manifest["domain"]["cpu"];
+    let features = cpu["features"].as_array().unwrap();
+    let all = features.iter().all(|feature| {
+        let has = facts.features.iter().any(|name| feature["name"] == name.as_str());
+        match feature["policy"].as_str().unwrap() {
+            "require" => has,
+            "forbid" => !has,
+            _ => true,
+        }
+    });
+    let machine = manifest["domain"]["machine"]["type"].as_str();
+    all && cpu["model"] != "Haswell" && machine != Some("pc-q35-99.0")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn nodes_fit_where_the_scheduler_puts_the_pod_and_the_full_sets_agree((manifest, _) in manifests(), node in candidate()) {
+        let found = fit(&needs(&manifest), &spec(&manifest), &[node.view()]);
+        prop_assert_eq!(!found.fits.is_empty(), scheduled(&manifest, &node) && can(&manifest, &node), "{}", found);
+        // Whatever does not fit has a reason.
+        prop_assert_eq!(found.fits.is_empty(), !found.misfits.is_empty());
+    }
+
+    #[test]
+    fn asking_for_more_never_makes_more_nodes_fit((manifest, more) in manifests(), node in candidate()) {
+        let fits = |manifest: &Value| fit(&needs(manifest), &spec(manifest), &[node.view()]).fits.len();
+        prop_assert!(fits(&more) <= fits(&manifest));
+    }
+
+    #[test]
+    fn an_expression_and_its_opposite_never_agree(
+        value in prop::option::of("[0-3]"),
+        values in prop::collection::vec("[0-3]", 1..3),
+    ) {
+        let meets = |operator: &str| affinity::meets(&NodeSelectorRequirement {
+            key: "k".into(), operator: operator.into(), values: Some(values.clone()),
+        }, value.as_deref());
+        prop_assert_ne!(meets("In"), meets("NotIn"));
+        prop_assert_ne!(meets("Exists"), meets("DoesNotExist"));
+        prop_assert!(!(meets("Gt") && meets("Lt")));
+        prop_assert!(!meets("Likes"));
+    }
+}
+
+/// The candidates above are no use if none of them fits, or all do.
+#[test]
+fn candidates_are_of_both_kinds() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut counts = [0, 0];
+    for _ in 0..1000 {
+        let ((manifest, _), node) = (manifests(), candidate()).new_tree(&mut runner).unwrap().current();
+        counts[usize::from(scheduled(&manifest, &node) && can(&manifest, &node))] += 1;
+    }
+    assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
+}
