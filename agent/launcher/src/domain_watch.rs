@@ -5,6 +5,7 @@
 //! libvirt/libvirt-sock          made: libvirtd is about to accept connections
 //! libvirt/qemu/run/NAME.pid     written: the PID of the domain's QEMU
 //! libvirt/qemu/run/NAME.xml     removed: libvirt has dealt with the domain's end
+//! cache/.../NAME.log            written: libvirt or QEMU has something to say of it
 //! ```
 //!
 //! These are signs to look closer only: what has happened is asked of libvirt.
@@ -33,6 +34,8 @@ pub(crate) enum Sign {
     Process(Pid),
     /// libvirt has removed the domain's state.
     StateRemoved,
+    /// The domain's log was written to.
+    Log,
 }
 
 /// Watches libvirt's folders.
@@ -40,10 +43,12 @@ pub(crate) enum Sign {
 pub(crate) struct DomainWatch {
     inotify: Inotify,
     sockets: WatchDescriptor,
+    logs: WatchDescriptor,
     socket: OsString,
     pid_file: PathBuf,
     pid_name: OsString,
     state_name: OsString,
+    log_name: OsString,
 }
 
 impl DomainWatch {
@@ -59,14 +64,17 @@ impl DomainWatch {
             // The file stays open as long as QEMU runs, so its closing is no sign.
             AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE,
         )?;
+        let logs = inotify.add_watch(&folders.logs(), AddWatchFlags::IN_MODIFY)?;
         let pid_name = format!("{domain}.pid");
         Ok(Self {
             inotify,
             sockets,
+            logs,
             socket: folders.socket().file_name().unwrap_or_default().to_owned(),
             pid_file: folders.domains().join(&pid_name),
             pid_name: pid_name.into(),
             state_name: format!("{domain}.xml").into(),
+            log_name: format!("{domain}.log").into(),
         })
     }
 
@@ -92,6 +100,10 @@ impl DomainWatch {
                 } else if event.wd == self.sockets {
                     if name == self.socket {
                         signs.push(Sign::Socket);
+                    }
+                } else if event.wd == self.logs {
+                    if name == self.log_name {
+                        signs.push(Sign::Log);
                     }
                 } else if event.mask.contains(AddWatchFlags::IN_DELETE) {
                     if name == self.state_name {

@@ -84,9 +84,14 @@ impl Folders {
         self.run().join("tmp")
     }
 
-    /// What QEMU and libvirt wrote about a domain's process.
+    /// What QEMU and libvirt write about the processes of domains.
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.cache().join("libvirt/qemu/log")
+    }
+
+    /// The same of one domain.
     pub(crate) fn log(&self, domain: &str) -> PathBuf {
-        self.cache().join("libvirt/qemu/log").join(format!("{domain}.log"))
+        self.logs().join(format!("{domain}.log"))
     }
 
     /// Disks that live as long as the pod.

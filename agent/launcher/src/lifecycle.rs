@@ -48,6 +48,8 @@ const PRESS_AGAIN: Duration = Duration::from_secs(5);
 const PRESS_LATER: Duration = Duration::from_secs(30);
 /// How long libvirt may take to notice the end of a guest whose QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(30);
+/// How long libvirt may take to finish what others asked of a guest that has ended.
+const SETTLE: Duration = Duration::from_secs(5);
 /// How long QEMU may take to end when asked to past libvirt.
 const POLITE: Duration = Duration::from_secs(10);
 
@@ -70,6 +72,8 @@ pub(crate) enum Event {
     QemuEnded(Pid, ProcessEnd),
     /// libvirt keeps no state of the domain any more.
     StateRemoved,
+    /// libvirt or QEMU has written to the domain's log.
+    LogWritten,
     /// libvirt answered [`Question::State`], or why it did not.
     Answered(Result<DomainState, String>),
     /// libvirt did another [`Question`], or why it did not.
@@ -87,6 +91,9 @@ pub(crate) enum Question {
     PowerButton,
     /// To destroy it.
     Destroy,
+    /// Nothing but to answer once all that was asked before about the domain is done, whoever asked.
+    /// Only for a domain that has ended.
+    Settled,
 }
 
 /// Something to do.
@@ -138,6 +145,16 @@ enum Guest {
     Ended { at: Duration, how: Option<ProcessEnd> },
 }
 
+/// Whether those who asked something of libvirt have their answers. Who moves a guest to another
+/// pod waits to hear that it has moved, which is some time after it has ended here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Settling {
+    NotYet,
+    /// Asked, and waited for until then.
+    Asked(Duration),
+    Done,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Stop {
     since: Duration,
@@ -169,6 +186,7 @@ pub(crate) struct Lifecycle {
     failed: Option<String>,
     /// When the pod was given up for that.
     given_up: Option<Duration>,
+    settling: Settling,
     concluding: Option<Option<OffReason>>,
     over: bool,
 }
@@ -194,6 +212,7 @@ impl Lifecycle {
             forced: false,
             failed: None,
             given_up: None,
+            settling: Settling::NotYet,
             concluding: None,
             over: false,
         }
@@ -226,7 +245,10 @@ impl Lifecycle {
         let end = self.last_instant();
         let (stop, ended, kill) = match self.guest {
             Guest::Never => (end, None, None),
-            Guest::Ended { at, .. } => (end, Some(at + NOTICE), None),
+            Guest::Ended { at, .. } => match self.settling {
+                Settling::Asked(until) => (end, Some(until), None),
+                Settling::NotYet | Settling::Done => (end, Some(at + NOTICE), None),
+            },
             Guest::Runs { .. } => {
                 let next = self
                     .stop
@@ -272,6 +294,7 @@ impl Lifecycle {
             Event::QemuStarted(pid) => {
                 self.guest = Guest::Runs { pid: Some(pid) };
                 self.off = None;
+                self.settling = Settling::NotYet;
             }
             Event::QemuEnded(pid, how) => self.qemu_ended(pid, how, now),
             Event::StateRemoved => {
@@ -279,6 +302,13 @@ impl Lifecycle {
                     self.guest = Guest::Ended { at: now, how: None };
                 }
                 self.ask = Some(now);
+            }
+            // A start may fail before there is anything else to see of it. Once there is, the log says
+            // nothing new, and QEMU may write there as often as the guest likes.
+            Event::LogWritten => {
+                if self.guest == Guest::Never {
+                    self.ask = Some(now);
+                }
             }
             Event::Answered(answer) => self.answered(answer, now, actions),
             Event::Done(question, result) => self.done(question, result, actions),
@@ -404,6 +434,7 @@ impl Lifecycle {
                 actions.push(Action::Say(format!("libvirt does not destroy the guest: {why}")));
                 self.end_qemu(Signal::SIGTERM, actions);
             }
+            (Question::Settled, _) => self.settling = Settling::Done,
             (Question::State, _) => {}
         }
     }
@@ -413,8 +444,10 @@ impl Lifecycle {
             return;
         }
         if let Some(verdict) = self.verdict(now) {
-            self.concluding = Some(verdict);
-            actions.push(Action::ReadLog);
+            if self.is_settled(now, actions) {
+                self.concluding = Some(verdict);
+                actions.push(Action::ReadLog);
+            }
             return;
         }
         if self.failed.is_some() {
@@ -481,6 +514,24 @@ impl Lifecycle {
                     .stop
                     .is_some_and(|stop| stop.since + self.grace.give_up <= now || self.forced);
                 (self.off.is_some() || libvirt_stays_off || given_up || at + NOTICE <= now).then_some(reason)
+            }
+        }
+    }
+
+    /// Whether libvirtd may end now that the guest has; asks it if that is not known.
+    fn is_settled(&mut self, now: Duration, actions: &mut Vec<Action>) -> bool {
+        let waits = matches!(self.libvirtd, Libvirtd::Up { .. }) && self.off.is_some() && !self.forced;
+        match self.settling {
+            _ if !waits || self.last_instant().is_some_and(|last| last <= now) => true,
+            Settling::Done => true,
+            Settling::Asked(until) => until <= now,
+            Settling::NotYet => {
+                if self.asking.is_some() {
+                    actions.push(Action::Abandon);
+                }
+                self.settling = Settling::Asked(now + SETTLE);
+                self.ask_for(Question::Settled, actions);
+                false
             }
         }
     }

@@ -47,8 +47,6 @@ use crate::{
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long making the disks may take.
 const DISKS: Duration = Duration::from_secs(120);
-/// How long libvirtd may take to end at the very end: its clients are still to hear of the guest's.
-const FAREWELL: Duration = Duration::from_secs(1);
 /// How long the last lines may take to be taken, in milliseconds.
 const LAST_LINES: u16 = 500;
 /// What the kernel's control group tells of its memory.
@@ -250,6 +248,7 @@ impl Supervisor {
                             Event::QemuStarted(pid)
                         }
                         Sign::StateRemoved => Event::StateRemoved,
+                        Sign::Log => Event::LogWritten,
                     });
                 }
             }
@@ -280,8 +279,8 @@ impl Supervisor {
         let state = DomainState::from_virsh(success, answer, complaint);
         self.happened(match question {
             Question::State => Event::Answered(state),
-            Question::PowerButton | Question::Destroy if success => Event::Done(question, Ok(())),
-            Question::PowerButton | Question::Destroy => {
+            Question::PowerButton | Question::Destroy | Question::Settled if success => Event::Done(question, Ok(())),
+            Question::PowerButton | Question::Destroy | Question::Settled => {
                 let why = state.map_or_else(|why| why, |_| "there is no such domain".into());
                 Event::Done(question, Err(why))
             }
@@ -295,7 +294,7 @@ impl Supervisor {
             let why = format!("virsh took longer than {} s", ANSWER.as_secs());
             self.happened(match question {
                 Question::State => Event::Answered(Err(why)),
-                Question::PowerButton | Question::Destroy => Event::Done(question, Err(why)),
+                Question::PowerButton | Question::Destroy | Question::Settled => Event::Done(question, Err(why)),
             });
         }
         if let Some(command) = self.prepare.take_if(|command| command.deadline <= now) {
@@ -425,30 +424,19 @@ impl Supervisor {
         let _ = poll(&mut fds, timeout);
     }
 
-    /// Ends what still runs. libvirtd is asked to: it still tells its clients how the guest ended,
-    /// and one that moves the guest waits to hear that it has.
+    /// Ends what still runs: outside of a pod, the kernel would not.
     fn farewell(&mut self) {
         self.console.drain(Instant::now(), &mut self.out);
-        for command in [self.virsh.take().map(|(_, command)| command), self.prepare.take()]
+        let commands = [self.virsh.take().map(|(_, command)| command), self.prepare.take()];
+        let libvirtd = self.libvirtd.take().map(|libvirtd| libvirtd.pid);
+        for pid in commands
             .into_iter()
             .flatten()
+            .map(|command| command.pid)
+            .chain(libvirtd)
+            .chain(self.qemu.take())
         {
-            processes::signal(command.pid, Signal::SIGKILL);
-        }
-        if let Some(qemu) = self.qemu {
-            processes::signal(qemu, Signal::SIGKILL);
-        }
-        if let Some(libvirtd) = &self.libvirtd {
-            processes::signal(libvirtd.pid, Signal::SIGTERM);
-        }
-        let until = Instant::now() + FAREWELL;
-        while self.libvirtd.is_some() && Instant::now() < until {
-            self.flush();
-            self.wait(Some(until));
-            self.look();
-        }
-        if let Some(libvirtd) = &self.libvirtd {
-            processes::signal(libvirtd.pid, Signal::SIGKILL);
+            processes::signal(pid, Signal::SIGKILL);
         }
         self.out.flush_last(LAST_LINES);
         self.own.flush_last(LAST_LINES);

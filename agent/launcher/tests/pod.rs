@@ -121,6 +121,20 @@ fn a_guest_that_cannot_be_started_has_failed_with_qemu_s_own_words() {
 }
 
 #[test]
+fn a_guest_that_fails_before_it_has_a_qemu_has_failed() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.define();
+    let xml = pod.virsh(&["dumpxml", "default_vm1"]);
+    let nowhere = "<serial type='file'><source path='/nonexistent/folder/file'/></serial></devices>";
+    let file = pod.path("domain.xml");
+    fs::write(&file, xml.replace("</devices>", nowhere)).unwrap();
+    pod.virsh(&["define", file.to_str().unwrap()]);
+    assert!(!pod.try_virsh(&["start", "default_vm1"]).status.success());
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+}
+
+#[test]
 fn a_paused_guest_is_not_asked_what_it_cannot_hear() {
     let mut pod = Sandbox::start(POLITE, 3);
     pod.define();

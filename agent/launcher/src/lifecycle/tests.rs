@@ -23,6 +23,8 @@ struct Story {
     now: Duration,
     log: DomainLog,
     ending: Option<(Outcome, String)>,
+    /// Whether nobody else waits for libvirt's answers.
+    settles: bool,
 }
 
 impl Story {
@@ -32,6 +34,7 @@ impl Story {
             now: Duration::ZERO,
             log: DomainLog::default(),
             ending: None,
+            settles: true,
         }
     }
 
@@ -52,7 +55,7 @@ impl Story {
         story
     }
 
-    /// What is done when this happens, without what is only said.
+    /// What is done when this happens, without what is only said, and without waiting for others.
     fn happens(&mut self, event: Event) -> Vec<Action> {
         let mut done = Vec::new();
         for action in self.lifecycle.step(event, self.now) {
@@ -61,6 +64,9 @@ impl Story {
                 Action::ReadLog => {
                     let log = Event::Log(self.log.clone(), false);
                     done.extend(self.happens(log));
+                }
+                Action::Ask(Question::Settled) if self.settles => {
+                    done.extend(self.happens(Event::Done(Question::Settled, Err("it is off".into()))));
                 }
                 Action::End(ending) => self.ending = Some((ending.outcome, ending.message)),
                 action => done.push(action),
@@ -179,6 +185,29 @@ fn an_end_that_libvirt_never_notices_is_told_all_the_same() {
 }
 
 #[test]
+fn who_moves_the_guest_hears_of_it_before_libvirtd_ends() {
+    let moved = || {
+        let mut story = Story::running(30);
+        story.settles = false;
+        story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+        assert_eq!(story.says(off(OffReason::Migrated)), [Action::Ask(Question::Settled)]);
+        assert_eq!(story.outcome(), None);
+        story
+    };
+    let mut story = moved();
+    story.happens(Event::Done(Question::Settled, Err("domain is not running".into())));
+    assert_eq!(story.outcome(), Some(Outcome::Migrated));
+    // One that never hears of it does not keep the pod.
+    let mut story = moved();
+    story.wakes();
+    assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Migrated), 5));
+    // A libvirtd that is gone tells nobody anything.
+    let mut story = moved();
+    assert_eq!(story.happens(Event::LibvirtdEnded("ended".into())), [Action::Abandon]);
+    assert_eq!(story.outcome(), Some(Outcome::Migrated));
+}
+
+#[test]
 fn a_guest_that_was_undefined_is_told_of_by_its_log() {
     let mut story = Story::running(30);
     story.log.reason = Some(OffReason::Migrated);
@@ -198,6 +227,17 @@ fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
     assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(1))), [STATE]);
     story.says(off(OffReason::Destroyed));
     assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+}
+
+#[test]
+fn a_start_that_failed_early_is_seen_by_the_log_alone() {
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(Event::LogWritten), [STATE]);
+    story.says(off(OffReason::Failed));
+    assert_eq!(story.outcome(), Some(Outcome::Failed));
+    // A guest that runs may fill its log as it likes.
+    let mut story = Story::running(30);
+    assert_eq!(story.happens(Event::LogWritten), []);
 }
 
 #[test]
@@ -468,9 +508,11 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))),
         Just(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))),
         Just(Event::StateRemoved),
+        Just(Event::LogWritten),
         state.prop_map(|state| Event::Answered(Ok(state))),
         Just(Event::Answered(Err("no".into()))),
-        result.prop_map(|result| Event::Done(Question::Destroy, result)),
+        result.clone().prop_map(|result| Event::Done(Question::Destroy, result)),
+        result.prop_map(|result| Event::Done(Question::Settled, result)),
     ]
 }
 
@@ -482,6 +524,7 @@ proptest! {
         grace in 0_u64..60,
     ) {
         let mut story = Story::new(grace);
+        story.settles = false;
         story.happens(Event::Time);
         for (event, pause) in before {
             story.now += Duration::from_millis(pause);
@@ -517,6 +560,7 @@ proptest! {
     #[test]
     fn one_thing_at_a_time_is_asked(events in vec((any_event(), 0_u64..20_000), 0..60), stop in 0_usize..60) {
         let mut story = Story::new(30);
+        story.settles = false;
         let mut asking = false;
         let mut check = |done: &[Action], answered: bool| {
             if answered {

@@ -74,7 +74,12 @@ impl Sandbox {
         };
         // Where it was built, not everybody may look.
         let program = root.path().join("drydock-launcher");
-        fs::copy(env!("CARGO_BIN_EXE_drydock-launcher"), &program).unwrap();
+        // By another process: what this one has open for writing, a child of another test inherits.
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_drydock-launcher"))
+            .arg(&program)
+            .status();
+        assert!(copied.unwrap().success());
         let mut command = Command::new(program);
         command
             .arg("--root")
