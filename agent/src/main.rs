@@ -8,6 +8,7 @@ mod device_plugin;
 mod folder_watch;
 mod gathered;
 mod guest_network;
+mod guests;
 mod host_knowledge;
 mod host_lock;
 mod inspect_command;

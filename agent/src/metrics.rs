@@ -34,6 +34,8 @@ pub(crate) struct Metrics {
     usable_models: Gauge<i64, AtomicI64>,
     conditions: Family<ConditionIs, Gauge>,
     writes: Family<Kind, Counter>,
+    /// Instances that this agent looks after.
+    pub(crate) guests: Gauge<i64, AtomicI64>,
 }
 
 impl Metrics {
@@ -69,6 +71,11 @@ impl Metrics {
             "drydock_writes",
             "Writes to the API server by what was written",
             metrics.writes.clone(),
+        );
+        registry.register(
+            "drydock_guests",
+            "Virtual machine instances that the agent looks after",
+            metrics.guests.clone(),
         );
         metrics
     }

@@ -34,6 +34,7 @@ use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, cl
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::PartialObjectMeta};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
@@ -44,6 +45,7 @@ use crate::{
     device_plugin::DevicePlugin,
     gathered,
     guest_network::{self, Profiles},
+    guests::Host,
     host_knowledge::HostKnowledge,
     host_lock::{self, HostLock},
     lease::NodeLease,
@@ -78,6 +80,8 @@ pub(crate) struct NodeTask {
     /// These belong to the agent that acts.
     profiles: Option<Profiles>,
     plugin: Option<DevicePlugin>,
+    /// What guests' tasks know of the host; they begin when it is first said.
+    told_guests: watch::Sender<Option<Arc<Host>>>,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
     written_hypervisor: Option<Hypervisor>,
@@ -106,6 +110,7 @@ impl NodeTask {
         process: Process,
         lease: NodeLease,
         ready: ReadyHandle,
+        told_guests: watch::Sender<Option<Arc<Host>>>,
     ) -> Self {
         let mut hasher = DefaultHasher::new();
         args.node_name.hash(&mut hasher);
@@ -120,6 +125,7 @@ impl NodeTask {
             recount: false,
             profiles: None,
             plugin: None,
+            told_guests,
             lock: None,
             written_node: None,
             written_hypervisor: None,
@@ -335,6 +341,14 @@ impl NodeTask {
             previous: &previous,
         });
         self.offer(plan.offer, stopping);
+        if let Some((facts, _)) = self.host.facts() {
+            let host = Host::of(facts, &self.mask).map(Arc::new);
+            self.told_guests.send_if_modified(|told| {
+                let changed = *told != host;
+                *told = host;
+                changed
+            });
+        }
         self.metrics.planned(&plan.status);
         if !plan.labels.is_empty() {
             self.written_node = Some(self.writes.labels(&plan.labels).await?);

@@ -1,13 +1,22 @@
 //! `drydock-agent run`: puts the parts of the process together.
 
-use std::{error::Error, process::ExitCode, sync::Arc};
+use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
     Start, Threads, WatchMetrics, Watches, connect, metrics::registry,
 };
+use tokio::sync::watch;
 
-use crate::{args::RunArgs, caches::Caches, lease::NodeLease, metrics::Metrics, node_task::NodeTask, writes::Writes};
+use crate::{
+    args::RunArgs,
+    caches::Caches,
+    guests::{GuestWatches, Guests, Shared},
+    lease::NodeLease,
+    metrics::Metrics,
+    node_task::NodeTask,
+    writes::Writes,
+};
 
 const COMPONENT: &str = "drydock-agent";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -57,6 +66,19 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let caches = Caches::start(&client, &watches, &args.node_name);
     let writes = Writes::new(client.clone(), args.node_name.clone());
     let events = Events::start(&process, client.clone(), reporter, &event_metrics);
+    let (told_guests, host) = watch::channel(None);
+    let guests = Guests::new(
+        Shared {
+            client: client.clone(),
+            events: events.clone(),
+            metrics: metrics.clone(),
+            kubelet: args.kubelet.clone(),
+            node: args.node_name.clone(),
+        },
+        GuestWatches::start(&client, &watches, &args.node_name),
+        host,
+        process.clone(),
+    );
     let lease = NodeLease::start(client, &args.node_name, &args.pod_uid, &process);
     let task = NodeTask::new(
         Arc::clone(&args),
@@ -67,7 +89,12 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         process.clone(),
         lease,
         ready,
+        told_guests,
     );
+    process.spawn_critical("the guests", async move {
+        guests.run().await;
+        Ok::<_, Infallible>(())
+    });
     process.spawn_critical("the node", task.run());
     Ok(())
 }

@@ -62,7 +62,10 @@ impl Nodes {
         let nodes = self.nodes.all();
         let hypervisors: Vec<Option<Arc<Hypervisor>>> = nodes
             .iter()
-            .map(|node| self.hypervisors.get(&Key::cluster(node.metadata.name.as_deref().unwrap_or_default())))
+            .map(|node| {
+                self.hypervisors
+                    .get(&Key::cluster(node.metadata.name.as_deref().unwrap_or_default()))
+            })
             .collect();
         let views: Vec<NodeView<'_>> = nodes
             .iter()
@@ -82,7 +85,10 @@ impl Nodes {
         }
         let mut features = BTreeSet::new();
         self.hypervisors.for_each(|_, hypervisor| {
-            let record = hypervisor.status.as_ref().and_then(|status| status.configuration.as_ref());
+            let record = hypervisor
+                .status
+                .as_ref()
+                .and_then(|status| status.configuration.as_ref());
             if let Some(record) = record.filter(|record| record.min_cpu_model == model && features.is_empty()) {
                 features.extend(record.min_cpu_features.iter().cloned());
             }
@@ -146,9 +152,9 @@ fn prune_hypervisor(hypervisor: &mut Hypervisor) {
     }
 }
 
-fn hear<K: PartialEq>(change: &Change<K>, told: &impl Fn(&str))
+fn hear<K>(change: &Change<K>, told: &impl Fn(&str))
 where
-    K: kube::Resource + Clone,
+    K: kube::Resource + Clone + PartialEq,
 {
     let Change::Object { key, old, new } = change else {
         return;
@@ -172,7 +178,10 @@ mod tests {
     use super::*;
 
     fn node(ready: &str, taint: Option<&str>) -> Node {
-        let taints: Vec<_> = taint.map(|key| json!({"key": key, "effect": "NoExecute"})).into_iter().collect();
+        let taints: Vec<_> = taint
+            .map(|key| json!({"key": key, "effect": "NoExecute"}))
+            .into_iter()
+            .collect();
         serde_json::from_value(json!({
             "metadata": {"name": "a"}, "spec": {"taints": taints},
             "status": {

@@ -211,7 +211,8 @@ pub struct Tick {
 pub fn ticks(text: &str) -> Vec<Tick> {
     text.lines()
         .filter_map(|line| {
-            let mut words = line.strip_prefix("tick ")?.split(' ');
+            // After a login prompt, which ends without a line.
+            let mut words = line.split_once("tick ")?.1.split(' ');
             let number = words.next()?.parse().ok()?;
             let boot = words.next()?.strip_prefix("boot=")?.to_owned();
             Some(Tick { number, boot })
@@ -259,6 +260,7 @@ impl Collector {
         let address = format!("{}:{}", cluster.host_address()?, socket.local_addr()?.port());
         let received = Arc::new(Mutex::new(BTreeMap::<String, Vec<Tick>>::new()));
         let kept = Arc::clone(&received);
+        #[expect(clippy::disallowed_methods, reason = "tests have no task tracker; stop() ends it")]
         let task = tokio::spawn(async move {
             let mut buffer = [0; 2048];
             while let Ok((length, _)) = socket.recv_from(&mut buffer).await {

@@ -389,7 +389,7 @@ async fn deleting_an_instance_shuts_its_guest_down_and_leaves_nothing() -> Resul
     let mut text = String::new();
     log.read_to_string(&mut text).await?;
     ensure!(
-        text.contains("guest: drydock-guest power off"),
+        text.contains("drydock-guest power off"),
         "it was not shut down:\n{text}"
     );
     cluster.until_gone("leaving").await?;

@@ -4,13 +4,13 @@
 //! What may come in is what passt listens on:
 //!
 //! ```text
-//!  ports: []              all of TCP and all of UDP
+//!  ports: []              the usual ones
 //!  ports: [80, 53/UDP]    these
 //! ```
 //!
-//! A port costs passt a file descriptor and the kernel 5 to 6 KiB, and "all" are those that the
-//! kernel does not give out by itself: 37,304 of each protocol with Linux's defaults, for which it
-//! wants 75,000 descriptors and 400 MiB. A guest that names its ports is far smaller.
+//! A port costs passt a file descriptor and the kernel 5 to 6 KiB. All of them would be 75,000
+//! descriptors and 400 MiB for each guest, so a guest that names none gets [`USUAL_TCP`] and
+//! [`USUAL_UDP`], for about 35 MiB. One that names its ports is far smaller.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -20,6 +20,12 @@ use drydock_api::kubevirt::{
 };
 
 use super::{boot::BootOrder, element::Element, identity, pci::Places, problem::DomainProblem};
+
+/// TCP ports that can be reached where an interface names none: first and last of each range. The
+/// well-known ports, and those that servers commonly use beyond them.
+pub const USUAL_TCP: [(u16, u16); 4] = [(1, 1023), (3000, 3999), (5000, 5999), (8000, 9999)];
+/// UDP ports that can be reached where an interface names none.
+pub const USUAL_UDP: [(u16, u16); 1] = [(1, 1023)];
 
 /// Name of the interface that a guest has without asking for it.
 const DEFAULT: &str = "default";
@@ -85,7 +91,7 @@ fn mac(interface: &Interface, namespace: &str, name: &str) -> Result<String, Dom
     }
 }
 
-/// What passt listens on: an element for each protocol, without a range for all ports.
+/// What passt listens on: an element for each protocol.
 fn forwards(interface: &Interface) -> Result<Vec<Element>, DomainProblem> {
     let forward = |protocol: &str| Element::new("portForward").with("proto", protocol);
     let (mut tcp, mut udp) = (BTreeSet::new(), BTreeSet::new());
@@ -101,7 +107,15 @@ fn forwards(interface: &Interface) -> Result<Vec<Element>, DomainProblem> {
         };
     }
     if interface.ports.is_empty() {
-        return Ok(vec![forward("tcp"), forward("udp")]);
+        let range = |(first, last): &(u16, u16)| {
+            Element::new("range")
+                .with("start", first.to_string())
+                .with("end", last.to_string())
+        };
+        return Ok(vec![
+            forward("tcp").children(USUAL_TCP.iter().map(range)),
+            forward("udp").children(USUAL_UDP.iter().map(range)),
+        ]);
     }
     let range = |number: &u16| Element::new("range").with("start", number.to_string());
     let named = [("tcp", tcp), ("udp", udp)].into_iter();

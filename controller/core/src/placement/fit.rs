@@ -61,7 +61,8 @@ impl<'a> NodeView<'a> {
             facts,
             shares: allocatable.map(|all| {
                 all.get(KVM_RESOURCE)
-                    .and_then(|count| count.0.parse().ok())
+                    // A round thousand is written `1k`.
+                    .and_then(|count| quantity::bytes(&count.0))
                     .unwrap_or(0)
             }),
             allocatable,

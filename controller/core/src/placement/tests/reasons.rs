@@ -321,3 +321,14 @@ fn taints_count_unless_they_are_tolerated() {
         );
     }
 }
+
+#[test]
+fn a_round_thousand_of_shares_is_read_as_kubernetes_writes_it() {
+    for (written, shares) in [("1k", Some(1000)), ("7", Some(7)), ("0", Some(0))] {
+        let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a"}, "status": {"allocatable": {"devices.kubevirt.io/kvm": written}},
+        }))
+        .unwrap();
+        assert_eq!(NodeView::of(&node, None).shares, shares, "{written}");
+    }
+}

@@ -1,0 +1,219 @@
+//! The guests of this node: which there are, and one task for each.
+//!
+//! ```text
+//!  instances of this node ─┐
+//!  launcher pods here ─────┼─▶ Guests ─▶ a GuestTask for each instance ─▶ libvirt in its pod
+//!  the host (NodeTask) ────┘              (one that hangs or lies costs only itself)
+//! ```
+//!
+//! Nothing is done before this agent acts for the node, and guests do not notice when it ends: what
+//! they are is found again in libvirt and in the objects.
+
+mod facts;
+mod guest_task;
+mod report;
+mod watches;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use drydock_api::{
+    facts::{NodeFacts, VirtType},
+    kubevirt::VirtualMachineInstance,
+};
+use drydock_runtime::{CancellationToken, Events, Process};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Client, ResourceExt};
+use tokio::sync::watch;
+
+use crate::metrics::Metrics;
+use guest_task::GuestTask;
+pub(crate) use watches::GuestWatches;
+
+/// What guests need to know of their host. It comes from the node's task, once this agent acts and
+/// the host is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// How guests run here.
+    pub(crate) virt_type: VirtType,
+    /// The architecture, as libvirt names it.
+    pub(crate) architecture: String,
+    /// Features that guests here must not have.
+    pub(crate) masked: BTreeSet<String>,
+    /// Features that guests here can have, the masked ones among them.
+    pub(crate) features: BTreeSet<String>,
+    /// libvirt knows a host model here.
+    pub(crate) host_model_known: bool,
+}
+
+impl Host {
+    /// The host that facts describe, as long as they say how guests run.
+    pub(crate) fn of(facts: &NodeFacts, masked: &BTreeSet<String>) -> Option<Self> {
+        let virtualization = facts.virtualization.as_ref()?;
+        Some(Self {
+            virt_type: virtualization.virt_type,
+            architecture: libvirt_name(&facts.architecture).into(),
+            masked: masked.clone(),
+            features: virtualization.features.iter().chain(masked).cloned().collect(),
+            host_model_known: virtualization.host_model.is_some(),
+        })
+    }
+}
+
+/// libvirt's name of an architecture that Kubernetes calls so.
+fn libvirt_name(architecture: &str) -> &str {
+    match architecture {
+        "amd64" => "x86_64",
+        "arm64" => "aarch64",
+        other => other,
+    }
+}
+
+/// What is seen of one instance.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// The instance.
+    pub(crate) instance: Arc<VirtualMachineInstance>,
+    /// UID of its pod on this node, if the controller has named one.
+    pub(crate) pod_uid: Option<String>,
+    /// That pod; `None` if it is not there (any more).
+    pub(crate) pod: Option<Arc<Pod>>,
+    /// The host.
+    pub(crate) host: Arc<Host>,
+}
+
+/// What all guests' tasks share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) client: Client,
+    pub(crate) events: Events,
+    pub(crate) metrics: Metrics,
+    pub(crate) kubelet: PathBuf,
+    pub(crate) node: String,
+}
+
+/// The guests of this node.
+pub(crate) struct Guests {
+    shared: Shared,
+    watches: GuestWatches,
+    host: watch::Receiver<Option<Arc<Host>>>,
+    process: Process,
+    running: HashMap<String, Running>,
+}
+
+/// The task of one instance.
+struct Running {
+    seen: watch::Sender<Seen>,
+    stop: CancellationToken,
+}
+
+impl Guests {
+    /// The guests of the node that `shared` names.
+    pub(crate) fn new(
+        shared: Shared,
+        watches: GuestWatches,
+        host: watch::Receiver<Option<Arc<Host>>>,
+        process: Process,
+    ) -> Self {
+        Self {
+            shared,
+            watches,
+            host,
+            process,
+            running: HashMap::new(),
+        }
+    }
+
+    /// Keeps a task for each instance until the process stops.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        if stopping.run_until_cancelled(self.watches.answered()).await.is_none() {
+            return;
+        }
+        loop {
+            let host = self.host.borrow_and_update().clone();
+            if let Some(host) = host {
+                self.look(&host);
+            }
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                () = self.watches.changed() => {}
+                changed = self.host.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Starts and stops tasks, and tells those that go on what has changed.
+    fn look(&mut self, host: &Arc<Host>) {
+        let mut present = BTreeSet::new();
+        for instance in self.watches.instances() {
+            let Some(uid) = instance.uid() else { continue };
+            present.insert(uid.clone());
+            let seen = self.seen(instance, host);
+            self.shared_out(uid, seen);
+        }
+        let stale: Vec<String> = self
+            .running
+            .keys()
+            .filter(|uid| !present.contains(*uid))
+            .cloned()
+            .collect();
+        for uid in stale {
+            if let Some(task) = self.running.remove(&uid) {
+                task.stop.cancel();
+            }
+        }
+        self.shared
+            .metrics
+            .guests
+            .set(i64::try_from(self.running.len()).unwrap_or(i64::MAX));
+    }
+
+    fn seen(&self, instance: Arc<VirtualMachineInstance>, host: &Arc<Host>) -> Seen {
+        let status = instance.status.as_ref();
+        let pod_uid = status.and_then(|status| {
+            let mut here = status.active_pods.iter().filter(|(_, node)| **node == self.shared.node);
+            here.next().map(|(uid, _)| uid.clone())
+        });
+        let pod = pod_uid.as_ref().and_then(|uid| self.watches.pod(uid));
+        Seen {
+            instance,
+            pod_uid,
+            pod,
+            host: Arc::clone(host),
+        }
+    }
+
+    fn shared_out(&mut self, uid: String, seen: Seen) {
+        if let Some(task) = self.running.get(&uid) {
+            task.seen.send_if_modified(|before| {
+                let changed = before.differs(&seen);
+                *before = seen;
+                changed
+            });
+            return;
+        }
+        let (sender, receiver) = watch::channel(seen);
+        let stop = self.process.stopping().child_token();
+        let task = GuestTask::new(self.shared.clone(), receiver);
+        let ended = stop.clone();
+        self.process.spawn(format!("guest {uid}"), async move {
+            ended.run_until_cancelled(task.run()).await;
+        });
+        self.running.insert(uid, Running { seen: sender, stop });
+    }
+}
+
+impl Seen {
+    /// Whether something is there that was not before, for whoever looks at `self`.
+    fn differs(&self, other: &Self) -> bool {
+        let version = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.resource_version());
+        self.instance.resource_version() != other.instance.resource_version()
+            || self.pod_uid != other.pod_uid
+            || version(&self.pod) != version(&other.pod)
+            || self.host != other.host
+    }
+}

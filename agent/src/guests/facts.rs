@@ -1,0 +1,110 @@
+//! From libvirt's words for a domain to those that decisions take.
+
+use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
+use drydock_core::guest::{GuestAgent, GuestState, PauseCause};
+use drydock_host::domain::{self, GuestInfo, PausedReason, State};
+
+/// Whether a guest runs, by the state of its domain.
+pub(super) fn guest_state(state: State) -> GuestState {
+    match state {
+        State::Running(_) | State::Blocked | State::ShuttingDown => GuestState::Running,
+        State::Paused(reason) => GuestState::Paused(match reason {
+            PausedReason::User | PausedReason::StartingUp => PauseCause::User,
+            PausedReason::IoError => PauseCause::IoError,
+            PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed => PauseCause::Migration,
+            other => PauseCause::Other(other.as_str()),
+        }),
+        State::PmSuspended => GuestState::Paused(PauseCause::Other("asleep")),
+        State::NoState | State::ShutOff(_) | State::Crashed(_) | State::Unknown { .. } => GuestState::Off,
+    }
+}
+
+/// A guest's CPU: what it has beyond its model, and what it lacks of it.
+pub(super) fn guest_cpu(cpu: &domain::GuestCpu) -> GuestCpu {
+    let with = |lacks: bool| {
+        cpu.features
+            .iter()
+            .filter(|(_, policy)| ["disable", "forbid"].contains(&policy.as_str()) == lacks)
+            .map(|(name, _)| name.clone())
+            .collect()
+    };
+    GuestCpu {
+        model: cpu.model.clone(),
+        vendor: cpu.vendor.clone(),
+        required: with(false),
+        disabled: with(true),
+    }
+}
+
+/// What a guest's agent says.
+pub(super) fn guest_agent(info: GuestInfo) -> GuestAgent {
+    let os = info.os;
+    GuestAgent {
+        os: GuestOsInfo {
+            name: os.name,
+            kernel_release: os.kernel_release,
+            version: os.version,
+            pretty_name: os.pretty_name,
+            version_id: os.version_id,
+            kernel_version: os.kernel_version,
+            machine: os.machine,
+            id: os.id,
+        },
+        interfaces: info
+            .interfaces
+            .into_iter()
+            .map(|interface| {
+                let addresses = interface.addresses.into_iter().map(|address| address.address);
+                (interface.name, interface.mac, addresses.collect())
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use drydock_host::domain::{CrashedReason, RunningReason, ShutOffReason};
+
+    use super::*;
+
+    #[test]
+    fn every_state_is_running_paused_or_over() {
+        for (state, expected) in [
+            (State::Running(RunningReason::Booted), GuestState::Running),
+            (State::ShuttingDown, GuestState::Running),
+            (State::Paused(PausedReason::User), GuestState::Paused(PauseCause::User)),
+            (
+                State::Paused(PausedReason::IoError),
+                GuestState::Paused(PauseCause::IoError),
+            ),
+            (
+                State::Paused(PausedReason::Migration),
+                GuestState::Paused(PauseCause::Migration),
+            ),
+            (State::ShutOff(ShutOffReason::Shutdown), GuestState::Off),
+            (State::Crashed(CrashedReason::Panicked), GuestState::Off),
+            (State::Unknown { state: 99, reason: 0 }, GuestState::Off),
+        ] {
+            assert_eq!(guest_state(state), expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn features_are_told_apart_by_their_policy() {
+        let cpu = domain::GuestCpu {
+            model: "EPYC".into(),
+            vendor: None,
+            features: BTreeMap::from([
+                ("avx2".to_owned(), "require".to_owned()),
+                ("svm".to_owned(), "disable".to_owned()),
+                ("monitor".to_owned(), "forbid".to_owned()),
+            ]),
+            ..domain::GuestCpu::default()
+        };
+        let told = guest_cpu(&cpu);
+        assert_eq!(told.required, ["avx2"]);
+        assert_eq!(told.disabled, ["monitor", "svm"]);
+    }
+}

@@ -1,0 +1,477 @@
+//! One instance on this node: its guest is started once, followed by libvirt's events, and reported.
+//!
+//! ```text
+//!  pod named ─▶ launcher is ready ─▶ connected ─▶ started (or found) ─▶ reported
+//!      ▲              ▲                  ▲                               │
+//!      └── changed ───┴── connection ────┘◀────── events, changes ───────┘
+//! ```
+//!
+//! A guest is only started where the controller has named this node and pod, and only while the
+//! instance has never been Running. Whatever is lost on the way, the task begins again and finds what
+//! is there.
+
+use std::{path::Path, time::Duration};
+
+use drydock_api::{
+    facts::VirtType,
+    kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, instance::StartStrategy},
+    launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME, Ready},
+};
+use drydock_core::{
+    conditions::whole_seconds,
+    domain::{DomainInput, DomainProblem, disk_targets, domain_name, domain_xml, guest_memory},
+    guest::{self, Domain, GuestAgent, GuestState, Observed},
+    instance::ending::ended,
+};
+use drydock_host::{
+    document::ParseError,
+    domain::{
+        AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
+        ShutOffReason, Start, State, Versions,
+    },
+    pod_folder::{FolderError, PodFolder},
+};
+use drydock_runtime::{Backoff, Severity, chain, clock, newer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::folder_watch::FolderWatch;
+
+use super::{
+    Seen, Shared, facts,
+    report::{self, gate, set_gate, tell},
+};
+
+/// Pause after something failed: first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Most that a launcher may say in its file.
+const READY_BYTES: u64 = 64 << 10;
+
+/// The task of one instance.
+pub(super) struct GuestTask {
+    shared: Shared,
+    seen: watch::Receiver<Seen>,
+    /// The newest state that was read from answers to this task's own writes.
+    written: Option<VirtualMachineInstance>,
+    /// For writes that the API server did not take.
+    backoff: Backoff,
+    retry: Option<clock::Instant>,
+}
+
+/// Why a guest cannot be served at present.
+#[derive(Debug, Error)]
+enum Trouble {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Domain(#[from] DomainProblem),
+    #[error("libvirt describes the running guest in a way that is not understood")]
+    Live(#[from] ParseError),
+    #[error("its pod's folder cannot be watched")]
+    Watch(#[source] std::io::Error),
+    #[error("its launcher says that it is ready in a way that is not understood: {0}")]
+    Ready(#[from] serde_json::Error),
+}
+
+impl Trouble {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Folder(error) => error.reason(),
+            Self::Call(error) => error.reason(),
+            Self::Domain(problem) => problem.reason(),
+            Self::Live(_) => "LibvirtAnswerNotUnderstood",
+            Self::Watch(_) => "PodFolderNotWatched",
+            Self::Ready(_) => "LauncherNotUnderstood",
+        }
+    }
+}
+
+/// What to do after serving has come to an end.
+enum Then {
+    /// Begin again at once.
+    Again,
+    /// Begin again when something has changed.
+    OnChange,
+}
+
+/// What is known of a guest over one connection.
+#[derive(Default)]
+struct Known {
+    versions: Option<Versions>,
+    live: Option<LiveDomain>,
+    agent: Option<GuestAgent>,
+    /// The guest's agent came, went, or may know something new.
+    ask_agent: bool,
+}
+
+impl GuestTask {
+    /// The task of the instance that `seen` shows.
+    pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>) -> Self {
+        Self {
+            shared,
+            seen,
+            written: None,
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+            retry: None,
+        }
+    }
+
+    /// Serves the guest until dropped.
+    pub(super) async fn run(mut self) {
+        let mut trouble_backoff = Backoff::new(RETRY.0, RETRY.1);
+        loop {
+            let wake = match self.serve().await {
+                Ok(Then::Again) => continue,
+                Ok(Then::OnChange) => {
+                    trouble_backoff.reset();
+                    None
+                }
+                Err(trouble) => {
+                    self.complain(&trouble, trouble_backoff.is_reset()).await;
+                    Some(clock::Instant::now() + trouble_backoff.delay())
+                }
+            };
+            let wake = [wake, self.retry].into_iter().flatten().min();
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                () = clock::sleep_until_instant(wake) => {}
+            }
+        }
+    }
+
+    /// The instance as it was last seen or written.
+    fn instance(&self) -> VirtualMachineInstance {
+        let seen = self.seen.borrow().instance.as_ref().clone();
+        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
+    }
+
+    async fn serve(&mut self) -> Result<Then, Trouble> {
+        let seen = self.seen.borrow_and_update().clone();
+        let Some(pod_uid) = seen.pod_uid else {
+            return Ok(Then::OnChange);
+        };
+        let kubelet = self.shared.kubelet.clone();
+        let Some(pod) = seen.pod else {
+            return self.confirm_end(&kubelet, &pod_uid).await;
+        };
+        let phase = seen.instance.status.as_ref().and_then(|status| status.phase);
+        if phase.is_some_and(Phase::is_final) || ended(&pod).is_some() {
+            return Ok(Then::OnChange);
+        }
+        let folder = PodFolder::new(&kubelet, &pod_uid, RUN_VOLUME)?;
+        let text = tokio::select! {
+            text = folder.read_when_there(READY_FILE, READY_BYTES) => text?,
+            _ = self.seen.changed() => return Ok(Then::Again),
+        };
+        let ready: Ready = serde_json::from_slice(&text)?;
+        let name = domain_name(
+            &seen.instance.namespace().unwrap_or_default(),
+            &seen.instance.name_any(),
+        );
+        let connected = tokio::select! {
+            connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, Deadlines::default()) => connected,
+            _ = self.seen.changed() => return Ok(Then::Again),
+        };
+        let (handle, events) = connected?;
+        self.attend(&handle, events, &ready, &pod_uid).await
+    }
+
+    /// Follows a guest over a connection, until that ends or another pod is named.
+    async fn attend(
+        &mut self,
+        handle: &DomainHandle,
+        mut events: DomainEvents,
+        ready: &Ready,
+        pod_uid: &str,
+    ) -> Result<Then, Trouble> {
+        let mut known = Known {
+            versions: Some(handle.versions().await?),
+            ..Known::default()
+        };
+        loop {
+            let seen = self.seen.borrow_and_update().clone();
+            let (Some(pod), true) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid)) else {
+                return Ok(Then::Again);
+            };
+            self.look(handle, &mut known, ready, &pod).await?;
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.hear(event, &mut known),
+                    // libvirtd has gone; its launcher starts another one, or ends with its guest.
+                    None => return Ok(Then::Again),
+                },
+                changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
+                () = clock::sleep_until_instant(self.retry) => {}
+            }
+        }
+    }
+
+    /// Starts the guest if it is to be started, and reports it.
+    async fn look(
+        &mut self,
+        handle: &DomainHandle,
+        known: &mut Known,
+        ready: &Ready,
+        pod: &Pod,
+    ) -> Result<(), Trouble> {
+        let mut state = match handle.state().await {
+            Ok(state) => Some(state),
+            Err(CallError::NoDomain) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let instance = self.instance();
+        let never_ran = match state {
+            None => true,
+            Some(State::ShutOff(reason)) => matches!(reason, ShutOffReason::Unknown(_)),
+            Some(_) => false,
+        };
+        if never_ran && may_start(&instance, pod) {
+            self.start(handle, &instance, ready).await?;
+            state = Some(handle.state().await?);
+        }
+        let Some(state) = state.filter(|_| !never_ran || state.is_some()) else {
+            return Ok(());
+        };
+        let running = facts::guest_state(state);
+        if running != GuestState::Off && known.live.is_none() {
+            let live = LiveDomain::parse(&handle.live_xml().await?)?;
+            known.ask_agent = live.agent == Some(AgentChannel::Connected);
+            known.live = Some(live);
+        }
+        if running == GuestState::Running && std::mem::take(&mut known.ask_agent) {
+            // That there is no agent is no trouble, and asking is how that is found out.
+            known.agent = handle.guest_info().await.ok().map(facts::guest_agent);
+        }
+        let domain = described(running, known, self.seen.borrow().host.virt_type, &instance);
+        self.report(&instance, pod, ready, &domain).await;
+        Ok(())
+    }
+
+    /// Defines the domain and starts its guest.
+    async fn start(
+        &self,
+        handle: &DomainHandle,
+        instance: &VirtualMachineInstance,
+        ready: &Ready,
+    ) -> Result<(), Trouble> {
+        let host = self.seen.borrow().host.clone();
+        let (namespace, name) = (instance.namespace().unwrap_or_default(), instance.name_any());
+        let xml = domain_xml(&DomainInput {
+            namespace: &namespace,
+            name: &name,
+            uid: &instance.uid().unwrap_or_default(),
+            spec: &instance.spec,
+            virt_type: host.virt_type,
+            architecture: &host.architecture,
+            masked_features: &host.masked,
+            host_features: Some(&host.features),
+            disks: &ready.disks,
+        })?;
+        handle.define(&xml).await?;
+        let start = match instance.spec.start_strategy {
+            Some(StartStrategy::Paused) => Start::Paused,
+            None => Start::Running,
+        };
+        handle.create(start).await?;
+        info!(instance = %format!("{namespace}/{name}"), "its guest is started");
+        let events = &self.shared.events;
+        tell(
+            events,
+            instance,
+            Severity::Normal,
+            "Created",
+            "VirtualMachineInstance defined.".into(),
+        );
+        tell(
+            events,
+            instance,
+            Severity::Normal,
+            "Started",
+            "VirtualMachineInstance started.".into(),
+        );
+        Ok(())
+    }
+
+    /// Takes an event into account; whoever looks next looks at everything anyway.
+    fn hear(&self, event: DomainEvent, known: &mut Known) {
+        let instance = self.instance();
+        let say = |severity, reason, note: String| tell(&self.shared.events, &instance, severity, reason, note);
+        match event {
+            DomainEvent::Agent(channel) => {
+                known.ask_agent = true;
+                if !matches!(channel, AgentChannel::Connected) {
+                    known.agent = None;
+                    known.ask_agent = false;
+                }
+            }
+            DomainEvent::Reboot => {
+                known.ask_agent = true;
+                say(Severity::Normal, "Rebooted", "The guest has restarted itself.".into());
+            }
+            DomainEvent::IoError { disk, reason, .. } => {
+                say(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
+            }
+            DomainEvent::Lifecycle(event) => match event {
+                Lifecycle::Shutdown(_) => {
+                    let note = "The VirtualMachineInstance is shutting down.".to_owned();
+                    say(Severity::Normal, "ShuttingDown", note);
+                }
+                Lifecycle::Stopped(_) => {
+                    let note = format!("The VirtualMachineInstance has stopped: {}.", event.detail());
+                    say(Severity::Normal, "Stopped", note);
+                }
+                Lifecycle::Started(_) | Lifecycle::Resumed(_) => known.live = None,
+                _ => {}
+            },
+        }
+    }
+
+    /// Writes what differs from what is reported already: the readiness gate, then the status. What
+    /// the API server does not take is tried again, and costs the guest nothing.
+    async fn report(&mut self, instance: &VirtualMachineInstance, pod: &Pod, ready: &Ready, domain: &Domain) {
+        let now = clock::now();
+        let targets: Vec<(String, String)> = disk_targets(&instance.spec)
+            .into_iter()
+            .map(|disk| (disk.volume, disk.target))
+            .collect();
+        let wanted = guest::report(&Observed {
+            now,
+            instance,
+            pod,
+            ready,
+            domain,
+            targets: &targets,
+            host_model_known: self.seen.borrow().host.host_model_known,
+        });
+        let open = guest::is_running_here(domain);
+        let turn = gate(pod).unwrap_or(false) != open;
+        let client = self.shared.client.clone();
+        let gated = async {
+            if turn {
+                set_gate(&client, pod, open, now).await
+            } else {
+                Ok(())
+            }
+        };
+        let ((), written) = tokio::join!(
+            async {
+                if let Err(error) = gated.await {
+                    warn!(error = %chain(&error), "a pod's readiness gate could not be set");
+                }
+            },
+            self.write(instance, &wanted)
+        );
+        self.remember(written);
+    }
+
+    /// Writes a status if it differs. `None` if it does not.
+    async fn write(
+        &self,
+        instance: &VirtualMachineInstance,
+        wanted: &VirtualMachineInstanceStatus,
+    ) -> Option<kube::Result<VirtualMachineInstance>> {
+        let current = instance.status.clone().unwrap_or_default();
+        if !guest::differs(&current, wanted) {
+            return None;
+        }
+        self.shared.metrics.wrote("instance");
+        Some(report::status(&self.shared.client, instance, wanted).await)
+    }
+
+    /// Keeps what the API server answered; what it did not take is tried again.
+    fn remember(&mut self, written: Option<kube::Result<VirtualMachineInstance>>) {
+        self.retry = None;
+        match written {
+            None => self.backoff.reset(),
+            Some(Ok(instance)) => {
+                self.written = Some(instance);
+                self.backoff.reset();
+            }
+            // Somebody was faster, and the watch is about to say so.
+            Some(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_not_found() => {
+                self.retry = Some(clock::Instant::now() + self.backoff.delay());
+            }
+            Some(Err(error)) => {
+                if self.backoff.is_reset() {
+                    warn!(error = %chain(&error), "a guest could not be reported; tried again");
+                }
+                self.retry = Some(clock::Instant::now() + self.backoff.delay());
+            }
+        }
+    }
+
+    /// Says on the instance what stands in the way of its guest.
+    async fn complain(&mut self, trouble: &Trouble, first: bool) {
+        let instance = self.instance();
+        let message = chain(trouble).to_string();
+        if first {
+            warn!(instance = instance.name_any(), reason = trouble.reason(), "{message}");
+        }
+        let before = instance.status.clone().unwrap_or_default();
+        // Of a guest that runs, a launcher that hangs says nothing.
+        if before.phase.unwrap_or_default() >= Phase::Running {
+            return;
+        }
+        if first {
+            let events = &self.shared.events;
+            tell(events, &instance, Severity::Warning, "SyncFailed", message.clone());
+        }
+        let wanted = guest::failed_to_start(&before, trouble.reason(), &message, clock::now());
+        let written = self.write(&instance, &wanted).await;
+        self.remember(written);
+    }
+
+    /// A pod that was named has gone from the API server. That nothing runs in it any more is known
+    /// when the kubelet has taken its folder away, which it does when its containers have ended.
+    async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str) -> Result<Then, Trouble> {
+        let pods = kubelet.join("pods");
+        let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(Trouble::Watch)?;
+        while pods.join(pod_uid).exists() {
+            tokio::select! {
+                happened = watch.next() => drop(happened.map_err(Trouble::Watch)?),
+                _ = self.seen.changed() => return Ok(Then::Again),
+            }
+        }
+        let instance = self.instance();
+        let before = instance.status.clone().unwrap_or_default();
+        let wanted = guest::with_ended_pod(&before, pod_uid, whole_seconds(clock::now()).0);
+        let written = self.write(&instance, &wanted).await;
+        self.remember(written);
+        Ok(Then::OnChange)
+    }
+}
+
+/// Whether a guest that has never run here may be started: it has run nowhere, and nobody wants it gone.
+fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
+    let phase = instance
+        .status
+        .as_ref()
+        .and_then(|status| status.phase)
+        .unwrap_or_default();
+    phase < Phase::Running
+        && instance.metadata.deletion_timestamp.is_none()
+        && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// A domain as decisions take it.
+fn described(state: GuestState, known: &Known, virt_type: VirtType, instance: &VirtualMachineInstance) -> Domain {
+    let live = known.live.as_ref();
+    Domain {
+        state,
+        cpu: live
+            .and_then(|live| live.cpu.as_ref())
+            .filter(|cpu| cpu.is_complete())
+            .map(facts::guest_cpu),
+        machine: live.map(|live| live.machine.clone()),
+        virt_type: virt_type.as_str().into(),
+        memory: guest_memory(&instance.spec).ok(),
+        qemu_version: known.versions.map(|versions| versions.qemu.to_string()),
+        libvirt_version: known.versions.map(|versions| versions.libvirt.to_string()),
+        agent: known.agent.clone(),
+    }
+}

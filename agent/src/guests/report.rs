@@ -1,0 +1,101 @@
+//! What an agent writes about its guests.
+
+use drydock_api::{
+    AGENT_FIELD_MANAGER,
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::GUEST_RUNNING},
+};
+use drydock_runtime::{Event, Events, Severity};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+/// Applies the agent's part of an instance's status, if the instance is still as it was looked at.
+/// Returns it as it is then.
+///
+/// # Errors
+/// If the API server does not do it; a conflict if the instance has changed.
+pub(super) async fn status(
+    client: &Client,
+    instance: &VirtualMachineInstance,
+    status: &VirtualMachineInstanceStatus,
+) -> kube::Result<VirtualMachineInstance> {
+    let api = Api::<VirtualMachineInstance>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
+    let apply = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": instance.name_any(),
+            "uid": instance.uid(),
+            "resourceVersion": instance.resource_version(),
+        },
+        "status": status,
+    });
+    let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
+    let mut answer = api
+        .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
+        .await?;
+    answer.metadata.managed_fields = None;
+    Ok(answer)
+}
+
+/// Whether a pod's readiness gate is open, as its status says.
+pub(super) fn gate(pod: &Pod) -> Option<bool> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let gate = conditions.iter().find(|condition| condition.type_ == GUEST_RUNNING)?;
+    Some(gate.status == "True")
+}
+
+/// Opens or shuts a pod's readiness gate.
+///
+/// # Errors
+/// If the API server does not do it.
+pub(super) async fn set_gate(client: &Client, pod: &Pod, open: bool, now: Timestamp) -> kube::Result<()> {
+    let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let patch = json!({
+        "metadata": {"uid": pod.uid()},
+        "status": {"conditions": [{
+            "type": GUEST_RUNNING,
+            "status": if open { "True" } else { "False" },
+            "lastTransitionTime": now,
+        }]},
+    });
+    let parameters = PatchParams {
+        field_manager: Some(AGENT_FIELD_MANAGER.into()),
+        ..PatchParams::default()
+    };
+    let name = pod.name_any();
+    match api.patch_status(&name, &parameters, &Patch::Strategic(patch)).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// Tells people of an instance.
+pub(super) fn tell(
+    events: &Events,
+    instance: &VirtualMachineInstance,
+    severity: Severity,
+    reason: &'static str,
+    note: String,
+) {
+    events.publish(Event {
+        regarding: ObjectReference {
+            api_version: Some("kubevirt.io/v1".into()),
+            kind: Some("VirtualMachineInstance".into()),
+            name: instance.metadata.name.clone(),
+            namespace: instance.metadata.namespace.clone(),
+            uid: instance.metadata.uid.clone(),
+            ..ObjectReference::default()
+        },
+        related: None,
+        severity,
+        reason: reason.into(),
+        action: "Guest".into(),
+        note,
+    });
+}

@@ -1,0 +1,106 @@
+//! What an agent watches of guests: instances and launcher pods of its own node, and of no other,
+//! so that it costs the same however large the cluster is.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstance,
+    names::{APP, VIRT_LAUNCHER},
+};
+use drydock_runtime::{Cache, Change, Key, Signal, Watch, Watches};
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use kube::{Client, ResourceExt};
+
+/// Caches of this node's instances and launcher pods.
+pub(crate) struct GuestWatches {
+    instances: Cache<VirtualMachineInstance>,
+    pods: Cache<Pod>,
+    by_uid: Arc<Mutex<HashMap<String, Key>>>,
+    changed: Signal,
+}
+
+impl GuestWatches {
+    /// Starts watching for `node`.
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str) -> Self {
+        let changed = Signal::new();
+        let instances = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
+            .optional()
+            .fields(format!("status.nodeName={node}"))
+            .prune(|instance| instance.metadata.managed_fields = None)
+            .wakes(&changed);
+        let by_uid = Arc::new(Mutex::new(HashMap::new()));
+        let index = Arc::clone(&by_uid);
+        let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
+            .labels(format!("{APP}={VIRT_LAUNCHER}"))
+            .fields(format!("spec.nodeName={node}"))
+            .prune(prune)
+            .on_change(move |change| observe(&index, change))
+            .wakes(&changed);
+        Self {
+            instances: watches.start(instances),
+            pods: watches.start(pods),
+            by_uid,
+            changed,
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        tokio::join!(self.instances.answered(), self.pods.answered());
+    }
+
+    /// Waits for a change since the last time.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// The instances of this node.
+    pub(crate) fn instances(&self) -> Vec<Arc<VirtualMachineInstance>> {
+        self.instances.all()
+    }
+
+    /// The launcher pod with this UID, if it is on this node.
+    pub(crate) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
+        let key = self
+            .by_uid
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(uid)
+            .cloned()?;
+        self.pods
+            .get(&key)
+            .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
+    }
+}
+
+fn observe(index: &Mutex<HashMap<String, Key>>, change: &Change<Pod>) {
+    let Change::Object { key, old, new } = change else {
+        return;
+    };
+    let mut index = index.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(uid) = old.as_ref().and_then(|pod| pod.uid()) {
+        index.remove(&uid);
+    }
+    if let Some(uid) = new.as_ref().and_then(|pod| pod.uid()) {
+        index.insert(uid, key.clone());
+    }
+}
+
+/// Keeps what is read of a launcher pod: its conditions, addresses, containers' states, and which
+/// images its volumes name.
+fn prune(pod: &mut Pod) {
+    pod.metadata.managed_fields = None;
+    pod.metadata.annotations = None;
+    if let Some(spec) = &mut pod.spec {
+        let mut volumes = spec.volumes.take().unwrap_or_default();
+        volumes.retain(|volume| volume.image.is_some());
+        *spec = PodSpec {
+            node_name: spec.node_name.take(),
+            volumes: Some(volumes),
+            ..PodSpec::default()
+        };
+    }
+}
