@@ -12,8 +12,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::env::consts::ARCH;
-
 use drydock_core::admission::{
     Kind, Refusal, TOLD,
     change::review_change,
@@ -32,6 +30,7 @@ use tracing::error;
 
 use crate::{
     configuration_in_force::ConfigurationInForce,
+    instance_task::native_architecture,
     webhook_server::{Handlers, handlers::Handler},
 };
 
@@ -48,7 +47,11 @@ pub(crate) fn handlers(configuration: ConfigurationInForce) -> Handlers {
         let configuration = configuration.clone();
         async move { fill_in(&asked, &configuration) }
     });
-    let migrations = Handler::from(|asked: Asked| async move { patched(&asked, labelled) });
+    let migrations = Handler::from(|asked: Asked| async move {
+        // Labels of a migration that is there may be its owner's to change.
+        let is_new = asked.operation == Operation::Create;
+        patched(&asked, |raw| labelled(raw).filter(|_| is_new))
+    });
     Handlers::from_iter([
         ("/mutate/virtualmachineinstances", instances),
         ("/mutate/virtualmachineinstancemigrations", migrations),
@@ -66,15 +69,8 @@ fn validator(kind: Kind) -> Handler {
     Handler::from(move |asked: Asked| async move { validate(&asked, kind) })
 }
 
-/// The architecture of guests that name none: that of this process.
-pub(crate) fn architecture() -> &'static str {
-    match ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
+/// Fills in defaults, also in a change: who applies a manifest again replaces whole lists, and is to
+/// change nothing by it.
 fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResponse {
     let configuration = configuration.get();
     patched(asked, |raw| {
@@ -82,16 +78,13 @@ fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResp
             namespace: asked.namespace.as_deref().unwrap_or_default(),
             name: raw.pointer("/metadata/name").and_then(Value::as_str),
         };
-        defaulted(raw, named, &configuration, architecture())
+        defaulted(raw, named, &configuration, native_architecture())
     })
 }
 
-/// Answers with what has to change in a new object. A change of an object is left as it is.
+/// Answers with what has to change in an object.
 fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
-    if asked.operation != Operation::Create {
-        return response;
-    }
     let Some((raw, wanted)) = raw(asked.object.as_ref()).and_then(|raw| change(&raw).map(|wanted| (raw, wanted)))
     else {
         return response;

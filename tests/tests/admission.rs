@@ -1,0 +1,415 @@
+//! What may be created and changed, tried on a real API server with the controller's webhooks.
+
+use anyhow::{Context, Result, bail, ensure};
+use drydock_tests::Cluster;
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "admission-tests";
+const NOBODY: &str = "system:serviceaccount:default:nobody";
+
+/// A namespace of its own. Nothing in it ever runs: its instances fit no node.
+struct Place(Cluster);
+
+impl Place {
+    async fn new() -> Result<Self> {
+        let cluster = Cluster::connect().await?;
+        cluster.delete(&["namespace", NAMESPACE])?;
+        cluster.kubectl(&["create", "namespace", NAMESPACE])?;
+        Ok(Self(cluster))
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let mut all = vec!["--namespace", NAMESPACE];
+        all.extend(arguments);
+        self.0.kubectl(&all)
+    }
+
+    fn apply(&self, manifest: &Value, arguments: &[&str]) -> Result<String> {
+        let mut all = vec!["--namespace", NAMESPACE, "apply", "-f", "-"];
+        all.extend(arguments);
+        self.0.kubectl_with(&all, &manifest.to_string())
+    }
+
+    fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let mut all = vec!["get", "-o", "json"];
+        all.extend(arguments);
+        Ok(serde_json::from_str(&self.kubectl(&all)?)?)
+    }
+
+    fn merge(&self, what: [&str; 2], arguments: &[&str], patch: &Value) -> Result<String> {
+        let patch = patch.to_string();
+        let mut all = vec!["patch", what[0], what[1], "--type=merge", "--patch", &patch];
+        all.extend(arguments);
+        self.kubectl(&all)
+    }
+}
+
+/// What is said to somebody who is refused.
+fn refusal(result: Result<String>, what: &str) -> Result<String> {
+    match result {
+        Ok(said) => bail!("{what} was allowed: {said}"),
+        Err(error) => Ok(format!("{error:#}")),
+    }
+}
+
+fn instance(name: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": {"example.com/nowhere": "true"},
+            "domain": {
+                "memory": {"guest": "64Mi"},
+                "devices": {
+                    "disks": [{"name": "a"}, {"name": "b", "cdrom": {}}],
+                    "interfaces": [{"name": "default", "masquerade": {}}],
+                },
+            },
+            "networks": [{"name": "default", "pod": {}}],
+            "volumes": [
+                {"name": "a", "emptyDisk": {"capacity": "1Gi"}},
+                {"name": "b", "emptyDisk": {"capacity": "1Gi"}},
+            ],
+        },
+    })
+}
+
+fn machine(version: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": format!("kubevirt.io/{version}"),
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {"runStrategy": "Halted", "template": {"metadata": {}, "spec": instance(name)["spec"]}},
+    })
+}
+
+/// The instance of KubeVirt's documentation of node drains.
+fn documented() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1alpha3",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "testvmi-nocloud"},
+        "spec": {
+            "terminationGracePeriodSeconds": 30,
+            "evictionStrategy": "LiveMigrate",
+            "domain": {
+                "resources": {"requests": {"memory": "1024M"}},
+                "devices": {"disks": [
+                    {"name": "containerdisk", "disk": {"bus": "virtio"}},
+                    {"disk": {"bus": "virtio"}, "name": "cloudinitdisk"},
+                ]},
+            },
+            "volumes": [
+                {
+                    "name": "containerdisk",
+                    "containerDisk": {"image": "kubevirt/fedora-cloud-container-disk-demo:latest"},
+                },
+                {
+                    "name": "cloudinitdisk",
+                    "cloudInitNoCloud": {"userData": "#cloud-config\npassword: fedora\nchpasswd: { expire: False }"},
+                },
+            ],
+        },
+    })
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<()> {
+    let place = Place::new().await?;
+    let definitions = place.get(&[
+        "customresourcedefinitions",
+        "virtualmachines.kubevirt.io",
+        "virtualmachineinstances.kubevirt.io",
+        "virtualmachineinstancereplicasets.kubevirt.io",
+        "virtualmachineinstancemigrations.kubevirt.io",
+    ])?;
+    for definition in definitions["items"].as_array().context("no definitions")? {
+        let name = &definition["metadata"]["name"];
+        let served: Vec<&Value> = definition["spec"]["versions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|version| version["served"] == true)
+            .map(|version| &version["name"])
+            .collect();
+        ensure!(served == ["v1", "v1alpha3"], "{name}: {served:?}");
+        for condition in definition["status"]["conditions"].as_array().into_iter().flatten() {
+            let good = condition["status"] == "True";
+            match condition["type"].as_str().unwrap_or_default() {
+                "Established" | "NamesAccepted" => ensure!(good, "{name}: {condition}"),
+                // A schema that is not structural, or an API that needs approval.
+                other => ensure!(!good, "{name}: {other}: {condition}"),
+            }
+        }
+    }
+    for (short, columns) in [
+        ("vm", "NAME AGE STATUS READY"),
+        ("vms", "NAME AGE STATUS READY"),
+        ("vmi", "NAME AGE PHASE IP NODENAME READY"),
+        ("vmis", "NAME AGE PHASE IP NODENAME READY"),
+        ("vmirs", "NAME DESIRED CURRENT READY AGE"),
+        ("vmim", "NAME PHASE VMI AGE"),
+    ] {
+        let manifest = match short {
+            "vm" | "vms" => machine("v1", "x"),
+            "vmi" | "vmis" => instance("x"),
+            "vmirs" => json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstanceReplicaSet",
+                "metadata": {"name": "x"},
+                "spec": {
+                    "replicas": 0,
+                    "selector": {"matchLabels": {"app": "x"}},
+                    "template": {"metadata": {"labels": {"app": "x"}}, "spec": instance("x")["spec"]},
+                },
+            }),
+            _ => json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstanceMigration",
+                "metadata": {"name": "x"},
+                "spec": {"vmiName": "x"},
+            }),
+        };
+        place.apply(&manifest, &[])?;
+        let table = place.kubectl(&["get", short])?;
+        let head: Vec<&str> = table.lines().next().unwrap_or_default().split_whitespace().collect();
+        ensure!(head.join(" ") == columns, "{short}: {head:?}");
+    }
+    for (field, words) in [
+        ("vmi.spec.domain.cpu", "CPU topology, model and features"),
+        ("vmi.spec.volumes.containerDisk.path", "The disk in it"),
+        ("vm.spec.runStrategy", "When it runs"),
+        ("vmirs.spec.selector", "Which instances it counts"),
+        ("vmim.spec.vmiName", "The instance that moves"),
+    ] {
+        let explained = place.kubectl(&["explain", field])?;
+        ensure!(explained.contains(words), "{field}: {explained}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn documented_manifests_are_admitted_and_filled_in() -> Result<()> {
+    let place = Place::new().await?;
+    let said = place.apply(&documented(), &["--dry-run=server", "-o", "json"])?;
+    let admitted: Value = serde_json::from_str(&said)?;
+    let spec = &admitted["spec"];
+    // What was written is as it was written.
+    for pointer in [
+        "/evictionStrategy",
+        "/volumes",
+        "/domain/resources",
+        "/domain/devices/disks",
+    ] {
+        let written = documented();
+        let written = written["spec"].pointer(pointer);
+        ensure!(spec.pointer(pointer) == written, "{pointer}: {spec}");
+    }
+    ensure!(spec["domain"]["memory"]["guest"] == "1024M", "{spec}");
+    ensure!(spec["domain"]["cpu"]["model"] == "host-model", "{spec}");
+    ensure!(spec["networks"] == json!([{"name": "default", "pod": {}}]), "{spec}");
+    for version in ["v1", "v1alpha3"] {
+        for (field, value) in [("runStrategy", json!("Always")), ("running", json!(true))] {
+            let mut machine = machine(version, "testvm");
+            let fields = machine["spec"].as_object_mut().context("no spec")?;
+            fields.remove("runStrategy");
+            fields.insert(field.into(), value);
+            place.apply(&machine, &["--dry-run=server"])?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn what_is_not_carried_out_is_refused_by_name_in_one_answer() -> Result<()> {
+    let place = Place::new().await?;
+    let mut object = machine("v1", "refused");
+    object["spec"]["runStrategy"] = json!("Running");
+    object["spec"]["instancetype"] = json!({"name": "u1.small"});
+    object["spec"]["dataVolumeTemplates"] = json!([{"metadata": {"name": "x"}, "spec": {}}]);
+    let domain = &mut object["spec"]["template"]["spec"]["domain"];
+    domain["devices"]["gpus"] = json!([{"name": "gpu", "deviceName": "example.com/gpu"}]);
+    domain["cpu"] = json!({"core": 2, "features": [{"name": "aes", "polcy": "require"}]});
+    domain["clock"] = json!({"utc": {}, "timezone": "Europe/Rome"});
+    object["spec"]["template"]["spec"]["volumes"][0] =
+        json!({"name": "a", "persistentVolumeClaim": {"claimName": "a", "hotpluggable": true}});
+    let told = refusal(place.apply(&object, &["--validate=false"]), "a VM with a GPU")?;
+    for words in [
+        "spec.instancetype is not supported by Drydock ",
+        "spec.dataVolumeTemplates is not supported by Drydock ",
+        "spec.template.spec.domain.devices.gpus is not supported by Drydock ",
+        "spec.template.spec.domain.cpu.core is not a field of VirtualMachine; did you mean cores?",
+        "spec.template.spec.domain.cpu.features[0].polcy is not a field of VirtualMachine; did you mean policy?",
+        "spec.template.spec.domain.clock.timezone cannot be set together with",
+        "spec.template.spec.volumes[0].persistentVolumeClaim.hotpluggable is not supported by Drydock ",
+        "`Running` is not allowed; allowed: Always, RerunOnFailure, Manual, Once, Halted; did you mean Always?",
+    ] {
+        ensure!(told.contains(words), "{words:?} is not in: {told}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn applying_a_manifest_again_changes_nothing_and_nothing_else_can_be_changed() -> Result<()> {
+    let place = Place::new().await?;
+    place.apply(&instance("vm"), &[])?;
+    let generation = |object: &Value| object["metadata"]["generation"].clone();
+    let first = place.get(&["vmi", "vm"])?;
+    ensure!(
+        first["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"] == "virtio",
+        "{first}"
+    );
+    // Lists are replaced by what the manifest says of them, and filled in again.
+    place.apply(&instance("vm"), &[])?;
+    let again = place.get(&["vmi", "vm"])?;
+    ensure!(generation(&first) == generation(&again), "{first} became {again}");
+    let vm = ["vmi", "vm"];
+    let strategy = json!({"spec": {"evictionStrategy": "LiveMigrate"}});
+    let told = refusal(place.merge(vm, &[], &strategy), "a change of an instance")?;
+    ensure!(told.contains("update of VMI object is restricted"), "{told}");
+    for label in ["kubevirt.io/nodeName", "kubevirt.io/created-by"] {
+        let labels = json!({"metadata": {"labels": {label: "elsewhere"}}});
+        let told = refusal(place.merge(vm, &[], &labels), "a label of the system")?;
+        ensure!(told.contains("reserved") && told.contains(label), "{told}");
+        let mut labelled = instance("other");
+        labelled["metadata"]["labels"] = json!({label: "elsewhere"});
+        let told = refusal(place.apply(&labelled, &[]), "a new instance with a label of the system")?;
+        ensure!(told.contains(label), "{told}");
+    }
+    place.merge(vm, &[], &json!({"metadata": {"labels": {"app": "db"}}}))?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn status_has_several_writers_and_a_final_phase_is_final() -> Result<()> {
+    let place = Place::new().await?;
+    place.apply(&instance("vm"), &[])?;
+    let vm = ["vmi", "vm"];
+    for manager in ["one", "two"] {
+        let status = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "vm"},
+            "status": {"conditions": [{"type": format!("example.com/{manager}"), "status": "True"}]},
+        });
+        place.apply(
+            &status,
+            &["--server-side", "--subresource=status", "--field-manager", manager],
+        )?;
+    }
+    let conditions = place.get(&["vmi", "vm"])?["status"]["conditions"].clone();
+    for manager in ["one", "two"] {
+        let found = conditions.as_array().into_iter().flatten();
+        let type_ = format!("example.com/{manager}");
+        ensure!(
+            found.filter(|condition| condition["type"] == type_).count() == 1,
+            "{conditions}"
+        );
+    }
+    let elsewhere = json!({"status": {"nodeName": "example-node", "phase": "Failed"}});
+    place.merge(vm, &["--subresource=status"], &elsewhere)?;
+    let there = place.kubectl(&[
+        "get",
+        "vmi",
+        "--field-selector=status.nodeName=example-node",
+        "-o",
+        "name",
+    ])?;
+    ensure!(there.contains("/vm"), "{there}");
+    let other = place.kubectl(&["get", "vmi", "--field-selector=status.nodeName=another", "-o", "name"])?;
+    ensure!(other.trim().is_empty(), "{other}");
+    for phase in ["Running", "Succeeded"] {
+        let status = json!({"status": {"phase": phase}});
+        let told = refusal(place.merge(vm, &["--subresource=status"], &status), phase)?;
+        ensure!(told.contains("a final phase is final"), "{told}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn what_makes_instances_is_scaled_and_changed_by_the_rules() -> Result<()> {
+    let place = Place::new().await?;
+    place.apply(&machine("v1", "vm"), &[])?;
+    let vm = ["vm", "vm"];
+    let told = refusal(
+        place.merge(vm, &[], &json!({"spec": {"running": true}})),
+        "running beside runStrategy",
+    )?;
+    ensure!(
+        told.contains("running and runStrategy are mutually exclusive"),
+        "{told}"
+    );
+    let told = refusal(
+        place.merge(vm, &[], &json!({"spec": {"runStrategy": "Sometimes"}})),
+        "Sometimes",
+    )?;
+    ensure!(told.contains("allowed: Always, RerunOnFailure"), "{told}");
+    place.merge(vm, &[], &json!({"spec": {"runStrategy": "Manual"}}))?;
+    // It is as it was written, and can be read in both versions.
+    let path = format!("/apis/kubevirt.io/v1alpha3/namespaces/{NAMESPACE}/virtualmachines/vm");
+    let old: Value = serde_json::from_str(&place.kubectl(&["get", "--raw", &path])?)?;
+    ensure!(old["apiVersion"] == "kubevirt.io/v1alpha3", "{old}");
+    ensure!(old["spec"]["template"]["spec"] == instance("vm")["spec"], "{old}");
+
+    let set = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": "set"},
+        "spec": {
+            "replicas": 0,
+            "paused": true,
+            "selector": {"matchLabels": {"app": "set"}},
+            "template": {"metadata": {"labels": {"app": "set"}}, "spec": instance("set")["spec"]},
+        },
+    });
+    place.apply(&set, &[])?;
+    place.kubectl(&["scale", "vmirs", "set", "--replicas=3"])?;
+    ensure!(place.get(&["vmirs", "set"])?["spec"]["replicas"] == 3);
+    let mut wrong = set;
+    wrong["spec"]["selector"] = json!({"matchLabels": {"app": "other"}});
+    let told = refusal(place.apply(&wrong, &[]), "a selector that does not match")?;
+    ensure!(told.contains("labels that spec.selector selects"), "{told}");
+
+    let migration = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": "move"},
+        "spec": {"vmiName": "vm"},
+    });
+    place.apply(&migration, &[])?;
+    let label = &place.get(&["vmim", "move"])?["metadata"]["labels"]["kubevirt.io/vmi-name"];
+    ensure!(label == "vm", "{label}");
+    let told = refusal(
+        place.merge(["vmim", "move"], &[], &json!({"spec": {"vmiName": "other"}})),
+        "a change of a migration",
+    )?;
+    ensure!(told.contains("cannot be changed"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn only_the_controller_fills_in_what_an_instance_lacks() -> Result<()> {
+    let place = Place::new().await?;
+    place.apply(&instance("vm"), &[])?;
+    let fill = json!({"spec": {"schedulerName": "default-scheduler"}});
+    let vm = ["vmi", "vm"];
+    let administrators = "--as-group=system:masters";
+    let somebody = format!("--as={NOBODY}");
+    let told = refusal(
+        place.merge(vm, &[&somebody, administrators], &fill),
+        "somebody's change",
+    )?;
+    ensure!(told.contains("update of VMI object is restricted"), "{told}");
+    let controller = "--as=system:serviceaccount:drydock:drydock-controller";
+    place.merge(vm, &[controller, administrators], &fill)?;
+    ensure!(place.get(&["vmi", "vm"])?["spec"]["schedulerName"] == "default-scheduler");
+    Ok(())
+}
