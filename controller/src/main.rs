@@ -2,14 +2,20 @@
 
 mod admission;
 mod args;
+#[cfg(test)]
+mod asked_api_server;
 mod certificates;
 mod configuration_in_force;
 mod in_force_task;
 mod instance_task;
+mod instances;
 mod liveness_task;
+mod machine_task;
 mod metrics;
 mod nodes;
+mod own_writes;
 mod pods_by_owner;
+mod replica_set_task;
 mod run;
 mod webhook_server;
 

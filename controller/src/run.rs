@@ -17,9 +17,12 @@ use crate::{
     configuration_in_force::ConfigurationInForce,
     in_force_task::InForceTask,
     instance_task::InstanceTask,
+    instances::{Instances, sets_of_change},
     liveness_task::LivenessTask,
+    machine_task::{self, MachineTask},
     metrics::Metrics,
     nodes::Nodes,
+    replica_set_task::{self, ReplicaSetTask},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
@@ -149,6 +152,27 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after instances", async move {
         instances.run(own, leads, work, surroundings).await;
+        Ok::<_, Infallible>(())
+    });
+    let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
+    let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
+    let (of_machines, of_sets) = (machine_work.clone(), set_work.clone());
+    let made = Instances::start(&client, &watches, move |change| {
+        of_machines.hear(change);
+        for set in sets_of_change(change) {
+            of_sets.add(set);
+        }
+    });
+    let machines = MachineTask::new(client.clone(), &watches, made.clone(), events.clone(), &machine_work);
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("looking after machines", async move {
+        machines.run(own, leads, machine_work).await;
+        Ok::<_, Infallible>(())
+    });
+    let sets = ReplicaSetTask::new(client.clone(), &watches, made, events, &set_work);
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("looking after replica sets", async move {
+        sets.run(own, leads, set_work).await;
         Ok::<_, Infallible>(())
     });
     let in_force = InForceTask::new(

@@ -1,0 +1,244 @@
+//! The instances of all machines and replica sets, as the tasks that make them share them.
+//!
+//! A watch is a moment behind what this process does itself. So what was made counts as there until
+//! the watch has shown it, and what was deleted as on its way out.
+//!
+//! ```text
+//!  watch ──▶ cache ───────────────┐
+//!    └─ shown ─▶ forgets ─┐       ├─▶ get, of_set
+//!  made(), deleted() ──▶ ours ────┘
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_runtime::{Cache, Change, Key, Watch, Watches, clock::Instant};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Client, ResourceExt};
+
+/// So long an instance that was made is believed to be there though no watch has shown it. One that
+/// was gone before a watch could show it would be waited for in vain; asking for it anew costs
+/// nothing but an answer that it exists.
+const SHOWN_WITHIN: Duration = Duration::from_secs(30);
+
+/// Instances, and which replica set controls which. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Instances {
+    cache: Cache<VirtualMachineInstance>,
+    ours: Arc<Mutex<Ours>>,
+}
+
+/// What the cache does not say.
+#[derive(Debug, Default)]
+struct Ours {
+    /// Instances by the UID of the replica set that controls them.
+    of_sets: HashMap<String, BTreeSet<Key>>,
+    /// What was made and has not been shown, and until when it counts as there.
+    made: BTreeMap<Key, (Arc<VirtualMachineInstance>, Instant)>,
+    /// UIDs of what was deleted and is shown as if it were not.
+    deleted: BTreeSet<String>,
+}
+
+impl Instances {
+    /// Starts watching; `told` hears of each change.
+    pub(crate) fn start(
+        client: &Client,
+        watches: &Watches,
+        told: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
+    ) -> Self {
+        let ours = Arc::new(Mutex::new(Ours::default()));
+        let observed = Arc::clone(&ours);
+        let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "instances of machines")
+            .prune(prune)
+            .on_change(move |change| lock(&observed).observe(change))
+            .on_change(told);
+        Self {
+            cache: watches.start(watch),
+            ours,
+        }
+    }
+
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
+        let cache = Cache::filled(instances);
+        let mut ours = Ours::default();
+        cache.for_each(|key, instance| {
+            ours.observe(&Change::Object {
+                key: key.clone(),
+                old: None,
+                new: Some(Arc::clone(instance)),
+            });
+        });
+        Self {
+            cache,
+            ours: Arc::new(Mutex::new(ours)),
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        self.cache.answered().await;
+    }
+
+    /// The instance of this name.
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
+        self.cache.get(key).or_else(|| lock(&self.ours).made_now(key))
+    }
+
+    /// The instances that the replica set with this UID controls.
+    pub(crate) fn of_set(&self, uid: &str) -> Vec<Arc<VirtualMachineInstance>> {
+        let mut ours = lock(&self.ours);
+        let keys: Vec<Key> = ours.of_sets.get(uid).into_iter().flatten().cloned().collect();
+        keys.iter()
+            .filter_map(|key| self.cache.get(key).or_else(|| ours.made_now(key)))
+            // A name can change hands.
+            .filter(|instance| controller(instance).is_some_and(|owner| owner.uid == uid))
+            .collect()
+    }
+
+    /// This process has made an instance.
+    pub(crate) fn made(&self, mut instance: VirtualMachineInstance) {
+        prune(&mut instance);
+        let key = Key::of(&instance);
+        let mut ours = lock(&self.ours);
+        // The watch may have been faster.
+        if self.cache.get(&key).is_some_and(|seen| seen.uid() == instance.uid()) {
+            return;
+        }
+        ours.index(&key, &instance);
+        ours.made
+            .insert(key, (Arc::new(instance), Instant::now() + SHOWN_WITHIN));
+    }
+
+    /// This process has deleted the instance with this UID.
+    pub(crate) fn deleted(&self, key: &Key, uid: &str) {
+        let mut ours = lock(&self.ours);
+        let shown = self.cache.get(key);
+        let is_news = shown.is_some_and(|shown| {
+            shown.metadata.uid.as_deref() == Some(uid) && shown.metadata.deletion_timestamp.is_none()
+        });
+        if is_news || ours.made.contains_key(key) {
+            ours.deleted.insert(uid.into());
+        }
+    }
+
+    /// Whether this process has deleted the instance with this UID though it is not shown so yet.
+    pub(crate) fn is_deleted(&self, uid: &str) -> bool {
+        lock(&self.ours).deleted.contains(uid)
+    }
+}
+
+impl Ours {
+    /// Keeps account of a change that the watch has shown.
+    fn observe(&mut self, change: &Change<VirtualMachineInstance>) {
+        let Change::Object { key, old, new } = change else {
+            return;
+        };
+        self.made.remove(key);
+        for gone in old.iter().chain(new) {
+            let uid = gone.metadata.uid.as_deref().unwrap_or_default();
+            let stays = new.as_ref().is_some_and(|new| {
+                new.metadata.uid.as_deref() == Some(uid) && new.metadata.deletion_timestamp.is_none()
+            });
+            if !stays {
+                self.deleted.remove(uid);
+            }
+        }
+        if let Some(old) = old {
+            self.unindex(key, old);
+        }
+        if let Some(new) = new {
+            self.index(key, new);
+        }
+    }
+
+    fn made_now(&mut self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
+        let (instance, until) = self.made.get(key)?;
+        if Instant::now() < *until {
+            return Some(Arc::clone(instance));
+        }
+        let (instance, _) = self.made.remove(key)?;
+        self.deleted
+            .remove(instance.metadata.uid.as_deref().unwrap_or_default());
+        self.unindex(key, &instance);
+        None
+    }
+
+    fn index(&mut self, key: &Key, instance: &VirtualMachineInstance) {
+        if let Some(uid) = set_of(instance) {
+            self.of_sets.entry(uid).or_default().insert(key.clone());
+        }
+    }
+
+    fn unindex(&mut self, key: &Key, instance: &VirtualMachineInstance) {
+        if let Some(uid) = set_of(instance)
+            && let Some(keys) = self.of_sets.get_mut(&uid)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.of_sets.remove(&uid);
+            }
+        }
+    }
+}
+
+fn lock(ours: &Mutex<Ours>) -> MutexGuard<'_, Ours> {
+    ours.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What controls an instance.
+pub(crate) fn controller(instance: &VirtualMachineInstance) -> Option<&OwnerReference> {
+    let owners = instance.metadata.owner_references.as_ref()?;
+    owners.iter().find(|owner| owner.controller == Some(true))
+}
+
+/// The UID of the replica set that controls an instance.
+fn set_of(instance: &VirtualMachineInstance) -> Option<String> {
+    let owner = controller(instance)?;
+    (owner.kind == "VirtualMachineInstanceReplicaSet").then(|| owner.uid.clone())
+}
+
+/// The replica sets that a change of an instance concerns.
+pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key> {
+    let Change::Object { key, old, new } = change else {
+        return Vec::new();
+    };
+    let owners = old.iter().chain(new).filter_map(|instance| controller(instance));
+    let mut sets: Vec<Key> = owners
+        .filter(|owner| owner.kind == "VirtualMachineInstanceReplicaSet")
+        .map(|owner| Key {
+            namespace: key.namespace.clone(),
+            name: owner.name.as_str().into(),
+        })
+        .collect();
+    sets.dedup();
+    sets
+}
+
+/// Keeps what decides whether an instance is made or deleted: not what the guest is.
+fn prune(instance: &mut VirtualMachineInstance) {
+    instance.metadata.managed_fields = None;
+    if let Some(annotations) = &mut instance.metadata.annotations {
+        use drydock_api::kubevirt::names::{TEMPLATE, VM_GENERATION};
+        annotations.retain(|key, _| key == TEMPLATE || key == VM_GENERATION);
+    }
+    instance.spec = drydock_api::kubevirt::VirtualMachineInstanceSpec::default();
+    if let Some(status) = instance.status.take() {
+        instance.status = Some(drydock_api::kubevirt::VirtualMachineInstanceStatus {
+            phase: status.phase,
+            reason: status.reason,
+            phase_transition_timestamps: status.phase_transition_timestamps,
+            conditions: status.conditions,
+            node_name: status.node_name,
+            ..Default::default()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

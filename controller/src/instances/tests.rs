@@ -1,0 +1,116 @@
+use serde_json::json;
+
+use super::*;
+
+fn key(name: &str) -> Key {
+    Key::namespaced("default", name)
+}
+
+fn instance(name: &str, uid: &str, set: Option<&str>) -> VirtualMachineInstance {
+    let owners = set.map(|set| {
+        json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "name": "web",
+            "uid": set, "controller": true}])
+    });
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": name, "namespace": "default", "uid": uid, "ownerReferences": owners},
+        "spec": {"hostname": "big"},
+        "status": {"phase": "Running", "nodeName": "n1", "qosClass": "Burstable"},
+    }))
+    .unwrap()
+}
+
+fn shown(instances: &Instances, old: Option<VirtualMachineInstance>, new: Option<VirtualMachineInstance>) {
+    let key = Key::of(new.as_ref().or(old.as_ref()).unwrap());
+    let change = Change::Object {
+        key,
+        old: old.map(Arc::new),
+        new: new.map(Arc::new),
+    };
+    lock(&instances.ours).observe(&change);
+}
+
+fn names(instances: &Instances, set: &str) -> Vec<String> {
+    instances
+        .of_set(set)
+        .iter()
+        .map(|instance| instance.name_any())
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_made_is_there_until_it_is_shown_or_a_while_has_passed() {
+    let instances = Instances::filled([instance("a", "u1", Some("s1"))]);
+    instances.made(instance("b", "u2", Some("s1")));
+    instances.made(instance("c", "u3", None));
+    assert!(instances.get(&key("b")).is_some() && instances.get(&key("c")).is_some());
+    assert_eq!(names(&instances, "s1"), ["a", "b"]);
+    assert_eq!(names(&instances, "s2"), [""; 0]);
+    // It was shown, and was gone soon after.
+    shown(&instances, None, Some(instance("b", "u2", Some("s1"))));
+    shown(&instances, Some(instance("b", "u2", Some("s1"))), None);
+    assert!(instances.get(&key("b")).is_none());
+    assert_eq!(names(&instances, "s1"), ["a"]);
+    tokio::time::advance(SHOWN_WITHIN).await;
+    assert!(instances.get(&key("c")).is_none());
+    assert!(instances.get(&key("a")).is_some());
+}
+
+#[tokio::test]
+async fn what_was_deleted_is_so_until_the_watch_says_it() {
+    let instances = Instances::filled([instance("a", "u1", None)]);
+    instances.deleted(&key("a"), "u1");
+    assert!(instances.is_deleted("u1"));
+    // Other news of it change nothing.
+    shown(
+        &instances,
+        Some(instance("a", "u1", None)),
+        Some(instance("a", "u1", None)),
+    );
+    assert!(instances.is_deleted("u1"));
+    let mut leaving = instance("a", "u1", None);
+    leaving.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    shown(&instances, Some(instance("a", "u1", None)), Some(leaving));
+    assert!(!instances.is_deleted("u1"));
+    // Of what is not shown at all there is nothing to remember.
+    instances.deleted(&key("x"), "u9");
+    instances.deleted(&key("a"), "u0");
+    assert!(!instances.is_deleted("u9") && !instances.is_deleted("u0"));
+}
+
+#[test]
+fn a_set_hears_of_instances_that_join_and_leave_it() {
+    let (old, new) = (instance("a", "u1", Some("s1")), instance("a", "u1", None));
+    let change = |old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>| {
+        sets_of_change(&Change::Object {
+            key: key("a"),
+            old: old.cloned().map(Arc::new),
+            new: new.cloned().map(Arc::new),
+        })
+    };
+    assert_eq!(change(None, Some(&old)), [key("web")]);
+    assert_eq!(change(Some(&old), Some(&old)), [key("web")]);
+    assert_eq!(change(Some(&old), Some(&new)), [key("web")]);
+    assert_eq!(change(None, Some(&new)), []);
+}
+
+#[test]
+fn only_what_decides_is_kept_and_little_is_left() {
+    let mut kept = instance("a", "u1", None);
+    prune(&mut kept);
+    let status = kept.status.as_ref().unwrap();
+    assert_eq!(
+        (status.phase.is_some(), status.node_name.as_deref()),
+        (true, Some("n1"))
+    );
+    assert_eq!(
+        (status.qos_class.as_deref(), kept.spec.hostname.as_deref()),
+        (None, None)
+    );
+    // A hundred thousand of them.
+    assert!(
+        size_of::<VirtualMachineInstance>() < 4096,
+        "{}",
+        size_of::<VirtualMachineInstance>()
+    );
+}

@@ -1,0 +1,363 @@
+//! Carries out [`drydock_core::machine::plan`]: each machine has the instance that its run strategy
+//! asks for.
+//!
+//! ```text
+//!  machines, instances, migrations ─▶ which machine ─▶ look ─▶ plan ─▶ status, then instance, event
+//! ```
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, names::VM_FINALIZER},
+};
+use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
+use drydock_runtime::{
+    Cache, Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::json;
+use thiserror::Error;
+use tracing::info;
+
+use crate::{instances::Instances, own_writes::OwnWrites};
+
+mod moving;
+
+pub(crate) use moving::Moving;
+
+/// How many machines are looked at at a time.
+pub(crate) const AT_ONCE: usize = 8;
+/// The annotation by which `kubectl apply` remembers; it is a copy of the whole object.
+pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Looks after all machines.
+pub(crate) struct MachineTask {
+    client: Client,
+    machines: Cache<VirtualMachine>,
+    instances: Instances,
+    moving: Moving,
+    events: Events,
+    written: OwnWrites<VirtualMachine>,
+}
+
+/// What went wrong with one machine.
+#[derive(Debug, Error)]
+pub(crate) enum LookError {
+    /// The API server did not do what was asked.
+    #[error("the API server refused or did not answer")]
+    Api(#[from] kube::Error),
+    /// The instance could not be made; the machine says so.
+    #[error("its instance could not be made: {0}")]
+    NoInstance(String),
+}
+
+impl MachineTask {
+    /// Starts watching; `work` is told which machines to look at. It also has to hear of the
+    /// changes of `instances`: each concerns the machine of the same key.
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        instances: Instances,
+        events: Events,
+        work: &KeyedWork,
+    ) -> Self {
+        let queue = work.clone();
+        let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
+            .prune(prune)
+            .on_change(move |change| queue.hear(change));
+        let queue = work.clone();
+        let moving = Moving::start(&client, watches, move |instance| queue.add(instance));
+        Self {
+            machines: watches.start(machines),
+            client,
+            instances,
+            moving,
+            events,
+            written: OwnWrites::default(),
+        }
+    }
+
+    /// Looks at machines while this process leads, until `process` stops.
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+        let task = Arc::new(self);
+        let all = || {
+            let task = Arc::clone(&task);
+            async move { task.all().await }
+        };
+        let look = |key: Key| {
+            let task = Arc::clone(&task);
+            async move { task.look(&key).await }
+        };
+        work.run(&process.stopping(), leadership, all, look).await;
+    }
+
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(
+            self.machines.answered(),
+            self.instances.answered(),
+            self.moving.answered()
+        );
+        let mut keys = Vec::new();
+        self.machines.for_each(|key, _| keys.push(key.clone()));
+        keys
+    }
+
+    /// Looks at one machine and does what is to be done.
+    ///
+    /// # Errors
+    /// If the API server does not do it; it is safe to look again.
+    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
+        let Some(mut machine) = self.written.newest(key, &self.machines) else {
+            return Ok(Wake::OnChange);
+        };
+        let shown = self.instances.get(key);
+        let uid = shown.as_ref().and_then(|instance| instance.uid()).unwrap_or_default();
+        if self.instances.is_deleted(&uid) {
+            // The watch is about to say so.
+            return Ok(Wake::OnChange);
+        }
+        let (now, migrating) = (clock::now(), self.moving.is_moving(key));
+        let seen = |instance, confirmed| Observed {
+            now,
+            machine: &machine,
+            instance,
+            confirmed,
+            migrating,
+            failed_create: None,
+        };
+        let mut todo = plan(&seen(shown.as_deref(), false));
+        if todo.confirm {
+            let asked = self.instance_api(key).get_opt(&key.name).await?;
+            todo = plan(&seen(asked.as_ref(), true));
+        }
+        let wake = Wake::OnChange.or_at(todo.wake);
+        let failure = match self.carry_out(key, &mut machine, &todo).await {
+            Ok(None) => return Ok(wake),
+            Ok(Some(failure)) => failure,
+            // It has changed since: the watch says how.
+            Err(kube::Error::Api(status)) if status.is_conflict() => return Ok(Wake::OnChange),
+            Err(error) => return Err(error.into()),
+        };
+        let told = plan(&Observed {
+            now,
+            machine: &machine,
+            instance: None,
+            confirmed: true,
+            migrating,
+            failed_create: Some(&failure),
+        });
+        self.tell_all(&machine, &told);
+        if let Some(status) = &told.status {
+            self.write_status(key, &mut machine, status).await?;
+        }
+        // The machine says why by now; the queue looks again, later and later.
+        Err(LookError::NoInstance(failure))
+    }
+
+    /// Does what is planned, and keeps `machine` as the API server has it. Returns why the instance
+    /// could not be made, if it could not.
+    async fn carry_out(&self, key: &Key, machine: &mut VirtualMachine, todo: &Plan) -> kube::Result<Option<String>> {
+        if todo.add_finalizer {
+            let mut finalizers = machine.finalizers().to_vec();
+            finalizers.push(VM_FINALIZER.into());
+            self.write_finalizers(key, machine, &finalizers).await?;
+        }
+        if let Some(status) = &todo.status {
+            self.write_status(key, machine, status).await?;
+        }
+        self.tell_all(machine, todo);
+        if let Some(deletion) = &todo.delete {
+            self.delete(key, machine, deletion).await?;
+        }
+        if let Some(instance) = &todo.create {
+            match self.create(key, machine, instance).await {
+                Ok(()) => {}
+                // What the API server refuses is for people to read; anything else is tried again.
+                Err(kube::Error::Api(status)) if is_refusal(status.code) => return Ok(Some(status.message)),
+                Err(error) => return Err(error),
+            }
+        }
+        if todo.remove_finalizer {
+            let mut finalizers = machine.finalizers().to_vec();
+            finalizers.retain(|name| name != VM_FINALIZER);
+            match self.write_finalizers(key, machine, &finalizers).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                result => result?,
+            }
+            self.written.forget(key);
+        }
+        Ok(None)
+    }
+
+    fn api(&self, key: &Key) -> Api<VirtualMachine> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+
+    fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+
+    /// Replaces the finalizers, if the machine is still as it was looked at.
+    async fn write_finalizers(
+        &self,
+        key: &Key,
+        machine: &mut VirtualMachine,
+        finalizers: &[String],
+    ) -> kube::Result<()> {
+        let patch = json!({"metadata": {
+            "uid": machine.uid(),
+            "resourceVersion": machine.resource_version(),
+            "finalizers": finalizers,
+        }});
+        let parameters = PatchParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let answer = self
+            .api(key)
+            .patch(&key.name, &parameters, &Patch::Merge(patch))
+            .await?;
+        self.remember(key, machine, answer);
+        Ok(())
+    }
+
+    /// Writes the status, if the machine is still as it was looked at.
+    async fn write_status(
+        &self,
+        key: &Key,
+        machine: &mut VirtualMachine,
+        status: &VirtualMachineStatus,
+    ) -> kube::Result<()> {
+        let mut status = json!(status);
+        // Others add requests; an empty list, said, takes theirs away.
+        if status.get("stateChangeRequests").is_none() {
+            status["stateChangeRequests"] = json!([]);
+        }
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": &*key.name, "uid": machine.uid(), "resourceVersion": machine.resource_version()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
+        let answer = self
+            .api(key)
+            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
+            .await?;
+        self.remember(key, machine, answer);
+        Ok(())
+    }
+
+    fn remember(&self, key: &Key, machine: &mut VirtualMachine, mut answer: VirtualMachine) {
+        prune(&mut answer);
+        machine.clone_from(&answer);
+        self.written.remember(key, answer);
+    }
+
+    async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &Deletion) -> kube::Result<()> {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(deletion.uid.clone()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self.instance_api(key).delete(&key.name, &parameters).await {
+            Ok(_) => {
+                let why = deletion.why.as_str();
+                info!(machine = %key, why, "its instance is deleted");
+                self.instances.deleted(key, &deletion.uid);
+                let note = format!(
+                    "Stopped the virtual machine by deleting the virtual machine instance {}: {why}",
+                    key.name
+                );
+                self.tell(machine, Severity::Normal, "SuccessfulDelete", note);
+                Ok(())
+            }
+            // Gone, or another one by now: the watch says so.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn create(&self, key: &Key, machine: &VirtualMachine, instance: &VirtualMachineInstance) -> kube::Result<()> {
+        let parameters = PostParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        match self.instance_api(key).create(&parameters, instance).await {
+            Ok(made) => {
+                info!(machine = %key, "its instance is made");
+                self.instances.made(made);
+                let note = format!(
+                    "Started the virtual machine by creating the new virtual machine instance {}",
+                    key.name
+                );
+                self.tell(machine, Severity::Normal, "SuccessfulCreate", note);
+                Ok(())
+            }
+            // The watch is about to show it, whoever it belongs to.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tell_all(&self, machine: &VirtualMachine, todo: &Plan) {
+        for event in &todo.events {
+            self.tell(machine, severity(event), event.reason, event.message.clone());
+        }
+    }
+
+    fn tell(&self, machine: &VirtualMachine, severity: Severity, reason: &'static str, note: String) {
+        self.events.publish(Event {
+            regarding: ObjectReference {
+                api_version: Some("kubevirt.io/v1".into()),
+                kind: Some("VirtualMachine".into()),
+                name: machine.metadata.name.clone(),
+                namespace: machine.metadata.namespace.clone(),
+                uid: machine.metadata.uid.clone(),
+                resource_version: machine.metadata.resource_version.clone(),
+                ..ObjectReference::default()
+            },
+            related: None,
+            severity,
+            reason: reason.into(),
+            action: "Reconcile".into(),
+            note,
+        });
+    }
+}
+
+/// How bad an event of a plan is.
+pub(crate) fn severity(event: &machine::Event) -> Severity {
+    if event.warning {
+        Severity::Warning
+    } else {
+        Severity::Normal
+    }
+}
+
+/// Whether an answer is for people to read, rather than to be tried again in silence.
+pub(crate) fn is_refusal(code: u16) -> bool {
+    (400..500).contains(&code) && ![408, 409, 429].contains(&code)
+}
+
+/// Drops what is kept by others for themselves.
+pub(crate) fn prune_annotations(annotations: &mut Option<BTreeMap<String, String>>) {
+    if let Some(annotations) = annotations {
+        annotations.remove(LAST_APPLIED);
+    }
+}
+
+fn prune(machine: &mut VirtualMachine) {
+    machine.metadata.managed_fields = None;
+    prune_annotations(&mut machine.metadata.annotations);
+}
+
+#[cfg(test)]
+mod tests;

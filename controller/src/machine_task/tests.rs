@@ -1,0 +1,231 @@
+use drydock_api::kubevirt::{Phase, RunStrategy, names::VM_FINALIZER};
+use drydock_core::machine::instance_of::instance_of;
+use drydock_runtime::{EventMetrics, Reporter};
+use http::Method;
+use serde_json::Value;
+
+use super::*;
+use crate::asked_api_server::{ApiServer, api_server};
+
+const MACHINE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/vm1";
+const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
+
+fn key() -> Key {
+    Key::namespaced("default", "vm1")
+}
+
+/// A machine as the API server has it, at a version.
+fn machine(strategy: RunStrategy, version: &str) -> VirtualMachine {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {
+            "name": "vm1", "namespace": "default", "uid": "vm-uid", "generation": 1,
+            "resourceVersion": version, "finalizers": [VM_FINALIZER],
+        },
+        "spec": {"runStrategy": strategy, "template": {"spec": {}}},
+    }))
+    .unwrap()
+}
+
+fn instance(machine: &VirtualMachine, uid: &str, phase: Phase) -> VirtualMachineInstance {
+    let mut instance = instance_of(machine);
+    instance.metadata.uid = Some(uid.into());
+    instance.metadata.resource_version = Some("100".into());
+    instance.status.get_or_insert_default().phase = Some(phase);
+    instance
+}
+
+/// The task with these objects in its caches, and the API server that it talks to.
+fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -> (MachineTask, ApiServer, ApiServer) {
+    let (client, server) = api_server();
+    let (for_events, told) = api_server();
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let task = MachineTask {
+        client,
+        machines: Cache::filled(machines),
+        instances: Instances::filled(instances),
+        moving: Moving::nothing(),
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        written: OwnWrites::default(),
+    };
+    (task, server, told)
+}
+
+/// The machine after a status was applied to it, as the API server answers.
+fn with_status(machine: &VirtualMachine, body: &Value, version: &str) -> Value {
+    let mut answer = json!(machine);
+    answer["status"] = body["status"].clone();
+    answer["metadata"]["resourceVersion"] = json!(version);
+    answer
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_is_a_status_an_instance_and_an_event_and_is_not_repeated() {
+    let mut first = machine(RunStrategy::Always, "10");
+    first.metadata.finalizers = None;
+    let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
+    let served = async {
+        let finalizers = server.asked().await;
+        assert_eq!((&finalizers.method, finalizers.path()), (&Method::PATCH, MACHINE));
+        let metadata = &finalizers.body["metadata"];
+        assert_eq!(metadata["finalizers"], json!([VM_FINALIZER]));
+        assert_eq!(
+            (&metadata["uid"], &metadata["resourceVersion"]),
+            (&json!("vm-uid"), &json!("10"))
+        );
+        finalizers.with(&json!(machine(RunStrategy::Always, "11")));
+        let status = server.asked().await;
+        assert_eq!(status.path(), format!("{MACHINE}/status"));
+        assert_eq!(status.body["metadata"]["resourceVersion"], "11");
+        assert_eq!(status.body["status"]["printableStatus"], "Starting");
+        assert_eq!(
+            status.body["status"]["stateChangeRequests"],
+            json!([]),
+            "requests of others are taken away"
+        );
+        let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "12");
+        status.with(&answer);
+        let create = server.asked().await;
+        assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
+        assert_eq!(create.body["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
+        let mut made = create.body.clone();
+        made["metadata"]["uid"] = json!("i1");
+        create.with(&made);
+        // The watch has shown nothing yet: what was made counts.
+        let status = server.asked().await;
+        assert_eq!(status.body["status"]["created"], true);
+        let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "13");
+        status.with(&answer);
+    };
+    let looked = async {
+        for _ in 0..3 {
+            assert_eq!(task.look(&key()).await.unwrap(), Wake::OnChange);
+        }
+    };
+    tokio::join!(looked, served);
+    let event = told.asked().await;
+    assert_eq!(
+        (&event.body["reason"], &event.body["regarding"]["name"]),
+        (&json!("SuccessfulCreate"), &json!("vm1"))
+    );
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_is_deleted_once_and_only_if_it_is_the_one_that_was_seen() {
+    let mut halted = machine(RunStrategy::Halted, "10");
+    halted.spec.template.spec.hostname = Some("x".into());
+    let running = instance(&halted, "i1", Phase::Running);
+    let (task, mut server, _told) = task(vec![halted.clone()], vec![running]);
+    let served = async {
+        let status = server.asked().await;
+        assert_eq!(status.body["status"]["printableStatus"], "Stopping");
+        let answer = with_status(&halted, &status.body, "11");
+        status.with(&answer);
+        let delete = server.asked().await;
+        assert_eq!(
+            (&delete.method, delete.path()),
+            (&Method::DELETE, format!("{INSTANCES}/vm1").as_str())
+        );
+        assert_eq!(delete.body["preconditions"]["uid"], "i1");
+        delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
+    };
+    let looked = async {
+        // Though the watch still shows it as it was, it is not deleted again.
+        for _ in 0..3 {
+            assert_eq!(task.look(&key()).await.unwrap(), Wake::OnChange);
+        }
+    };
+    tokio::join!(looked, served);
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_told_on_the_machine_and_tried_again() {
+    let first = machine(RunStrategy::Always, "10");
+    let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
+    let served = async {
+        let status = server.asked().await;
+        let answer = with_status(&first, &status.body, "11");
+        status.with(&answer);
+        server.asked().await.refuse(403, "Forbidden");
+        let status = server.asked().await;
+        assert_eq!(status.body["metadata"]["resourceVersion"], "11");
+        let conditions = status.body["status"]["conditions"].as_array().unwrap();
+        let failure = conditions
+            .iter()
+            .find(|condition| condition["type"] == "Failure")
+            .unwrap();
+        assert_eq!(
+            (&failure["reason"], &failure["message"]),
+            (&json!("FailedCreate"), &json!("refused with 403"))
+        );
+        let answer = with_status(&first, &status.body, "12");
+        status.with(&answer);
+        // The next try has nothing new to say.
+        server.asked().await.refuse(403, "Forbidden");
+    };
+    let looked = async {
+        for _ in 0..2 {
+            let error = task.look(&key()).await.unwrap_err();
+            assert!(matches!(error, LookError::NoInstance(_)), "{error}");
+        }
+    };
+    tokio::join!(looked, served);
+    assert_eq!(told.asked().await.body["reason"], "FailedCreate");
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
+    let first = machine(RunStrategy::Always, "10");
+    let (task, mut server, _told) = task(vec![first], vec![]);
+    let served = async { server.asked().await.refuse(409, "Conflict") };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert_eq!(looked.unwrap(), Wake::OnChange);
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_machine_goes_when_the_api_server_says_that_its_instance_is_gone() {
+    let mut going = machine(RunStrategy::Always, "10");
+    going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    let (task, mut server, _told) = task(vec![going.clone()], vec![]);
+    let served = async {
+        let get = server.asked().await;
+        assert_eq!(
+            (&get.method, get.path()),
+            (&Method::GET, format!("{INSTANCES}/vm1").as_str())
+        );
+        get.refuse(404, "NotFound");
+        let finalizers = server.asked().await;
+        assert_eq!(finalizers.body["metadata"]["finalizers"], json!([]));
+        finalizers.with(&json!(going));
+    };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert_eq!(looked.unwrap(), Wake::OnChange);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_has_to_wait_says_until_when() {
+    let mut waiting = machine(RunStrategy::Always, "10");
+    let retry = clock::now() + jiff::SignedDuration::from_secs(100);
+    waiting.status = serde_json::from_value(json!({
+        "runStrategy": "Always",
+        "startFailure": {"consecutiveFailCount": 3, "lastFailedVMIUID": "i0", "retryAfterTimestamp": retry},
+    }))
+    .unwrap();
+    let (task, mut server, _told) = task(vec![waiting.clone()], vec![]);
+    let served = async {
+        let status = server.asked().await;
+        assert_eq!(status.body["status"]["printableStatus"], "CrashLoopBackOff");
+        let answer = with_status(&waiting, &status.body, "11");
+        status.with(&answer);
+    };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert_eq!(looked.unwrap(), Wake::At(retry));
+    assert!(server.is_left_alone().await);
+}

@@ -1,0 +1,352 @@
+//! Carries out [`drydock_core::replica_set::plan`]: each replica set has as many instances as it
+//! asks for.
+//!
+//! Instances are made in batches of 1, 2, 4, ..., each only if the one before went well, so that a
+//! set that cannot have any costs one request at a time.
+
+use std::sync::Arc;
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceReplicaSet},
+};
+use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan};
+use drydock_runtime::{
+    Cache, Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::json;
+use thiserror::Error;
+use tracing::info;
+
+use crate::{
+    instances::Instances,
+    machine_task::{is_refusal, prune_annotations, severity},
+    own_writes::OwnWrites,
+};
+
+/// How many replica sets are looked at at a time.
+pub(crate) const AT_ONCE: usize = 4;
+/// How many instances are deleted at a time, and made at most in a batch.
+const BATCH: usize = 16;
+
+/// Looks after all replica sets.
+pub(crate) struct ReplicaSetTask {
+    client: Client,
+    sets: Cache<VirtualMachineInstanceReplicaSet>,
+    instances: Instances,
+    events: Events,
+    written: OwnWrites<VirtualMachineInstanceReplicaSet>,
+}
+
+/// What went wrong with one replica set.
+#[derive(Debug, Error)]
+pub(crate) enum LookError {
+    /// The API server did not do what was asked.
+    #[error("the API server refused or did not answer")]
+    Api(#[from] kube::Error),
+    /// Something was refused; the set says so.
+    #[error("the API server refused: {0}")]
+    Refused(String),
+    /// There is something of the name that was to be made, which is not shown yet.
+    #[error("an instance is there that is not seen yet")]
+    NotSeenYet,
+}
+
+/// How a request ended.
+enum Outcome {
+    Done,
+    /// It is for people to read.
+    Refused(String),
+    /// It is tried again.
+    Again(LookError),
+}
+
+impl ReplicaSetTask {
+    /// Starts watching; `work` is told which sets to look at. It also has to hear of the sets that
+    /// changes of `instances` concern.
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        instances: Instances,
+        events: Events,
+        work: &KeyedWork,
+    ) -> Self {
+        let queue = work.clone();
+        let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets")
+            .prune(prune)
+            .on_change(move |change| queue.hear(change));
+        Self {
+            sets: watches.start(sets),
+            client,
+            instances,
+            events,
+            written: OwnWrites::default(),
+        }
+    }
+
+    /// Looks at replica sets while this process leads, until `process` stops.
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+        let task = Arc::new(self);
+        let all = || {
+            let task = Arc::clone(&task);
+            async move { task.all().await }
+        };
+        let look = |key: Key| {
+            let task = Arc::clone(&task);
+            async move { task.look(&key).await }
+        };
+        work.run(&process.stopping(), leadership, all, look).await;
+    }
+
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(self.sets.answered(), self.instances.answered());
+        let mut keys = Vec::new();
+        self.sets.for_each(|key, _| keys.push(key.clone()));
+        keys
+    }
+
+    /// Looks at one set and does what is to be done.
+    ///
+    /// # Errors
+    /// If the API server does not do it; it is safe to look again.
+    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
+        let Some(set) = self.written.newest(key, &self.sets) else {
+            return Ok(Wake::OnChange);
+        };
+        let uid = set.uid().unwrap_or_default();
+        let instances = self.instances.of_set(&uid);
+        let place = |name: &str| Key {
+            namespace: key.namespace.clone(),
+            name: name.into(),
+        };
+        let now = clock::now();
+        let planned = |failure: Option<&Failure>| {
+            plan(&Observed {
+                now,
+                set: &set,
+                instances: &instances,
+                is_deleted: &|uid| self.instances.is_deleted(uid),
+                is_taken: &|name| self.instances.get(&place(name)).is_some(),
+                failure,
+            })
+        };
+        let todo = planned(None);
+        let wake = Wake::OnChange.or_at(todo.wake);
+        let result = self.carry_out(key, &set, &todo).await;
+        let failure = match &result {
+            Err((tried, Outcome::Refused(message))) => Some(Failure {
+                tried: *tried,
+                message: message.clone(),
+            }),
+            _ => None,
+        };
+        // What it says of the failure depends on it; the numbers are those that were seen.
+        let told = if failure.is_some() {
+            planned(failure.as_ref())
+        } else {
+            todo
+        };
+        if let Some(status) = &told.status {
+            self.write_status(key, &set, &json!(status)).await?;
+        }
+        for event in &told.events {
+            self.tell(&set, severity(event), event.reason, event.message.clone());
+        }
+        match result {
+            Ok(()) | Err((_, Outcome::Done)) => Ok(wake),
+            Err((_, Outcome::Refused(message))) => Err(LookError::Refused(message)),
+            Err((_, Outcome::Again(error))) => Err(error),
+        }
+    }
+
+    /// Does what is planned, up to the first thing that cannot be done.
+    async fn carry_out(
+        &self,
+        key: &Key,
+        set: &VirtualMachineInstanceReplicaSet,
+        todo: &Plan,
+    ) -> Result<(), (Tried, Outcome)> {
+        for target in &todo.release {
+            let released = self.release(key, set, target).await;
+            released.map_err(|error| (Tried::Delete, Outcome::Again(error.into())))?;
+        }
+        for batch in todo.delete.chunks(BATCH) {
+            let outcomes = join_all(batch.iter().map(|target| self.delete(key, set, target))).await;
+            first_failure(outcomes).map_or(Ok(()), |failure| Err((Tried::Delete, failure)))?;
+        }
+        let (mut left, mut size) = (todo.create.as_slice(), 1);
+        while !left.is_empty() {
+            let (batch, rest) = left.split_at(size.min(left.len()));
+            let outcomes = join_all(batch.iter().map(|name| self.create(key, set, name))).await;
+            first_failure(outcomes).map_or(Ok(()), |failure| Err((Tried::Create, failure)))?;
+            (left, size) = (rest, (size * 2).min(BATCH));
+        }
+        Ok(())
+    }
+
+    fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+
+    /// Takes the set off the owners of an instance.
+    async fn release(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> kube::Result<()> {
+        let place = Key {
+            namespace: key.namespace.clone(),
+            name: target.name.as_str().into(),
+        };
+        let Some(instance) = self.instances.get(&place) else {
+            return Ok(());
+        };
+        let uid = set.uid();
+        let owners: Vec<_> = instance
+            .owner_references()
+            .iter()
+            .filter(|owner| Some(&owner.uid) != uid.as_ref())
+            .collect();
+        let patch = json!({"metadata": {
+            "uid": target.uid,
+            "resourceVersion": instance.resource_version(),
+            "ownerReferences": owners,
+        }});
+        let parameters = PatchParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let api = self.instance_api(key);
+        match api
+            .patch_metadata(&target.name, &parameters, &Patch::Merge(patch))
+            .await
+        {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> Outcome {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(target.uid.clone()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let place = Key {
+            namespace: key.namespace.clone(),
+            name: target.name.as_str().into(),
+        };
+        match self.instance_api(key).delete(&target.name, &parameters).await {
+            Ok(_) => {
+                info!(set = %key, instance = target.name, "an instance is deleted");
+                self.instances.deleted(&place, &target.uid);
+                let note = format!(
+                    "Stopped the virtual machine by deleting the virtual machine instance {}",
+                    target.name
+                );
+                self.tell(set, Severity::Normal, "SuccessfulDelete", note);
+                Outcome::Done
+            }
+            // Gone, or another one by now: the watch says so.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Outcome::Done,
+            Err(error) => Outcome::of(error),
+        }
+    }
+
+    async fn create(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, name: &str) -> Outcome {
+        let parameters = PostParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        match self
+            .instance_api(key)
+            .create(&parameters, &instance_of(set, name))
+            .await
+        {
+            Ok(made) => {
+                info!(set = %key, instance = name, "an instance is made");
+                self.instances.made(made);
+                let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
+                self.tell(set, Severity::Normal, "SuccessfulCreate", note);
+                Outcome::Done
+            }
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Outcome::Again(LookError::NotSeenYet),
+            Err(error) => Outcome::of(error),
+        }
+    }
+
+    /// Writes the status. It is of this set's making alone, so the last one counts.
+    async fn write_status(
+        &self,
+        key: &Key,
+        set: &VirtualMachineInstanceReplicaSet,
+        status: &serde_json::Value,
+    ) -> kube::Result<()> {
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstanceReplicaSet",
+            "metadata": {"name": &*key.name, "uid": set.uid()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
+        let api = Api::<VirtualMachineInstanceReplicaSet>::namespaced(
+            self.client.clone(),
+            key.namespace.as_deref().unwrap_or_default(),
+        );
+        match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
+            Ok(mut answer) => {
+                prune(&mut answer);
+                self.written.remember(key, answer);
+                Ok(())
+            }
+            // Gone meanwhile: there is nobody to tell.
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tell(&self, set: &VirtualMachineInstanceReplicaSet, severity: Severity, reason: &'static str, note: String) {
+        self.events.publish(Event {
+            regarding: ObjectReference {
+                api_version: Some("kubevirt.io/v1".into()),
+                kind: Some("VirtualMachineInstanceReplicaSet".into()),
+                name: set.metadata.name.clone(),
+                namespace: set.metadata.namespace.clone(),
+                uid: set.metadata.uid.clone(),
+                resource_version: set.metadata.resource_version.clone(),
+                ..ObjectReference::default()
+            },
+            related: None,
+            severity,
+            reason: reason.into(),
+            action: "Reconcile".into(),
+            note,
+        });
+    }
+}
+
+impl Outcome {
+    fn of(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) if is_refusal(status.code) => Self::Refused(status.message),
+            error => Self::Again(error.into()),
+        }
+    }
+}
+
+/// The first of these that is not done.
+fn first_failure(outcomes: Vec<Outcome>) -> Option<Outcome> {
+    outcomes.into_iter().find(|outcome| !matches!(outcome, Outcome::Done))
+}
+
+fn prune(set: &mut VirtualMachineInstanceReplicaSet) {
+    set.metadata.managed_fields = None;
+    prune_annotations(&mut set.metadata.annotations);
+}
+
+#[cfg(test)]
+mod tests;

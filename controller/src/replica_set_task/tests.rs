@@ -1,0 +1,194 @@
+use drydock_api::kubevirt::Phase;
+use drydock_runtime::{EventMetrics, Reporter};
+use http::Method;
+use serde_json::Value;
+
+use super::*;
+use crate::asked_api_server::{ApiServer, api_server};
+
+const SET: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstancereplicasets/web";
+const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
+
+fn key() -> Key {
+    Key::namespaced("default", "web")
+}
+
+fn set(replicas: i32) -> VirtualMachineInstanceReplicaSet {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": "web", "namespace": "default", "uid": "set-uid", "resourceVersion": "10"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {"metadata": {"labels": {"app": "web"}}, "spec": {}},
+        },
+    }))
+    .unwrap()
+}
+
+fn instance(name: &str) -> VirtualMachineInstance {
+    let mut instance = instance_of(&set(1), name);
+    instance.metadata.uid = Some(format!("uid-{name}"));
+    instance.metadata.resource_version = Some("5".into());
+    instance.status.get_or_insert_default().phase = Some(Phase::Running);
+    instance
+}
+
+fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInstance>) -> (ReplicaSetTask, ApiServer) {
+    let (client, server) = api_server();
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let (for_events, _) = api_server();
+    let task = ReplicaSetTask {
+        client,
+        sets: Cache::filled([set]),
+        instances: Instances::filled(instances),
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        written: OwnWrites::default(),
+    };
+    (task, server)
+}
+
+/// What the API server makes of a new instance.
+fn made(body: &Value) -> Value {
+    let mut made = body.clone();
+    made["metadata"]["uid"] = json!(format!("uid-{}", body["metadata"]["name"]));
+    made["metadata"]["resourceVersion"] = json!("20");
+    made
+}
+
+/// Answers the next request, which has to be a status, with the set in that state.
+async fn status(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, version: &str) -> Value {
+    let asked = server.asked().await;
+    assert_eq!(asked.path(), format!("{SET}/status"));
+    let mut answer = json!(set);
+    answer["status"] = asked.body["status"].clone();
+    answer["metadata"]["resourceVersion"] = json!(version);
+    let status = asked.body["status"].clone();
+    asked.with(&answer);
+    status
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_missing_is_made_in_growing_batches_and_counts_before_it_is_shown() {
+    let wanted = set(5);
+    let (task, mut server) = task(wanted.clone(), vec![]);
+    let served = async {
+        for _ in 0..5 {
+            let create = server.asked().await;
+            assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
+            let answer = made(&create.body);
+            create.with(&answer);
+        }
+        assert_eq!(
+            status(&mut server, &wanted, "11").await["replicas"],
+            0,
+            "as it was seen"
+        );
+        assert_eq!(status(&mut server, &wanted, "12").await["replicas"], 5);
+    };
+    let looked = async {
+        for _ in 0..3 {
+            task.look(&key()).await.unwrap();
+        }
+    };
+    tokio::join!(looked, served);
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_can_have_none_costs_one_request_and_says_why() {
+    let wanted = set(100);
+    let (task, mut server) = task(wanted.clone(), vec![]);
+    let served = async {
+        server.asked().await.refuse(403, "Forbidden");
+        let told = status(&mut server, &wanted, "11").await;
+        assert_eq!(told["conditions"][0]["reason"], "FailedCreate");
+        assert_eq!(told["conditions"][0]["message"], "refused with 403");
+        // The next try has nothing new to say.
+        server.asked().await.refuse(403, "Forbidden");
+    };
+    let looked = async {
+        for _ in 0..2 {
+            assert!(matches!(task.look(&key()).await, Err(LookError::Refused(_))));
+        }
+    };
+    tokio::join!(looked, served);
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
+    let wanted = set(2);
+    let (task, mut server) = task(wanted.clone(), vec![]);
+    let served = async {
+        server.asked().await.refuse(409, "AlreadyExists");
+        status(&mut server, &wanted, "11").await;
+    };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert!(matches!(looked, Err(LookError::NotSeenYet)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_much_is_deleted_once() {
+    let wanted = set(1);
+    let (task, mut server) = task(wanted.clone(), vec![instance("a"), instance("b"), instance("c")]);
+    let served = async {
+        let mut deleted = Vec::new();
+        for _ in 0..2 {
+            let delete = server.asked().await;
+            assert_eq!(delete.method, Method::DELETE);
+            let name = delete.path().rsplit('/').next().unwrap().to_owned();
+            assert_eq!(delete.body["preconditions"]["uid"], format!("uid-{name}"));
+            deleted.push(name);
+            delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
+        }
+        assert_eq!(deleted, ["a", "b"]);
+        assert_eq!(
+            status(&mut server, &wanted, "11").await["replicas"],
+            3,
+            "as it was seen"
+        );
+        assert_eq!(status(&mut server, &wanted, "12").await["replicas"], 1);
+    };
+    let looked = async {
+        for _ in 0..3 {
+            task.look(&key()).await.unwrap();
+        }
+    };
+    tokio::join!(looked, served);
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_is_let_go_keeps_its_other_owners() {
+    let wanted = set(0);
+    let mut stranger = instance("a");
+    stranger.metadata.labels = None;
+    let owners = stranger.metadata.owner_references.get_or_insert_default();
+    owners.push(
+        serde_json::from_value(json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "other"})).unwrap(),
+    );
+    let (task, mut server) = task(wanted.clone(), vec![stranger]);
+    let served = async {
+        let release = server.asked().await;
+        assert_eq!(
+            (&release.method, release.path()),
+            (&Method::PATCH, format!("{INSTANCES}/a").as_str())
+        );
+        let metadata = &release.body["metadata"];
+        assert_eq!(
+            (&metadata["uid"], &metadata["resourceVersion"]),
+            (&json!("uid-a"), &json!("5"))
+        );
+        assert_eq!(metadata["ownerReferences"].as_array().unwrap().len(), 1);
+        assert_eq!(metadata["ownerReferences"][0]["uid"], "other");
+        release
+            .with(&json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "a"}}));
+        status(&mut server, &wanted, "11").await;
+    };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    looked.unwrap();
+}
