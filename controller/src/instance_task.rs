@@ -134,7 +134,11 @@ impl InstanceTask {
     fn unfinished(&self) -> Vec<Key> {
         let mut keys = Vec::new();
         self.instances.for_each(|key, instance| {
-            let phase = instance.status.as_ref().and_then(|status| status.phase).unwrap_or_default();
+            let phase = instance
+                .status
+                .as_ref()
+                .and_then(|status| status.phase)
+                .unwrap_or_default();
             if !phase.is_final() {
                 keys.push(key.clone());
             }
@@ -143,13 +147,7 @@ impl InstanceTask {
     }
 
     /// Looks at instances while this process leads, until `process` stops.
-    pub(crate) async fn run(
-        self,
-        process: Process,
-        leadership: Leadership,
-        work: KeyedWork,
-        surroundings: Signal,
-    ) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork, surroundings: Signal) {
         let stopping = process.stopping();
         let task = Arc::new(self);
         let all = || {
@@ -270,7 +268,11 @@ impl InstanceTask {
         let api = Api::<Pod>::namespaced(self.client.clone(), &instance.namespace().unwrap_or_default());
         let parameters = ListParams::default().labels(&format!("{CREATED_BY}={uid}"));
         let pods = api.list(&parameters).await?.items;
-        Ok(pods.into_iter().filter(|pod| controls(uid, pod)).map(Arc::new).collect())
+        Ok(pods
+            .into_iter()
+            .filter(|pod| controls(uid, pod))
+            .map(Arc::new)
+            .collect())
     }
 
     /// The volumes of an instance that are claims, with what is known of these.
@@ -447,7 +449,10 @@ impl InstanceTask {
             .filter_map(|volume| {
                 let info = volume.persistent_volume_claim_info?;
                 let block = info.volume_mode.as_deref() == Some("Block");
-                Some((info.claim_name?, if block { ClaimMode::Block } else { ClaimMode::Filesystem }))
+                Some((
+                    info.claim_name?,
+                    if block { ClaimMode::Block } else { ClaimMode::Filesystem },
+                ))
             })
             .collect();
         let requirements = placement::requirements(&instance.spec, &configuration, &minimum);
