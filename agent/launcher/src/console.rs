@@ -119,3 +119,106 @@ impl Console {
         self.finish(out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        io::{Read, Write},
+        os::{fd::OwnedFd, unix::net::UnixStream},
+        thread,
+        time::Instant,
+    };
+
+    use nix::poll::{PollFd, PollTimeout, poll};
+    use tempfile::TempDir;
+
+    use super::Console;
+    use crate::outlet::Outlet;
+
+    /// A console, its outlet, and what reads from that.
+    fn console(folder: &TempDir) -> (Console, Outlet, std::io::PipeReader) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let console = Console::listen(&folder.path().join("console.sock")).unwrap();
+        let outlet = Outlet::new(File::from(OwnedFd::from(writer)), "of the guest");
+        (console, outlet, reader)
+    }
+
+    fn wait(console: &Console) {
+        let mut fds: Vec<PollFd> = console.waits().collect();
+        poll(&mut fds, PollTimeout::NONE).unwrap();
+    }
+
+    #[test]
+    fn a_guest_never_waits_for_whoever_should_read_its_console() {
+        const LINES: usize = 100_000;
+        let folder = TempDir::new().unwrap();
+        let (mut console, mut outlet, mut reader) = console(&folder);
+        let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();
+        let writer = thread::spawn(move || {
+            for number in 0..LINES {
+                guest.write_all(format!("line {number}\r\n").as_bytes()).unwrap();
+            }
+        });
+        // Nobody reads, and yet the guest gets to its end, and hangs up.
+        console.work(Instant::now(), &mut outlet);
+        while console.connection.is_some() {
+            wait(&console);
+            console.work(Instant::now(), &mut outlet);
+            outlet.flush();
+        }
+        writer.join().unwrap();
+        // Who comes late learns how much is missing.
+        let read = thread::spawn(move || {
+            let mut all = String::new();
+            reader.read_to_string(&mut all).unwrap();
+            all
+        });
+        while outlet
+            .waits()
+            .is_some_and(|wait| poll(&mut [wait], PollTimeout::NONE).is_ok())
+        {
+            outlet.flush();
+        }
+        drop(outlet);
+        let all = read.join().unwrap();
+        let lines = all.lines().filter(|line| line.starts_with("guest: line ")).count();
+        let note = all.lines().find(|line| line.starts_with("launcher: ")).expect("a note");
+        let dropped: usize = note.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(lines + dropped, LINES, "{note}");
+    }
+
+    #[test]
+    fn a_prompt_is_shown_though_its_line_has_no_end() {
+        let folder = TempDir::new().unwrap();
+        let (mut console, mut outlet, mut reader) = console(&folder);
+        let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();
+        guest.write_all(b"login: ").unwrap();
+        console.work(Instant::now(), &mut outlet);
+        assert!(outlet.waits().is_none());
+        let silence = console.wake().expect("it comes back for the prompt");
+        console.work(silence, &mut outlet);
+        assert_eq!(console.wake(), None);
+        outlet.flush();
+        drop(outlet);
+        let mut all = String::new();
+        reader.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "guest: login: \n");
+    }
+
+    #[test]
+    fn a_qemu_that_connects_again_is_heard() {
+        let folder = TempDir::new().unwrap();
+        let (mut console, mut outlet, mut reader) = console(&folder);
+        for text in ["first\n", "second\n"] {
+            let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();
+            guest.write_all(text.as_bytes()).unwrap();
+            console.work(Instant::now(), &mut outlet);
+        }
+        outlet.flush();
+        drop(outlet);
+        let mut all = String::new();
+        reader.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "guest: first\nguest: second\n");
+    }
+}

@@ -12,7 +12,7 @@ mod guest;
 #[path = "pod/sandbox.rs"]
 mod sandbox;
 
-use std::fs;
+use std::{fs, process::Output};
 
 use drydock_api::launcher::Outcome;
 use guest::Manners;
@@ -171,20 +171,11 @@ fn a_guest_that_moves_has_not_ended() {
     let mut source = Sandbox::start(POLITE, 60);
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
-    target.ready();
-    // Both pods have their disks at the same place; here that of the source serves for both.
-    source.virsh(&[
-        "migrate",
-        "--live",
-        "--p2p",
-        "--unsafe",
-        "default_vm1",
-        &target.uri(),
-        "--migrateuri",
-        &format!("unix://{}", target.path("run/drydock/tmp/migration.sock").display()),
-        "--xml",
-        &moved(&source, &target),
-    ]);
+    let disk = &target.ready().disks[0];
+    // As in pods, both have their disks at the same place: here, that of the source serves for both.
+    assert_eq!(disk.virtual_size, 1 << 20);
+    let moved = migrate(&source, &target, &[]);
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
     let (ending, code) = source.ended();
     assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
     target.expect("guest: tick");
@@ -194,11 +185,48 @@ fn a_guest_that_moves_has_not_ended() {
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
 }
 
-/// The domain as it is to be on the target: with the console of that pod.
-fn moved(source: &Sandbox, target: &Sandbox) -> String {
+#[test]
+fn a_guest_that_could_not_move_goes_on_where_it_was_and_the_target_says_so() {
+    let mut source = Sandbox::start(POLITE, 60);
+    source.boot();
+    let mut target = Sandbox::start(POLITE, 60);
+    let disk = target.ready().disks[0].path.clone();
+    // The target's QEMU starts, and finds no disk in it.
+    fs::write(&disk, "no disk").unwrap();
+    let source_disk = source.path("var/lib/drydock/disks/root.qcow2").display().to_string();
+    let moved = migrate(&source, &target, &[(&source_disk, &disk)]);
+    assert!(!moved.status.success());
+    let (ending, code) = target.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    source.expect("guest: tick");
+    source.tell_to_end();
+    let (ending, code) = source.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+}
+
+/// Moves the guest to another pod, where its console is that pod's, and these texts are others.
+fn migrate(source: &Sandbox, target: &Sandbox, changes: &[(&str, &str)]) -> Output {
     let console = |pod: &Sandbox| pod.path("run/drydock/console.sock").display().to_string();
-    let xml = source.virsh(&["dumpxml", "--migratable", "default_vm1"]);
+    let mut xml = source
+        .virsh(&["dumpxml", "--migratable", "default_vm1"])
+        .replace(&console(source), &console(target));
+    for (from, to) in changes {
+        assert!(xml.contains(from), "{from} is not in {xml}");
+        xml = xml.replace(from, to);
+    }
     let file = source.path("moved.xml");
-    fs::write(&file, xml.replace(&console(source), &console(target))).unwrap();
-    file.display().to_string()
+    fs::write(&file, xml).unwrap();
+    let way = format!("unix://{}", target.path("run/drydock/tmp/migration.sock").display());
+    source.try_virsh(&[
+        "migrate",
+        "--live",
+        "--p2p",
+        "--unsafe",
+        "default_vm1",
+        &target.uri(),
+        "--migrateuri",
+        &way,
+        "--xml",
+        file.to_str().unwrap(),
+    ])
 }
