@@ -31,8 +31,8 @@ use drydock_api::{facts::VirtType, kubevirt::VirtualMachineInstanceSpec, launche
 
 pub use consoles::VNC_SOCKET;
 pub use disks::{DiskTargetName, disk_alias, disk_targets};
-pub use interfaces::{USUAL_TCP, USUAL_UDP};
 pub use identity::{firmware_uuid, mac_address};
+pub use interfaces::{USUAL_TCP, USUAL_UDP};
 pub use memory::guest_memory;
 pub use problem::DomainProblem;
 
