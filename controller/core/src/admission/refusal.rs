@@ -112,6 +112,11 @@ impl Refusals {
         self.0
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether something in this place has been refused already.
     pub(super) fn has_refused_within(&self, at: &At) -> bool {
         self.0.iter().any(|refusal| {
@@ -179,6 +184,12 @@ impl Refusals {
     pub(super) fn conflict(&mut self, at: &At, with: impl fmt::Display) {
         let message = format!("{at} cannot be set together with {with}");
         self.add(Reason::Conflict, at, message);
+    }
+
+    /// Values that are right one by one and cannot be had together.
+    pub(super) fn impossible(&mut self, at: &At, why: &str) {
+        let message = format!("{at} cannot be had: {why}");
+        self.add(Reason::NotAllowed, at, message);
     }
 
     /// Something that cannot be changed, in the words that KubeVirt has for it.

@@ -3,9 +3,11 @@
 //! - [`cpu_and_memory`], [`hardware`]: the guest's CPU, memory, machine, firmware and clock.
 //! - [`disks`], [`volumes`], [`networks`]: its devices and what they are connected to.
 //! - [`scheduling`], [`probes`]: what goes into its pod, as the API server would judge it there.
+//! - [`describable`]: whether the guest can be described to libvirt.
 //! - [`machine`], [`replica_set`]: what makes instances.
 
 mod cpu_and_memory;
+mod describable;
 mod disks;
 mod hardware;
 mod machine;
@@ -66,6 +68,7 @@ fn instance(raw: Option<&Value>, at: &At, refusals: &mut Refusals) {
         Err(error) => return refusals.malformed(at, &error.to_string()),
     };
     let domain = at.field("domain");
+    let before = refusals.count();
     cpu_and_memory::check(&spec.domain, &domain, refusals);
     hardware::check(&spec, at, refusals);
     volumes::check(&spec.volumes, at, refusals);
@@ -73,4 +76,7 @@ fn instance(raw: Option<&Value>, at: &At, refusals: &mut Refusals) {
     networks::check(&spec, at, refusals);
     probes::check(&spec, at, refusals);
     scheduling::check(&spec, at, refusals);
+    if refusals.count() == before {
+        describable::check(&spec, at, refusals);
+    }
 }

@@ -33,7 +33,17 @@ fn check(cases: &[Case]) {
 #[test]
 fn cpus() {
     check(&[
-        (&[("/domain/cpu", r#"{"cores": 8, "sockets": 8, "threads": 8}"#)], ""),
+        (
+            &[
+                ("/architecture", r#""arm64""#),
+                ("/domain/cpu", r#"{"cores": 8, "sockets": 8, "threads": 8}"#),
+            ],
+            "",
+        ),
+        (
+            &[("/domain/cpu", r#"{"cores": 8, "sockets": 8, "threads": 8}"#)],
+            "spec.domain cannot be had: the guest would have 512 CPUs; 1 to 255 are possible",
+        ),
         (
             &[("/domain/cpu", r#"{"cores": 8, "sockets": 8, "threads": 9}"#)],
             "spec.domain.cpu: `576 CPUs` is not allowed; allowed: at most 512 as the product of cores",
@@ -266,6 +276,26 @@ fn disks() {
             "spec.domain.devices.disks[0].bootOrder: `0` is not allowed; allowed: 1 or more",
         ),
     ]);
+}
+
+#[test]
+fn what_cannot_be_described_to_libvirt_is_told_at_creation() {
+    check(&[(
+        &[("/domain/devices/disks/0/disk", r#"{"bus": "sata", "readonly": true}"#)],
+        "spec.domain cannot be had: disk `root` cannot be read-only on bus sata; virtio and scsi are possible",
+    )]);
+    let mut object = instance();
+    for number in 0..200 {
+        let name = format!("disk-{number}");
+        put(&mut object, "/spec/domain/devices/disks/-", json!({"name": name}));
+        let volume = json!({"name": name, "emptyDisk": {"capacity": "1Gi"}});
+        put(&mut object, "/spec/volumes/-", volume);
+    }
+    let told = told(&object, Kind::Instance);
+    assert!(
+        told.contains("spec.domain cannot be had: there are too many devices"),
+        "{told}"
+    );
 }
 
 #[test]
