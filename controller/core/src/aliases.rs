@@ -20,8 +20,10 @@ pub fn names_of<'a>(name: &'a str, models: &'a [CpuModel]) -> impl Iterator<Item
     std::iter::once(name).chain(
         models
             .iter()
-            .map(|model| model.name.as_str())
-            .filter(move |other| *other != name && (*other == version || canonical(other, models) == version)),
+            .filter(move |other| {
+                other.name != name && (other.name == version || other.canonical.as_deref() == Some(version))
+            })
+            .map(|other| other.name.as_str()),
     )
 }
 

@@ -285,23 +285,19 @@ fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -
 /// What the full sets say against a node, whatever its labels say.
 fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     let Some(facts) = node.virtualization() else { return };
-    if let Some(model) = needs
-        .model
-        .as_ref()
-        .filter(|model| !needs.obsolete.covers(model, &facts.models))
+    if let Some(model) = &needs.model
+        && let Some(lack) = lacks_model(model, &facts.models)
+        && !needs.obsolete.covers(model, &facts.models)
     {
-        found.extend(lacks_model(model, &facts.models));
+        found.insert(lack);
     }
-    let features: BTreeSet<&str> = facts.features.iter().map(String::as_str).collect();
-    for feature in &needs.features {
-        if !features.contains(feature.as_str()) {
-            found.insert(Misfit::LacksFeature(feature.clone()));
-        }
+    // Few features are asked for: a set of all would cost more than it saves.
+    let can = |name: &String| facts.features.contains(name);
+    for feature in needs.features.iter().filter(|feature| !can(feature)) {
+        found.insert(Misfit::LacksFeature(feature.clone()));
     }
-    for feature in &needs.forbidden {
-        if features.contains(feature.as_str()) {
-            found.insert(Misfit::HasForbidden(feature.clone()));
-        }
+    for feature in needs.forbidden.iter().filter(|feature| can(feature)) {
+        found.insert(Misfit::HasForbidden(feature.clone()));
     }
     // Whoever lacks the very feature that is asked for need not be told about the minimum.
     if needs

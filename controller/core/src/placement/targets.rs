@@ -100,15 +100,36 @@ fn running(
         found.insert(Misfit::OtherVendor(vendor.clone()));
     }
     found.extend(lacks_base(cpu, there));
-    let can: BTreeSet<&str> = there.features.iter().map(String::as_str).collect();
+    let can = Features::of(there);
+    let source = source.map(Features::of);
     // A guest may have features that no inspection lists: what is not listed where it runs either
     // proves nothing of another node.
-    let listed = |feature: &str| source.is_none_or(|source| source.features.iter().any(|known| known == feature));
-    let lacking = cpu
-        .required
-        .iter()
-        .filter(|feature| !can.contains(feature.as_str()) && listed(feature));
+    let listed = |name: &str| source.as_ref().is_none_or(|source| source.contain(name));
+    let lacking = cpu.required.iter().filter(|name| !can.contain(name) && listed(name));
     found.extend(lacking.cloned().map(Misfit::LacksFeature));
+}
+
+/// Features that guests can have on a node, looked up quickly where they are listed in order.
+struct Features<'a> {
+    names: &'a [String],
+    sorted: bool,
+}
+
+impl<'a> Features<'a> {
+    fn of(facts: &'a VirtualizationFacts) -> Self {
+        Self {
+            names: &facts.features,
+            sorted: facts.features.is_sorted(),
+        }
+    }
+
+    fn contain(&self, wanted: &str) -> bool {
+        if self.sorted {
+            self.names.binary_search_by(|name| name.as_str().cmp(wanted)).is_ok()
+        } else {
+            self.names.iter().any(|name| name == wanted)
+        }
+    }
 }
 
 /// That guests cannot have the model on which the guest's CPU is based, without what it lacks
@@ -121,21 +142,20 @@ fn lacks_base(cpu: &GuestCpu, there: &VirtualizationFacts) -> Option<Misfit> {
             .cloned()
             .collect()
     };
-    let names: BTreeSet<&str> = aliases::names_of(&cpu.model, &there.models).collect();
-    let mut known = there
-        .models
-        .iter()
-        .filter(|model| names.contains(model.name.as_str()))
-        .peekable();
-    if known.peek().is_none() {
+    let exact = |name: &str| there.models.iter().find(|model| model.name == name);
+    // A model is as usable by each of its names.
+    let model = exact(&cpu.model).or_else(|| aliases::names_of(&cpu.model, &there.models).find_map(exact));
+    let Some(model) = model else {
         return Some(Misfit::LacksModel(cpu.model.clone(), Vec::new()));
+    };
+    if model.usable != Usable::No {
+        return None;
     }
-    let model = known.find(|model| model.usable == Usable::No)?;
     let missing = lack(&model.blockers);
     let host = there
         .host_model
         .as_ref()
-        .filter(|host| names.contains(host.name.as_str()));
+        .filter(|host| aliases::names_of(&cpu.model, &there.models).any(|name| name == host.name));
     match host {
         _ if !missing.is_empty() => Some(Misfit::LacksModel(cpu.model.clone(), missing)),
         _ if !model.blockers.is_empty() => None,
