@@ -1,0 +1,500 @@
+//! Virtual machines and replica sets with real guests: who is started again after what, and what
+//! people see of it.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{
+    Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet, names,
+};
+use drydock_tests::{
+    Cluster,
+    guests::{NAMESPACE, instance, spec},
+    watching::{until, until_some},
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+/// How a guest comes to its end.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    PowersOff,
+    Crashes,
+    PodDeleted,
+    PodEvicted,
+}
+
+/// What is there afterwards.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Then {
+    /// Another instance, which runs.
+    Again,
+    /// No instance.
+    Gone,
+    /// The instance in its final phase.
+    Stays,
+}
+
+const ENDS: [(End, &str); 4] = [
+    (End::PowersOff, "off"),
+    (End::Crashes, "crash"),
+    (End::PodDeleted, "deleted"),
+    (End::PodEvicted, "evicted"),
+];
+
+fn machine(name: &str, strategy: RunStrategy) -> String {
+    format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
+         spec:\n  runStrategy: {}\n  template:\n    metadata: {{labels: {{app: {name}}}}}\n    spec:\n{}",
+        strategy.as_str(),
+        spec("count: 1s", 6)
+    )
+}
+
+fn replica_set(name: &str, replicas: i32) -> String {
+    format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstanceReplicaSet\n\
+         metadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  replicas: {replicas}\n  \
+         selector: {{matchLabels: {{app: {name}}}}}\n  template:\n    metadata: {{labels: {{app: {name}}}}}\n    spec:\n{}",
+        spec("count: 1s", 6)
+    )
+}
+
+fn machines(cluster: &Cluster) -> Api<VirtualMachine> {
+    Api::namespaced(cluster.client.clone(), NAMESPACE)
+}
+
+fn sets(cluster: &Cluster) -> Api<VirtualMachineInstanceReplicaSet> {
+    Api::namespaced(cluster.client.clone(), NAMESPACE)
+}
+
+async fn clean() -> Result<Cluster> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    until_some("no machine to be left", || async {
+        let left = machines(&cluster).list(&ListParams::default()).await?.items;
+        Ok(left.is_empty().then_some(()))
+    })
+    .await?;
+    Ok(cluster)
+}
+
+/// Waits until a machine's `printableStatus` is one of these words.
+async fn until_word(cluster: &Cluster, name: &str, words: &[&str]) -> Result<VirtualMachine> {
+    until(
+        machines(cluster),
+        name,
+        &words.join(" or "),
+        |machine: &VirtualMachine| {
+            let word = machine
+                .status
+                .as_ref()
+                .and_then(|status| status.printable_status.as_deref());
+            word.is_some_and(|word| words.contains(&word))
+        },
+    )
+    .await
+}
+
+/// Waits until a condition of a machine has a status.
+async fn until_condition(cluster: &Cluster, name: &str, type_: &str, status: &str) -> Result<String> {
+    let what = format!("{type_}={status}");
+    let found = until(machines(cluster), name, &what, |machine: &VirtualMachine| {
+        condition(machine, type_).is_some_and(|found| found.0 == status)
+    })
+    .await?;
+    Ok(condition(&found, type_).map(|found| found.1).unwrap_or_default())
+}
+
+/// Status and reason of a machine's condition.
+fn condition(machine: &VirtualMachine, type_: &str) -> Option<(String, String)> {
+    let conditions = &machine.status.as_ref()?.conditions;
+    let found = conditions.iter().find(|condition| condition.type_ == type_)?;
+    Some((found.status.clone(), found.reason.clone().unwrap_or_default()))
+}
+
+/// Asks a machine to do something, as the subresources do.
+async fn ask(cluster: &Cluster, name: &str, requests: Value) -> Result<()> {
+    let patch = Patch::Merge(json!({"status": {"stateChangeRequests": requests}}));
+    machines(cluster)
+        .patch_status(name, &PatchParams::default(), &patch)
+        .await?;
+    Ok(())
+}
+
+/// Waits until a guest runs in an instance of this name that is not `before`; its UID.
+async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> Result<String> {
+    let running = until_some(&format!("{name} to run, not in {before:?}"), || async {
+        let found = cluster.instances().get_opt(name).await?;
+        Ok(found.filter(|found| {
+            let phase = found.status.as_ref().and_then(|status| status.phase);
+            found.uid().as_deref() != before && phase == Some(Phase::Running)
+        }))
+    })
+    .await?;
+    cluster.until_console(name, "drydock-guest ready").await?;
+    running.uid().context("an instance without a UID")
+}
+
+/// Brings the guest of an instance to its end.
+async fn bring_about(cluster: &Cluster, name: &str, end: End) -> Result<()> {
+    let pod = cluster.launcher(name).await?.name_any();
+    let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
+    match end {
+        End::PowersOff => drop(in_pod(&format!(
+            "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' shutdown {NAMESPACE}_{name}"
+        ))?),
+        End::Crashes => drop(in_pod(
+            "for p in /proc/[0-9]*; do case $(cat $p/comm) in qemu-system*) kill -KILL ${p#/proc/};; esac; done; true",
+        )?),
+        End::PodDeleted => drop(cluster.pods().delete(&pod, &DeleteParams::default()).await?),
+        End::PodEvicted => drop(cluster.pods().evict(&pod, &EvictParams::default()).await?),
+    }
+    Ok(())
+}
+
+/// Waits for what has to be there after an end.
+async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<()> {
+    match then {
+        Then::Again => {
+            until_running(cluster, name, Some(uid)).await?;
+            until_word(cluster, name, &["Running"]).await?;
+        }
+        Then::Gone => {
+            cluster.until_gone(name).await?;
+            let machine = until_word(cluster, name, &["Stopped"]).await?;
+            ensure!(
+                !machine.status.is_some_and(|status| status.created),
+                "{name} is created"
+            );
+        }
+        Then::Stays => {
+            let stays = until(
+                cluster.instances(),
+                name,
+                "its end",
+                |instance: &VirtualMachineInstance| {
+                    let phase = instance.status.as_ref().and_then(|status| status.phase);
+                    phase.is_some_and(Phase::is_final)
+                },
+            )
+            .await?;
+            assert_eq!(stays.uid().as_deref(), Some(uid), "{name}");
+            until_word(cluster, name, &["Stopped"]).await?;
+            let still = cluster.instances().get(name).await?;
+            assert_eq!(still.uid().as_deref(), Some(uid), "{name} was made anew");
+        }
+    }
+    Ok(())
+}
+
+/// All four ends of a guest under one run strategy.
+async fn ends(strategy: RunStrategy, expected: [Then; 4]) -> Result<()> {
+    let cluster = clean().await?;
+    for (_, name) in ENDS {
+        cluster.apply(&machine(name, strategy))?;
+        if strategy == RunStrategy::Manual {
+            until_word(&cluster, name, &["Stopped"]).await?;
+            ask(&cluster, name, json!([{"action": "Start"}])).await?;
+        }
+    }
+    let mut started = Vec::new();
+    for ((end, name), then) in ENDS.into_iter().zip(expected) {
+        let uid = until_running(&cluster, name, None).await?;
+        until_word(&cluster, name, &["Running"]).await?;
+        bring_about(&cluster, name, end).await?;
+        started.push((name, end, uid, then));
+    }
+    for (name, end, uid, then) in started {
+        check(&cluster, name, &uid, then)
+            .await
+            .with_context(|| format!("{strategy:?}, {end:?}, {then:?}"))?;
+    }
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn always_runs_again_after_every_end() -> Result<()> {
+    ends(RunStrategy::Always, [Then::Again; 4]).await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn rerun_on_failure_runs_again_after_a_crash_and_an_eviction() -> Result<()> {
+    let expected = [Then::Gone, Then::Again, Then::Gone, Then::Again];
+    ends(RunStrategy::RerunOnFailure, expected).await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn manual_starts_when_asked_and_stays_as_it_ended() -> Result<()> {
+    ends(RunStrategy::Manual, [Then::Stays; 4]).await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn once_runs_once() -> Result<()> {
+    ends(RunStrategy::Once, [Then::Stays; 4]).await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn halted_ends_what_runs_and_nothing_of_a_deleted_machine_is_left() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "halted";
+    cluster.apply(&machine(name, RunStrategy::Halted))?;
+    let idle = until_word(&cluster, name, &["Stopped"]).await?;
+    assert_eq!(condition(&idle, "Ready"), Some(("False".into(), "VMINotExists".into())));
+    let strategy = |strategy: &str| {
+        let patch = json!({"spec": {"runStrategy": strategy}}).to_string();
+        cluster.kubectl(&["patch", "vm", name, "--type=merge", "--patch", &patch])
+    };
+    strategy("Always")?;
+    until_running(&cluster, name, None).await?;
+    until_condition(&cluster, name, "Ready", "True").await?;
+    strategy("Halted")?;
+    until_word(&cluster, name, &["Stopping", "Stopped"]).await?;
+    cluster.until_gone(name).await?;
+    until_word(&cluster, name, &["Stopped"]).await?;
+
+    strategy("Always")?;
+    let running = until_running(&cluster, name, None).await?;
+    cluster.kubectl(&["delete", "vm", name, "--wait=false"])?;
+    until_some("the machine to be gone", || async {
+        Ok(machines(&cluster).get_opt(name).await?.is_none().then_some(()))
+    })
+    .await?;
+    ensure!(
+        cluster.instances().get_opt(name).await?.is_none(),
+        "its instance is left"
+    );
+    let pods = ListParams::default().labels(&format!("{}={running}", names::CREATED_BY));
+    until_some("its pods to be gone", || async {
+        Ok(cluster.pods().list(&pods).await?.items.is_empty().then_some(()))
+    })
+    .await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_changed_template_counts_from_the_restart_that_it_asks_for() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "changing";
+    cluster.apply(&machine(name, RunStrategy::Always))?;
+    let first = until_running(&cluster, name, None).await?;
+    let running = until_word(&cluster, name, &["Running"]).await?;
+    assert_eq!(condition(&running, "RestartRequired"), None);
+    let patch = json!({"spec": {"template": {"spec": {"hostname": "another"}}}}).to_string();
+    cluster.kubectl(&["patch", "vm", name, "--type=merge", "--patch", &patch])?;
+    until_condition(&cluster, name, "RestartRequired", "True").await?;
+    assert_eq!(
+        cluster.instances().get(name).await?.uid().as_deref(),
+        Some(first.as_str())
+    );
+    ask(
+        &cluster,
+        name,
+        json!([{"action": "Stop", "uid": first}, {"action": "Start"}]),
+    )
+    .await?;
+    until_running(&cluster, name, Some(&first)).await?;
+    let console = cluster.console(name).await?;
+    ensure!(console.contains("hostname=another"), "{console}");
+    until(
+        machines(&cluster),
+        name,
+        "no restart to be required",
+        |machine: &VirtualMachine| {
+            let asked = machine
+                .status
+                .as_ref()
+                .is_some_and(|status| !status.state_change_requests.is_empty());
+            condition(machine, "RestartRequired").is_none() && !asked
+        },
+    )
+    .await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn what_keeps_a_machine_from_starting_is_named() -> Result<()> {
+    let cluster = clean().await?;
+    let plain = machine("hindered", RunStrategy::Always);
+    for (name, from, to, words) in [
+        (
+            "image",
+            "containerDisk: {image: ",
+            "containerDisk: {image: nowhere.invalid/",
+            &["ErrImagePull", "ImagePullBackOff"][..],
+        ),
+        (
+            "nowhere",
+            "      terminationGracePeriodSeconds:",
+            "      nodeSelector: {example.com/no-such-node: here}\n      terminationGracePeriodSeconds:",
+            &["ErrorUnschedulable"],
+        ),
+        (
+            "claimless",
+            "      volumes:",
+            "      volumes:\n      - name: none\n        persistentVolumeClaim: {claimName: none}",
+            &["ErrorPvcNotFound", "ErrorUnschedulable"],
+        ),
+    ] {
+        ensure!(plain.contains(from), "{from:?} is not in\n{plain}");
+        let mut manifest = plain.replace("hindered", name).replace(from, to);
+        if name == "claimless" {
+            manifest = manifest.replace(
+                "        disks:",
+                "        disks:\n          - {name: none, disk: {bus: virtio}}",
+            );
+        }
+        cluster.apply(&manifest)?;
+        until_word(&cluster, name, words).await?;
+    }
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_instance_of_the_same_name_is_neither_used_nor_deleted() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "taken";
+    cluster.apply(&instance(name, "count: 1s"))?;
+    let bare = until_running(&cluster, name, None).await?;
+    cluster.apply(&machine(name, RunStrategy::Always))?;
+    assert_eq!(
+        until_condition(&cluster, name, "Failure", "True").await?,
+        "InstanceNotOwned"
+    );
+    cluster.kubectl(&["delete", "vm", name, "--wait=true", "--timeout=60s"])?;
+    let left = cluster.instances().get(name).await?;
+    assert_eq!(
+        (left.uid().as_deref(), left.metadata.deletion_timestamp),
+        (Some(bare.as_str()), None)
+    );
+    cluster.no_guests().await
+}
+
+/// Waits until a replica set says that it has and needs so many.
+async fn until_replicas(cluster: &Cluster, name: &str, replicas: i32, ready: i32) -> Result<()> {
+    let what = format!("{replicas} replicas, {ready} ready");
+    until(sets(cluster), name, &what, |set: &VirtualMachineInstanceReplicaSet| {
+        set.status
+            .as_ref()
+            .is_some_and(|status| (status.replicas, status.ready_replicas) == (replicas, ready))
+    })
+    .await?;
+    Ok(())
+}
+
+/// The instances of a replica set that are not on their way out, by name.
+async fn members(cluster: &Cluster, name: &str) -> Result<Vec<VirtualMachineInstance>> {
+    let mut all = cluster
+        .instances()
+        .list(&ListParams::default().labels(&format!("app={name}")))
+        .await?
+        .items;
+    all.retain(|instance| instance.metadata.deletion_timestamp.is_none());
+    all.sort_by_key(ResourceExt::name_any);
+    Ok(all)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "web";
+    cluster.apply(&replica_set(name, 2))?;
+    until_replicas(&cluster, name, 2, 2).await?;
+    let status = sets(&cluster).get(name).await?.status.context("no status")?;
+    assert_eq!(status.label_selector.as_deref(), Some("app=web"));
+
+    cluster.kubectl(&["scale", "vmirs", name, "--replicas=3"])?;
+    until_replicas(&cluster, name, 3, 3).await?;
+
+    // One that crashes is replaced, and nothing of it is left.
+    let before = members(&cluster, name).await?;
+    let victim = before.first().context("no members")?;
+    bring_about(&cluster, &victim.name_any(), End::Crashes).await?;
+    until_some("another one in its place", || async {
+        let now = members(&cluster, name).await?;
+        let replaced = !now.iter().any(|member| member.uid() == victim.uid());
+        Ok((replaced && now.len() == 3).then_some(()))
+    })
+    .await?;
+    until_replicas(&cluster, name, 3, 3).await?;
+
+    // So is one that is evicted.
+    let evicted = members(&cluster, name).await?.pop().context("no members")?;
+    bring_about(&cluster, &evicted.name_any(), End::PodEvicted).await?;
+    until_some("another one in its place", || async {
+        let now = members(&cluster, name).await?;
+        let replaced = !now.iter().any(|member| member.uid() == evicted.uid());
+        Ok((replaced && now.len() == 3).then_some(()))
+    })
+    .await?;
+
+    cluster.kubectl(&["scale", "vmirs", name, "--replicas=1"])?;
+    until_replicas(&cluster, name, 1, 1).await?;
+    assert_eq!(members(&cluster, name).await?.len(), 1);
+
+    // A paused set does nothing until it goes on.
+    let pause = |paused: bool| {
+        let patch = json!({"spec": {"paused": paused}}).to_string();
+        cluster.kubectl(&["patch", "vmirs", name, "--type=merge", "--patch", &patch])
+    };
+    pause(true)?;
+    cluster.kubectl(&["scale", "vmirs", name, "--replicas=2"])?;
+    until(
+        sets(&cluster),
+        name,
+        "a pause",
+        |set: &VirtualMachineInstanceReplicaSet| {
+            let conditions = set.status.iter().flat_map(|status| &status.conditions);
+            conditions
+                .into_iter()
+                .any(|condition| condition.type_ == "ReplicaPaused")
+        },
+    )
+    .await?;
+    assert_eq!(members(&cluster, name).await?.len(), 1);
+    pause(false)?;
+    until_replicas(&cluster, name, 2, 2).await?;
+
+    // Its deletion takes them along.
+    cluster.kubectl(&["delete", "vmirs", name])?;
+    until_some("its instances to be gone", || async {
+        let left = cluster.instances().list(&ListParams::default()).await?.items;
+        Ok(left.is_empty().then_some(()))
+    })
+    .await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_instance_whose_labels_are_changed_leaves_its_set_and_is_replaced() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "letgo";
+    cluster.apply(&replica_set(name, 1))?;
+    until_replicas(&cluster, name, 1, 1).await?;
+    let first = members(&cluster, name).await?.pop().context("no member")?;
+    cluster.kubectl(&["label", "vmi", &first.name_any(), "--overwrite", "app=debug"])?;
+    let free = until(
+        cluster.instances(),
+        &first.name_any(),
+        "no owner",
+        |instance: &VirtualMachineInstance| instance.owner_references().is_empty(),
+    )
+    .await?;
+    assert_eq!(free.uid(), first.uid());
+    until_some("another one in its place", || async {
+        Ok((members(&cluster, name).await?.len() == 1).then_some(()))
+    })
+    .await?;
+    cluster.no_guests().await
+}
