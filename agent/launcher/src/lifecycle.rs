@@ -14,6 +14,8 @@
 //! [`Lifecycle::step`] takes in what happened and says what is to be done; it is then called again
 //! at the latest at [`Lifecycle::wake`]. Time is counted from the launcher's start.
 
+mod happenings;
+mod stopping;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +23,8 @@ use std::time::Duration;
 
 use drydock_api::launcher::{Ending, Outcome};
 use nix::{sys::signal::Signal, unistd::Pid};
+
+pub(crate) use happenings::{Action, Event, Question};
 
 use crate::{
     domain_log::DomainLog,
@@ -52,72 +56,6 @@ const NOTICE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(5);
 /// How long QEMU may take to end when asked to past libvirt.
 const POLITE: Duration = Duration::from_secs(10);
-
-/// Something happened.
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    /// Time passed.
-    Time,
-    /// The pod is told to end.
-    ToldToEnd,
-    /// The disks are there, or why not.
-    Prepared(Result<(), String>),
-    /// libvirtd accepts connections.
-    LibvirtdListens,
-    /// libvirtd has ended, or could not be started.
-    LibvirtdEnded(String),
-    /// The domain has a QEMU.
-    QemuStarted(Pid),
-    /// A QEMU has ended: the guest's, or one that libvirt only asked about itself.
-    QemuEnded(Pid, ProcessEnd),
-    /// libvirt keeps no state of the domain any more.
-    StateRemoved,
-    /// libvirt or QEMU has written to the domain's log.
-    LogWritten,
-    /// libvirt answered [`Question::State`], or why it did not.
-    Answered(Result<DomainState, String>),
-    /// libvirt did another [`Question`], or why it did not.
-    Done(Question, Result<(), String>),
-    /// What the domain's log says, and whether the kernel killed for memory.
-    Log(DomainLog, bool),
-}
-
-/// Something to ask of libvirt; one at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
-    /// The domain's state.
-    State,
-    /// To press its power button.
-    PowerButton,
-    /// To destroy it.
-    Destroy,
-    /// Nothing but to answer once all that was asked before about the domain is done, whoever asked.
-    /// Only for a domain that has ended.
-    Settled,
-}
-
-/// Something to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Start libvirtd.
-    StartLibvirtd,
-    /// Kill libvirtd.
-    KillLibvirtd,
-    /// Ask libvirt.
-    Ask(Question),
-    /// Forget the question that is being asked.
-    Abandon,
-    /// Send QEMU a signal.
-    SignalQemu(Pid, Signal),
-    /// Say that the pod is ready for its guest.
-    SayReady,
-    /// Read the domain's log; [`Event::Log`] follows at once.
-    ReadLog,
-    /// Tell people.
-    Say(String),
-    /// End, with this message.
-    End(Ending),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Libvirtd {
@@ -552,111 +490,6 @@ impl Lifecycle {
             out_of_memory,
         };
         self.end(ending(&seen), actions);
-    }
-
-    /// Steps towards the end that the pod was told of.
-    fn stopping(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        let Some(mut stop) = self.stop else { return };
-        match self.guest {
-            Guest::Never => self.close(now, actions),
-            Guest::Ended { .. } => {}
-            Guest::Runs { .. } => {
-                let passed = now.saturating_sub(stop.since);
-                // It came up while libvirtd was being ended so that none would.
-                let too_late = matches!(self.libvirtd, Libvirtd::Off { again: None });
-                if passed >= self.grace.give_up {
-                    self.forced = true;
-                    self.concluding = Some(None);
-                    actions.push(Action::ReadLog);
-                } else if !stop.destroyed && (passed >= self.grace.destroy || too_late) {
-                    stop.destroyed = true;
-                    self.kill_at = Some(now + self.grace.kill.saturating_sub(self.grace.destroy));
-                    self.destroy(actions);
-                } else if !stop.destroyed && stop.press_at <= now {
-                    let again = if passed < PRESS_LATER { PRESS_AGAIN } else { PRESS_LATER };
-                    stop.press_at = now + again;
-                    self.press = true;
-                    self.ask = Some(now);
-                }
-                self.stop = Some(stop);
-                self.kill_when_due(now, actions);
-            }
-        }
-    }
-
-    /// When the pod ends, whatever happens, if it is to end.
-    fn last_instant(&self) -> Option<Duration> {
-        let grace = self.stop.map(|stop| stop.since + self.grace.give_up);
-        let failure = self.given_up.map(|at| at + POLITE + POLITE / 2);
-        [grace, failure].into_iter().flatten().min()
-    }
-
-    /// Ends without a guest: not before libvirtd has ended, so that none can start any more.
-    fn close(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        match self.libvirtd {
-            Libvirtd::Off { .. } => {
-                let message = "The pod was told to end before its guest ran.";
-                self.end(bounded(Outcome::NotStarted, message), actions);
-            }
-            Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
-                self.libvirtd = Libvirtd::Closing;
-                actions.push(Action::KillLibvirtd);
-            }
-            Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
-                let message = "The pod was told to end, and its libvirtd cannot be ended.";
-                self.end(bounded(Outcome::Failed, message), actions);
-            }
-            Libvirtd::Closing => {}
-        }
-    }
-
-    fn destroy(&mut self, actions: &mut Vec<Action>) {
-        if self.asking.is_some() {
-            self.asking = None;
-            actions.push(Action::Abandon);
-        }
-        self.press = false;
-        if matches!(self.libvirtd, Libvirtd::Up { .. }) {
-            self.ask_for(Question::Destroy, actions);
-        } else {
-            actions.push(Action::Say("libvirt is not there to destroy the guest".into()));
-            self.end_qemu(Signal::SIGTERM, actions);
-        }
-    }
-
-    fn give_up(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        match self.guest {
-            Guest::Runs { pid: Some(_) } => {
-                if self.given_up.is_none() {
-                    self.given_up = Some(now);
-                    self.kill_at = Some(now + POLITE);
-                    self.end_qemu(Signal::SIGTERM, actions);
-                }
-                self.kill_when_due(now, actions);
-                if self.last_instant().is_some_and(|last| last <= now) {
-                    self.concluding = Some(None);
-                    actions.push(Action::ReadLog);
-                }
-            }
-            Guest::Runs { pid: None } | Guest::Never | Guest::Ended { .. } => {
-                self.concluding = Some(None);
-                actions.push(Action::ReadLog);
-            }
-        }
-    }
-
-    fn kill_when_due(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        if self.kill_at.is_some_and(|at| at <= now) {
-            self.kill_at = None;
-            self.end_qemu(Signal::SIGKILL, actions);
-        }
-    }
-
-    fn end_qemu(&mut self, signal: Signal, actions: &mut Vec<Action>) {
-        if let Guest::Runs { pid: Some(pid) } = self.guest {
-            self.forced = true;
-            actions.push(Action::SignalQemu(pid, signal));
-        }
     }
 
     fn ask_for(&mut self, question: Question, actions: &mut Vec<Action>) {

@@ -1,0 +1,116 @@
+//! How a launcher ends its guest: because the pod is to end, or libvirt cannot be kept alive.
+
+use std::time::Duration;
+
+use drydock_api::launcher::Outcome;
+use nix::sys::signal::Signal;
+
+use super::{Action, Guest, Libvirtd, Lifecycle, POLITE, PRESS_AGAIN, PRESS_LATER, Question};
+use crate::ending::bounded;
+
+impl Lifecycle {
+    /// Steps towards the end that the pod was told of.
+    pub(super) fn stopping(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let Some(mut stop) = self.stop else { return };
+        match self.guest {
+            Guest::Never => self.close(now, actions),
+            Guest::Ended { .. } => {}
+            Guest::Runs { .. } => {
+                let passed = now.saturating_sub(stop.since);
+                // It came up while libvirtd was being ended so that none would.
+                let too_late = matches!(self.libvirtd, Libvirtd::Off { again: None });
+                if passed >= self.grace.give_up {
+                    self.forced = true;
+                    self.concluding = Some(None);
+                    actions.push(Action::ReadLog);
+                } else if !stop.destroyed && (passed >= self.grace.destroy || too_late) {
+                    stop.destroyed = true;
+                    self.kill_at = Some(now + self.grace.kill.saturating_sub(self.grace.destroy));
+                    self.destroy(actions);
+                } else if !stop.destroyed && stop.press_at <= now {
+                    let again = if passed < PRESS_LATER { PRESS_AGAIN } else { PRESS_LATER };
+                    stop.press_at = now + again;
+                    self.press = true;
+                    self.ask = Some(now);
+                }
+                self.stop = Some(stop);
+                self.kill_when_due(now, actions);
+            }
+        }
+    }
+
+    /// When the pod ends, whatever happens, if it is to end.
+    pub(super) fn last_instant(&self) -> Option<Duration> {
+        let grace = self.stop.map(|stop| stop.since + self.grace.give_up);
+        let failure = self.given_up.map(|at| at + POLITE + POLITE / 2);
+        [grace, failure].into_iter().flatten().min()
+    }
+
+    /// Ends without a guest: not before libvirtd has ended, so that none can start any more.
+    fn close(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        match self.libvirtd {
+            Libvirtd::Off { .. } => {
+                let message = "The pod was told to end before its guest ran.";
+                self.end(bounded(Outcome::NotStarted, message), actions);
+            }
+            Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
+                self.libvirtd = Libvirtd::Closing;
+                actions.push(Action::KillLibvirtd);
+            }
+            Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
+                let message = "The pod was told to end, and its libvirtd cannot be ended.";
+                self.end(bounded(Outcome::Failed, message), actions);
+            }
+            Libvirtd::Closing => {}
+        }
+    }
+
+    fn destroy(&mut self, actions: &mut Vec<Action>) {
+        if self.asking.is_some() {
+            self.asking = None;
+            actions.push(Action::Abandon);
+        }
+        self.press = false;
+        if matches!(self.libvirtd, Libvirtd::Up { .. }) {
+            self.ask_for(Question::Destroy, actions);
+        } else {
+            actions.push(Action::Say("libvirt is not there to destroy the guest".into()));
+            self.end_qemu(Signal::SIGTERM, actions);
+        }
+    }
+
+    pub(super) fn give_up(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        match self.guest {
+            Guest::Runs { pid: Some(_) } => {
+                if self.given_up.is_none() {
+                    self.given_up = Some(now);
+                    self.kill_at = Some(now + POLITE);
+                    self.end_qemu(Signal::SIGTERM, actions);
+                }
+                self.kill_when_due(now, actions);
+                if self.last_instant().is_some_and(|last| last <= now) {
+                    self.concluding = Some(None);
+                    actions.push(Action::ReadLog);
+                }
+            }
+            Guest::Runs { pid: None } | Guest::Never | Guest::Ended { .. } => {
+                self.concluding = Some(None);
+                actions.push(Action::ReadLog);
+            }
+        }
+    }
+
+    fn kill_when_due(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        if self.kill_at.is_some_and(|at| at <= now) {
+            self.kill_at = None;
+            self.end_qemu(Signal::SIGKILL, actions);
+        }
+    }
+
+    pub(super) fn end_qemu(&mut self, signal: Signal, actions: &mut Vec<Action>) {
+        if let Guest::Runs { pid: Some(pid) } = self.guest {
+            self.forced = true;
+            actions.push(Action::SignalQemu(pid, signal));
+        }
+    }
+}
