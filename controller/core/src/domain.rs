@@ -36,6 +36,8 @@ pub use interfaces::{USUAL_TCP, USUAL_UDP};
 pub use memory::guest_memory;
 pub use problem::DomainProblem;
 
+use crate::launcher_pod::TRANSLATION_CACHE;
+
 use boot::BootOrder;
 use cpu::{Mask, Topology};
 use element::Element;
@@ -76,6 +78,19 @@ pub fn domain_name(namespace: &str, name: &str) -> String {
     format!("{namespace}_{name}")
 }
 
+/// What the machine has. By emulation, the cache of translated code is as large as the pod's memory
+/// has room for: QEMU would let it grow to 1 GiB.
+fn features(virt_type: VirtType) -> Element {
+    let cache = || {
+        let size = TRANSLATION_CACHE.to_string();
+        Element::new("tcg").child(Element::text("tb-cache", size).with("unit", "MiB"))
+    };
+    Element::new("features")
+        .child(Element::new("acpi"))
+        .child(Element::new("apic"))
+        .children((virt_type == VirtType::Qemu).then(cache))
+}
+
 /// The domain, as libvirt reads it.
 ///
 /// # Errors
@@ -107,11 +122,7 @@ pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
         .child(Element::text("vcpu", topology.count()?.to_string()).with("placement", "static"))
         .children(serial.map(system_serial))
         .child(os(input, serial.is_some())?)
-        .child(
-            Element::new("features")
-                .child(Element::new("acpi"))
-                .child(Element::new("apic")),
-        )
+        .child(features(input.virt_type))
         .child(cpu::element(input.spec, topology, input.virt_type, mask)?)
         .child(clock::element(hardware.clock.as_ref())?)
         .child(Element::text("on_poweroff", "destroy"))

@@ -192,7 +192,8 @@ fn metadata(instance: &VirtualMachineInstance, suffix: &str) -> ObjectMeta {
             name: own,
             uid,
             controller: Some(true),
-            block_owner_deletion: Some(true),
+            // Finalizers keep the order; this would take a right on finalizers in some clusters.
+            block_owner_deletion: None,
         }]),
         ..ObjectMeta::default()
     }

@@ -21,6 +21,24 @@ fn spec(domain: &Value) -> VirtualMachineInstanceSpec {
     serde_json::from_value(json!({"domain": domain, "volumes": volumes.unwrap_or_else(|| json!([]))})).unwrap()
 }
 
+#[test]
+fn translated_code_is_bounded_where_guests_run_by_emulation() {
+    let spec = spec(&json!({"devices": {}}));
+    let cache = |virt_type| {
+        let xml = masked_xml(&spec, virt_type, &[], None).unwrap();
+        let document = Document::parse(&xml).unwrap();
+        let found = document.descendants().find(|node| node.has_tag_name("tb-cache"));
+        found.map(|node| {
+            (
+                node.attribute("unit").unwrap().to_owned(),
+                node.text().unwrap().to_owned(),
+            )
+        })
+    };
+    assert_eq!(cache(VirtType::Qemu), Some(("MiB".into(), "128".into())));
+    assert_eq!(cache(VirtType::Kvm), None);
+}
+
 /// Every disk of the spec, prepared as a launcher does.
 fn prepared(spec: &VirtualMachineInstanceSpec) -> Vec<PreparedDisk> {
     let one = |name: &str| {

@@ -52,7 +52,8 @@ pub(crate) fn owner(kind: &str, name: String, uid: Option<String>) -> OwnerRefer
         name,
         uid: uid.unwrap_or_default(),
         controller: Some(true),
-        block_owner_deletion: Some(true),
+        // Finalizers keep the order; this would take a right on finalizers in some clusters.
+        block_owner_deletion: None,
     }
 }
 

@@ -292,7 +292,7 @@ fn an_instance_is_the_template_under_the_machines_name() {
     );
     let owner = &metadata.owner_references.clone().unwrap()[0];
     assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("VirtualMachine", "vm-uid"));
-    assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
+    assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), None));
     assert!(super::owns(&machine, &made));
 }
 
