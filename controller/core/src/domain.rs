@@ -82,8 +82,8 @@ pub fn domain_name(namespace: &str, name: &str) -> String {
 /// has room for: QEMU would let it grow to 1 GiB.
 fn features(virt_type: VirtType) -> Element {
     let cache = || {
-        let size = TRANSLATION_CACHE.to_string();
-        Element::new("tcg").child(Element::text("tb-cache", size).with("unit", "MiB"))
+        let kib = (TRANSLATION_CACHE << 10).to_string();
+        Element::new("tcg").child(Element::text("tb-cache", kib).with("unit", "KiB"))
     };
     Element::new("features")
         .child(Element::new("acpi"))

@@ -35,7 +35,7 @@ fn translated_code_is_bounded_where_guests_run_by_emulation() {
             )
         })
     };
-    assert_eq!(cache(VirtType::Qemu), Some(("MiB".into(), "128".into())));
+    assert_eq!(cache(VirtType::Qemu), Some(("KiB".into(), "131072".into())));
     assert_eq!(cache(VirtType::Kvm), None);
 }
 
