@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, convert::Infallible, error::Error, process::Exi
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, KeyedWork, Liveness, LogHandle, Process, Readiness, Reporter,
-    Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
+    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, KeyedWork, Liveness, LogHandle, Process, Readiness,
+    Reporter, Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
     lease::{Candidacy, Leadership},
     metrics::registry,
 };
