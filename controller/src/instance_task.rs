@@ -159,7 +159,13 @@ impl InstanceTask {
         };
         let look = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.look(&key).await }
+            async move {
+                match task.look(&key).await {
+                    // Somebody was faster; the watch is about to show it.
+                    Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(()),
+                    result => result,
+                }
+            }
         };
         let sweeping = async {
             loop {
