@@ -30,7 +30,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 pub use call_error::CallError;
@@ -172,15 +172,21 @@ impl DomainHandle {
             let way = folder.walk(socket)?;
             match Self::connect(folder, socket, domain, deadlines).await {
                 Err(error) if error.is_not_listening() => {}
+                // The old libvirtd, in its last moments.
+                Err(CallError::Lost {
+                    reason: CloseReason::EndOfFile,
+                    ..
+                }) => {}
                 connected => return connected,
             }
             if way.is_complete {
-                // The kernel does not tell when a socket that is there begins to listen.
+                // The kernel does not tell when a socket that is there begins to listen. And a pod that
+                // makes and removes sockets all the time is not followed at its own speed.
+                sleep(pause / 4).await;
                 let _ = timeout(pause, way.changed()).await;
                 pause = (pause * 2).min(RETRY_AT_MOST);
             } else {
                 way.changed().await;
-                pause = RETRY;
             }
         }
     }

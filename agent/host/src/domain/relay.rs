@@ -20,9 +20,8 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
         UnixListener, UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
+        unix::{ReadHalf, WriteHalf},
     },
-    pin,
     sync::watch,
     time::Instant,
 };
@@ -103,23 +102,25 @@ pub(crate) fn uri(name: &str) -> String {
 
 /// Joins the two ends until one of them ends, a call is overdue, or the connection is given up.
 pub(crate) async fn run(line: Line, deadlines: watch::Receiver<Option<Deadline>>, shared: Arc<Shared>) {
-    let carrying = carry(line);
-    pin!(carrying);
+    let mut client = None;
+    let mut pod = line.pod;
     let reason = tokio::select! {
-        reason = &mut carrying => reason,
+        reason = carry(line.client, &mut client, &mut pod) => reason,
         call = overdue(deadlines) => call.map_or(CloseReason::Client, |call| CloseReason::Overdue { call }),
         () = shared.relay.notified() => CloseReason::Client,
     };
-    // Before the sockets are closed, so that this is the reason that counts.
+    // Before the sockets are closed, so that this is the reason that counts: libvirt's client only sees
+    // that it was hung up on.
     shared.finish(reason);
+    drop((client, pod));
 }
 
-async fn carry(line: Line) -> CloseReason {
-    let Ok(client) = accept(line.client).await else {
+async fn carry(listener: StdListener, client: &mut Option<UnixStream>, pod: &mut UnixStream) -> CloseReason {
+    let Ok(accepted) = accept(listener).await else {
         return CloseReason::Error;
     };
-    let (from_client, to_client) = client.into_split();
-    let (from_pod, to_pod) = line.pod.into_split();
+    let (from_client, to_client) = client.insert(accepted).split();
+    let (from_pod, to_pod) = pod.split();
     tokio::select! {
         reason = requests(from_client, to_pod) => reason,
         reason = answers(from_pod, to_client) => reason,
@@ -139,7 +140,7 @@ async fn accept(listener: StdListener) -> io::Result<UnixStream> {
     }
 }
 
-async fn requests(mut client: OwnedReadHalf, mut pod: OwnedWriteHalf) -> CloseReason {
+async fn requests(mut client: ReadHalf<'_>, mut pod: WriteHalf<'_>) -> CloseReason {
     let mut buffer = vec![0; BUFFER];
     loop {
         match client.read(&mut buffer).await {
@@ -154,7 +155,7 @@ async fn requests(mut client: OwnedReadHalf, mut pod: OwnedWriteHalf) -> CloseRe
     }
 }
 
-async fn answers(mut pod: OwnedReadHalf, mut client: OwnedWriteHalf) -> CloseReason {
+async fn answers(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReason {
     let mut buffer = vec![0; BUFFER];
     let mut frames = Frames::new(Instant::now());
     loop {

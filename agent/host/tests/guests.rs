@@ -1,0 +1,344 @@
+//! Guests in a pod's libvirtd: real QEMUs without a disk, which get as far as their BIOS, and libvirtds
+//! that end, hang, or are no libvirtds.
+//!
+//! Tests that need what is not installed, or root, say so by name and pass.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
+
+mod pod;
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixListener,
+    time::Duration,
+};
+
+use drydock_host::domain::{
+    CallError, CloseReason, Deadlines, DefinedDetail, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
+    PausedReason, ResumedDetail, RunningReason, ShutOffReason, Start, StartedDetail, State, StoppedDetail,
+    SuspendedDetail, UndefinedDetail,
+};
+use nix::sys::signal::Signal;
+use pod::{Pod, SOCKET, skipped};
+
+const NAME: &str = "default_tiny";
+
+const XML: &str = "<domain type='qemu'>
+  <name>default_tiny</name>
+  <memory unit='MiB'>32</memory>
+  <vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <cpu mode='custom' match='exact' check='none'><model fallback='forbid'>Westmere</model></cpu>
+  <devices>
+    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+    <memballoon model='none'/>
+  </devices>
+</domain>";
+
+/// Long enough for a busy machine, short enough to wait for.
+const SOON: Deadlines = Deadlines {
+    open: Duration::from_secs(2),
+    question: Duration::from_secs(2),
+    change: Duration::from_secs(2),
+    agent: Duration::from_secs(2),
+};
+
+async fn connect(pod: &Pod) -> (DomainHandle, DomainEvents) {
+    DomainHandle::connect_when_open(&pod.folder(), SOCKET, NAME, Deadlines::default())
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", pod.log()))
+}
+
+async fn lifecycle(events: &mut DomainEvents) -> Lifecycle {
+    loop {
+        match events.recv().await.unwrap() {
+            DomainEvent::Lifecycle(event) => return event,
+            other => println!("{other:?}"),
+        }
+    }
+}
+
+/// How the guest ended. A QEMU that ends politely is told of before that.
+async fn stopped(events: &mut DomainEvents) -> StoppedDetail {
+    loop {
+        if let Lifecycle::Stopped(detail) = lifecycle(events).await {
+            return detail;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_guest_lives_and_its_events_come_in_order() {
+    if skipped("a_guest_lives_and_its_events_come_in_order") {
+        return;
+    }
+    let pod = Pod::with_libvirtd();
+    let (guest, mut events) = connect(&pod).await;
+    assert_eq!(guest.state().await, Err(CallError::NoDomain));
+    assert_eq!(guest.names().await, Ok(vec![]));
+    let versions = guest.versions().await.unwrap();
+    assert!(
+        versions.libvirt.0 >= 8_000_000 && versions.qemu.0 >= 5_000_000,
+        "{versions:?}"
+    );
+
+    guest.define(XML).await.unwrap();
+    assert_eq!(lifecycle(&mut events).await, Lifecycle::Defined(DefinedDetail::Added));
+    assert!(matches!(
+        guest.state().await,
+        Ok(State::ShutOff(ShutOffReason::Unknown(0)))
+    ));
+    let refused = guest.suspend().await.unwrap_err();
+    assert_eq!(refused.reason(), "LibvirtRefused", "{refused}");
+
+    guest.create(Start::Paused).await.unwrap();
+    assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
+    assert_eq!(lifecycle(&mut events).await, Lifecycle::Started(StartedDetail::Booted));
+    assert_eq!(
+        lifecycle(&mut events).await,
+        Lifecycle::Suspended(SuspendedDetail::Paused)
+    );
+    guest.resume().await.unwrap();
+    assert_eq!(guest.state().await, Ok(State::Running(RunningReason::Unpaused)));
+    assert_eq!(
+        lifecycle(&mut events).await,
+        Lifecycle::Resumed(ResumedDetail::Unpaused)
+    );
+    let silent = guest.guest_info().await.unwrap_err();
+    assert_eq!(silent.reason(), "GuestAgentSilent", "{silent}");
+    assert_eq!(guest.interfaces().await.unwrap_err().reason(), "GuestAgentSilent");
+    guest.suspend().await.unwrap();
+    assert_eq!(
+        lifecycle(&mut events).await,
+        Lifecycle::Suspended(SuspendedDetail::Paused)
+    );
+
+    let live = LiveDomain::parse(&guest.live_xml().await.unwrap()).unwrap();
+    let cpu = live.cpu.unwrap();
+    assert_eq!(cpu.model, "Westmere");
+    assert!(cpu.is_complete(), "{cpu:?}");
+    assert!(live.machine.starts_with("pc-q35-"), "{}", live.machine);
+    assert!(live.id.is_some());
+    let inactive = LiveDomain::parse(&guest.inactive_xml().await.unwrap()).unwrap();
+    assert_eq!((inactive.id, inactive.uuid), (None, live.uuid));
+    assert_eq!(guest.block_info("vda").await.unwrap_err().reason(), "LibvirtRefused");
+    assert_eq!(guest.names().await, Ok(vec![NAME.to_owned()]));
+
+    guest.destroy().await.unwrap();
+    assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Destroyed)));
+    assert_eq!(stopped(&mut events).await, StoppedDetail::Destroyed);
+    guest.undefine().await.unwrap();
+    assert_eq!(
+        lifecycle(&mut events).await,
+        Lifecycle::Undefined(UndefinedDetail::Removed)
+    );
+    assert_eq!(guest.state().await, Err(CallError::NoDomain));
+
+    let other = guest.clone();
+    guest.close();
+    other.ended().await;
+    assert_eq!(events.recv().await, None);
+    assert_eq!(events.close_reason(), Some(CloseReason::Client));
+    assert!(matches!(
+        other.state().await,
+        Err(CallError::Lost {
+            reason: CloseReason::Client,
+            ..
+        })
+    ));
+}
+
+#[tokio::test]
+async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
+    if skipped("a_libvirtd_that_was_killed_is_found_again_with_its_guest") {
+        return;
+    }
+    let pod = Pod::with_libvirtd();
+    let (guest, mut events) = connect(&pod).await;
+    guest.define(XML).await.unwrap();
+    guest.create(Start::Running).await.unwrap();
+    pod.signal_libvirtd(Signal::SIGKILL).await;
+    while events.recv().await.is_some() {}
+    assert_eq!(events.close_reason(), Some(CloseReason::EndOfFile));
+    guest.ended().await;
+    let lost = guest.state().await.unwrap_err();
+    assert!(!lost.is_answer(), "{lost}");
+
+    let (guest, mut events) = connect(&pod).await;
+    assert_eq!(guest.state().await.unwrap().as_str(), "running");
+    // Waits until libvirtd has taken QEMU up again. Ended while it does so, the guest is ended, but the
+    // call is refused, as then there is nothing left to end.
+    guest.suspend().await.unwrap();
+    let ended = guest.destroy().await;
+    assert_eq!(ended, Ok(()), "{}", pod.log());
+    assert_eq!(stopped(&mut events).await, StoppedDetail::Destroyed);
+}
+
+#[tokio::test]
+async fn a_guest_that_crashes_is_told_of() {
+    if skipped("a_guest_that_crashes_is_told_of") {
+        return;
+    }
+    let pod = Pod::with_libvirtd();
+    let (guest, mut events) = connect(&pod).await;
+    guest.define(XML).await.unwrap();
+    guest.create(Start::Running).await.unwrap();
+    let live = guest.live_xml().await.unwrap();
+    let uuid = LiveDomain::parse(&live).unwrap().uuid;
+    let qemu = processes_with(&format!("uuid\0{uuid}"));
+    assert_eq!(qemu.len(), 1);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(qemu[0]), Signal::SIGKILL).unwrap();
+    assert_eq!(stopped(&mut events).await, StoppedDetail::Failed);
+    assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Crashed)));
+}
+
+/// Processes whose command line has this in it.
+fn processes_with(words: &str) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries
+        .filter_map(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let found = String::from_utf8_lossy(&line).contains(words);
+            found
+                .then(|| entry.file_name().to_string_lossy().parse().ok())
+                .flatten()
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
+    if skipped("a_libvirtd_that_hangs_costs_a_deadline_and_no_thread") {
+        return;
+    }
+    let pod = Pod::with_libvirtd();
+    let (warm, _) = connect(&pod).await;
+    warm.close();
+    warm.ended().await;
+    let (guest, mut events) = DomainHandle::connect(&pod.folder(), SOCKET, NAME, SOON).await.unwrap();
+    let libvirtd = pod.libvirtd().await;
+    nix::sys::signal::kill(libvirtd, Signal::SIGSTOP).unwrap();
+
+    // A call whose caller gives up is ended all the same, and the next one hears of it.
+    let names = guest.names();
+    tokio::select! {
+        biased;
+        early = names => panic!("{early:?}"),
+        () = tokio::task::yield_now() => {}
+    }
+    let lost = guest.state().await.unwrap_err();
+    assert!(
+        matches!(
+            lost,
+            CallError::Lost {
+                reason: CloseReason::Overdue {
+                    call: "asking for the domains"
+                },
+                ..
+            } | CallError::TimedOut {
+                call: "asking for the domain's state",
+                ..
+            }
+        ),
+        "{lost:?}"
+    );
+    assert_eq!(events.recv().await, None);
+    guest.ended().await;
+
+    // Opening hangs as well, and comes free as well.
+    let opening = DomainHandle::connect(&pod.folder(), SOCKET, NAME, SOON).await;
+    assert!(matches!(opening, Err(CallError::TimedOut { .. })), "{opening:?}");
+
+    nix::sys::signal::kill(libvirtd, Signal::SIGCONT).unwrap();
+    let (guest, _) = connect(&pod).await;
+    assert_eq!(guest.names().await, Ok(vec![]));
+}
+
+/// Connects to something that is not libvirt.
+async fn connect_to(answer: impl Fn(&mut std::os::unix::net::UnixStream) + Send + 'static) -> CallError {
+    let pod = Pod::empty();
+    let folder = pod.volume().join("libvirt");
+    std::fs::create_dir(&folder).unwrap();
+    // By its short name: the path is longer than a socket's may be.
+    let short = std::fs::File::open(&folder).unwrap();
+    let path = format!("/proc/self/fd/{}/libvirt-sock", std::os::fd::AsRawFd::as_raw_fd(&short));
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            answer(&mut stream);
+        }
+    });
+    let connected = DomainHandle::connect(&pod.folder(), SOCKET, NAME, SOON).await;
+    connected.map(drop).unwrap_err()
+}
+
+#[tokio::test]
+async fn a_server_that_talks_garbage_is_hung_up_on() {
+    for garbage in [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+        vec![0xff; 1 << 20],
+        vec![0; 64],
+    ] {
+        let error = connect_to(move |stream| {
+            let _ = stream.write_all(&garbage);
+            let _ = stream.read_to_end(&mut Vec::new());
+        })
+        .await;
+        assert!(
+            matches!(
+                error,
+                CallError::Lost {
+                    reason: CloseReason::Garbage,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+    }
+    // Well-formed, and nonsense: answers to calls that nobody made, and broken ones.
+    for (program, serial, status) in [
+        (0x2000_8086u32, 77u32, 0u32),
+        (1, 0, 0),
+        (0x2000_8086, 0, 9),
+        (0x2000_8086, 1, 1),
+    ] {
+        let error = connect_to(move |stream| {
+            let words = [60u32, program, 1, 66, 1, serial, status];
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+            bytes.resize(60, 0xee);
+            let _ = stream.write_all(&bytes);
+            let _ = stream.read_to_end(&mut Vec::new());
+        })
+        .await;
+        assert!(!error.is_answer() || error.reason() == "LibvirtRefused", "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_floods_is_hung_up_on() {
+    let error = connect_to(|stream| {
+        let words = [28u32, 0x2000_8086, 1, 107, 2, 0, 0];
+        let event: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        while stream.write_all(&event).is_ok() {}
+    })
+    .await;
+    assert!(
+        matches!(
+            error,
+            CallError::Lost {
+                reason: CloseReason::TooManyEvents | CloseReason::Error,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_says_nothing_is_overdue() {
+    let error = connect_to(|stream| {
+        let _ = stream.read_to_end(&mut Vec::new());
+    })
+    .await;
+    assert!(matches!(error, CallError::TimedOut { .. }), "{error:?}");
+}

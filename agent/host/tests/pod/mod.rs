@@ -1,0 +1,184 @@
+//! A pod with a libvirtd in it, as far as its host can tell: a folder where the kubelet would have one,
+//! and an unprivileged libvirtd that is started again whenever it ends.
+//!
+//! ```text
+//!  unshare (ends with the thread that started it, and all below ends with it)
+//!   └─ sh, process 1 of a PID namespace: reaps, and starts libvirtd again
+//!       ├─ libvirtd
+//!       └─ qemu
+//! ```
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::{
+        fs::{PermissionsExt, chown, symlink},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use drydock_host::pod_folder::PodFolder;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, User, geteuid, mkdtemp},
+};
+
+/// UID of the pod, as long as Kubernetes makes them.
+pub(crate) const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
+
+/// The socket, below the volume.
+pub(crate) const SOCKET: &str = "libvirt/libvirt-sock";
+
+/// The pod.
+pub(crate) struct Pod {
+    scratch: PathBuf,
+    processes: Option<Child>,
+}
+
+impl Pod {
+    /// The kubelet's folder, without the pod's in it.
+    pub(crate) fn none() -> Self {
+        let scratch = mkdtemp(&std::env::temp_dir().join("drydock-pod-XXXXXX")).unwrap();
+        fs::set_permissions(&scratch, Permissions::from_mode(0o711)).unwrap();
+        fs::create_dir_all(scratch.join("kubelet/pods")).unwrap();
+        Self {
+            scratch,
+            processes: None,
+        }
+    }
+
+    /// A pod's empty folder.
+    pub(crate) fn empty() -> Self {
+        let pod = Self::none();
+        fs::create_dir_all(pod.volume()).unwrap();
+        pod
+    }
+
+    /// A pod with libvirtd, which may not listen yet.
+    pub(crate) fn with_libvirtd() -> Self {
+        let mut pod = Self::empty();
+        pod.start_libvirtd();
+        pod
+    }
+
+    /// The folder of its volume.
+    pub(crate) fn volume(&self) -> PathBuf {
+        let pods = self.scratch.join("kubelet/pods");
+        pods.join(UID).join("volumes/kubernetes.io~empty-dir/run")
+    }
+
+    /// The same, as the agent names it.
+    pub(crate) fn folder(&self) -> PodFolder {
+        PodFolder::new(&self.scratch.join("kubelet"), UID, "run").unwrap()
+    }
+
+    /// Starts libvirtd, and again whenever it ends.
+    pub(crate) fn start_libvirtd(&mut self) {
+        let account = User::from_name("libvirt-qemu")
+            .unwrap()
+            .or_else(|| User::from_name("nobody").unwrap())
+            .unwrap();
+        let own = |path: &Path| {
+            fs::create_dir_all(path).unwrap();
+            chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
+        };
+        for name in ["home", "config", "cache", "data"] {
+            own(&self.scratch.join(name));
+        }
+        own(&self.volume());
+        // As in a pod, where the path is short: libvirtd could not open a socket at the long one.
+        symlink(self.volume(), self.scratch.join("run")).unwrap();
+        let settings = self.scratch.join("libvirtd.conf");
+        let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+        fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim())).unwrap();
+        let script = format!(
+            "while :; do setpriv --reuid={} --regid={} --clear-groups --no-new-privs --inh-caps=-all \
+             libvirtd --timeout 0 --config {}; done",
+            account.uid,
+            account.gid,
+            settings.display()
+        );
+        let log = File::create(self.scratch.join("log")).unwrap();
+        let mut command = Command::new("setpriv");
+        command
+            .args([
+                "--pdeathsig",
+                "KILL",
+                "unshare",
+                "--pid",
+                "--fork",
+                "--mount-proc",
+                "--kill-child",
+            ])
+            .args(["sh", "-c", &script])
+            .current_dir("/")
+            .env_clear()
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("LC_ALL", "C")
+            .env("HOME", self.scratch.join("home"))
+            .env("XDG_RUNTIME_DIR", self.scratch.join("run"))
+            .env("XDG_CONFIG_HOME", self.scratch.join("config"))
+            .env("XDG_CACHE_HOME", self.scratch.join("cache"))
+            .env("XDG_DATA_HOME", self.scratch.join("data"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .process_group(0);
+        self.processes = Some(command.spawn().unwrap());
+    }
+
+    /// The process that listens at libvirt's socket.
+    pub(crate) async fn libvirtd(&self) -> Pid {
+        let stream = tokio::net::UnixStream::connect(self.scratch.join("run").join(SOCKET)).await;
+        Pid::from_raw(stream.unwrap().peer_cred().unwrap().pid().unwrap())
+    }
+
+    /// Signals libvirtd.
+    pub(crate) async fn signal_libvirtd(&self, signal: Signal) {
+        kill(self.libvirtd().await, signal).unwrap();
+    }
+
+    /// What libvirtd and QEMU have written.
+    pub(crate) fn log(&self) -> String {
+        let qemu = self.scratch.join("cache/libvirt/qemu/log");
+        let mut logs = vec![self.scratch.join("log")];
+        logs.extend(
+            fs::read_dir(qemu)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path()),
+        );
+        logs.iter()
+            .map(|log| fs::read_to_string(log).unwrap_or_default())
+            .collect()
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if let Some(mut processes) = self.processes.take() {
+            // With it goes process 1, and with that all others.
+            let _ = processes.kill();
+            let _ = processes.wait();
+        }
+        let _ = fs::remove_dir_all(&self.scratch);
+    }
+}
+
+/// Says that a test was skipped, and whether to skip it.
+pub(crate) fn skipped(test: &str) -> bool {
+    let programs = ["libvirtd", "qemu-system-x86_64", "unshare", "setpriv"];
+    let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+    let found = |program: &&str| folders.iter().any(|folder| Path::new(folder).join(program).exists());
+    if let Some(program) = programs.iter().find(|program| !found(program)) {
+        eprintln!("skipped: {test}: {program} is not installed");
+        return true;
+    }
+    if !geteuid().is_root() {
+        eprintln!("skipped: {test}: only root can run a pod's libvirtd as another user");
+        return true;
+    }
+    false
+}
