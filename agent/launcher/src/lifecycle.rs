@@ -173,7 +173,9 @@ impl Lifecycle {
         if self.over {
             return None;
         }
-        let ask = self.ask.filter(|_| self.asking.is_none());
+        let ask = self
+            .ask
+            .filter(|_| self.asking.is_none() && self.settling == Settling::NotYet);
         let (libvirtd, ask) = match self.libvirtd {
             Libvirtd::Off { again } => (again, None),
             Libvirtd::Starting { by, listens, .. } => (Some(by), ask.filter(|_| listens)),

@@ -76,16 +76,14 @@ impl Outlet {
 
     /// What to wait for, if anything waits to be taken.
     pub(crate) fn waits(&self) -> Option<PollFd<'_>> {
-        (!self.queue.is_empty()).then(|| PollFd::new(self.to.as_fd(), PollFlags::POLLOUT))
+        self.has_more()
+            .then(|| PollFd::new(self.to.as_fd(), PollFlags::POLLOUT))
     }
 
     /// Writes what is taken without waiting.
     pub(crate) fn flush(&mut self) {
         while self.can_be_written() {
             if self.queue.is_empty() {
-                if self.dropped == 0 || self.broken {
-                    return;
-                }
                 let note = self.note();
                 self.queue.extend(note.as_bytes());
                 self.dropped = 0;
@@ -121,8 +119,13 @@ impl Outlet {
         end.map_or(most, |at| at + 1)
     }
 
+    /// Whether something is still to be said, if only how much was dropped.
+    fn has_more(&self) -> bool {
+        !self.broken && (!self.queue.is_empty() || self.dropped > 0)
+    }
+
     fn can_be_written(&self) -> bool {
-        if self.broken || (self.queue.is_empty() && self.dropped == 0) {
+        if !self.has_more() {
             return false;
         }
         let mut fds = [PollFd::new(self.to.as_fd(), PollFlags::POLLOUT)];
@@ -207,6 +210,27 @@ mod tests {
         assert_eq!(notes.len(), 1, "{notes:?}");
         let dropped: usize = notes[0].split(' ').nth(1).unwrap().parse().unwrap();
         assert_eq!(lines.len() + dropped, 10_000);
+    }
+
+    #[test]
+    fn what_was_dropped_is_told_when_nothing_else_is() {
+        let (mut outlet, mut reader) = outlet();
+        let line = format!("guest: {}\n", "x".repeat(1000));
+        for _ in 0..1000 {
+            outlet.line(&line);
+        }
+        while !outlet.queue.is_empty() {
+            outlet.queue.drain(..line.len());
+        }
+        // It waits for the pipe though no line does.
+        assert!(outlet.waits().is_some());
+        outlet.flush();
+        assert!(outlet.waits().is_none());
+        let told = String::from_utf8(take(&mut reader, 1 << 16)).unwrap();
+        assert!(
+            told.starts_with("launcher: ") && told.ends_with("in time\n"),
+            "{told:?}"
+        );
     }
 
     #[test]

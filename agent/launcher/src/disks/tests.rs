@@ -175,19 +175,14 @@ fn images_that_name_other_files_are_refused() {
         "1M",
     ]);
     assert_eq!(pod.refusal(), "ImageNamesOtherFile");
-    let secret = "data:,secret";
-    qemu_img(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "--object",
-        &format!("secret,id=s,data={}", &secret[6..]),
-        "-o",
-        "encrypt.format=luks,encrypt.key-secret=s",
-        path,
-        "1M",
-    ]);
+    // How it is encrypted is in the header; to encrypt takes qemu-img a benchmark that may fail.
+    qemu_img(&["create", "-q", "-f", "qcow2", path, "1M"]);
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .write_all_at(&2_u32.to_be_bytes(), 32)
+        .unwrap();
     assert_eq!(pod.refusal(), "EncryptedImage");
 }
 
