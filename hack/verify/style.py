@@ -18,6 +18,7 @@ CRATES = (
     "drydock-core",
     "drydock-runtime",
     "drydock-host",
+    "drydock-launcher",
     "drydock-controller",
     "drydock-agent",
     "drydock-tests",
