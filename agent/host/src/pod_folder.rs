@@ -202,14 +202,21 @@ impl PodFolder {
     /// The kubelet's folder of pods. It may be behind links: the administrator's, not a pod's.
     fn open_pods(&self) -> Result<OwnedFd, FolderError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        open(&self.pods, flags, Mode::empty()).map_err(|errno| self.failed("", errno))
+        open(&self.pods, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::ENOENT => FolderError::NotThere {
+                path: self.pods.clone(),
+            },
+            errno => FolderError::Unreadable {
+                path: self.pods.clone(),
+                message: errno.desc().to_owned(),
+            },
+        })
     }
 
     /// The path for people, and for no other use.
     fn full(&self, path: &str) -> PathBuf {
         let names = self.names.iter().map(String::as_str);
-        self.pods
-            .join(names.chain([path]).filter(|name| !name.is_empty()).collect::<PathBuf>())
+        self.pods.join(names.chain([path]).collect::<PathBuf>())
     }
 
     fn refused(&self, path: &str, refusal: Refusal) -> FolderError {

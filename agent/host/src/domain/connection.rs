@@ -33,6 +33,9 @@ const KEEP_ALIVE: (c_int, u32) = (30, 3);
 /// Seconds that the guest's agent has for each of its answers. libvirt would wait for ever.
 const AGENT_SECONDS: c_int = 5;
 
+/// How URIs of daemons begin.
+const DAEMON: &[u8] = b"qemu+unix:";
+
 /// What can be asked of a domain's libvirt. Every call may wait as long as the other side likes.
 pub(crate) trait Calls {
     fn define(&self, xml: &str) -> Result<(), LibvirtError>;
@@ -86,21 +89,25 @@ impl Connection {
             callbacks: Vec::new(),
             has_close_callback: false,
         };
-        connection.listen(shared)?;
+        let listener = Arc::new(Listener {
+            domain: connection.domain.clone(),
+            shared: Arc::clone(shared),
+        });
+        // A driver without a daemon would take these callbacks and forget them, references included.
+        if uri.to_bytes().starts_with(DAEMON) {
+            connection.watch_over(&listener);
+        }
+        connection.listen(&listener)?;
         Ok(connection)
     }
 
-    fn listen(&mut self, shared: &Arc<Shared>) -> Result<(), LibvirtError> {
-        let listener = Arc::new(Listener {
-            domain: self.domain.clone(),
-            shared: Arc::clone(shared),
-        });
-        // libvirt's drivers without a daemon have neither, and need neither.
+    /// Has the connection end when the daemon does.
+    fn watch_over(&mut self, listener: &Arc<Listener>) {
         // SAFETY: the connection is open.
         if unsafe { sys::virConnectSetKeepAlive(self.raw, KEEP_ALIVE.0, KEEP_ALIVE.1) } < 0 {
             tracing::debug!(error = %LibvirtError::last("turning on keep-alives"), "no keep-alives");
         }
-        let opaque = Arc::into_raw(Arc::clone(&listener));
+        let opaque = Arc::into_raw(Arc::clone(listener));
         // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back,
         // which libvirt calls once if it has taken the callback, and not otherwise.
         let taken = unsafe {
@@ -111,6 +118,9 @@ impl Connection {
             drop(unsafe { Arc::from_raw(opaque) });
         }
         self.has_close_callback = taken == 0;
+    }
+
+    fn listen(&mut self, listener: &Arc<Listener>) -> Result<(), LibvirtError> {
         // SAFETY: libvirt calls each with the arguments of its own event, whatever the type says here.
         let events = unsafe {
             [
@@ -130,7 +140,7 @@ impl Connection {
             ]
         };
         for (event, callback) in events {
-            self.register(event, callback, &listener)?;
+            self.register(event, callback, listener)?;
         }
         Ok(())
     }

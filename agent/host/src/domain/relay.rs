@@ -144,8 +144,8 @@ async fn requests(mut client: ReadHalf<'_>, mut pod: WriteHalf<'_>) -> CloseReas
     let mut buffer = vec![0; BUFFER];
     loop {
         match client.read(&mut buffer).await {
-            Ok(0) => return CloseReason::Client,
-            Err(_) => return CloseReason::Error,
+            // libvirt's client gave up by itself. When it is told to close, that is known before.
+            Ok(0) | Err(_) => return CloseReason::Error,
             Ok(read) => {
                 if let Err(error) = pod.write_all(&buffer[..read]).await {
                     return ended_by(&error);
@@ -168,7 +168,7 @@ async fn answers(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReaso
                     return reason;
                 }
                 if client.write_all(bytes).await.is_err() {
-                    return CloseReason::Client;
+                    return CloseReason::Error;
                 }
             }
         }

@@ -1,1 +1,138 @@
-//! Connections by libvirt's test driver, which has no daemon.
+//! Connections by libvirt's test driver, which has no daemon and so no relay, and by drivers of our own.
+
+use std::sync::Arc;
+
+use super::{
+    CallError, Calls, CloseReason, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, PausedReason,
+    ResumedDetail, RunningReason, ShutOffReason, Start, StartedDetail, State, StoppedDetail, SuspendedDetail,
+    connection::Connection,
+};
+
+/// A machine of the test driver with one domain, which no other connection has.
+const MACHINE: &str = concat!("test://", env!("CARGO_MANIFEST_DIR"), "/testdata/made/node.xml");
+
+/// The domain that the machine begins with.
+async fn test_driver() -> (DomainHandle, DomainEvents) {
+    DomainHandle::start("test", Deadlines::default(), None, |shared| {
+        let connection = Connection::open(MACHINE, "test", shared)?;
+        Ok(Box::new(connection))
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_life_in_the_test_driver() {
+    let (guest, mut events) = test_driver().await;
+    assert_eq!(guest.names().await, Ok(vec!["test".to_owned()]));
+    assert_eq!(guest.state().await, Ok(State::Running(RunningReason::Unknown(0))));
+    guest.suspend().await.unwrap();
+    assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
+    guest.resume().await.unwrap();
+    guest.destroy().await.unwrap();
+    assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Destroyed)));
+    guest.create(Start::Running).await.unwrap();
+    // The test driver cannot, and says so.
+    guest.destroy().await.unwrap();
+    assert_eq!(
+        guest.create(Start::Paused).await.unwrap_err().reason(),
+        "LibvirtRefused"
+    );
+    assert!(guest.live_xml().await.unwrap().contains("<name>test</name>"));
+    for expected in [
+        Lifecycle::Suspended(SuspendedDetail::Paused),
+        Lifecycle::Resumed(ResumedDetail::Unpaused),
+        Lifecycle::Stopped(StoppedDetail::Destroyed),
+        Lifecycle::Started(StartedDetail::Booted),
+    ] {
+        assert_eq!(events.recv().await, Some(DomainEvent::Lifecycle(expected)));
+    }
+    // A document that is no domain.
+    let error = guest
+        .define("<domain type='test'><name>x</name></domain>")
+        .await
+        .unwrap_err();
+    assert!(matches!(error, CallError::Refused(_)), "{error}");
+    let error = guest.define("\0").await.unwrap_err();
+    assert_eq!(error.reason(), "LibvirtRefused");
+    assert!(guest.versions().await.unwrap().libvirt.0 > 6_000_000);
+}
+
+#[tokio::test]
+async fn other_domains_events_are_not_this_ones() {
+    super::event_loop::start().unwrap();
+    let (shared, mut events) = super::Shared::new();
+    let connection = Connection::open("test:///default", "another", &shared).unwrap();
+    assert_eq!(Calls::state(&connection).unwrap_err().code, virt_sys::VIR_ERR_NO_DOMAIN);
+    // The default machine is one for all connections of a process.
+    let (guest, mut its_events) = DomainHandle::start("test", Deadlines::default(), None, |shared| {
+        Ok(Box::new(Connection::open("test:///default", "test", shared)?))
+    })
+    .await
+    .unwrap();
+    guest.suspend().await.unwrap();
+    assert!(its_events.recv().await.is_some());
+    drop(connection);
+    shared.finish(CloseReason::Client);
+    assert_eq!(events.recv().await, None);
+}
+
+#[tokio::test]
+async fn the_last_copy_ends_the_connection_and_its_thread() {
+    let (guest, mut events) = test_driver().await;
+    let weak = Arc::downgrade(&guest.shared);
+    let copy = guest.clone();
+    drop(guest);
+    assert!(copy.state().await.is_ok());
+    drop(copy);
+    assert_eq!(events.recv().await, None);
+    assert_eq!(events.close_reason(), Some(CloseReason::Client));
+    drop(events);
+    // libvirt has given back its references, and the thread its own. It may still be about to.
+    while weak.strong_count() > 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_opened_says_why() {
+    let opened = DomainHandle::start("x", Deadlines::default(), None, |shared| {
+        let connection = Connection::open("nonsense:///", "x", shared)?;
+        Ok(Box::new(connection))
+    })
+    .await;
+    let error = opened.map(drop).unwrap_err();
+    assert!(
+        !error.to_string().is_empty() && error.reason() != "LibvirtTimedOut",
+        "{error:?}"
+    );
+}
+
+/// A libvirt client that does not even notice that it was hung up on.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_come_back_is_left_behind() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let opened = DomainHandle::start("x", Deadlines::default(), None, move |_| {
+        let _ = held.recv();
+        Err(crate::libvirt::LibvirtError {
+            call: "x",
+            code: 1,
+            domain: 0,
+            message: "late".into(),
+        })
+    })
+    .await;
+    assert!(matches!(opened, Err(CallError::TimedOut { .. })), "{opened:?}");
+    drop(release);
+}
+
+#[tokio::test]
+async fn each_error_has_its_own_word() {
+    let (guest, _events) = test_driver().await;
+    guest.close();
+    guest.ended().await;
+    let lost = guest.state().await.unwrap_err();
+    assert_eq!((lost.reason(), lost.is_answer()), ("LibvirtConnectionLost", false));
+    assert!(lost.to_string().contains("given up"), "{lost}");
+    assert!(CallError::NoDomain.is_answer());
+}

@@ -1,1 +1,295 @@
-//! Folders of hostile pods.
+//! Folders of hostile pods, and of pods that are still being made.
+
+use std::{
+    fs,
+    os::{
+        fd::AsRawFd,
+        unix::{fs::symlink, net::UnixListener},
+    },
+    time::Duration,
+};
+
+use nix::{sys::stat::Mode, unistd::mkfifo};
+use tokio::task::JoinSet;
+
+use super::{FolderError, PodFolder, Refusal, SMALL_FILE, watches::waiters_for};
+
+const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
+
+/// A kubelet's folder, removed in the end.
+struct Kubelet(std::path::PathBuf);
+
+impl Kubelet {
+    fn new() -> Self {
+        let root = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-kubelet-XXXXXX")).unwrap();
+        fs::create_dir(root.join("pods")).unwrap();
+        Self(root)
+    }
+
+    fn folder(&self) -> PodFolder {
+        PodFolder::new(&self.0, UID, "run").unwrap()
+    }
+
+    fn volume(&self) -> std::path::PathBuf {
+        self.0
+            .join("pods")
+            .join(UID)
+            .join("volumes/kubernetes.io~empty-dir/run")
+    }
+
+    fn with_volume() -> Self {
+        let kubelet = Self::new();
+        fs::create_dir_all(kubelet.volume()).unwrap();
+        kubelet
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, FolderError>) -> Refusal {
+    match result {
+        Err(FolderError::Refused { refusal, .. }) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn names_are_kubernetes_own() {
+    let root = std::path::Path::new("/var/lib/kubelet");
+    for uid in ["", ".", "..", "../..", "a/b", "x", &"0".repeat(64), "0\0"] {
+        let error = PodFolder::new(root, uid, "run").unwrap_err();
+        assert_eq!(error.reason(), "PodFolderBadName", "{uid:?}");
+    }
+    for volume in ["", ".", "..", "a/b", "Run", "r\0", &"0".repeat(64)] {
+        let error = PodFolder::new(root, UID, volume).unwrap_err();
+        assert_eq!(error.reason(), "PodFolderBadName", "{volume:?}");
+    }
+    // A static pod's.
+    assert!(PodFolder::new(root, "3c5d9bb0f3f5ba2d3f6a2d4b8a4c0d11", "disk-0").is_ok());
+    for path in ["", "/etc/shadow", "../run/ready.json", "a//b", "a/./b", "a/", "a\0"] {
+        let error = Kubelet::with_volume().folder().read(path, 1).unwrap_err();
+        assert_eq!(error.reason(), "PodFolderBadName", "{path:?}");
+    }
+}
+
+#[test]
+fn small_files_are_read_up_to_the_limit() {
+    let kubelet = Kubelet::with_volume();
+    let folder = kubelet.folder();
+    assert!(matches!(
+        folder.read("ready.json", 4),
+        Err(FolderError::NotThere { .. })
+    ));
+    fs::write(kubelet.volume().join("ready.json"), "1234").unwrap();
+    assert_eq!(folder.read("ready.json", 4).unwrap(), b"1234");
+    assert_eq!(refusal(folder.read("ready.json", 3)), Refusal::TooLarge(3));
+    let file = fs::File::create(kubelet.volume().join("ready.json")).unwrap();
+    file.set_len(1 << 30).unwrap();
+    assert_eq!(
+        refusal(folder.read("ready.json", SMALL_FILE)),
+        Refusal::TooLarge(SMALL_FILE)
+    );
+}
+
+#[test]
+fn links_lead_nowhere() {
+    let kubelet = Kubelet::with_volume();
+    let (folder, volume) = (kubelet.folder(), kubelet.volume());
+    fs::write(volume.join("real"), "inside").unwrap();
+    fs::create_dir(volume.join("folder")).unwrap();
+    fs::write(volume.join("folder/file"), "inside").unwrap();
+    for (link, target) in [
+        ("outside", "/etc/shadow"),
+        ("inside", "real"),
+        ("up", "../../../../.."),
+        ("proc", "/proc/self/root"),
+        ("libvirt", "folder"),
+        ("itself", "itself"),
+    ] {
+        symlink(target, volume.join(link)).unwrap();
+    }
+    for path in [
+        "outside",
+        "inside",
+        "up/pods",
+        "proc/etc/shadow",
+        "libvirt/file",
+        "itself",
+    ] {
+        assert_eq!(refusal(folder.read(path, 100)), Refusal::Link, "{path}");
+        assert_eq!(refusal(folder.open_socket(path)), Refusal::Link, "{path}");
+    }
+    // A hard link is a file like any other, and can only be to what the pod has.
+    fs::hard_link(volume.join("real"), volume.join("hard")).unwrap();
+    assert_eq!(folder.read("hard", 100).unwrap(), b"inside");
+}
+
+#[test]
+fn a_volume_that_is_a_link_is_not_followed() {
+    let kubelet = Kubelet::new();
+    let elsewhere = kubelet.0.join("elsewhere");
+    fs::create_dir_all(&elsewhere).unwrap();
+    fs::write(elsewhere.join("ready.json"), "x").unwrap();
+    fs::create_dir_all(kubelet.volume().parent().unwrap()).unwrap();
+    symlink(&elsewhere, kubelet.volume()).unwrap();
+    assert_eq!(refusal(kubelet.folder().read("ready.json", 10)), Refusal::Link);
+}
+
+#[test]
+fn what_is_no_file_is_not_opened() {
+    let kubelet = Kubelet::with_volume();
+    let (folder, volume) = (kubelet.folder(), kubelet.volume());
+    // Nobody writes to it: whoever opened it for reading would wait for ever.
+    mkfifo(&volume.join("fifo"), Mode::S_IRWXU).unwrap();
+    fs::create_dir(volume.join("folder")).unwrap();
+    for path in ["fifo", "folder"] {
+        assert_eq!(refusal(folder.read(path, 100)), Refusal::NotFile, "{path}");
+        assert_eq!(refusal(folder.open_socket(path)), Refusal::NotSocket, "{path}");
+    }
+    assert_eq!(refusal(folder.read("fifo/below", 100)), Refusal::NotInFolder);
+    fs::write(volume.join("file"), "").unwrap();
+    assert_eq!(refusal(folder.open_socket("file")), Refusal::NotSocket);
+}
+
+#[tokio::test]
+async fn a_socket_is_reached_however_long_its_path_is() {
+    let kubelet = Kubelet::with_volume();
+    let volume = fs::File::open(kubelet.volume()).unwrap();
+    let listener = UnixListener::bind(format!("/proc/self/fd/{}/socket", volume.as_raw_fd())).unwrap();
+    assert!(kubelet.volume().join("socket").as_os_str().len() > 107);
+    let socket = kubelet.folder().open_socket("socket").unwrap();
+    let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    tokio::net::UnixStream::connect(path).await.unwrap();
+    listener.accept().unwrap();
+}
+
+/// A wait that has begun: it has looked, and found nothing.
+async fn waiting(folder: PodFolder, path: &'static str) -> JoinSet<Result<Vec<u8>, FolderError>> {
+    let way = folder.walk(path).unwrap();
+    assert!(!way.is_complete);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { folder.read_when_there(path, 100).await });
+    tokio::task::yield_now().await;
+    tasks
+}
+
+#[tokio::test]
+async fn a_file_is_awaited_before_there_is_a_pod() {
+    let kubelet = Kubelet::new();
+    let mut tasks = waiting(kubelet.folder(), "libvirt/ready.json").await;
+    // Other pods come and go.
+    fs::create_dir(kubelet.0.join("pods/0-0-0")).unwrap();
+    fs::remove_dir(kubelet.0.join("pods/0-0-0")).unwrap();
+    let mut folder = kubelet.0.join("pods").join(UID);
+    for name in ["volumes", "kubernetes.io~empty-dir", "run", "libvirt"] {
+        fs::create_dir(&folder).unwrap();
+        tokio::task::yield_now().await;
+        folder.push(name);
+    }
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("new"), "there").unwrap();
+    fs::rename(folder.join("new"), folder.join("ready.json")).unwrap();
+    assert_eq!(tasks.join_next().await.unwrap().unwrap().unwrap(), b"there");
+}
+
+#[tokio::test]
+async fn what_vanishes_is_awaited_again() {
+    let kubelet = Kubelet::with_volume();
+    let folder = kubelet.folder();
+    let way = folder.walk("ready.json").unwrap();
+    fs::remove_dir_all(kubelet.0.join("pods").join(UID)).unwrap();
+    way.changed().await;
+    let way = folder.walk("ready.json").unwrap();
+    assert!(!way.is_complete);
+    fs::create_dir_all(kubelet.volume()).unwrap();
+    way.changed().await;
+    fs::write(kubelet.volume().join("ready.json"), "there").unwrap();
+    assert_eq!(folder.read_when_there("ready.json", 10).await.unwrap(), b"there");
+}
+
+/// Many wait, each for its own, while all is made in an order that nobody waits for.
+#[tokio::test]
+async fn no_wake_up_is_lost() {
+    let kubelet = Kubelet::new();
+    let mut tasks = JoinSet::new();
+    let folders: Vec<PodFolder> = (0..50)
+        .map(|number| PodFolder::new(&kubelet.0, &format!("{number:08}"), "run").unwrap())
+        .collect();
+    for folder in &folders {
+        let folder = folder.clone();
+        tasks.spawn(async move { folder.read_when_there("a/b", 100).await });
+    }
+    let root = kubelet.0.clone();
+    let maker = tokio::task::spawn_blocking(move || {
+        for number in (0..50).rev() {
+            let pod = root.join("pods").join(format!("{number:08}"));
+            // Made, removed and made again, as fast as can be.
+            for _ in 0..3 {
+                fs::create_dir_all(pod.join("volumes/kubernetes.io~empty-dir/run/a")).unwrap();
+                fs::remove_dir_all(&pod).unwrap();
+            }
+            let folder = pod.join("volumes/kubernetes.io~empty-dir/run/a");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("c"), "there").unwrap();
+            fs::rename(folder.join("c"), folder.join("b")).unwrap();
+        }
+    });
+    while let Some(read) = tasks.join_next().await {
+        assert_eq!(read.unwrap().unwrap(), b"there");
+    }
+    maker.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_become_right_is_not_awaited() {
+    let kubelet = Kubelet::with_volume();
+    let folder = kubelet.folder();
+    symlink("/etc", kubelet.volume().join("libvirt")).unwrap();
+    assert_eq!(
+        refusal(folder.read_when_there("libvirt/passwd", 100).await),
+        Refusal::Link
+    );
+    symlink("/etc/shadow", kubelet.volume().join("ready.json")).unwrap();
+    assert_eq!(refusal(folder.read_when_there("ready.json", 100).await), Refusal::Link);
+    mkfifo(&kubelet.volume().join("fifo"), Mode::S_IRWXU).unwrap();
+    assert_eq!(refusal(folder.read_when_there("fifo", 100).await), Refusal::NotFile);
+    assert_eq!(refusal(folder.appeared("fifo/x").await), Refusal::NotInFolder);
+    // A link that comes while it is awaited.
+    let mut tasks = waiting(folder, "late").await;
+    symlink("/etc/shadow", kubelet.volume().join("late")).unwrap();
+    assert_eq!(refusal(tasks.join_next().await.unwrap().unwrap()), Refusal::Link);
+    // No folder of pods at all.
+    let nowhere = PodFolder::new(std::path::Path::new("/nowhere"), UID, "run").unwrap();
+    assert!(matches!(
+        nowhere.appeared("x").await,
+        Err(FolderError::NotThere { path }) if path == std::path::Path::new("/nowhere/pods")
+    ));
+}
+
+/// Whoever waits no more costs nothing.
+#[tokio::test]
+async fn watches_end_with_the_wait() {
+    // Other tests watch at the same time, but not for this pod.
+    const OWN: &str = "77777777";
+    let kubelet = Kubelet::new();
+    let folder = PodFolder::new(&kubelet.0, OWN, "run").unwrap();
+    let ways: Vec<_> = (0..20).map(|_| folder.walk("x").unwrap()).collect();
+    assert_eq!(waiters_for(OWN), 20);
+    drop(ways);
+    assert_eq!(waiters_for(OWN), 0);
+    let given_up = tokio::time::timeout(Duration::ZERO, folder.appeared("x")).await;
+    assert!(given_up.is_err());
+    assert_eq!(waiters_for(OWN), 0);
+    // The kernel ends the watch of a folder that is gone.
+    fs::create_dir(kubelet.0.join("pods").join(OWN)).unwrap();
+    let way = folder.walk("x").unwrap();
+    assert_eq!(waiters_for(OWN), 1);
+    fs::remove_dir(kubelet.0.join("pods").join(OWN)).unwrap();
+    way.changed().await;
+    drop(way);
+    assert_eq!(waiters_for(OWN), 0);
+}

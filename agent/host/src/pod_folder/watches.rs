@@ -189,7 +189,14 @@ impl Drop for Watching {
     }
 }
 
+/// How many wait for that name, in any folder.
 #[cfg(test)]
-pub(super) fn watched_folders() -> usize {
-    watches().map_or(0, |watches| watches.lock().folders.len())
+pub(super) fn waiters_for(name: &str) -> usize {
+    let state = watches().unwrap().lock();
+    state
+        .folders
+        .values()
+        .flatten()
+        .filter(|waiter| waiter.name == name)
+        .count()
 }
