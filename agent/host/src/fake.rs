@@ -1,7 +1,10 @@
-//! Nodes for the tests of other crates: facts as the inspection would report them.
+//! Nodes for the tests of other crates: facts as the inspection would report them; and in
+//! [`guest`] libvirts to run guests by.
 //!
 //! All but the Skylake are parsed from recordings by the parsers of this crate, so that decisions
 //! are tested on what libvirt really says.
+
+pub mod guest;
 
 use drydock_api::facts::{
     CpuFacts, CpuidTsc, KvmFacts, KvmState, NodeFacts, Topology, TscCounter, VirtType, VirtualizationFacts,

@@ -157,6 +157,10 @@ async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
     let (guest, mut events) = connect(&pod).await;
     guest.define(XML).await.unwrap();
     guest.create(Start::Running).await.unwrap();
+    // libvirt tells that it runs before it tells that it was started.
+    for expected in ["Defined Added", "Resumed Unpaused", "Started Booted"] {
+        assert_eq!(lifecycle(&mut events).await.to_string(), expected);
+    }
     pod.signal_libvirtd(Signal::SIGKILL).await;
     while events.recv().await.is_some() {}
     assert_eq!(events.close_reason(), Some(CloseReason::EndOfFile));

@@ -1,0 +1,402 @@
+//! A guest's libvirt in memory, for the tests of those who run guests.
+//!
+//! It stands where libvirt's client would: calls go through the same thread, and events through the
+//! same queue. It does as libvirt does for a domain that is defined, started and ended, and what the
+//! test wants besides.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use virt_sys as sys;
+
+use crate::{
+    domain::{
+        AgentChannel, BlockInfo, CallError, Calls, CloseReason, Deadlines, DefinedDetail, Document, DomainEvent,
+        DomainEvents, DomainHandle, GuestInterface, Lifecycle, Parameter, PausedReason, ResumedDetail, RunningReason,
+        Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start, StartedDetail, State, StoppedDetail, SuspendedDetail,
+        UndefinedDetail, Versions,
+    },
+    libvirt::{LibvirtError, Version},
+};
+
+/// Live XML of a running guest, as libvirt gave it.
+pub const LIVE_XML: &str = include_str!("../../testdata/trixie/named.domain.xml");
+
+/// A libvirt that knows one domain. Copies are the same.
+#[derive(Clone, Debug, Default)]
+pub struct FakeLibvirt(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// The definition, if there is one.
+    definition: Option<String>,
+    /// State of the domain. Meaningless without a definition.
+    state: Option<State>,
+    live_xml: Option<String>,
+    agent: Option<Vec<Parameter>>,
+    interfaces: Vec<GuestInterface>,
+    /// What the next calls answer in place of what they would.
+    refusals: VecDeque<LibvirtError>,
+    calls: Vec<&'static str>,
+    connections: Vec<Arc<Shared>>,
+}
+
+/// One connection to it.
+struct Connection {
+    libvirt: FakeLibvirt,
+    domain: String,
+}
+
+impl FakeLibvirt {
+    /// Connects, as [`DomainHandle::connect`] does.
+    ///
+    /// # Errors
+    /// If the kernel gives no thread.
+    pub async fn connect(&self, domain: &str) -> Result<(DomainHandle, DomainEvents), CallError> {
+        let connection = Connection {
+            libvirt: self.clone(),
+            domain: domain.to_owned(),
+        };
+        DomainHandle::start(domain, Deadlines::default(), None, move |shared| {
+            connection.libvirt.lock().connections.push(Arc::clone(shared));
+            Ok(Box::new(connection))
+        })
+        .await
+    }
+
+    /// The domain's state, if it is defined.
+    pub fn state(&self) -> Option<State> {
+        let inner = self.lock();
+        inner.definition.as_ref().and(inner.state)
+    }
+
+    /// The document that the domain was defined by.
+    pub fn definition(&self) -> Option<String> {
+        self.lock().definition.clone()
+    }
+
+    /// All calls so far that were to change something, as people name them, also those that were refused.
+    pub fn calls(&self) -> Vec<&'static str> {
+        self.lock().calls.clone()
+    }
+
+    /// What the running guest's live XML is from now on, in place of [`LIVE_XML`].
+    pub fn set_live_xml(&self, xml: &str) {
+        self.lock().live_xml = Some(xml.to_owned());
+    }
+
+    /// The guest's agent connects, and says this from now on; or it goes.
+    pub fn set_agent(&self, says: Option<(Vec<Parameter>, Vec<GuestInterface>)>) {
+        let mut inner = self.lock();
+        let (agent, interfaces) = says.map_or((None, Vec::new()), |(agent, interfaces)| (Some(agent), interfaces));
+        (inner.agent, inner.interfaces) = (agent, interfaces);
+        let channel = if inner.agent.is_some() {
+            AgentChannel::Connected
+        } else {
+            AgentChannel::Disconnected
+        };
+        inner.tell(&DomainEvent::Agent(channel));
+    }
+
+    /// The next call, or the next but those that were told before, answers this.
+    pub fn refuse_next(&self, error: LibvirtError) {
+        self.lock().refusals.push_back(error);
+    }
+
+    /// The guest ends by itself.
+    pub fn guest_ends(&self, event: StoppedDetail, reason: ShutOffReason) {
+        let mut inner = self.lock();
+        if event == StoppedDetail::Shutdown {
+            inner.happen(Lifecycle::Shutdown(ShutdownDetail::Guest));
+        }
+        inner.state = Some(State::ShutOff(reason));
+        inner.happen(Lifecycle::Stopped(event));
+    }
+
+    /// Any event, and the state after it.
+    pub fn happens(&self, event: DomainEvent, state: Option<State>) {
+        let mut inner = self.lock();
+        inner.state = state.or(inner.state);
+        inner.tell(&event);
+    }
+
+    /// libvirtd ends; the guest goes on. It can be connected to again.
+    pub fn daemon_ends(&self) {
+        for connection in self.lock().connections.drain(..) {
+            connection.finish(CloseReason::EndOfFile);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn happen(&self, event: Lifecycle) {
+        self.tell(&DomainEvent::Lifecycle(event));
+    }
+
+    fn tell(&self, event: &DomainEvent) {
+        for connection in &self.connections {
+            connection.forward(event.clone());
+        }
+    }
+
+    /// The guest's state, if there is a guest.
+    fn guest(&self, call: &'static str) -> Result<State, LibvirtError> {
+        let state = self.defined(call)?;
+        if state.has_guest() == Some(true) {
+            return Ok(state);
+        }
+        Err(refusal(
+            call,
+            sys::VIR_ERR_OPERATION_INVALID,
+            "Requested operation is not valid: domain is not running",
+        ))
+    }
+
+    fn defined(&self, call: &'static str) -> Result<State, LibvirtError> {
+        if self.definition.is_none() {
+            return Err(refusal(call, sys::VIR_ERR_NO_DOMAIN, "Domain not found"));
+        }
+        Ok(self.state.unwrap_or(State::ShutOff(ShutOffReason::Unknown(0))))
+    }
+}
+
+fn refusal(call: &'static str, code: u32, message: &str) -> LibvirtError {
+    LibvirtError {
+        call,
+        code,
+        domain: sys::VIR_FROM_QEMU,
+        message: message.to_owned(),
+    }
+}
+
+impl Connection {
+    /// A call that changes something.
+    fn change(
+        &self,
+        call: &'static str,
+        change: impl FnOnce(&mut Inner) -> Result<(), LibvirtError>,
+    ) -> Result<(), LibvirtError> {
+        let mut inner = self.libvirt.lock();
+        inner.calls.push(call);
+        inner.refusals.pop_front().map_or(Ok(()), Err)?;
+        change(&mut inner)
+    }
+
+    fn question<T>(&self, answer: impl FnOnce(&Inner) -> Result<T, LibvirtError>) -> Result<T, LibvirtError> {
+        let mut inner = self.libvirt.lock();
+        inner.refusals.pop_front().map_or(Ok(()), Err)?;
+        answer(&inner)
+    }
+}
+
+impl Calls for Connection {
+    fn define(&self, xml: &str) -> Result<(), LibvirtError> {
+        self.change("define", |inner| {
+            let detail = if inner.definition.is_some() {
+                DefinedDetail::Updated
+            } else {
+                inner.state = Some(State::ShutOff(ShutOffReason::Unknown(0)));
+                DefinedDetail::Added
+            };
+            inner.definition = Some(xml.to_owned());
+            inner.happen(Lifecycle::Defined(detail));
+            Ok(())
+        })
+    }
+
+    fn create(&self, start: Start) -> Result<(), LibvirtError> {
+        const CALL: &str = "create";
+        self.change(CALL, |inner| {
+            if inner.defined(CALL)?.has_guest() == Some(true) {
+                let message = "Requested operation is not valid: domain is already running";
+                return Err(refusal(CALL, sys::VIR_ERR_OPERATION_INVALID, message));
+            }
+            // In libvirt's order.
+            let started = Lifecycle::Started(StartedDetail::Booted);
+            match start {
+                Start::Running => {
+                    inner.state = Some(State::Running(RunningReason::Booted));
+                    inner.happen(Lifecycle::Resumed(ResumedDetail::Unpaused));
+                    inner.happen(started);
+                }
+                Start::Paused => {
+                    inner.state = Some(State::Paused(PausedReason::User));
+                    inner.happen(started);
+                    inner.happen(Lifecycle::Suspended(SuspendedDetail::Paused));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn state(&self) -> Result<State, LibvirtError> {
+        self.question(|inner| inner.defined("state"))
+    }
+
+    fn xml(&self, document: Document) -> Result<String, LibvirtError> {
+        self.question(|inner| {
+            let runs = inner.defined("xml")?.has_guest() == Some(true);
+            Ok(match document {
+                Document::Live if runs => inner.live_xml.clone().unwrap_or_else(|| LIVE_XML.to_owned()),
+                Document::Live | Document::Inactive => inner.definition.clone().unwrap_or_default(),
+            })
+        })
+    }
+
+    fn destroy(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "destroy";
+        self.change(CALL, |inner| {
+            inner.guest(CALL)?;
+            inner.state = Some(State::ShutOff(ShutOffReason::Destroyed));
+            inner.happen(Lifecycle::Stopped(StoppedDetail::Destroyed));
+            Ok(())
+        })
+    }
+
+    fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError> {
+        const CALL: &str = "shutdown";
+        self.change(CALL, |inner| {
+            inner.guest(CALL)?;
+            match by {
+                ShutdownBy::Agent if inner.agent.is_none() => Err(no_agent(CALL)),
+                // The guest may take its time: see `guest_ends`.
+                ShutdownBy::PowerButton | ShutdownBy::Agent => Ok(()),
+            }
+        })
+    }
+
+    fn suspend(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "suspend";
+        self.change(CALL, |inner| {
+            if !matches!(inner.guest(CALL)?, State::Paused(_)) {
+                inner.state = Some(State::Paused(PausedReason::User));
+                inner.happen(Lifecycle::Suspended(SuspendedDetail::Paused));
+            }
+            Ok(())
+        })
+    }
+
+    fn resume(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "resume";
+        self.change(CALL, |inner| {
+            if !matches!(inner.guest(CALL)?, State::Running(_)) {
+                inner.state = Some(State::Running(RunningReason::Unpaused));
+                inner.happen(Lifecycle::Resumed(ResumedDetail::Unpaused));
+            }
+            Ok(())
+        })
+    }
+
+    fn undefine(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "undefine";
+        self.change(CALL, |inner| {
+            inner.defined(CALL)?;
+            inner.definition = None;
+            inner.happen(Lifecycle::Undefined(UndefinedDetail::Removed));
+            Ok(())
+        })
+    }
+
+    fn names(&self) -> Result<Vec<String>, LibvirtError> {
+        self.question(|inner| Ok(inner.definition.iter().map(|_| self.domain.clone()).collect()))
+    }
+
+    fn interfaces(&self) -> Result<Vec<GuestInterface>, LibvirtError> {
+        self.question(|inner| match inner.agent {
+            Some(_) => Ok(inner.interfaces.clone()),
+            None => Err(no_agent("interfaces")),
+        })
+    }
+
+    fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
+        self.question(|inner| inner.agent.clone().ok_or_else(|| no_agent("guest info")))
+    }
+
+    fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {
+        self.question(|inner| {
+            inner.defined("block info")?;
+            let message = format!("invalid argument: invalid path {disk} not assigned to domain");
+            Err(refusal("block info", sys::VIR_ERR_INVALID_ARG, &message))
+        })
+    }
+
+    fn versions(&self) -> Result<Versions, LibvirtError> {
+        self.question(|_| {
+            Ok(Versions {
+                libvirt: Version(11_003_000),
+                qemu: Version(10_000_013),
+            })
+        })
+    }
+}
+
+fn no_agent(call: &'static str) -> LibvirtError {
+    refusal(
+        call,
+        sys::VIR_ERR_AGENT_UNRESPONSIVE,
+        "Guest agent is not responding: QEMU guest agent is not connected",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lifecycle(events: &mut DomainEvents) -> String {
+        match events.recv().await {
+            Some(DomainEvent::Lifecycle(event)) => event.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn it_does_as_libvirt_does() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, mut events) = libvirt.connect("vm").await.unwrap();
+        assert_eq!(guest.state().await, Err(CallError::NoDomain));
+        guest.define("<domain/>").await.unwrap();
+        guest.create(Start::Running).await.unwrap();
+        assert_eq!(
+            guest.create(Start::Running).await.unwrap_err().reason(),
+            "LibvirtRefused"
+        );
+        assert_eq!(guest.guest_info().await.unwrap_err().reason(), "GuestAgentSilent");
+        assert_eq!(guest.names().await, Ok(vec!["vm".to_owned()]));
+        libvirt.guest_ends(StoppedDetail::Shutdown, ShutOffReason::Shutdown);
+        for expected in [
+            "Defined Added",
+            "Resumed Unpaused",
+            "Started Booted",
+            "Shutdown Finished after guest request",
+            "Stopped Shutdown",
+        ] {
+            assert_eq!(lifecycle(&mut events).await, expected);
+        }
+        assert_eq!(guest.destroy().await.unwrap_err().reason(), "LibvirtRefused");
+        assert_eq!(libvirt.calls(), ["define", "create", "create", "destroy"]);
+    }
+
+    #[tokio::test]
+    async fn its_daemon_may_end_and_its_guest_goes_on() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, mut events) = libvirt.connect("vm").await.unwrap();
+        guest.define("<domain/>").await.unwrap();
+        guest.create(Start::Paused).await.unwrap();
+        libvirt.daemon_ends();
+        guest.ended().await;
+        while events.recv().await.is_some() {}
+        assert_eq!(events.close_reason(), Some(CloseReason::EndOfFile));
+        let (guest, _events) = libvirt.connect("vm").await.unwrap();
+        assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
+        libvirt.refuse_next(no_agent("x"));
+        assert_eq!(guest.resume().await.unwrap_err().reason(), "GuestAgentSilent");
+        guest.resume().await.unwrap();
+        assert_eq!(libvirt.state(), Some(State::Running(RunningReason::Unpaused)));
+    }
+}

@@ -1,0 +1,67 @@
+//! What a guest costs its agent in memory. In a process of its own, so that nothing else is measured.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
+#![expect(dead_code, reason = "not all of the pod's helpers are needed here")]
+
+mod pod;
+
+use drydock_host::domain::{Deadlines, DomainHandle};
+use pod::{Pod, SOCKET, skipped};
+
+/// Guests that are measured: as many as a large node has.
+const GUESTS: u64 = 60;
+
+/// What each may cost, in KiB of anonymous memory.
+const BUDGET: u64 = 1024;
+
+/// Anonymous memory of this process, in KiB.
+fn anonymous() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_guest_costs_less_than_its_budget() {
+    if skipped("a_guest_costs_less_than_its_budget") {
+        return;
+    }
+    let pod = Pod::with_libvirtd();
+    let folder = pod.folder();
+    let connect = async |name: &str| {
+        let connected = DomainHandle::connect_when_open(&folder, SOCKET, name, Deadlines::default()).await;
+        let (guest, events) = connected.unwrap();
+        // As an agent would, so that the thread has done some work.
+        assert_eq!(guest.names().await, Ok(vec![]));
+        assert!(guest.versions().await.is_ok() && guest.state().await.is_err());
+        (guest, events)
+    };
+    let first = connect("first").await;
+    let before = anonymous();
+    let mut guests = Vec::new();
+    for number in 0..GUESTS {
+        guests.push(connect(&format!("guest-{number}")).await);
+    }
+    let each = anonymous().saturating_sub(before) / GUESTS;
+    println!("{each} KiB for each guest, {before} KiB without");
+    assert!(each <= BUDGET, "{each} KiB for each guest");
+
+    // And nothing stays when they are gone.
+    for (guest, _events) in &guests {
+        guest.close();
+        guest.ended().await;
+    }
+    drop(guests);
+    let full = anonymous();
+    for round in 0..5 {
+        for number in 0..GUESTS {
+            let (guest, _events) = connect(&format!("guest-{round}-{number}")).await;
+            guest.close();
+            guest.ended().await;
+        }
+    }
+    let grown = anonymous().saturating_sub(full);
+    println!("{grown} KiB more after {} connections", 5 * GUESTS);
+    assert!(grown < 5 * GUESTS, "{grown} KiB");
+    drop(first);
+}
