@@ -20,6 +20,8 @@ mod event;
 mod event_loop;
 mod frames;
 mod guest_info;
+mod lifecycle;
+mod listener;
 mod live_xml;
 mod relay;
 mod state;
@@ -36,11 +38,12 @@ use tokio::{
 pub use call_error::CallError;
 pub(crate) use connection::Calls;
 pub(crate) use event::Shared;
-pub use event::{
-    AgentChannel, CloseReason, CrashedDetail, DefinedDetail, DomainEvent, DomainEvents, IoErrorAction, Lifecycle,
-    PmSuspendedDetail, ResumedDetail, ShutdownDetail, StartedDetail, StoppedDetail, SuspendedDetail, UndefinedDetail,
-};
+pub use event::{AgentChannel, CloseReason, DomainEvent, DomainEvents, IoErrorAction};
 pub use guest_info::{Filesystem, GuestAddress, GuestInfo, GuestInterface, GuestOs, Parameter, ParameterValue};
+pub use lifecycle::{
+    CrashedDetail, DefinedDetail, Lifecycle, PmSuspendedDetail, ResumedDetail, ShutdownDetail, StartedDetail,
+    StoppedDetail, SuspendedDetail, UndefinedDetail,
+};
 pub use live_xml::{GuestCpu, LiveDomain};
 pub use state::{CrashedReason, PausedReason, RunningReason, ShutOffReason, State};
 

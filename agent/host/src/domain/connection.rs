@@ -10,8 +10,8 @@
 )]
 
 use std::{
-    ffi::{CStr, CString, c_char, c_int, c_void},
-    fmt, mem, ptr, slice,
+    ffi::{CStr, CString, c_char, c_int},
+    fmt, ptr, slice,
     sync::Arc,
 };
 
@@ -19,7 +19,8 @@ use virt_sys as sys;
 
 use super::{
     BlockInfo, Document, GuestAddress, GuestInterface, Parameter, ParameterValue, ShutdownBy, Start, State, Versions,
-    event::{AgentChannel, CloseReason, DomainEvent, IoErrorAction, Lifecycle, Shared},
+    event::Shared,
+    listener::{self, EventCallback, Listener},
 };
 use crate::{
     document::{MAX_LIST, MAX_NAME},
@@ -66,12 +67,6 @@ pub(crate) struct Connection {
     has_close_callback: bool,
 }
 
-/// What libvirt's event loop knows of a connection.
-struct Listener {
-    domain: CString,
-    shared: Arc<Shared>,
-}
-
 impl Connection {
     /// Connects, and has the domain's events put into `shared`.
     pub(crate) fn open(uri: &str, domain: &str, shared: &Arc<Shared>) -> Result<Self, LibvirtError> {
@@ -111,7 +106,12 @@ impl Connection {
         // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back,
         // which libvirt calls once if it has taken the callback, and not otherwise.
         let taken = unsafe {
-            sys::virConnectRegisterCloseCallback(self.raw, Some(closed), opaque.cast_mut().cast(), Some(release))
+            sys::virConnectRegisterCloseCallback(
+                self.raw,
+                Some(listener::closed),
+                opaque.cast_mut().cast(),
+                Some(listener::release),
+            )
         };
         if taken < 0 {
             // SAFETY: the reference made above, which libvirt did not take.
@@ -121,25 +121,7 @@ impl Connection {
     }
 
     fn listen(&mut self, listener: &Arc<Listener>) -> Result<(), LibvirtError> {
-        // SAFETY: libvirt calls each with the arguments of its own event, whatever the type says here.
-        let events = unsafe {
-            [
-                (
-                    sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE,
-                    mem::transmute::<LifecycleCallback, EventCallback>(lifecycle),
-                ),
-                (sys::VIR_DOMAIN_EVENT_ID_REBOOT, reboot as EventCallback),
-                (
-                    sys::VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON,
-                    mem::transmute::<IoErrorCallback, EventCallback>(io_error),
-                ),
-                (
-                    sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE,
-                    mem::transmute::<AgentCallback, EventCallback>(agent_lifecycle),
-                ),
-            ]
-        };
-        for (event, callback) in events {
+        for (event, callback) in listener::events() {
             self.register(event, callback, listener)?;
         }
         Ok(())
@@ -157,7 +139,7 @@ impl Connection {
                 event.cast_signed(),
                 Some(callback),
                 opaque.cast_mut().cast(),
-                Some(release),
+                Some(listener::release),
             )
         };
         if number < 0 {
@@ -364,7 +346,7 @@ impl Drop for Connection {
         }
         if self.has_close_callback {
             // SAFETY: as above.
-            unsafe { sys::virConnectUnregisterCloseCallback(self.raw, Some(closed)) };
+            unsafe { sys::virConnectUnregisterCloseCallback(self.raw, Some(listener::closed)) };
         }
         // SAFETY: the connection is open and is not used again.
         let left = unsafe { sys::virConnectClose(self.raw) };
@@ -458,7 +440,7 @@ unsafe fn taken<T: Copy>(list: *mut T, count: usize) -> Vec<T> {
 ///
 /// # Safety
 /// `text` must be null or end with a zero byte.
-unsafe fn text(text: *const c_char) -> String {
+pub(super) unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
@@ -519,105 +501,4 @@ fn read_parameter(parameter: &sys::virTypedParameter) -> Parameter {
         name: String::from_utf8_lossy(&name).into_owned(),
         value,
     }
-}
-
-// What libvirt's event loop calls. It must come back at once, and must not call libvirt for more than
-// what the domain at hand is called.
-
-type EventCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
-type LifecycleCallback =
-    unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
-type IoErrorCallback = unsafe extern "C" fn(
-    sys::virConnectPtr,
-    sys::virDomainPtr,
-    *const c_char,
-    *const c_char,
-    c_int,
-    *const c_char,
-    *mut c_void,
-);
-type AgentCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void);
-
-/// The listener of a connection, if the event is about its domain.
-///
-/// # Safety
-/// `domain` must be a domain, and `opaque` what was registered, as libvirt gives them to callbacks.
-unsafe fn listener<'a>(domain: sys::virDomainPtr, opaque: *mut c_void) -> Option<&'a Listener> {
-    // SAFETY: `opaque` is a reference to a listener that is held until `release`, which libvirt calls
-    // when no callback runs any more; the name ends with a zero byte and lives as long as the domain.
-    unsafe {
-        let listener: &Listener = &*opaque.cast::<Listener>();
-        let name = sys::virDomainGetName(domain);
-        (!name.is_null() && CStr::from_ptr(name) == listener.domain.as_c_str()).then_some(listener)
-    }
-}
-
-unsafe extern "C" fn lifecycle(
-    _: sys::virConnectPtr,
-    domain: sys::virDomainPtr,
-    event: c_int,
-    detail: c_int,
-    opaque: *mut c_void,
-) -> c_int {
-    // SAFETY: libvirt calls this with what was registered.
-    if let Some(listener) = unsafe { listener(domain, opaque) } {
-        let event = Lifecycle::from_raw(event, detail);
-        listener.shared.forward(DomainEvent::Lifecycle(event));
-    }
-    0
-}
-
-unsafe extern "C" fn reboot(_: sys::virConnectPtr, domain: sys::virDomainPtr, opaque: *mut c_void) {
-    // SAFETY: libvirt calls this with what was registered.
-    if let Some(listener) = unsafe { listener(domain, opaque) } {
-        listener.shared.forward(DomainEvent::Reboot);
-    }
-}
-
-unsafe extern "C" fn io_error(
-    _: sys::virConnectPtr,
-    domain: sys::virDomainPtr,
-    _path: *const c_char,
-    alias: *const c_char,
-    action: c_int,
-    reason: *const c_char,
-    opaque: *mut c_void,
-) {
-    // SAFETY: libvirt calls this with what was registered, and with texts that are null or end with a
-    // zero byte.
-    unsafe {
-        if let Some(listener) = listener(domain, opaque) {
-            listener.shared.forward(DomainEvent::IoError {
-                disk: text(alias),
-                action: IoErrorAction::from_raw(action),
-                reason: text(reason),
-            });
-        }
-    }
-}
-
-unsafe extern "C" fn agent_lifecycle(
-    _: sys::virConnectPtr,
-    domain: sys::virDomainPtr,
-    state: c_int,
-    _reason: c_int,
-    opaque: *mut c_void,
-) {
-    // SAFETY: libvirt calls this with what was registered.
-    if let Some(listener) = unsafe { listener(domain, opaque) } {
-        listener
-            .shared
-            .forward(DomainEvent::Agent(AgentChannel::from_raw(state)));
-    }
-}
-
-unsafe extern "C" fn closed(_: sys::virConnectPtr, reason: c_int, opaque: *mut c_void) {
-    // SAFETY: `opaque` is a reference to a listener that is held until `release`.
-    let listener = unsafe { &*opaque.cast::<Listener>() };
-    listener.shared.finish(CloseReason::from_raw(reason));
-}
-
-unsafe extern "C" fn release(opaque: *mut c_void) {
-    // SAFETY: a reference that was given to libvirt when the callback was registered, given back once.
-    drop(unsafe { Arc::from_raw(opaque.cast::<Listener>().cast_const()) });
 }
