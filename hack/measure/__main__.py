@@ -1,6 +1,7 @@
 """hack/bench NAME: measures, one line of JSON for each figure on standard output.
 
   inspect   the node agent: inspection, labels, what it costs when idle (about 20 minutes)
+  vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
   all       everything
 
 Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok"}: the reference is the raw tool measured in
@@ -19,13 +20,16 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 from verify.install import install
 
-from . import agent_cost, inspection_time, reactions
+from . import agent_cost, guest_memory, guest_start, guest_writes, inspection_time, reactions
 from .api import Api
 from .figure import Figure
 
 NAME = "bench"
 
-BENCHMARKS = {"inspect": (inspection_time.measure, reactions.measure, agent_cost.measure)}
+BENCHMARKS = {
+    "inspect": (inspection_time.measure, reactions.measure, agent_cost.measure),
+    "vms": (guest_memory.measure, guest_writes.measure, guest_start.measure),
+}
 
 
 def main(argv: list[str]) -> int:

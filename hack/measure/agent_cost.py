@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .api import Api
+from .audit import requests
 from .figure import SAMPLES, Figure, median
 from .pods import memory, pod_of, processes, processor_seconds, wait_until
 
@@ -29,7 +28,7 @@ KUBEVIRT_PROCESSOR = 1.1
 LEASE_EVERY = 10
 # kube ends and renews each watch after about five minutes.
 WATCH_RENEWED_EVERY = 290
-WATCHES = 4
+WATCHES = 6
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
@@ -65,22 +64,16 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
 def _requests(made: Cluster, node: str, since: datetime, until: datetime, progress: Progress) -> Iterator[Figure]:
     """What the agent of one node asked of the API server in the window, by the server's audit log."""
     pod = pod_of(made, "drydock-agent", node)
-    lease, watch, other = 0, 0, Counter()
-    for line in Path(str(made.description["audit_log"])).read_text().splitlines():
-        event = json.loads(line)
-        if event["user"].get("extra", {}).get("authentication.kubernetes.io/pod-name") != [pod]:
+    lease, watch, other = 0, 0, Counter[str]()
+    for request in requests(made, since, until):
+        if request.pod != pod:
             continue
-        # A watch is logged when it begins and when it ends; it counts where it begins.
-        at = datetime.fromisoformat(event["requestReceivedTimestamp"].replace("Z", "+00:00"))
-        if not since <= at <= until or event["stage"] == "ResponseStarted":
-            continue
-        about = event["objectRef"]
-        if about["resource"] == "leases":
+        if request.resource == "leases":
             lease += 1
-        elif event["verb"] == "watch":
+        elif request.verb == "watch":
             watch += 1
         else:
-            other[f"{event['verb']} {about['resource']}"] += 1
+            other[f"{request.verb} {request.resource}"] += 1
     for what, count in other.items():
         progress.say(f"unexpected: {count} × {what}")
     yield Figure("agent.idle.lease-renewals", lease, "requests", WINDOW / LEASE_EVERY, 1.05, relative=True)

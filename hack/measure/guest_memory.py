@@ -1,0 +1,105 @@
+"""What virtual machines take beside their guests' memory, and what they add to the agent's."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from .api import Api
+from .figure import SAMPLES, Figure, median
+from .guests import Guest, instance, instances
+from .pods import memory, processes, wait_until
+
+GUESTS = 4
+SETTLE = 30
+WINDOW = 60
+
+# KubeVirt v1.9's virt-launcher, virtqemud, passt and their helpers, on the same kind of machine.
+KUBEVIRT_PSS = 57.0
+KUBEVIRT_ANONYMOUS = 39.5
+
+# All that runs beside QEMU in a guest's pod, but for the container runtime's own.
+PROCESSES = """
+for p in /proc/[0-9]*; do
+  read -r name < $p/comm || continue
+  case $name in drydock-launche|libvirtd|virtlogd|virsh|passt*) ;; *) continue ;; esac
+  grep -q "$pattern" $p/cgroup || continue
+  echo "process $name"
+  grep -E '^Pss:' $p/smaps_rollup
+  grep -E '^RssAnon:' $p/status
+done 2>/dev/null
+true
+"""
+
+
+@dataclass
+class Beside:
+    """Memory of processes, in MiB, by their names."""
+
+    pss: Counter[str]
+    anonymous: Counter[str]
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """Four guests on the first node, once they have booted and stood still for half a minute."""
+    node = made.nodes[0].name
+    (agent,) = processes(made, node, "drydock-agent")
+    progress.say(f"agent without guests for {WINDOW} s")
+    before = median(list(_agent(made, node, agent)))
+    with instances(api) as watch:
+        guests = [Guest(api, watch, instance(f"memory-{number}", node)) for number in range(GUESTS)]
+        for guest in guests:
+            guest.ready()
+            guest.line("drydock-guest ready")
+        pods = [guest.pod()["metadata"]["uid"] for guest in guests]
+        progress.say(f"{GUESTS} guests have booted; {SETTLE} s, then a window of {WINDOW} s")
+        wait_until(time.monotonic() + SETTLE)
+        samples, after = [], []
+        for anonymous in _agent(made, node, agent):
+            after.append(anonymous)
+            samples.append(_beside(made, node, pods))
+        for guest in guests:
+            guest.delete()
+    last = samples[-1]
+    for name in sorted(last.pss):
+        progress.say(
+            f"  {name}: {last.pss[name] / GUESTS:.1f} MiB of PSS, {last.anonymous[name] / GUESTS:.1f} MiB of RssAnon a guest"
+        )
+    pss = median([sample.pss.total() / GUESTS for sample in samples])
+    anonymous = median([sample.anonymous.total() / GUESTS for sample in samples])
+    yield Figure("vm.memory.PSS vs kubevirt", pss, "MiB", KUBEVIRT_PSS, 32)
+    yield Figure("vm.memory.RssAnon vs kubevirt", anonymous, "MiB", KUBEVIRT_ANONYMOUS, 24)
+    yield Figure("agent.RssAnon-per-vm", max(0.0, (median(after) - before) / GUESTS), "MiB", None, 1)
+
+
+def _agent(made: Cluster, node: str, agent: int) -> Iterator[float]:
+    """RssAnon of the agent, in MiB, several times in one window."""
+    begun = time.monotonic()
+    for sample in range(SAMPLES):
+        wait_until(begun + WINDOW * (sample + 1) / SAMPLES)
+        yield memory(made, node, agent).anonymous
+
+
+def _beside(made: Cluster, node: str, pods: list[str]) -> Beside:
+    """Of all processes beside QEMU in these pods together."""
+    # Control groups are named after the pods' UIDs, in some set-ups with other separators.
+    pattern = "\\|".join(uid.replace("-", "[-_]") for uid in pods)
+    return parse(made.in_node(node, ["sh", "-c", f"pattern='{pattern}'\n{PROCESSES}"]))
+
+
+def parse(text: str) -> Beside:
+    """Add up what the script printed."""
+    beside = Beside(Counter(), Counter())
+    for part in text.split("process ")[1:]:
+        name = part.split("\n", 1)[0]
+        kib = {key: int(value) for key, value in re.findall(r"^(\w+):\s+(\d+) kB$", part, re.MULTILINE)}
+        # A process that has ended in between says nothing any more.
+        beside.pss[name] += kib.get("Pss", 0) / 1024
+        beside.anonymous[name] += kib.get("RssAnon", 0) / 1024
+    return beside

@@ -1,0 +1,144 @@
+"""How soon a new virtual machine runs, against starting the same domain by hand in the same image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from .api import Api
+from .figure import SAMPLES, Figure, median
+from .guests import HURRIED, PODS, Guest, file_in_pod, in_pod, instance, instances, ready_disk
+
+# KubeVirt v1.9, on the same kind of machine: 3.1 to 3.5.
+KUBEVIRT_RUNNING = 3.3
+# Above what starting the domain by hand takes: admission, scheduling, sandbox, container, libvirtd, disk.
+OVERHEAD = 1.5
+
+RAW_POD = "raw-guest"
+
+# Reaps the processes that others leave behind, as libvirt expects of process 1.
+IDLE = 'trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done'
+
+VIRSH = "virsh --quiet --connect 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock'"
+
+# Takes what the guest prints, and makes a file when it listens, and another one when the first line with something
+# on it was whole. The image's perl has no fine clock; the file system has.
+LISTENER = """
+use IO::Socket::UNIX;
+my ($path, $files) = @ARGV;
+unlink $path;
+my $server = IO::Socket::UNIX->new(Local => $path, Listen => 1) or die $!;
+open(my $listens, ">", "$files.listens");
+my $client = $server->accept() or die $!;
+my ($all, $first) = ("");
+while (sysread($client, my $piece, 65536)) {
+  next if $first;
+  $all .= $piece;
+  open($first, ">", "$files.line") if $all =~ /[A-Za-z0-9][^\\n]*\\n/;
+}
+"""
+
+# $1: libvirtd.conf, $2: qemu.conf, $3: the listener, $4: the domain, $5: overlay, $6: its format,
+# $7: image, $8: the image's format. Prints when the guest was started and, on the next line, when it printed.
+RAW = (
+    r"""
+set -eu
+run=/run/drydock
+export HOME=$run XDG_RUNTIME_DIR=$run XDG_CONFIG_HOME=$run/config XDG_CACHE_HOME=$run/cache
+export XDG_DATA_HOME=$run/data TMPDIR=$run/tmp LC_ALL=C
+mkdir -p $run/config/libvirt $run/cache $run/data $run/tmp
+printf %s "$1" > $run/config/libvirt/libvirtd.conf
+printf %s "$2" > $run/config/libvirt/qemu.conf
+printf %s "$3" > $run/tmp/listener.pl
+printf %s "$4" > $run/tmp/domain.xml
+rm -f $run/tmp/first.* "$5"
+libvirtd --timeout 0 --config $run/config/libvirt/libvirtd.conf &
+daemon=$!
+perl $run/tmp/listener.pl $run/console.sock $run/tmp/first &
+listener=$!
+qemu-img create -q -f "$6" -F "$8" -b "$7" "$5"
+until VIRSH version > /dev/null 2>&1 && [ -e $run/tmp/first.listens ]; do sleep 0.05; done
+VIRSH define $run/tmp/domain.xml > /dev/null
+name=$(VIRSH list --all --name)
+date +%s.%N
+VIRSH start $name > /dev/null
+until [ -e $run/tmp/first.line ]; do sleep 0.05; done
+date -r $run/tmp/first.line +%s.%N
+VIRSH destroy $name > /dev/null
+wait $listener
+VIRSH undefine $name > /dev/null
+kill $daemon
+wait $daemon || true
+"""
+).replace("VIRSH", VIRSH)
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """On the first node, with the images there, in turns with the start by hand."""
+    node = made.nodes[0].name
+    with instances(api) as watch:
+        # The first one brings the images, and lends its pod, its domain and its libvirt's settings.
+        first = Guest(api, watch, instance("start-first", node, HURRIED))
+        first.running()
+        first.line()
+        pod = first.pod()
+        arguments = _by_hand(made, pod["metadata"]["name"])
+        first.delete()
+        api.request("POST", PODS, raw_pod(pod))
+        try:
+            made.kubectl("wait", "pod", RAW_POD, "--for=condition=Ready", "--timeout=60s")
+            to_line, to_running, raw = [], [], []
+            for turn in range(SAMPLES):
+                begun, printed = (float(text) for text in in_pod(made, RAW_POD, RAW, *arguments).split())
+                raw.append(printed - begun)
+                guest = Guest(api, watch, instance(f"start-{turn}", node, HURRIED))
+                to_running.append(guest.running())
+                to_line.append((guest.line() - guest.created).total_seconds())
+                progress.say(
+                    f"start {turn + 1} of {SAMPLES}: first line after {to_line[-1]:.2f} s, by hand {raw[-1]:.2f} s; "
+                    f"Running after {to_running[-1]:.2f} s"
+                )
+                guest.delete()
+        finally:
+            api.request("DELETE", f"{PODS}/{RAW_POD}?gracePeriodSeconds=0")
+    by_hand = median(raw)
+    progress.say(f"first line after {median(to_line):.2f} s, by hand {by_hand:.2f} s")
+    yield Figure("vm.start.overhead vs domain by hand", median(to_line) - by_hand, "s", by_hand, OVERHEAD)
+    yield Figure("vm.created-to-Running vs kubevirt", median(to_running), "s", KUBEVIRT_RUNNING, KUBEVIRT_RUNNING)
+
+
+def _by_hand(made: Cluster, pod: str) -> list[str]:
+    """The arguments of [`RAW`], from a pod with a running guest."""
+    disk = ready_disk(made, pod)
+    settings = [file_in_pod(made, pod, f"/run/drydock/config/libvirt/{name}.conf") for name in ("libvirtd", "qemu")]
+    # As it was defined, not as it runs: libvirt is to do the same work again.
+    domain = in_pod(made, pod, f"{VIRSH} dumpxml --inactive $({VIRSH} list --name)")
+    below = disk["backing"]
+    return [*settings, LISTENER, domain, disk["path"], disk["format"], below["path"], below["format"]]
+
+
+def raw_pod(pod: dict[str, Any]) -> dict[str, Any]:
+    """A pod like that of a guest in all but what runs in it."""
+    spec = {
+        key: pod["spec"][key]
+        for key in ("securityContext", "nodeSelector", "volumes", "automountServiceAccountToken", "enableServiceLinks")
+    }
+    container = {
+        key: pod["spec"]["containers"][0][key]
+        for key in ("name", "image", "imagePullPolicy", "resources", "securityContext", "volumeMounts")
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": RAW_POD},
+        "spec": {
+            **json.loads(json.dumps(spec)),
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{**container, "command": ["sh", "-c", IDLE]}],
+        },
+    }

@@ -1,0 +1,58 @@
+"""How much agents and controller write to the API server for one virtual machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from .api import Api
+from .audit import Request, requests, split
+from .figure import Figure
+from .guests import Guest, instance, instances
+from .pods import wait_until
+
+IDLE = 60
+# What is written late comes within this: events and conditions are held back for a moment, not longer.
+SETTLE = 10
+
+# Each has a reader that waits for it. The controller: finalizer, the pod's disruption budget, the pod, four phases or
+# nodes of the instance on its way to the agent, its address, its end, the finalizers of instance and pod and the
+# budget at the end (12). The agent: Running with the guest's CPU and images, its conditions once the guest agent was
+# looked for, the pod's readiness gate open and shut, the end (5). Five events that people read.
+LIFE = 22
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """One guest is made, boots, does nothing for a minute, and shuts down because it is deleted."""
+    node = made.nodes[0].name
+    with instances(api) as watch:
+        since = _now()
+        guest = Guest(api, watch, instance("life", node))
+        guest.ready()
+        guest.line("drydock-guest ready")
+        wait_until(time.monotonic() + SETTLE)
+        idle_since = _now()
+        progress.say(f"a guest that does nothing for {IDLE} s")
+        wait_until(time.monotonic() + IDLE)
+        idle_until = _now()
+        guest.delete()
+        wait_until(time.monotonic() + SETTLE)
+        until = _now()
+    life = [request for request in requests(made, since, until) if request.writes]
+    idle = [request for request in requests(made, idle_since, idle_until) if request.writes]
+    progress.say(f"writes of a life: {split(life)}")
+    progress.say(f"writes while it did nothing: {split(idle)}")
+    yield Figure("vm.life.writes", len(life), "requests", None, LIFE)
+    yield Figure("vm.idle.status-writes", sum(_status(request) for request in idle), "requests", None, 0)
+
+
+def _status(request: Request) -> bool:
+    return request.resource.startswith("virtualmachineinstances")
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

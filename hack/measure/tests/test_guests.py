@@ -1,0 +1,115 @@
+"""What is read of guests' logs, of processes, and of the audit log."""
+
+import unittest
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from measure.audit import Request, request, split
+from measure.guest_memory import parse
+from measure.guest_start import raw_pod
+from measure.guests import printed
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
+
+
+def event(**changed: Any) -> dict[str, Any]:
+    """An event of an audit log."""
+    return {
+        "requestReceivedTimestamp": "2026-05-01T12:00:00.500000Z",
+        "stage": "ResponseComplete",
+        "verb": "patch",
+        "user": {
+            "username": "system:serviceaccount:drydock:drydock-agent",
+            "extra": {"authentication.kubernetes.io/pod-name": ["drydock-agent-abcde"]},
+        },
+        "objectRef": {"resource": "virtualmachineinstances", "subresource": "status", "name": "vm"},
+        **changed,
+    }
+
+
+class Logs(unittest.TestCase):
+    def test_the_guests_lines_are_told_from_the_launchers(self) -> None:
+        for line, said in (
+            ("2026-05-01T12:00:00.123456789Z guest: [    0.000000] Linux version 6.12\n", "[    0.000000] Linux version 6.12"),
+            ("2026-05-01T12:00:00.123456789Z guest: \n", ""),
+            ("2026-05-01T12:00:00.123456789Z launcher: guest: no\n", None),
+        ):
+            at, found = printed(line)
+            self.assertEqual(found, said)
+            self.assertEqual(at, NOON + timedelta(microseconds=123456))
+
+
+class Audits(unittest.TestCase):
+    def test_a_request_counts_once_and_only_within_the_window(self) -> None:
+        def found(**changed: Any) -> Request | None:
+            return request(event(**changed), NOON, NOON + timedelta(seconds=1))
+
+        status = Request("drydock-agent-abcde", "drydock-agent", "patch", "virtualmachineinstances/status", "vm")
+        self.assertEqual(found(), status)
+        self.assertTrue(status.writes)
+        self.assertIsNone(found(stage="ResponseStarted"))
+        self.assertIsNone(found(requestReceivedTimestamp="2026-05-01T12:00:01.500000Z"))
+        self.assertIsNone(found(requestReceivedTimestamp="2026-05-01T11:59:59.500000Z"))
+
+    def test_signs_of_life_and_reading_are_no_writes(self) -> None:
+        for verb, resource, writes in (
+            ("create", "pods", True),
+            ("delete", "pods", True),
+            ("get", "pods", False),
+            ("watch", "pods", False),
+            ("update", "leases", False),
+        ):
+            self.assertEqual(Request("p", "drydock-controller", verb, resource, "n").writes, writes, f"{verb} {resource}")
+
+    def test_kinds_are_counted(self) -> None:
+        create = Request("p", "drydock-controller", "create", "pods", "a")
+        patch = Request("q", "drydock-agent", "patch", "pods/status", "a")
+        self.assertEqual(split([patch, create, patch]), "2 × agent patch pods/status, 1 × controller create pods")
+        self.assertEqual(split([]), "none")
+
+
+class Memory(unittest.TestCase):
+    def test_processes_add_up_by_name(self) -> None:
+        text = (
+            "process libvirtd\nPss:  2048 kB\nRssAnon:  1024 kB\n"
+            "process passt.avx2\nPss:  512 kB\nRssAnon:  512 kB\n"
+            "process libvirtd\nPss:  1024 kB\nRssAnon:  1024 kB\nprocess libvirtd\n"
+        )
+        beside = parse(text)
+        self.assertEqual(dict(beside.pss), {"libvirtd": 3.0, "passt.avx2": 0.5})
+        self.assertEqual(dict(beside.anonymous), {"libvirtd": 2.0, "passt.avx2": 0.5})
+
+
+class Pods(unittest.TestCase):
+    def test_the_pod_for_a_guest_by_hand_is_like_a_guests(self) -> None:
+        container = {
+            "name": "compute",
+            "image": "launcher@sha256:1",
+            "imagePullPolicy": "IfNotPresent",
+            "resources": {},
+            "securityContext": {"readOnlyRootFilesystem": True},
+            "volumeMounts": [{"name": "run", "mountPath": "/run/drydock"}],
+            "env": [{"name": "DRYDOCK_GUEST", "value": "{}"}],
+            "terminationMessagePath": "/dev/termination-log",
+        }
+        spec = {
+            "securityContext": {"runAsUser": 107},
+            "nodeSelector": {"kubernetes.io/hostname": "node1"},
+            "volumes": [{"name": "run", "emptyDir": {}}],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "readinessGates": [{"conditionType": "drydock.dev/guest-running"}],
+            "containers": [container],
+        }
+        made = raw_pod({"metadata": {"labels": {"kubevirt.io": "virt-launcher"}}, "spec": spec})
+        for key in ("securityContext", "nodeSelector", "volumes"):
+            self.assertEqual(made["spec"][key], spec[key])
+        self.assertEqual(made["spec"]["containers"][0]["image"], "launcher@sha256:1")
+        # It would wait for an agent, be taken for a guest's, and start one.
+        self.assertNotIn("readinessGates", made["spec"])
+        self.assertNotIn("labels", made["metadata"])
+        self.assertNotIn("env", made["spec"]["containers"][0])
+
+
+if __name__ == "__main__":
+    unittest.main()
