@@ -37,7 +37,7 @@ enum Then {
 }
 
 const ENDS: [(End, &str); 4] = [
-    (End::PowersOff, "off"),
+    (End::PowersOff, "powers-off"),
     (End::Crashes, "crash"),
     (End::PodDeleted, "deleted"),
     (End::PodEvicted, "evicted"),
@@ -328,7 +328,7 @@ async fn what_keeps_a_machine_from_starting_is_named() -> Result<()> {
         (
             "image",
             "containerDisk: {image: ",
-            "containerDisk: {image: nowhere.invalid/",
+            "containerDisk: {image: no-such-",
             &["ErrImagePull", "ImagePullBackOff"][..],
         ),
         (
