@@ -16,7 +16,7 @@ from embedded.layout import DEFAULT_NAME
 from embedded.progress import Progress
 from verify.install import install
 
-from . import inspection
+from . import inspection, machines
 from .stage import Stage
 
 
@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
             install(made, progress)
             stage = Stage(made, progress)
             inspection.show(stage)
+            machines.show(stage)
             stage.summary()
         finally:
             if arguments.keep:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 
@@ -65,6 +67,29 @@ class Stage:
         clear = "\r" if sys.stdout.isatty() else ""
         print(f"{clear}  ✔ {what}: {waited:.1f} s{' ' * 30}".rstrip(), flush=True)
         self._achieved.append(f"{done} ({waited:.1f} s)")
+
+    def follow(self, pod: str, words: str, done: str) -> None:
+        """Show a guest's console as it comes until it has printed `words`, and note it for the summary."""
+        begun = time.monotonic()
+        print(f"\n$ kubectl logs -f {pod} | grep ^guest", flush=True)
+        argv = [str(self.cluster.description["kubectl"]), "logs", "--follow", pod]
+        with subprocess.Popen(argv, env=self.cluster.environment(), stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            impatience = threading.Timer(PATIENCE, following.kill)
+            impatience.start()
+            try:
+                for line in following.stdout:
+                    if not line.startswith("guest: "):
+                        continue
+                    print(f"  {line.rstrip()[:120]}", flush=True)
+                    if words in line:
+                        break
+                else:
+                    raise Failure(f"waited {time.monotonic() - begun:.0f} s in vain for {pod} to print {words!r}")
+            finally:
+                impatience.cancel()
+                following.kill()
+        self.note(f"{done} ({time.monotonic() - begun:.1f} s)")
 
     def note(self, text: str) -> None:
         """Keep a fact for the summary."""

@@ -19,11 +19,11 @@ IDLE = 60
 # What is written late comes within this: events and conditions are held back for a moment, not longer.
 SETTLE = 10
 
-# Each has a reader that waits for it. The controller: finalizer, the pod's disruption budget, the pod, four phases or
-# nodes of the instance on its way to the agent, its address, its end, the finalizers of instance and pod and the
-# budget at the end (12). The agent: Running with the guest's CPU and images, its conditions once the guest agent was
-# looked for, the pod's readiness gate open and shut, the end (5). Five events that people read.
-LIFE = 22
+# Each has a reader that waits for it. The controller, 9: the pod is made and deleted; the instance gets its finalizer
+# and its node's name, and loses the finalizer; its status says Scheduling, Scheduled on a node, what other nodes could
+# take it, and how it ended. The agent, 4: Running with the guest's CPU and image, its end, and the pod's readiness gate
+# open and shut. Both, 6: events that people read. And one for a status that came in two parts.
+LIFE = 20
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
