@@ -1,12 +1,23 @@
 //! What an agent's token may write, tried with a real one.
 
 use anyhow::{Result, ensure};
-use drydock_api::{Hypervisor, labels as keys};
-use drydock_tests::Cluster;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
+use drydock_api::{
+    Hypervisor,
+    kubevirt::{Phase, VirtualMachineInstance, names},
+    labels as keys,
+};
+use drydock_tests::{
+    Cluster, agent,
+    guests::{NAMESPACE, instance},
+    watching::until,
+};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
 use kube::{
-    Api, Client,
-    api::{DeleteParams, Patch, PatchParams},
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
@@ -174,5 +185,281 @@ async fn an_agent_may_report_its_own_hypervisor_and_lease_and_no_other() -> Resu
             .map(drop),
         "the controller's Lease",
     )?;
+    Ok(())
+}
+
+/// An instance that no node can take, so that nobody but the test writes its status: on `node`, as
+/// the administrator says.
+async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<VirtualMachineInstance>> {
+    let manifest = instance(name, "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n");
+    cluster.apply(&manifest)?;
+    cluster.until_phase(name, Phase::Scheduling).await?;
+    let status = json!({"status": {
+        "nodeName": node,
+        // One on its node would be looked for by the agent that runs there.
+        "activePods": {"0-2": "elsewhere"},
+        "phase": "Running",
+    }});
+    let parameters = PatchParams::default();
+    cluster
+        .instances()
+        .patch_status(name, &parameters, &Patch::Merge(status))
+        .await?;
+    Ok(Api::namespaced(cluster.as_agent_of(cluster.first()).await?, NAMESPACE))
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    let (own, other) = (cluster.first(), cluster.second());
+    let here = parked(&cluster, "here", own).await?;
+    let there = parked(&cluster, "there", other).await?;
+    let parameters = PatchParams::default();
+    let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+
+    let message = refusal(
+        there
+            .patch_status(
+                "there",
+                &parameters,
+                &Patch::Merge(json!({"status": {"phase": "Running"}})),
+            )
+            .await
+            .map(drop),
+        "another node's guest",
+    )?;
+    ensure!(message.contains("on the node it runs on"), "{message}");
+
+    // What the controller and the administrator have said of it so far stays.
+    let said = here.list(&ListParams::default()).await?;
+    let said = said.items.into_iter().find(|vmi| vmi.name_any() == "here");
+    let mut conditions: Vec<Value> = said
+        .and_then(|vmi| vmi.status)
+        .unwrap_or_default()
+        .conditions
+        .iter()
+        .filter(|condition| condition.type_ != "Ready")
+        .map(serde_json::to_value)
+        .collect::<Result<_, _>>()?;
+    let kept = conditions.clone();
+    conditions.push(ready);
+    let with = |type_: &str| {
+        let mut all = kept.clone();
+        all.retain(|condition| condition["type"] != type_);
+        all.push(json!({"type": type_, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+        json!({"conditions": all})
+    };
+    let controllers = "are the controller's to write";
+    for (what, status, expected) in [
+        ("where it runs", json!({"nodeName": other}), controllers),
+        ("where it runs, to nowhere", json!({"nodeName": null}), controllers),
+        ("its pods", json!({"activePods": {"0-3": own}}), controllers),
+        ("the end of its pods", json!({"activePods": null}), controllers),
+        ("that it is evacuated", json!({"evacuationNodeName": own}), controllers),
+        ("why it ended", json!({"reason": "GuestShutdown"}), controllers),
+        ("its class", json!({"qosClass": "Guaranteed"}), controllers),
+        (
+            "that it succeeded",
+            json!({"phase": "Succeeded"}),
+            "only make a virtual machine Running",
+        ),
+        (
+            "that it failed",
+            json!({"phase": "Failed"}),
+            "only make a virtual machine Running",
+        ),
+        (
+            "that it has not run",
+            json!({"phase": "Scheduled"}),
+            "only make a virtual machine Running",
+        ),
+        (
+            "a target for it",
+            with("MigrationTargetAvailable"),
+            "only write the conditions",
+        ),
+        (
+            "that it is to be fenced",
+            with("FencingRequired"),
+            "only write the conditions",
+        ),
+        (
+            "that its pod is placed",
+            with("PodScheduled"),
+            "only write the conditions",
+        ),
+        ("that it agrees", with("Synchronized"), "only write the conditions"),
+        (
+            "when it was scheduled",
+            json!({"phaseTransitionTimestamps": [{"phase": "Scheduled", "phaseTransitionTimestamp": "2026-01-01T00:00:00Z"}]}),
+            "only write when",
+        ),
+        (
+            "the end of another node's pod",
+            json!({"drydock": {"endedPods": ["0-2"]}}),
+            "only say of pods on the node it runs on",
+        ),
+        (
+            "the end of an unknown pod",
+            json!({"drydock": {"endedPods": ["0-9"]}}),
+            "only say of pods on the node it runs on",
+        ),
+        (
+            "a claim",
+            json!({"volumeStatus": [{"name": "containerdisk", "persistentVolumeClaimInfo": {"claimName": "x"}}]}),
+            "claims are the controller's",
+        ),
+    ] {
+        let written = here
+            .patch_status("here", &parameters, &Patch::Merge(json!({ "status": status })))
+            .await;
+        let message = refusal(written.map(drop), what)?;
+        ensure!(message.contains(expected), "{what}: {message}");
+    }
+    // Status is a subresource: nothing else goes through it, and RBAC grants nothing else.
+    let before = cluster.instances().get("here").await?;
+    let sneaked = json!({"metadata": {"labels": {"x": "y"}, "finalizers": null}, "spec": {"hostname": "x"}, "status": {"phase": "Running"}});
+    here.patch_status("here", &parameters, &Patch::Merge(sneaked)).await?;
+    let after = cluster.instances().get("here").await?;
+    assert_eq!(after.labels(), before.labels());
+    assert_eq!(after.finalizers(), before.finalizers());
+    assert_eq!(after.spec.hostname, before.spec.hostname);
+    let elsewhere = json!({"spec": {"hostname": "x"}});
+    refusal(
+        here.patch("here", &parameters, &Patch::Merge(elsewhere))
+            .await
+            .map(drop),
+        "the spec",
+    )?;
+    refusal(
+        here.delete("here", &DeleteParams::default()).await.map(drop),
+        "deleting it",
+    )?;
+
+    // Its own rows.
+    for status in [
+        json!({"conditions": conditions}),
+        json!({"guestOSInfo": {"id": "debian"}, "migrationMethod": "BlockMigration"}),
+        json!({"interfaces": [{"name": "default", "ipAddress": "10.0.0.1"}]}),
+        json!({"volumeStatus": [{"name": "containerdisk", "target": "vda"}]}),
+        json!({"drydock": {"virtType": "qemu"}}),
+    ] {
+        here.patch_status("here", &parameters, &Patch::Merge(json!({ "status": status })))
+            .await?;
+    }
+    // No node will ever say what became of the pod that does not exist.
+    let over = Patch::Merge(json!({"status": {"activePods": null}}));
+    for name in ["here", "there"] {
+        cluster.instances().patch_status(name, &parameters, &over).await?;
+    }
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn an_agent_may_open_the_gate_of_launchers_on_its_own_node_and_touch_no_other_pod() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let (own, other) = (cluster.first(), cluster.second());
+    let pod = |name: &str, node: &str, label: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{kubevirt.io: {label}}}}}\n\
+             spec:\n  nodeName: {node}\n  terminationGracePeriodSeconds: 0\n  containers:\n  - name: compute\n    image: busybox\n    \
+             imagePullPolicy: IfNotPresent\n    command: [sleep, '3600']\n"
+        )
+    };
+    let manifests = [
+        pod("launcher-here", own, "virt-launcher"),
+        pod("launcher-there", other, "virt-launcher"),
+        pod("other-here", own, "virt-handler"),
+    ];
+    cluster.kubectl_with(&["create"], &manifests.concat())?;
+    for name in ["launcher-here", "launcher-there", "other-here"] {
+        until(cluster.pods(), name, "it to run", agent::is_ready).await?;
+    }
+    let agent = Api::<Pod>::namespaced(cluster.as_agent_of(own).await?, NAMESPACE);
+    let parameters = PatchParams::default();
+    let gate = Patch::Strategic(json!({"status": {"conditions": [{"type": names::GUEST_RUNNING, "status": "True"}]}}));
+    for (name, what) in [
+        ("launcher-there", "another node's launcher"),
+        ("other-here", "another pod"),
+    ] {
+        let message = refusal(agent.patch_status(name, &parameters, &gate).await.map(drop), what)?;
+        ensure!(message.contains("only write launcher pods"), "{what}: {message}");
+    }
+    let forged = |type_: &str| json!({"status": {"conditions": [{"type": type_, "status": "False"}]}});
+    for (what, patch) in [
+        ("that it is ready", forged("Ready")),
+        ("that it is disrupted", forged("DisruptionTarget")),
+        ("its phase", json!({"status": {"phase": "Failed"}})),
+        (
+            "its host's address",
+            json!({"status": {"hostIP": "10.9.9.9", "hostIPs": [{"$patch": "replace"}, {"ip": "10.9.9.9"}]}}),
+        ),
+        ("why", json!({"status": {"reason": "Evicted"}})),
+        ("its containers", json!({"status": {"containerStatuses": null}})),
+        (
+            "its labels",
+            json!({"metadata": {"labels": {"app": "somebody-elses-service"}}}),
+        ),
+        (
+            "the loss of a label",
+            json!({"metadata": {"labels": {"kubevirt.io": null}}}),
+        ),
+        ("an annotation", json!({"metadata": {"annotations": {"x": "y"}}})),
+        (
+            "a finalizer",
+            json!({"metadata": {"finalizers": ["example.com/stuck"]}}),
+        ),
+    ] {
+        let written = agent
+            .patch_status("launcher-here", &parameters, &Patch::Strategic(patch))
+            .await;
+        let message = refusal(written.map(drop), what)?;
+        ensure!(
+            message.contains("only write the condition drydock.dev/guest-running"),
+            "{what}: {message}"
+        );
+    }
+    agent.patch_status("launcher-here", &parameters, &gate).await?;
+    refusal(
+        agent.delete("launcher-here", &DeleteParams::default()).await.map(drop),
+        "deleting a pod",
+    )?;
+    cluster.reset().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    for account in ["drydock-agent", "drydock-controller"] {
+        let user = format!("--as=system:serviceaccount:drydock:{account}");
+        for (verb, resource, sub) in [
+            ("get", "secrets", ""),
+            ("list", "secrets", ""),
+            ("watch", "secrets", ""),
+            ("create", "secrets", ""),
+            ("get", "configmaps", ""),
+            ("create", "pods", "exec"),
+            ("get", "pods", "exec"),
+            ("get", "pods", "log"),
+            ("patch", "pods", "ephemeralcontainers"),
+            ("create", "serviceaccounts", "token"),
+            ("impersonate", "users", ""),
+        ] {
+            let sub = format!("--subresource={sub}");
+            // It ends with 1 where the answer is no.
+            let asked = cluster.kubectl(&["auth", "can-i", verb, resource, "--namespace", NAMESPACE, &sub, &user]);
+            ensure!(asked.is_err(), "{account} can {verb} {resource} {sub}");
+        }
+    }
+    // The question itself is understood.
+    let user = "--as=system:serviceaccount:drydock:drydock-controller";
+    let asked = cluster.kubectl(&["auth", "can-i", "list", "pods", "--namespace", NAMESPACE, user])?;
+    assert_eq!(asked.trim(), "yes");
     Ok(())
 }
