@@ -246,7 +246,7 @@ pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
 pub struct Collector {
     /// Where guests send to.
     pub address: String,
-    received: Arc<Mutex<BTreeMap<String, Vec<Tick>>>>,
+    received: Arc<Mutex<Vec<Tick>>>,
     task: JoinHandle<()>,
 }
 
@@ -258,16 +258,14 @@ impl Collector {
     pub async fn start(cluster: &Cluster) -> Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
         let address = format!("{}:{}", cluster.host_address()?, socket.local_addr()?.port());
-        let received = Arc::new(Mutex::new(BTreeMap::<String, Vec<Tick>>::new()));
+        let received = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&received);
         #[expect(clippy::disallowed_methods, reason = "tests have no task tracker; stop() ends it")]
         let task = tokio::spawn(async move {
             let mut buffer = [0; 2048];
             while let Ok((length, _)) = socket.recv_from(&mut buffer).await {
                 let text = String::from_utf8_lossy(&buffer[..length]);
-                for tick in ticks(&text) {
-                    kept.lock().await.entry(tick.boot.clone()).or_default().push(tick);
-                }
+                kept.lock().await.extend(ticks(&text));
             }
         });
         Ok(Self {
@@ -279,6 +277,15 @@ impl Collector {
 
     /// What has come so far, by boot.
     pub async fn received(&self) -> BTreeMap<String, Vec<Tick>> {
+        let mut boots = BTreeMap::<String, Vec<Tick>>::new();
+        for tick in self.received.lock().await.iter() {
+            boots.entry(tick.boot.clone()).or_default().push(tick.clone());
+        }
+        boots
+    }
+
+    /// What has come so far, in the order in which it came.
+    pub async fn in_order(&self) -> Vec<Tick> {
         self.received.lock().await.clone()
     }
 
@@ -309,8 +316,7 @@ impl Collector {
     /// Stops, and returns what has come.
     pub async fn stop(self) -> BTreeMap<String, Vec<Tick>> {
         self.task.abort();
-        let received = self.received.lock().await;
-        received.clone()
+        self.received().await
     }
 }
 

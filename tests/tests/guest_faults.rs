@@ -1,0 +1,452 @@
+//! What guests survive, and what becomes of them when their node, their pod or their launcher does
+//! not play along. That a guest goes on is seen from outside, by its numbered signs of life.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names, names::conditions as types};
+use drydock_tests::{
+    Cluster, agent,
+    guests::{Collector, NAMESPACE, condition, instance, only, spec, ticks, without_a_gap},
+    watching::{until, until_some},
+};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, ResourceExt, api::ListParams};
+
+/// The taint by which somebody vouches that a node is off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// How a virsh in a launcher pod finds its libvirtd.
+const VIRSH: &str = "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock'";
+
+async fn clean() -> Result<Cluster> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    Ok(cluster)
+}
+
+/// A guest that can only run on `node`.
+fn on(node: &str, name: &str, control: &str) -> String {
+    let selector = format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n");
+    instance(name, control).replace("spec:\n", &selector)
+}
+
+/// Ticks on the console, and as datagrams.
+fn ticking(collector: &Collector) -> String {
+    format!("count: 200ms\nudp: \"{}\"\nudp-interval: 200ms", collector.address)
+}
+
+/// Waits until a node is ready, or not.
+async fn until_ready(cluster: &Cluster, node: &str, ready: bool) -> Result<Node> {
+    let what = format!("its kubelet to be there: {ready}");
+    until(Api::all(cluster.client.clone()), node, &what, |node: &Node| {
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let said = conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
+        said.is_some_and(|one| (one.status == "True") == ready)
+    })
+    .await
+}
+
+/// Waits until the agent of a node answers.
+async fn until_agent(cluster: &Cluster, node: &str) -> Result<()> {
+    until_some(&format!("the agent of {node}"), || async {
+        let pod = cluster.agent_pod(node).await.ok();
+        Ok(pod.is_some_and(|pod| agent::is_ready(&pod)).then_some(()))
+    })
+    .await
+}
+
+/// The instance as it is, its pod's UID, and since when its conditions are what they are.
+async fn as_it_is(cluster: &Cluster, name: &str) -> Result<(VirtualMachineInstance, String, Vec<String>)> {
+    let instance = cluster.instances().get(name).await?;
+    let pod = cluster.launcher(name).await?.uid().unwrap_or_default();
+    let status = instance.status.clone().unwrap_or_default();
+    let since = status
+        .conditions
+        .iter()
+        .map(|one| format!("{}={} since {:?}", one.type_, one.status, one.last_transition_time));
+    let phases = status
+        .phase_transition_timestamps
+        .iter()
+        .map(|one| format!("{} at {:?}", one.phase.as_str(), one.phase_transition_timestamp));
+    let mut since: Vec<String> = since.chain(phases).collect();
+    since.sort();
+    Ok((instance, pod, since))
+}
+
+/// Deletes a pod as people do who do not want to wait.
+fn delete_by_force(cluster: &Cluster, pod: &str) -> Result<()> {
+    cluster.delete(&[
+        "pod",
+        pod,
+        "--namespace",
+        NAMESPACE,
+        "--force",
+        "--grace-period=0",
+        "--wait=false",
+    ])
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_server_for_a_minute() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let node = cluster.first().to_owned();
+    cluster.apply(&on(&node, "steady", &ticking(&collector)))?;
+    let boot = collector.first_boot().await?;
+    cluster.until_vm_condition("steady", "Ready", "True").await?;
+    cluster
+        .until_vm_condition("steady", types::LIVE_MIGRATABLE, "True")
+        .await?;
+    let restarts = agent::restarts(&cluster.agent_pod(&node).await?);
+    let before = as_it_is(&cluster, "steady").await?;
+
+    cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
+    until_ready(&cluster, &node, true).await?;
+    collector.until_more(&boot, 25).await?;
+
+    cluster.embedded("stop", &["kube-apiserver"])?;
+    // A minute of signs of life.
+    let alive = collector.until_more(&boot, 300).await;
+    cluster.embedded("start", &["kube-apiserver"])?;
+    alive?;
+    until_some("the API server", || async { Ok(cluster.node(&node).await.ok()) }).await?;
+    until_ready(&cluster, &node, true).await?;
+    until_agent(&cluster, &node).await?;
+    // What the guest does now is reported again.
+    let pod = cluster.launcher("steady").await?.name_any();
+    let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
+    collector.until_more(&boot, 5).await?;
+
+    let after = as_it_is(&cluster, "steady").await?;
+    assert_eq!(after.0.uid(), before.0.uid());
+    assert_eq!(after.1, before.1, "another pod");
+    assert_eq!(after.2, before.2, "its status went to and fro");
+    assert_eq!(agent::restarts(&cluster.agent_pod(&node).await?), restarts);
+    without_a_gap(&ticks(&cluster.console("steady").await?))?;
+    without_a_gap(&only(collector.stop().await)?)?;
+    in_pod(&format!("{VIRSH} suspend {NAMESPACE}_steady"))?;
+    cluster.until_vm_condition("steady", "Paused", "True").await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_its_agent() -> Result<()> {
+    let cluster = clean().await?;
+    let node = cluster.second().to_owned();
+    for name in ["kept", "deleted"] {
+        cluster.apply(&on(&node, name, "count: 200ms"))?;
+    }
+    for name in ["kept", "deleted"] {
+        cluster.until_console(name, "drydock-guest ready").await?;
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+    }
+    let before = as_it_is(&cluster, "kept").await?;
+    let pod = cluster.launcher("deleted").await?;
+    let said = ticks(&cluster.console("kept").await?).len();
+
+    cluster.embedded("isolate", &[&node])?;
+    let isolated = async {
+        until_ready(&cluster, &node, false).await?;
+        delete_by_force(&cluster, &pod.name_any())?;
+        let fenced = cluster
+            .until_vm_condition("deleted", types::FENCING_REQUIRED, "True")
+            .await?;
+        let status = fenced.status.unwrap_or_default();
+        assert_eq!(status.phase, Some(Phase::Running), "unknown is not gone");
+        ensure!(!status.active_pods.is_empty(), "its pod was forgotten");
+        let message = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == types::FENCING_REQUIRED)
+            .and_then(|condition| condition.message.clone())
+            .unwrap_or_default();
+        ensure!(message.contains(&node) && message.contains(OUT_OF_SERVICE), "{message}");
+        let kept = cluster.instances().get("kept").await?;
+        assert_eq!(
+            kept.status.as_ref().and_then(|status| status.phase),
+            Some(Phase::Running)
+        );
+        assert_eq!(condition(&kept, types::FENCING_REQUIRED).0, "");
+        anyhow::Ok(())
+    };
+    let isolated = isolated.await;
+    cluster.embedded("rejoin", &[&node])?;
+    until_ready(&cluster, &node, true).await?;
+    isolated?;
+
+    // The kubelet ends what is no pod any more, and the agent says so.
+    let ended = cluster.until_phase("deleted", Phase::Failed).await?;
+    let status = ended.status.clone().unwrap_or_default();
+    ensure!(status.active_pods.is_empty(), "{:?}", status.active_pods);
+    assert_eq!(condition(&ended, types::FENCING_REQUIRED).0, "");
+    assert_eq!(
+        status.drydock.unwrap_or_default().ended_pods,
+        [pod.uid().unwrap_or_default()],
+        "its agent did not say that it saw it end"
+    );
+    cluster.delete(&["vmi", "deleted"])?;
+
+    until_agent(&cluster, &node).await?;
+    cluster.until_vm_condition("kept", "Ready", "True").await?;
+    let after = as_it_is(&cluster, "kept").await?;
+    assert_eq!(after.1, before.1, "another pod");
+    let console = until_some("more of its console", || async {
+        let text = cluster.console("kept").await.unwrap_or_default();
+        Ok((ticks(&text).len() > said + 150).then_some(text))
+    })
+    .await?;
+    without_a_gap(&ticks(&console))?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_for_that() -> Result<()> {
+    let cluster = clean().await?;
+    let node = cluster.second().to_owned();
+    cluster.apply(&on(&node, "lost", "count: 1s"))?;
+    cluster.until_console("lost", "drydock-guest ready").await?;
+    cluster.until_vm_condition("lost", "Ready", "True").await?;
+    let pod = cluster.launcher("lost").await?.name_any();
+    cluster.embedded("stop", &[&node])?;
+    let off = async {
+        until_ready(&cluster, &node, false).await?;
+        let unknown = cluster.instances().get("lost").await?;
+        assert_eq!(unknown.status.and_then(|status| status.phase), Some(Phase::Running));
+        delete_by_force(&cluster, &pod)?;
+        let fenced = cluster
+            .until_vm_condition("lost", types::FENCING_REQUIRED, "True")
+            .await?;
+        assert_eq!(fenced.status.and_then(|status| status.phase), Some(Phase::Running));
+        // Whoever deletes it waits too.
+        cluster.delete(&["vmi", "lost", "--wait=false"])?;
+        let waiting = cluster.instances().get("lost").await?;
+        ensure!(waiting.metadata.deletion_timestamp.is_some());
+        cluster.kubectl(&[
+            "taint",
+            "node",
+            &node,
+            &format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute"),
+        ])?;
+        cluster.until_gone("lost").await
+    };
+    let off = off.await;
+    cluster.embedded("start", &[&node])?;
+    // It may not have come so far.
+    let _ = cluster.kubectl(&["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")]);
+    until_ready(&cluster, &node, true).await?;
+    off?;
+    until_agent(&cluster, &node).await?;
+
+    // The same where nobody deletes it: it has failed with its node.
+    cluster.apply(&on(&node, "failed", "count: 1s"))?;
+    cluster.until_console("failed", "drydock-guest ready").await?;
+    cluster.until_phase("failed", Phase::Running).await?;
+    cluster.embedded("stop", &[&node])?;
+    cluster.kubectl(&[
+        "taint",
+        "node",
+        &node,
+        &format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute"),
+    ])?;
+    let failed = cluster.until_phase("failed", Phase::Failed).await;
+    cluster.embedded("start", &[&node])?;
+    cluster.kubectl(&["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")])?;
+    until_ready(&cluster, &node, true).await?;
+    let status = failed?.status.unwrap_or_default();
+    assert_eq!(status.reason.as_deref(), Some("NodeGone"));
+    ensure!(status.active_pods.is_empty(), "{:?}", status.active_pods);
+    until_agent(&cluster, &node).await?;
+    cluster.delete(&["vmi", "failed"])?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_ended() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let control = format!("udp: \"{}\"\nudp-interval: 50ms", collector.address);
+    cluster.apply(&format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: forced, namespace: {NAMESPACE}}}\n\
+         spec:\n  runStrategy: Always\n  template:\n    spec:\n{}",
+        spec(&control, 6)
+    ))?;
+    let boot = collector.first_boot().await?;
+    let first = cluster.until_vm_condition("forced", "Ready", "True").await?;
+    let pod = cluster.launcher("forced").await?;
+    delete_by_force(&cluster, &pod.name_any())?;
+    let second = until_some("another boot", || async {
+        let all = collector.received().await;
+        Ok(all.into_keys().find(|other| *other != boot))
+    })
+    .await?;
+    collector.until_more(&second, 20).await?;
+    cluster.delete(&["vm", "forced"])?;
+    let order = collector.in_order().await;
+    let last_of_first = order.iter().rposition(|tick| tick.boot == boot).context("no first")?;
+    let first_of_second = order.iter().position(|tick| tick.boot == second).context("no second")?;
+    ensure!(
+        last_of_first < first_of_second,
+        "two guests at once: {:?}",
+        &order[first_of_second..=last_of_first]
+    );
+    let all = collector.stop().await;
+    assert_eq!(all.len(), 2, "{:?}", all.keys());
+    for ticks in all.values() {
+        without_a_gap(ticks)?;
+    }
+    cluster.until_gone("forced").await?;
+    ensure!(first.uid().is_some());
+
+    // A bare instance says how it ended.
+    cluster.apply(&instance("bare", "count: 1s"))?;
+    cluster.until_vm_condition("bare", "Ready", "True").await?;
+    let pod = cluster.launcher("bare").await?;
+    delete_by_force(&cluster, &pod.name_any())?;
+    let ended = cluster.until_phase("bare", Phase::Failed).await?;
+    let status = ended.status.clone().unwrap_or_default();
+    ensure!(status.active_pods.is_empty(), "{:?}", status.active_pods);
+    let said = status.drydock.unwrap_or_default().ended_pods;
+    assert_eq!(said, [pod.uid().unwrap_or_default()]);
+    cluster.delete(&["vmi", "bare"])?;
+    cluster.until_gone("bare").await
+}
+
+/// The anonymous memory of a node's agent, in KiB.
+fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
+    let pid = cluster.agent_process(node)?;
+    let text = cluster.on_node(node, &format!("grep RssAnon /proc/{pid}/status"))?;
+    let number = text.split_whitespace().nth(1).context("no RssAnon")?;
+    Ok(number.parse()?)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let node = cluster.first().to_owned();
+    cluster.apply(&on(&node, "hostile", "count: 1s"))?;
+    cluster.apply(&on(&node, "neighbour", &ticking(&collector)))?;
+    let boot = collector.first_boot().await?;
+    for name in ["hostile", "neighbour"] {
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+    }
+    let restarts = agent::restarts(&cluster.agent_pod(&node).await?);
+    let before = memory(&cluster, &node)?;
+    let (hostile, neighbour) = (cluster.launcher("hostile").await?, cluster.launcher("neighbour").await?);
+    let exec = |pod: &str, script: &str| cluster.kubectl(&["exec", pod, "--", "sh", "-c", script]);
+    let in_hostile = |script: &str| exec(&hostile.name_any(), script);
+    let libvirtd =
+        "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = libvirtd ]; then echo ${p#/proc/}; fi; done";
+    let garbage = "perl -MIO::Socket::UNIX -e 'my $l = IO::Socket::UNIX->new(Local => $ARGV[0], Listen => 5) or die; \
+                   while (my $c = $l->accept) { print $c qq(\\x00\\x00\\x00\\x1c) . qq(\\xff) x 4000; sleep 1; close $c }' \
+                   /run/drydock/libvirt/libvirt-sock >/dev/null 2>&1 &";
+    let cases = [
+        ("a libvirtd that hangs", format!("kill -STOP $({libvirtd})")),
+        (
+            "files that lead out of the pod",
+            "cd /run/drydock && ln -sf ../../../../../../etc/shadow ready.json && rm -f libvirt/libvirt-sock && \
+             ln -s /run/containerd/containerd.sock libvirt/libvirt-sock"
+                .to_owned(),
+        ),
+        (
+            "a libvirtd that talks garbage",
+            format!("rm -f /run/drydock/libvirt/libvirt-sock; {garbage} kill -KILL $({libvirtd}); true"),
+        ),
+        (
+            "files without end",
+            "cd /run/drydock && rm -f ready.json && head -c 80000000 /dev/zero >ready.json && mkdir junk && \
+             for i in $(seq 3000); do : >junk/$i; : >x$i; done; rm -f x*; echo '{' >ready.json"
+                .to_owned(),
+        ),
+        (
+            "many processes",
+            "for i in $(seq 200); do sleep 300 >/dev/null 2>&1 & done; true".to_owned(),
+        ),
+        // A queue, which whoever opens it waits at.
+        (
+            "a file that blocks",
+            "cd /run/drydock && rm -f ready.json && mkfifo ready.json".to_owned(),
+        ),
+    ];
+    for (number, (case, script)) in cases.iter().enumerate() {
+        in_hostile(script).with_context(|| (*case).to_owned())?;
+        // Others are reacted to,
+        exec(&neighbour.name_any(), &format!("{VIRSH} suspend {NAMESPACE}_neighbour"))?;
+        cluster
+            .until_vm_condition("neighbour", "Paused", "True")
+            .await
+            .with_context(|| (*case).to_owned())?;
+        exec(&neighbour.name_any(), &format!("{VIRSH} resume {NAMESPACE}_neighbour"))?;
+        cluster.until_vm_condition("neighbour", "Ready", "True").await?;
+        collector.until_more(&boot, 3).await?;
+        // and others come and go.
+        if number % 2 == 0 {
+            let name = format!("visitor{number}");
+            cluster.apply(&on(&node, &name, "count: 1s"))?;
+            cluster
+                .until_vm_condition(&name, "Ready", "True")
+                .await
+                .with_context(|| (*case).to_owned())?;
+            cluster.delete(&["vmi", &name, "--wait=false"])?;
+            cluster.until_gone(&name).await?;
+        }
+        assert_eq!(agent::restarts(&cluster.agent_pod(&node).await?), restarts, "{case}");
+        let instance = cluster.instances().get("hostile").await?;
+        let phase = instance.status.and_then(|status| status.phase);
+        ensure!(phase.is_some_and(|phase| phase >= Phase::Running), "{case}: {phase:?}");
+    }
+    let after = memory(&cluster, &node)?;
+    ensure!(after < before + 8192, "the agent grew from {before} to {after} KiB");
+    println!("the agent has {after} KiB of anonymous memory, it had {before}");
+    without_a_gap(&only(collector.stop().await)?)?;
+    // Even such a pod goes when it is to.
+    cluster.delete(&["vmi", "hostile", "--wait=false"])?;
+    cluster.until_gone("hostile").await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let mut boots = 0;
+    for round in [["a1", "a2", "a3", ""], ["b1", "b2", "b3", ""], ["c1", "c2", "c3", "c4"]] {
+        let names: Vec<&str> = round.into_iter().filter(|name| !name.is_empty()).collect();
+        cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
+        for name in &names {
+            cluster.apply(&instance(name, &ticking(&collector)))?;
+        }
+        boots += names.len();
+        for name in &names {
+            cluster.until_vm_condition(name, "Ready", "True").await?;
+            let console = cluster.until_console(name, "tick 5 ").await?;
+            without_a_gap(&ticks(&console))?;
+            let instance = cluster.instances().get(name).await?;
+            assert_eq!(cluster.launchers_of(&instance).await?.len(), 1, "{name}");
+            assert_eq!(instance.status.and_then(|status| status.phase), Some(Phase::Running));
+        }
+        cluster.kubectl(&[
+            "-n",
+            "drydock",
+            "rollout",
+            "status",
+            "daemonset/drydock-agent",
+            "--timeout=120s",
+        ])?;
+        cluster.no_guests().await?;
+    }
+    let all = collector.stop().await;
+    assert_eq!(all.len(), boots, "{:?}", all.keys());
+    for ticks in all.values() {
+        without_a_gap(ticks)?;
+    }
+    // Nothing of it is left.
+    let launchers = ListParams::default().labels(&format!("{}={}", names::APP, names::VIRT_LAUNCHER));
+    ensure!(cluster.pods().list(&launchers).await?.items.is_empty());
+    Ok(())
+}
