@@ -76,6 +76,8 @@ enum Trouble {
     Watch(#[source] std::io::Error),
     #[error("its launcher says that it is ready in a way that is not understood: {0}")]
     Ready(#[from] serde_json::Error),
+    #[error("the API server does not say whether its pod is still there")]
+    Api(#[from] kube::Error),
 }
 
 impl Trouble {
@@ -87,6 +89,7 @@ impl Trouble {
             Self::Live(_) => "LibvirtAnswerNotUnderstood",
             Self::Watch(_) => "PodFolderNotWatched",
             Self::Ready(_) => "LauncherNotUnderstood",
+            Self::Api(_) => "ApiServerNotAsked",
         }
     }
 }
@@ -426,8 +429,10 @@ impl GuestTask {
         self.remember(written);
     }
 
-    /// A pod that was named has gone from the API server. That nothing runs in it any more is known
-    /// when the kubelet has taken its folder away, which it does when its containers have ended.
+    /// A pod that was named is not among those that are watched. That nothing runs in it any more is
+    /// known when the kubelet has taken its folder away, which it does when its containers have ended,
+    /// and the API server itself says that there is no such pod: one that is only just made has no
+    /// folder either, and may not be among those that are watched yet.
     async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str) -> Result<Then, Trouble> {
         let pods = kubelet.join("pods");
         let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(Trouble::Watch)?;
@@ -438,6 +443,9 @@ impl GuestTask {
             }
         }
         let instance = self.instance();
+        if report::launcher_exists(&self.shared.client, &instance, pod_uid).await? {
+            return Ok(Then::OnChange);
+        }
         let before = instance.status.clone().unwrap_or_default();
         let wanted = guest::with_ended_pod(&before, pod_uid, whole_seconds(clock::now()).0);
         let written = self.write(&instance, &wanted).await;
@@ -446,14 +454,21 @@ impl GuestTask {
     }
 }
 
-/// Whether a guest that has never run here may be started: it has run nowhere, and nobody wants it gone.
+/// Whether a guest that has never run here may be started: it has run nowhere, nobody wants it gone, and
+/// nobody has been told that its pod has ended.
 fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
-    let phase = instance
-        .status
-        .as_ref()
-        .and_then(|status| status.phase)
-        .unwrap_or_default();
+    let status = instance.status.as_ref();
+    let phase = status.and_then(|status| status.phase).unwrap_or_default();
+    let ended = status
+        .and_then(|status| status.drydock.as_ref())
+        .is_some_and(|drydock| {
+            pod.metadata
+                .uid
+                .as_ref()
+                .is_some_and(|uid| drydock.ended_pods.contains(uid))
+        });
     phase < Phase::Running
+        && !ended
         && instance.metadata.deletion_timestamp.is_none()
         && pod.metadata.deletion_timestamp.is_none()
 }

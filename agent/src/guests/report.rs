@@ -2,14 +2,17 @@
 
 use drydock_api::{
     AGENT_FIELD_MANAGER,
-    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::GUEST_RUNNING},
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceStatus,
+        names::{CREATED_BY, GUEST_RUNNING},
+    },
 };
 use drydock_runtime::{Event, Events, Severity};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 
@@ -40,6 +43,22 @@ pub(super) async fn status(
         .await?;
     answer.metadata.managed_fields = None;
     Ok(answer)
+}
+
+/// Whether an instance's launcher pod with this UID exists, as the API server itself says, past every
+/// cache.
+///
+/// # Errors
+/// If it does not say.
+pub(super) async fn launcher_exists(
+    client: &Client,
+    instance: &VirtualMachineInstance,
+    pod_uid: &str,
+) -> kube::Result<bool> {
+    let api = Api::<Pod>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
+    let parameters = ListParams::default().labels(&format!("{CREATED_BY}={}", instance.uid().unwrap_or_default()));
+    let pods = api.list_metadata(&parameters).await?.items;
+    Ok(pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(pod_uid)))
 }
 
 /// Whether a pod's readiness gate is open, as its status says.
