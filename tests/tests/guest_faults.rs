@@ -386,7 +386,9 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
         // and others come and go.
         if number % 2 == 0 {
             let name = format!("visitor{number}");
-            cluster.apply(&on(&node, &name, "count: 1s"))?;
+            // It is to go before it has booted, when it does not hear that it is to shut down.
+            let hurried = on(&node, &name, "count: 1s").replace("PeriodSeconds: 30", "PeriodSeconds: 0");
+            cluster.apply(&hurried)?;
             cluster
                 .until_vm_condition(&name, "Ready", "True")
                 .await
