@@ -110,7 +110,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn with_claim(target: serde_json::Value) -> VirtualMachineInstanceSpec {
+    fn with_claim(target: &serde_json::Value) -> VirtualMachineInstanceSpec {
         let mut disk = json!({"name": "data"});
         disk.as_object_mut()
             .unwrap()
@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn claims_must_be_shared_unless_they_are_read_only_cdroms() {
-        let reasons = |target, volumes: &[VolumeStatus]| -> Vec<&'static str> {
-            let spec = with_claim(target);
+        let reasons = |target: serde_json::Value, volumes: &[VolumeStatus]| -> Vec<&'static str> {
+            let spec = with_claim(&target);
             let facts = Facts {
                 spec: &spec,
                 volumes,
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn all_reasons_are_given() {
-        let spec = with_claim(json!({"disk": {}}));
+        let spec = with_claim(&json!({"disk": {}}));
         let facts = Facts {
             spec: &spec,
             volumes: &volume(&["ReadWriteOnce"]),
@@ -178,7 +178,10 @@ mod tests {
 
     #[test]
     fn what_lives_in_the_pod_is_copied() {
-        assert_eq!(method(&with_claim(json!({"disk": {}}))), MigrationMethod::LiveMigration);
+        assert_eq!(
+            method(&with_claim(&json!({"disk": {}}))),
+            MigrationMethod::LiveMigration
+        );
         let pods_own = spec(json!({
             "domain": {"devices": {"disks": [{"name": "root"}]}},
             "volumes": [{"name": "root", "containerDisk": {"image": "i"}}],

@@ -201,7 +201,10 @@ fn one_place_that_lacks_the_authority_holds_it_back() {
         foul: false,
     };
     let mut half = Trust::default();
-    half.observe(at(24), Some(vec![place(&[a.clone(), b.clone()]), place(&[a.clone()])]));
+    half.observe(
+        at(24),
+        Some(vec![place(&[a.clone(), b.clone()]), place(std::slice::from_ref(&a))]),
+    );
     assert!(!half.covers(&b.id) && half.covers(&a.id));
     let found = planned(at(30), &staged, None, &half).step;
     assert!(matches!(found, Some(Step::Publish { .. })), "{found:?}");
@@ -210,7 +213,10 @@ fn one_place_that_lacks_the_authority_holds_it_back() {
         Some(vec![place(&[a.clone(), b.clone()]), place(&[b.clone(), a.clone()])]),
     );
     assert_eq!(half.since(&b.id), Some(at(30)));
-    half.observe(at(31), Some(vec![place(&[a.clone()]), place(&[b.clone(), a])]));
+    half.observe(
+        at(31),
+        Some(vec![place(std::slice::from_ref(&a)), place(&[b.clone(), a])]),
+    );
     assert_eq!(half.since(&b.id), None, "what was taken back has to settle anew");
 }
 

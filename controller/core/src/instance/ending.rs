@@ -122,12 +122,12 @@ mod tests {
 
     use super::*;
 
-    fn pod(status: serde_json::Value) -> Pod {
+    fn pod(status: &serde_json::Value) -> Pod {
         serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap()
     }
 
     fn terminated(message: &str) -> Pod {
-        pod(json!({"phase": "Failed", "containerStatuses": [{
+        pod(&json!({"phase": "Failed", "containerStatuses": [{
             "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": message}},
         }]}))
@@ -166,15 +166,15 @@ mod tests {
         let running = json!({"name": "compute", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "containerID": "c", "started": true, "state": {"running": {}}});
         for phase in ["Running", "Failed", "Succeeded", "Unknown"] {
-            let pod = pod(json!({"phase": phase, "containerStatuses": [running]}));
+            let pod = pod(&json!({"phase": phase, "containerStatuses": [running]}));
             assert_eq!(ended(&pod), None, "{phase}");
         }
-        assert_eq!(ended(&pod(json!({"phase": "Pending"}))), None);
+        assert_eq!(ended(&pod(&json!({"phase": "Pending"}))), None);
     }
 
     #[test]
     fn a_pod_that_its_kubelet_refused_never_ran() {
-        let refused = pod(json!({"phase": "Failed", "reason": "OutOfmemory", "message": "Pod was rejected"}));
+        let refused = pod(&json!({"phase": "Failed", "reason": "OutOfmemory", "message": "Pod was rejected"}));
         let ended = ended(&refused).unwrap();
         assert_eq!(ended.outcome, Some(Outcome::NotStarted));
         assert_eq!(ended.message, "OutOfmemory: Pod was rejected");
