@@ -17,5 +17,5 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     if code != 0:
         return Outcome(failed=["the tests do not compile"])
     # An expected output that differs is a failure, and nothing is written beside it.
-    output, code = command(["cargo", "test", "--workspace", "--locked"], {"INSTA_UPDATE": "no"}, quiet=True)
+    output, code = command(["cargo", "test", "--workspace", "--locked", "--no-fail-fast"], {"INSTA_UPDATE": "no"}, quiet=True)
     return of_libtest(output, code)
