@@ -365,7 +365,7 @@ impl Supervisor {
         }
     }
 
-    /// libvirtd's own complaints are the launcher's.
+    /// libvirtd's own complaints are the launcher's, but for those that are none.
     fn read_complaints(&mut self) {
         let Some(libvirtd) = &mut self.libvirtd else { return };
         let Some(complaints) = &mut libvirtd.complaints else {
@@ -374,7 +374,11 @@ impl Supervisor {
         let mut buffer = [0; 4096];
         match complaints.read(&mut buffer) {
             Ok(0) => libvirtd.complaints = None,
-            Ok(length) => libvirtd.lines.feed(&buffer[..length], |line| self.own.line(line)),
+            Ok(length) => libvirtd.lines.feed(&buffer[..length], |line| {
+                if !is_of_no_account(line) {
+                    self.own.line(line);
+                }
+            }),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(_) => libvirtd.complaints = None,
         }
@@ -450,4 +454,24 @@ fn out_of_memory() -> bool {
         .lines()
         .filter_map(|line| line.strip_prefix("oom_kill "))
         .any(|count| count.trim() != "0")
+}
+
+/// libvirtd asks KVM what the processor can do, several times for each guest, and complains if there
+/// is none: of no account where guests run by emulation, and where they do not, QEMU says it again.
+fn is_of_no_account(complaint: &str) -> bool {
+    complaint.contains("Unable to open /dev/kvm")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_no_account;
+
+    #[test]
+    fn only_what_is_expected_is_left_out() {
+        let kvm = "launcher: libvirtd: error : virHostCPUGetMSRFromKVM:1341 : Unable to open /dev/kvm: No such file or directory";
+        assert!(is_of_no_account(kvm));
+        assert!(!is_of_no_account(
+            "launcher: libvirtd: error : internal error: process exited"
+        ));
+    }
 }
