@@ -199,7 +199,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
             steps.push(Step::CreatePod);
         }
     }
-    let wanted = wanted_status(observed, &status, main.as_ref());
+    let wanted = wanted_status(observed, &status, fates, main.as_ref());
     if let Some(node) = &wanted.node_name
         && !deleting
         && label(observed.instance) != Some(node)
@@ -279,6 +279,7 @@ impl<'a> View<'a> {
 fn wanted_status(
     observed: &Observed<'_>,
     before: &VirtualMachineInstanceStatus,
+    fates: &[(String, Fate)],
     main: Option<&(Option<&Pod>, Fate)>,
 ) -> VirtualMachineInstanceStatus {
     let now = observed.now;
@@ -286,7 +287,7 @@ fn wanted_status(
     let mut wanted = VirtualMachineInstanceStatus {
         node_name: before.node_name.clone(),
         qos_class: before.qos_class.clone(),
-        active_pods: active_pods(observed, before),
+        active_pods: active_pods(observed, before, fates),
         volume_status: observed.claims.to_vec(),
         ..VirtualMachineInstanceStatus::default()
     };
@@ -406,10 +407,13 @@ fn container_state(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerSt
 }
 
 /// Pods on nodes that have not ended, by UID; those of which nothing is known stay.
-fn active_pods(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> BTreeMap<String, String> {
-    let view = View::of(observed);
+fn active_pods(
+    observed: &Observed<'_>,
+    before: &VirtualMachineInstanceStatus,
+    fates: &[(String, Fate)],
+) -> BTreeMap<String, String> {
     let mut active = BTreeMap::new();
-    for (uid, fate) in &view.fates {
+    for (uid, fate) in fates {
         if matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) {
             continue;
         }

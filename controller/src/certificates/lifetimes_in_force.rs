@@ -5,9 +5,8 @@ use std::sync::Arc;
 use drydock_api::HyperConverged;
 use drydock_core::{
     certificates::Lifetimes,
-    configuration::{Configuration, Reference, Source, choose, hyperconverged, resolve},
+    configuration::{Configuration, gathering::sources, resolve},
 };
-use kube::ResourceExt;
 
 /// The lifetimes in force. Of an object that is refused nothing counts: those that were in force
 /// before (`last_good`) stay.
@@ -16,21 +15,8 @@ pub(super) fn in_force(
     namespaces: &[String],
     last_good: Option<&Configuration>,
 ) -> (Lifetimes, Option<Configuration>) {
-    let references: Vec<Reference> = objects
-        .iter()
-        .map(|object| Reference {
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-            revision: object.metadata.generation.unwrap_or_default().to_string(),
-        })
-        .collect();
-    let source = choose(&references, namespaces).in_force.map(|index| Source {
-        kind: hyperconverged::KIND,
-        reference: references[index].clone(),
-        parsed: hyperconverged::parse(&objects[index].spec),
-    });
     // CPU models are the nodes' matter.
-    let resolution = resolve(source.into_iter().collect(), |_| None, last_good);
+    let resolution = resolve(sources(&[], objects, namespaces), |_| None, last_good);
     let lifetimes = Lifetimes::from(&resolution.configuration.certificates);
     let good = if resolution.refused() {
         last_good.cloned()
