@@ -40,6 +40,14 @@ pub const SECRET_USER: &str = "user";
 pub const SECRET_NETWORK: &str = "network";
 /// libvirt's socket, below the run folder.
 pub const LIBVIRT_SOCKET: &str = "libvirt/libvirt-sock";
+/// The folder, below the run folder, of the sockets through which a guest moves. Its launcher makes it.
+pub const MIGRATION_FOLDER: &str = "migration";
+/// Socket in that folder: a tunnel carries it to the libvirt of the target.
+pub const MIGRATION_LIBVIRT_SOCKET: &str = "migration/libvirt.sock";
+/// Socket in that folder: the guest's memory.
+pub const MIGRATION_MEMORY_SOCKET: &str = "migration/memory.sock";
+/// Socket in that folder: the guest's disks.
+pub const MIGRATION_DISKS_SOCKET: &str = "migration/disks.sock";
 /// The file, below the run folder, that says that the pod is ready for its guest.
 pub const READY_FILE: &str = "ready.json";
 /// The socket, below the run folder, that the guest's first serial port is connected to.
@@ -91,6 +99,11 @@ pub enum DiskSource {
     EmptyDisk {
         /// Size in bytes.
         capacity: u64,
+    },
+    /// A raw disk whose content comes with the guest, from where it ran before.
+    Blank {
+        /// Size in bytes.
+        size: u64,
     },
     /// The file `disk.img` of a volume with a file system.
     Filesystem {},

@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Condition;
+use super::{Condition, status::GuestCpu};
 
 /// One move of a running virtual machine to another node.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
@@ -30,6 +30,8 @@ use super::Condition;
     printcolumn = r#"{"name":"VMI","type":"string","jsonPath":".spec.vmiName","description":"The virtual machine that moves"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".status.source.node","priority":1}"#,
     printcolumn = r#"{"name":"Target","type":"string","jsonPath":".status.target.node","priority":1}"#,
+    printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.source.progress.summary","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -44,15 +46,50 @@ pub struct VirtualMachineInstanceMigrationSpec {
     /// Labels that the target must have, beside those that the instance asks for.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
+    /// How urgent it is beside others that wait. Only Drydock's controller may set it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<MigrationPriority>,
+}
+
+/// How urgent a migration is beside others that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigrationPriority {
+    /// The cluster tidies up.
+    SystemMaintenance,
+    /// Somebody waits for it.
+    UserTriggered,
+    /// A node is being emptied.
+    SystemCritical,
 }
 
 /// What is reported of a migration.
+///
+/// The controller writes all of it but what the two sides say: the agent of `source.node` writes
+/// `source`, that of `target.node` writes `target`, each without the fields that name node and pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed']) || (has(self.phase) && self.phase == oldSelf.phase)",
+        "message": "a final phase is final",
+    },
+    {
+        "rule": "!has(oldSelf.source) || !has(oldSelf.source.node) || (has(self.source) && has(self.source.node) && self.source.node == oldSelf.source.node)",
+        "message": "a migration's source does not change",
+    },
+    {
+        "rule": "!has(oldSelf.target) || !has(oldSelf.target.node) || (has(self.target) && has(self.target.node) && self.target.node == oldSelf.target.node)",
+        "message": "a migration's target does not change",
+    },
+]))]
 pub struct VirtualMachineInstanceMigrationStatus {
     /// Where it is between its start and its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<MigrationPhase>,
+    /// Why it waits or has failed, in one CamelCase word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// When it first reached each phase.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub phase_transition_timestamps: Vec<MigrationPhaseTransition>,
@@ -60,12 +97,21 @@ pub struct VirtualMachineInstanceMigrationStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::conditions")]
     pub conditions: Vec<Condition>,
+    /// The same as KubeVirt reports it, here and on the instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_state: Option<MigrationState>,
+    /// What the target must be able to run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<MigratedGuest>,
+    /// That it is to be given up, and why. The guest stays where it is unless it has moved already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub abort: Option<MigrationAbort>,
     /// Where the guest comes from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<MigrationSide>,
+    pub source: Option<MigrationSource>,
     /// Where it goes to.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<MigrationSide>,
+    pub target: Option<MigrationTarget>,
 }
 
 /// Where a migration is between its start and its end.
@@ -89,6 +135,27 @@ pub enum MigrationPhase {
     Failed,
 }
 
+impl MigrationPhase {
+    /// Nothing happens any more.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+
+    /// KubeVirt's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Scheduling => "Scheduling",
+            Self::Scheduled => "Scheduled",
+            Self::PreparingTarget => "PreparingTarget",
+            Self::TargetReady => "TargetReady",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+        }
+    }
+}
+
 /// When a migration first reached a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -100,14 +167,254 @@ pub struct MigrationPhaseTransition {
     pub phase_transition_timestamp: Timestamp,
 }
 
-/// One side of a migration.
+/// The guest that moves, as its target must be able to run it: recorded once, when both sides are
+/// named.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-pub struct MigrationSide {
-    /// Node.
+pub struct MigratedGuest {
+    /// Its CPU in full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<GuestCpu>,
+    /// `kvm`, or `qemu` for emulation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virt_type: Option<String>,
+    /// Names of the disks whose content is copied, such as `vda`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copied_disks: Vec<String>,
+    /// Of layers above images the layer alone is copied, since both sides have the same images.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub layers_only: bool,
+}
+
+/// That a migration is to be given up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationAbort {
+    /// Why, in one CamelCase word.
+    pub reason: String,
+    /// The same for people.
+    pub message: String,
+}
+
+/// The side that a guest comes from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationSource {
+    /// Node. The controller's to write, as the next two.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// UID of the pod.
+    #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// How far it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<SourceState>,
+    /// Why it is so, in one CamelCase word, where there is something to say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The same for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// SHA-256 of the certificate that it shows, which was made for this migration alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    /// When the guest began to move.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::time")]
+    pub start_timestamp: Option<Timestamp>,
+    /// How the guest moves now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<MigrationMode>,
+    /// How much has moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<MigrationProgress>,
+}
+
+/// How far the source of a migration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum SourceState {
+    /// Its tunnel waits for libvirt.
+    Prepared,
+    /// The guest is about to move, or moves.
+    Migrating,
+    /// The guest will not run here again, whatever happens: the target may let it go on.
+    Released,
+    /// The guest has left, and nothing of it runs here any more.
+    Stopped,
+    /// The guest runs here and does not move any more.
+    Stayed,
+    /// The guest has ended here, and not by leaving.
+    Ended,
+}
+
+/// The side that a guest goes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationTarget {
+    /// Node. The controller's to write, as the next two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// UID of the pod.
+    #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// How far it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<TargetState>,
+    /// Why it is so, in one CamelCase word, where there is something to say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The same for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Where its tunnel listens: address and port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// SHA-256 of the certificate that it shows, which was made for this migration alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+}
+
+/// How far the target of a migration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum TargetState {
+    /// Its libvirt can run the guest, and its tunnel listens.
+    Prepared,
+    /// The guest cannot run here.
+    Refused,
+    /// The whole guest is here and waits until it may go on.
+    Complete,
+    /// The guest runs here, or is paused as it was before.
+    Running,
+    /// Nothing of the guest is here, and nothing of it will be.
+    Gone,
+}
+
+/// How a guest moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum MigrationMode {
+    /// It runs on the source until all of it is on the target.
+    PreCopy,
+    /// It runs on the target, and what is missing there follows.
+    PostCopy,
+    /// It is paused until all of it is on the target.
+    Paused,
+}
+
+/// How much of a guest has moved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationProgress {
+    /// In a few words.
+    pub summary: String,
+    /// Bytes of memory and copied disks.
+    pub data_total: u64,
+    /// Bytes that were sent, some more than once.
+    pub data_processed: u64,
+    /// Bytes that are still to be sent.
+    pub data_remaining: u64,
+    /// Bytes that the guest changes in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_rate: Option<u64>,
+    /// Bytes that are sent in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<u64>,
+    /// Passes over the guest's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iteration: Option<u64>,
+    /// How long the guest would stand still if it moved now, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_downtime: Option<u64>,
+    /// When it will be over, if it goes on like this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::time")]
+    pub estimated_end: Option<Timestamp>,
+}
+
+/// A migration as KubeVirt reports it, on the instance and on the migration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationState {
+    /// UID of the migration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_uid: Option<String>,
+    /// When the guest began to move.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::time")]
+    pub start_timestamp: Option<Timestamp>,
+    /// When it was over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::time")]
+    pub end_timestamp: Option<Timestamp>,
+    /// How the guest moves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<MigrationMode>,
+    /// Node that it comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_node: Option<String>,
+    /// Pod that it comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_pod: Option<String>,
+    /// Node that it goes to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_node: Option<String>,
+    /// Pod that it goes to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_pod: Option<String>,
+    /// Where the target's tunnel listens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_node_address: Option<String>,
+    /// libvirt on the target knows the guest.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub target_node_domain_detected: bool,
+    /// It is over.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub completed: bool,
+    /// It is over, and the guest has not moved.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_reason: Option<String>,
+    /// It was asked to be given up.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub abort_requested: bool,
+    /// What became of that: `Aborting`, `Succeeded` or `Failed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub abort_status: Option<String>,
+    /// What it may do, as it was in force when both sides were named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_configuration: Option<MigrationConfiguration>,
+}
+
+/// What a migration may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationConfiguration {
+    /// Bytes a second at most, as a quantity; 0 is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_per_migration: Option<String>,
+    /// Seconds for each GiB that is to be moved; 0 is no limit.
+    #[serde(rename = "completionTimeoutPerGiB", skip_serializing_if = "Option::is_none")]
+    pub completion_timeout_per_gib: Option<i64>,
+    /// Seconds without progress; 0 is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress_timeout: Option<i64>,
+    /// How long the guest may stand still, in milliseconds.
+    #[serde(rename = "maxDowntimeMs", skip_serializing_if = "Option::is_none")]
+    pub max_downtime_ms: Option<u64>,
+    /// The guest may be slowed down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_auto_converge: Option<bool>,
+    /// The guest may run on the target before all of it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_post_copy: Option<bool>,
+    /// The guest may be paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_workload_disruption: Option<bool>,
 }

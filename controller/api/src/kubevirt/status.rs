@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Condition;
+use super::{Condition, migration::MigrationState};
 use crate::launcher::DiskFormat;
 
 /// What is reported of a virtual machine.
@@ -52,6 +52,9 @@ pub struct VirtualMachineInstanceStatus {
     /// How a migration's stream is carried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_transport: Option<String>,
+    /// Its newest migration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_state: Option<MigrationState>,
     /// The node that it is to leave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation_node_name: Option<String>,
