@@ -4,6 +4,7 @@
 //! containerDisk   /images/NAME/disk/*     ◀── read-only ── /var/lib/drydock/disks/NAME.qcow2
 //! cloud-init      /secrets/NAME, manifest ───────────────▶ /var/lib/drydock/disks/NAME.img
 //! emptyDisk                                                /var/lib/drydock/disks/NAME.qcow2
+//! blank           filled by a migration                    /var/lib/drydock/disks/NAME.img
 //! volume          /volumes/NAME/disk.img  as it is, made if it is not there
 //! block volume    /devices/NAME           as it is
 //! ```
@@ -48,15 +49,16 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
     }
     let own = |ending: &str| folders.disks().join(format!("{}.{ending}", disk.name));
     match &disk.source {
-        DiskSource::ContainerDisk { path } => {
+        DiskSource::ContainerDisk { path, size } => {
             let image = container_disk::find(&folders.image(&disk.name), path.as_deref())?;
             let path = own("qcow2");
-            qemu_img::overlay(&path, &image)?;
+            let virtual_size = size.unwrap_or(image.virtual_size);
+            qemu_img::overlay(&path, &image, virtual_size)?;
             Ok(PreparedDisk {
                 name: disk.name.clone(),
                 path: path.display().to_string(),
                 format: DiskFormat::Qcow2,
-                virtual_size: image.virtual_size,
+                virtual_size,
                 backing: Some(image),
             })
         }
@@ -76,6 +78,11 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
             let path = own("img");
             let size = nocloud::write(&path, &files)?;
             Ok(raw(disk, path.display().to_string(), size))
+        }
+        DiskSource::Blank { size } => {
+            let path = own("img");
+            volumes::blank(&path, *size)?;
+            Ok(raw(disk, path.display().to_string(), *size))
         }
         DiskSource::Filesystem {} => {
             let (path, size) = volumes::file(&folders.volume(&disk.name))?;

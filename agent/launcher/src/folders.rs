@@ -4,6 +4,7 @@
 //! /run/drydock                     the run volume, shared with the agent; home of everything here
 //!   ready.json  console.sock
 //!   libvirt/libvirt-sock           libvirt's socket
+//!   migration                      sockets through which the guest moves
 //!   libvirt/qemu/run               one state file and one PID file for each live domain
 //!   cache/libvirt/qemu/log         one log for each domain
 //!   config  data  tmp
@@ -14,8 +15,8 @@
 use std::path::{Path, PathBuf};
 
 use drydock_api::launcher::{
-    CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER, LIBVIRT_SOCKET, READY_FILE, RUN_FOLDER,
-    SECRETS_FOLDER, VOLUMES_FOLDER,
+    CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER, LIBVIRT_SOCKET, MIGRATION_FOLDER, READY_FILE,
+    RUN_FOLDER, SECRETS_FOLDER, VOLUMES_FOLDER,
 };
 
 /// The pod's folders, below `/` unless a test has its own root.
@@ -57,6 +58,11 @@ impl Folders {
     /// libvirt's folder of sockets.
     pub(crate) fn libvirt(&self) -> PathBuf {
         self.run().join("libvirt")
+    }
+
+    /// Sockets through which a guest moves; made by tunnel, libvirt and QEMU.
+    pub(crate) fn migration(&self) -> PathBuf {
+        self.run().join(MIGRATION_FOLDER)
     }
 
     /// What libvirt keeps of live domains.

@@ -33,6 +33,7 @@ pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
         &folders.logs(),
         &folders.data(),
         &folders.scratch(),
+        &folders.migration(),
         &settings,
     ] {
         DirBuilder::new()

@@ -92,6 +92,10 @@ pub enum DiskSource {
         /// The disk in the image; the only file in its folder `/disk` if not given.
         #[serde(skip_serializing_if = "Option::is_none")]
         path: Option<String>,
+        /// Size in bytes of the layer above the image, where it is not the image's: that of the
+        /// disk whose content comes from elsewhere.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        size: Option<u64>,
     },
     /// NoCloud data.
     CloudInitNoCloud(CloudInit),

@@ -65,6 +65,9 @@ pub struct PodInput<'a> {
     pub host_uuid: &'a str,
     /// Its guests may run by emulation, which takes memory of its own.
     pub emulation: bool,
+    /// For a guest that arrives by a migration: sizes in bytes of its disks, by volume. What it can
+    /// write comes with it.
+    pub arriving: Option<&'a BTreeMap<String, u64>>,
 }
 
 /// How a claim is mounted.

@@ -4,6 +4,7 @@
 //! guests with host devices, confidential memory or foreign network bindings are refused at
 //! creation and so need no rule here.
 
+use crate::domain::disk_targets;
 use drydock_api::kubevirt::{
     VirtualMachineInstanceSpec,
     status::{MigrationMethod, VolumeStatus},
@@ -88,6 +89,32 @@ fn written(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = &Volume> {
             disk.name == volume.name && disk.cdrom.as_ref().is_none_or(|cdrom| cdrom.read_only == Some(false))
         })
     })
+}
+
+/// Whether a migration copies the content of a volume: the guest can write to it, and only its pod has
+/// it.
+pub fn is_copied(spec: &VirtualMachineInstanceSpec, volume: &Volume) -> bool {
+    let names: Vec<_> = disk_targets(spec);
+    claim(volume).is_none() && names.iter().any(|disk| disk.volume == volume.name && !disk.read_only)
+}
+
+/// libvirt's names of the disks whose content a migration copies, such as `vda`.
+pub fn copied_disks(spec: &VirtualMachineInstanceSpec) -> Vec<String> {
+    let volume = |name: &str| spec.volumes.iter().find(|volume| volume.name == name);
+    disk_targets(spec)
+        .into_iter()
+        .filter(|disk| volume(&disk.volume).is_some_and(|volume| is_copied(spec, volume)))
+        .map(|disk| disk.target)
+        .collect()
+}
+
+/// Whether layers above images are copied without the images: all of these are named by their digest,
+/// so that every node has the same.
+pub fn layers_only(spec: &VirtualMachineInstanceSpec) -> bool {
+    spec.volumes
+        .iter()
+        .filter_map(|volume| volume.container_disk.as_ref())
+        .all(|disk| disk.image.contains("@sha256:"))
 }
 
 /// The PersistentVolumeClaim that a volume is.

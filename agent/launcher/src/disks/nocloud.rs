@@ -1,7 +1,7 @@
 //! Writes a NoCloud volume: a FAT file system with the label `cidata`.
 //!
 //! The same files give the same bytes: the times in it are none, its serial number is fixed, and it
-//! is as large as the files need. A migration can so make the volume again instead of copying it.
+//! is as large as the files need.
 
 use std::{
     fs::OpenOptions,

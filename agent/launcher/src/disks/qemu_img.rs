@@ -13,13 +13,13 @@ use super::Refusal;
 /// What QEMU calls a sector; sizes are multiples of it.
 const SECTOR: u64 = 512;
 
-/// Makes a layer above a read-only image, of the image's size. Its format is given, so that nobody
-/// guesses it again.
+/// Makes a layer above a read-only image, of that size in bytes. The image's format is given, so
+/// that nobody guesses it again.
 ///
 /// # Errors
 /// If qemu-img does not make it.
-pub(crate) fn overlay(path: &Path, image: &BackingImage) -> Result<(), Refusal> {
-    let size = image.virtual_size.to_string();
+pub(crate) fn overlay(path: &Path, image: &BackingImage, size: u64) -> Result<(), Refusal> {
+    let size = size.to_string();
     let format = image.format.as_str();
     let arguments = ["create", "-q", "-f", "qcow2", "-F", format, "-b", &image.path];
     run(arguments.map(OsStr::new), path, &size)

@@ -57,7 +57,7 @@ impl Pod {
     }
 
     fn container_disk(&self) -> Result<PreparedDisk, (&'static str, String)> {
-        self.prepare(DiskSource::ContainerDisk { path: None })
+        self.prepare(DiskSource::ContainerDisk { path: None, size: None })
     }
 
     fn refusal(&self) -> &'static str {
@@ -130,6 +130,7 @@ fn the_disk_of_an_image_is_its_only_file_or_the_one_that_is_named() {
     let named = |path: &str| {
         pod.prepare(DiskSource::ContainerDisk {
             path: Some(path.into()),
+            size: None,
         })
     };
     assert_eq!(named("/disk/b.img").unwrap().virtual_size, 1024);
@@ -284,6 +285,33 @@ fn the_disk_of_an_empty_volume_is_made_as_large_as_the_volume_and_sparse() {
     let mut read = [0; 7];
     file.read_exact_at(&mut read, 512).unwrap();
     assert_eq!(&read, b"written");
+}
+
+#[test]
+fn disks_whose_content_arrives_have_the_size_that_they_had() {
+    let pod = Pod::new();
+    pod.in_image("/disk/a.img", &[0; 1024]);
+    let layer = pod
+        .prepare(DiskSource::ContainerDisk {
+            path: None,
+            size: Some(3 * MIB),
+        })
+        .unwrap();
+    assert_eq!(
+        (layer.virtual_size, info(&layer.path)["virtual-size"].as_u64()),
+        (3 * MIB, Some(3 * MIB))
+    );
+    assert_eq!(layer.backing.map(|image| image.virtual_size), Some(1024));
+    let pod = Pod::new();
+    let blank = pod.prepare(DiskSource::Blank { size: 3 * MIB }).unwrap();
+    assert_eq!((blank.format, blank.virtual_size), (DiskFormat::Raw, 3 * MIB));
+    assert_eq!(fs::metadata(&blank.path).unwrap().len(), 3 * MIB);
+    // What is there is never written over.
+    assert!(pod.prepare(DiskSource::Blank { size: 3 * MIB }).is_err());
+    assert_eq!(
+        Pod::new().prepare(DiskSource::Blank { size: 0 }).unwrap_err().0,
+        "DiskEmpty"
+    );
 }
 
 #[test]

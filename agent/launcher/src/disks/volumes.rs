@@ -50,6 +50,24 @@ pub(crate) fn file(folder: &Path) -> Result<(PathBuf, u64), Refusal> {
     Ok((path, size))
 }
 
+/// Makes a sparse file of that size in bytes, for content that comes from elsewhere.
+///
+/// # Errors
+/// If there is a file already, or it cannot be made.
+pub(crate) fn blank(path: &Path, size: u64) -> Result<(), Refusal> {
+    if size == 0 {
+        return Err(Refusal::Empty(path.to_owned()));
+    }
+    let cannot = |error| Refusal::unwritable(path, error);
+    let disk = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(cannot)?;
+    disk.set_len(size).map_err(cannot)
+}
+
 /// How large a disk the volume has room for.
 fn room(folder: &Path, path: &Path) -> Result<u64, Refusal> {
     let volume = statvfs(folder).map_err(|error| Refusal::unreadable(folder, error.into()))?;

@@ -69,7 +69,7 @@ impl Sandbox {
             grace_period_seconds,
             disks: vec![GuestDisk {
                 name: "root".into(),
-                source: drydock_api::launcher::DiskSource::ContainerDisk { path: None },
+                source: drydock_api::launcher::DiskSource::ContainerDisk { path: None, size: None },
             }],
         };
         // Where it was built, not everybody may look.

@@ -106,6 +106,9 @@ pub struct VirtualMachineInstanceMigrationStatus {
     /// That it is to be given up, and why. The guest stays where it is unless it has moved already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub abort: Option<MigrationAbort>,
+    /// The source's node is gone for good, and whatever ran there.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub source_gone: bool,
     /// Where the guest comes from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<MigrationSource>,
@@ -221,6 +224,9 @@ pub struct MigrationSource {
     /// SHA-256 of the certificate that it shows, which was made for this migration alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    /// The guest was paused by its user, and is to stay so.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keep_paused: bool,
     /// When the guest began to move.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
@@ -291,8 +297,10 @@ pub enum TargetState {
     Complete,
     /// The guest runs here, or is paused as it was before.
     Running,
-    /// Nothing of the guest is here, and nothing of it will be.
+    /// Nothing of the guest is here, nothing of it will be, and it has never run here.
     Gone,
+    /// The guest has ended here, after it ran here or may have run.
+    Ended,
 }
 
 /// How a guest moves.

@@ -6,7 +6,11 @@ use drydock_api::{
 };
 
 use super::{ClaimMode, PodInput, names::hostname};
-use crate::{domain::domain_name, migratable::claim, quantity};
+use crate::{
+    domain::domain_name,
+    migratable::{claim, is_copied},
+    quantity,
+};
 
 /// [`Guest`] as JSON.
 pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
@@ -39,10 +43,15 @@ pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
 }
 
 fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) -> Option<DiskSource> {
+    let arrives = arriving_size(volume, input);
     if let Some(disk) = &volume.container_disk {
         return Some(DiskSource::ContainerDisk {
             path: disk.path.clone(),
+            size: arrives,
         });
+    }
+    if let Some(size) = arrives.filter(|_| volume.cloud_init_no_cloud.is_some()) {
+        return Some(DiskSource::Blank { size });
     }
     if let Some(data) = &volume.cloud_init_no_cloud {
         return Some(DiskSource::CloudInitNoCloud(CloudInit {
@@ -67,6 +76,12 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
         Some(ClaimMode::Block) => DiskSource::Block {},
         _ => DiskSource::Filesystem {},
     })
+}
+
+/// The size of a disk whose content arrives with the guest, in bytes.
+pub(super) fn arriving_size(volume: &Volume, input: &PodInput<'_>) -> Option<u64> {
+    let copied = is_copied(&input.instance.spec, volume);
+    input.arriving?.get(&volume.name).copied().filter(|_| copied)
 }
 
 fn text(plain: &Option<String>, base64: &Option<String>, secret: bool) -> Option<CloudInitText> {

@@ -28,6 +28,7 @@ fn made(spec: &Value, claims: &[(&str, ClaimMode)]) -> Pod {
         suffix: "abcde",
         host_uuid: "00000000-0000-0000-0000-000000000001",
         emulation: false,
+        arriving: None,
     })
 }
 
@@ -138,6 +139,7 @@ fn a_target_is_the_same_pod_on_another_node() {
         suffix: "other",
         host_uuid: "h2",
         emulation: false,
+        arriving: None,
     };
     let migration = MigrationTarget {
         uid: "m-1",
@@ -252,6 +254,7 @@ fn the_guest_is_called_as_kubevirt_calls_it() {
             suffix: "s",
             host_uuid: "h",
             emulation: false,
+            arriving: None,
         });
         let DiskSource::CloudInitNoCloud(init) = guest(&pod).disks.remove(0).source else {
             unreachable!("{name}")
@@ -303,6 +306,7 @@ fn what_is_said_of_the_instance_is_not_said_of_its_pod() {
         suffix: "s",
         host_uuid: "h",
         emulation: false,
+        arriving: None,
     });
     let labels = pod.metadata.labels.unwrap();
     assert_eq!((labels.get(NODE_NAME), labels[CREATED_BY].as_str()), (None, "u-1"));
@@ -476,6 +480,7 @@ fn instances_of_one_machine_are_one_to_cloud_init() {
             suffix: "s",
             host_uuid: "h",
             emulation: true,
+            arriving: None,
         }))
     };
     assert_eq!(of("u-1").disks, of("u-2").disks);

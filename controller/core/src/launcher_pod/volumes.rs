@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{
     SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
 };
 
-use super::{ClaimMode, PodInput, names::VolumeNames};
+use super::{ClaimMode, PodInput, guest::arriving_size, names::VolumeNames};
 use crate::migratable::claim;
 
 type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
@@ -61,6 +61,9 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
         });
         mounts.push(mount(&name, format!("{IMAGES_FOLDER}/{}", volume.name), true));
     } else if let Some(data) = &volume.cloud_init_no_cloud {
+        if arriving_size(volume, input).is_some() {
+            return;
+        }
         let secrets = [
             (SECRET_USER, &data.secret_ref),
             (SECRET_NETWORK, &data.network_data_secret_ref),

@@ -182,6 +182,7 @@ fn scheduled(manifest: &Value, node: &Candidate) -> bool {
         suffix: "s",
         host_uuid: "h",
         emulation: false,
+        arriving: None,
     });
     let pod = serde_json::to_value(&pod).unwrap();
     let labels = serde_json::to_value(&node.labels).unwrap();
