@@ -1,0 +1,79 @@
+//! What the objects say of a migration, without what no decision depends on.
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationPhase, SourceState, TargetState},
+};
+
+/// What a VirtualMachineInstanceMigration says: the agreement between controller and agents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Record {
+    /// The phase; `None` if nobody has looked at it yet.
+    pub phase: Option<MigrationPhase>,
+    /// The object is being deleted, which gives the migration up.
+    pub deleted: bool,
+    /// The controller gives it up.
+    pub abort: bool,
+    /// The source's node is gone for good, and whatever ran there.
+    pub source_gone: bool,
+    /// How far the source is.
+    pub source: Option<SourceState>,
+    /// How far the target is.
+    pub target: Option<TargetState>,
+}
+
+impl Record {
+    /// What an object says.
+    pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
+        let status = migration.status.as_ref();
+        Self {
+            phase: status.and_then(|status| status.phase),
+            deleted: migration.metadata.deletion_timestamp.is_some(),
+            abort: status.is_some_and(|status| status.abort.is_some()),
+            source_gone: status.is_some_and(|status| status.source_gone),
+            source: status.and_then(|status| status.source.as_ref()?.state),
+            target: status.and_then(|status| status.target.as_ref()?.state),
+        }
+    }
+
+    /// Nothing of it is to begin any more.
+    pub fn is_given_up(&self) -> bool {
+        self.deleted || self.abort || self.is_over()
+    }
+
+    /// Its phase is final.
+    pub fn is_over(&self) -> bool {
+        self.phase.is_some_and(MigrationPhase::is_final)
+    }
+
+    /// It has failed: the guest does not run on the target, and never will.
+    pub fn has_failed(&self) -> bool {
+        self.phase == Some(MigrationPhase::Failed)
+    }
+
+    /// Both sides are named, so that agents act.
+    pub fn has_sides(&self) -> bool {
+        self.phase.is_some_and(|phase| phase >= MigrationPhase::PreparingTarget)
+    }
+
+    /// The guest is where it stays, as its source says: nothing of it waits there for a decision.
+    pub fn source_is_settled(&self) -> bool {
+        matches!(
+            self.source,
+            Some(SourceState::Stopped | SourceState::Stayed | SourceState::Ended)
+        )
+    }
+
+    /// The same of the target.
+    pub fn target_is_settled(&self) -> bool {
+        matches!(
+            self.target,
+            Some(TargetState::Running | TargetState::Refused | TargetState::Gone | TargetState::Ended)
+        )
+    }
+
+    /// The source has said that the guest will never run there again.
+    pub fn source_has_let_go(&self) -> bool {
+        matches!(self.source, Some(SourceState::Released | SourceState::Stopped))
+    }
+}

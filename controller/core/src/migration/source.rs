@@ -1,0 +1,257 @@
+//! What the agent of a migration's source does next.
+//!
+//! ```text
+//!   Prepared ──both sides ready──▶ Migrating ──▶ libvirt moves the guest
+//!      │                              │
+//!      │ given up              ┌──────┴────────────── stands still to leave ─────────────┐
+//!      ▼                       ▼                      │ reply read      │ no job, and     │ QEMU ended
+//!    Stayed ◀── libvirt let it run on             Released ◀────────────┘ target complete ▼
+//!                                                     └──── libvirt: stopped, migrated ▶ Stopped
+//! ```
+//!
+//! libvirt resumes the source when the target's last reply is lost, although the target holds the
+//! whole guest. So the target is only told to go on by proof that nothing resumes the source any
+//! more: libvirt has read that reply, or has stopped the guest as migrated, or the guest has ended
+//! while it stood still, or libvirtd was lost while it stood still (a new one leaves it so) and this
+//! agent has promised, on the object, never to resume it.
+//!
+//! What is said on the object is said before it is acted upon: `Migrating` before libvirt is asked,
+//! so that a migration is begun at most once; `Released` before the target is told.
+
+use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
+
+use super::{hand_over::Proof, record::Record};
+
+/// The guest on its source, as libvirt says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SourceDomain {
+    /// libvirt does not say.
+    Unknown,
+    /// It runs.
+    Running,
+    /// Its user has paused it.
+    Paused,
+    /// It stands still so that the rest of it can be moved, or that the target can begin.
+    Leaving,
+    /// It stands still for good: the target runs it already.
+    PostCopy,
+    /// It has left: stopped as migrated.
+    Left,
+    /// It has ended otherwise.
+    Ended,
+}
+
+/// A job of libvirt's on a domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Job {
+    /// libvirt does not say.
+    Unknown,
+    /// There is none.
+    None,
+    /// The guest is being moved away.
+    Outgoing,
+}
+
+/// The call by which libvirt was asked to move the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Call {
+    /// This process has not called; one before it may have.
+    Unknown,
+    /// This process has said that the guest is about to move, and has not called yet.
+    Due,
+    /// It has no answer yet.
+    Pending,
+    /// It has failed.
+    Failed,
+    /// It has succeeded.
+    Succeeded,
+}
+
+/// The tunnel's session on the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SourceTunnel {
+    /// The tunnel does not answer.
+    Unknown,
+    /// It has no such session.
+    Missing,
+    /// It has.
+    Open {
+        /// It knows its peer.
+        paired: bool,
+        /// libvirt has read the target's last reply.
+        reply_read: bool,
+        /// The target has said that it took over.
+        acknowledged: bool,
+    },
+}
+
+/// What the source's agent sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceView {
+    /// What the object says.
+    pub record: Record,
+    /// The guest.
+    pub domain: SourceDomain,
+    /// Its job.
+    pub job: Job,
+    /// The call.
+    pub call: Call,
+    /// The tunnel.
+    pub tunnel: SourceTunnel,
+    /// This process has seen every event of the domain since it stood still to leave, and none by
+    /// which it went on.
+    pub stood_still: bool,
+}
+
+/// One thing that the source's agent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SourceStep {
+    /// A session of the tunnel is opened.
+    Prepare,
+    /// The session is told its peer.
+    Pair,
+    /// The object is told.
+    Say(SourceState),
+    /// libvirt is asked to move the guest.
+    Start,
+    /// libvirt is asked to give up moving it.
+    Abort,
+    /// The guest that stands still goes on here.
+    Resume,
+    /// The tunnel tells the target that the guest may go on there.
+    Release(Proof),
+    /// What is left of a guest that runs on the target is ended.
+    Destroy,
+    /// The session is closed.
+    Close,
+}
+
+/// What the source's agent does, in this order; none if it waits. Each is safe to repeat.
+pub fn step(view: &SourceView) -> Vec<SourceStep> {
+    let record = &view.record;
+    let open = matches!(view.tunnel, SourceTunnel::Open { .. });
+    if record.source == Some(SourceState::Stayed) || (record.is_over() && record.source_is_settled()) {
+        return if open { vec![SourceStep::Close] } else { Vec::new() };
+    }
+    match view.domain {
+        SourceDomain::Unknown => Vec::new(),
+        SourceDomain::Left => gone(view, Proof::SourceStopped),
+        SourceDomain::Ended => ended(view),
+        SourceDomain::PostCopy => released(view, Proof::SourceGone),
+        SourceDomain::Leaving => leaving(view),
+        SourceDomain::Running | SourceDomain::Paused => alive(view),
+    }
+}
+
+/// The guest has left, or cannot come back. The target is told until it has taken over.
+fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
+    if view.record.source == Some(SourceState::Stopped) {
+        return release(view, proof);
+    }
+    let mut steps = vec![SourceStep::Say(SourceState::Stopped)];
+    steps.extend(release(view, proof));
+    steps
+}
+
+/// The guest has ended, and libvirt does not say that it has left.
+fn ended(view: &SourceView) -> Vec<SourceStep> {
+    match view.record.source {
+        Some(SourceState::Released | SourceState::Stopped) => gone(view, Proof::SourceStopped),
+        Some(SourceState::Ended) => Vec::new(),
+        // It stood still until its end, so the target has its last state.
+        Some(SourceState::Migrating) if reply_read(view) || view.stood_still => gone(view, Proof::SourceStopped),
+        // It may have gone on after it stood still; what the target has would be an old state.
+        _ => vec![SourceStep::Say(SourceState::Ended)],
+    }
+}
+
+/// The guest stands still in order to leave.
+fn leaving(view: &SourceView) -> Vec<SourceStep> {
+    let record = &view.record;
+    if record.source == Some(SourceState::Released) {
+        let mut steps = release(view, Proof::SourceGone);
+        if view.job == Job::None && record.target == Some(TargetState::Running) {
+            steps.push(SourceStep::Destroy);
+        }
+        return steps;
+    }
+    if reply_read(view) {
+        return released(view, Proof::ReplyConsumed);
+    }
+    match (view.job, record.target) {
+        (Job::Unknown, _) => Vec::new(),
+        (Job::Outgoing, _) if record.is_given_up() => vec![SourceStep::Abort],
+        (Job::Outgoing, _) => Vec::new(),
+        // libvirtd was lost meanwhile, and nothing goes on by itself.
+        (Job::None, Some(TargetState::Complete | TargetState::Running)) if !record.has_failed() => {
+            vec![SourceStep::Say(SourceState::Released)]
+        }
+        (Job::None, Some(TargetState::Gone | TargetState::Refused)) => vec![SourceStep::Resume],
+        (Job::None, _) if record.has_failed() => vec![SourceStep::Resume],
+        (Job::None, _) => Vec::new(),
+    }
+}
+
+/// The guest runs, or is paused by its user.
+fn alive(view: &SourceView) -> Vec<SourceStep> {
+    let record = &view.record;
+    if record.source_has_let_go() {
+        // Somebody else has resumed it. Nothing that runs is ended on a guess.
+        return Vec::new();
+    }
+    match view.job {
+        Job::Unknown => return Vec::new(),
+        Job::Outgoing if record.is_given_up() => return vec![SourceStep::Abort],
+        Job::Outgoing => return Vec::new(),
+        Job::None => {}
+    }
+    match record.source {
+        None if record.is_given_up() => vec![SourceStep::Say(SourceState::Stayed)],
+        None if !record.has_sides() => Vec::new(),
+        None => match view.tunnel {
+            SourceTunnel::Unknown => Vec::new(),
+            SourceTunnel::Missing => vec![SourceStep::Prepare],
+            SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Prepared)],
+        },
+        Some(SourceState::Prepared) if record.is_given_up() => vec![SourceStep::Say(SourceState::Stayed)],
+        Some(SourceState::Prepared) => match view.tunnel {
+            SourceTunnel::Unknown => Vec::new(),
+            // With the session its key is lost, and the target expects that one.
+            SourceTunnel::Missing => vec![SourceStep::Say(SourceState::Stayed)],
+            SourceTunnel::Open { .. } if record.phase != Some(MigrationPhase::TargetReady) => Vec::new(),
+            SourceTunnel::Open { paired: false, .. } => vec![SourceStep::Pair],
+            SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Migrating)],
+        },
+        Some(SourceState::Migrating) => match view.call {
+            Call::Due if !record.is_given_up() => vec![SourceStep::Start],
+            // libvirt has answered that it moves, or is about to say how it went.
+            Call::Pending | Call::Succeeded => Vec::new(),
+            Call::Due | Call::Failed | Call::Unknown => vec![SourceStep::Say(SourceState::Stayed)],
+        },
+        _ => Vec::new(),
+    }
+}
+
+/// The source lets go: on the object first.
+fn released(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
+    if view.record.source_has_let_go() {
+        release(view, proof)
+    } else {
+        vec![SourceStep::Say(SourceState::Released)]
+    }
+}
+
+fn release(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
+    match view.tunnel {
+        SourceTunnel::Open {
+            acknowledged: false,
+            reply_read: false,
+            ..
+        } => vec![SourceStep::Release(proof)],
+        _ => Vec::new(),
+    }
+}
+
+fn reply_read(view: &SourceView) -> bool {
+    matches!(view.tunnel, SourceTunnel::Open { reply_read: true, .. })
+}

@@ -1,0 +1,182 @@
+//! What the agent of a migration's target does next.
+//!
+//! ```text
+//!   (nothing) ──CPU fits, tunnel listens──▶ Prepared ──libvirt, through the tunnel──▶ incoming
+//!       │ does not fit                          │ given up                               │ whole
+//!       ▼                                       ▼                                        ▼
+//!    Refused                                  Gone ◀── the source keeps the guest ── Complete
+//!                                                                                        │ released
+//!                                                                         Ended ◀── Running
+//! ```
+//!
+//! A guest that is complete is resumed by the tunnel or by this agent, whoever hears first that the
+//! source has let go. It is ended only when the source keeps it, and after the session is closed, so
+//! that no release is on its way.
+
+use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
+
+use super::record::Record;
+
+/// The guest on its target, as libvirt says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TargetDomain {
+    /// libvirt does not say.
+    Unknown,
+    /// libvirt has never had all of it: there is no such domain.
+    Absent,
+    /// It is on its way.
+    Incoming,
+    /// All of it is here, and it stands still.
+    Complete,
+    /// It runs.
+    Running,
+    /// It was complete, or ran, and has ended.
+    Over,
+}
+
+/// The tunnel's session on the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TargetTunnel {
+    /// The tunnel does not answer.
+    Unknown,
+    /// It has no such session.
+    Missing,
+    /// It has.
+    Open {
+        /// It knows its peer.
+        paired: bool,
+        /// It has heard that the source lets go.
+        released: bool,
+        /// It has let the guest go on, or left it paused as its user wants.
+        taken_over: bool,
+    },
+}
+
+/// What the target's agent sees. The tunnel must be read before the guest: a tunnel that has no session
+/// resumes nothing after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetView {
+    /// What the object says.
+    pub record: Record,
+    /// The tunnel.
+    pub tunnel: TargetTunnel,
+    /// The guest.
+    pub domain: TargetDomain,
+    /// Whether the guest can run here, if that was asked.
+    pub fits: Option<bool>,
+}
+
+/// One thing that the target's agent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TargetStep {
+    /// libvirt is asked whether the guest can run here.
+    Check,
+    /// A session of the tunnel is opened.
+    Prepare,
+    /// The session is told its peer.
+    Pair,
+    /// The object is told.
+    Say(TargetState),
+    /// The guest goes on here, unless its user had paused it.
+    TakeOver,
+    /// The session is closed.
+    Close,
+    /// What is here of the guest is ended.
+    Destroy,
+}
+
+/// What the target's agent does, in this order; none if it waits. Each is safe to repeat.
+pub fn step(view: &TargetView) -> Vec<TargetStep> {
+    let said = |state| view.record.target == Some(state);
+    match view.domain {
+        TargetDomain::Unknown => Vec::new(),
+        TargetDomain::Running if said(TargetState::Running) || view.record.has_failed() => Vec::new(),
+        TargetDomain::Running => vec![TargetStep::Say(TargetState::Running)],
+        TargetDomain::Over => over(view),
+        TargetDomain::Complete => complete(view),
+        TargetDomain::Incoming if is_kept_by_source(view) => discard(view),
+        TargetDomain::Incoming => pair(view),
+        TargetDomain::Absent => absent(view),
+    }
+}
+
+fn absent(view: &TargetView) -> Vec<TargetStep> {
+    let record = &view.record;
+    let given_up = record.is_given_up() || record.source_gone || is_kept_by_source(view);
+    match record.target {
+        Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
+        None if given_up => vec![TargetStep::Say(TargetState::Gone)],
+        None if record.phase != Some(MigrationPhase::PreparingTarget) => Vec::new(),
+        None => match (view.fits, view.tunnel) {
+            (None, _) => vec![TargetStep::Check],
+            (Some(false), _) => vec![TargetStep::Say(TargetState::Refused)],
+            (Some(true), TargetTunnel::Unknown) => Vec::new(),
+            (Some(true), TargetTunnel::Missing) => vec![TargetStep::Prepare],
+            (Some(true), TargetTunnel::Open { .. }) => vec![TargetStep::Say(TargetState::Prepared)],
+        },
+        Some(_) => match view.tunnel {
+            TargetTunnel::Unknown => Vec::new(),
+            // Nothing can arrive any more.
+            TargetTunnel::Missing => vec![TargetStep::Say(TargetState::Gone)],
+            TargetTunnel::Open { .. } if given_up => vec![TargetStep::Close],
+            TargetTunnel::Open { .. } => pair(view),
+        },
+    }
+}
+
+fn complete(view: &TargetView) -> Vec<TargetStep> {
+    let taken_over = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
+    let released = matches!(view.tunnel, TargetTunnel::Open { released: true, .. });
+    match view.record.target {
+        // Its user keeps it paused.
+        Some(TargetState::Running) => Vec::new(),
+        _ if taken_over => vec![TargetStep::Say(TargetState::Running)],
+        _ if released || view.record.source_has_let_go() => vec![TargetStep::TakeOver],
+        _ if is_kept_by_source(view) || view.record.source_gone => discard(view),
+        Some(TargetState::Complete) => Vec::new(),
+        _ => vec![TargetStep::Say(TargetState::Complete)],
+    }
+}
+
+fn over(view: &TargetView) -> Vec<TargetStep> {
+    let never_ran = !view.record.source_has_let_go()
+        && view.record.target != Some(TargetState::Running)
+        && matches!(view.tunnel, TargetTunnel::Open { released: false, .. });
+    match view.record.target {
+        Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
+        // A release that is on its way must find no session before nothing is said to have run.
+        _ if never_ran => vec![TargetStep::Close, TargetStep::Say(TargetState::Gone)],
+        _ if matches!(view.tunnel, TargetTunnel::Unknown) => Vec::new(),
+        _ if is_kept_by_source(view) => vec![TargetStep::Say(TargetState::Gone)],
+        _ => vec![TargetStep::Say(TargetState::Ended)],
+    }
+}
+
+/// The guest stays on its source, or has ended there: what is here is of no use.
+fn is_kept_by_source(view: &TargetView) -> bool {
+    matches!(view.record.source, Some(SourceState::Stayed | SourceState::Ended)) || view.record.has_failed()
+}
+
+fn discard(view: &TargetView) -> Vec<TargetStep> {
+    match view.tunnel {
+        TargetTunnel::Unknown => Vec::new(),
+        TargetTunnel::Open { .. } => vec![TargetStep::Close],
+        TargetTunnel::Missing => vec![TargetStep::Destroy],
+    }
+}
+
+fn close(view: &TargetView) -> Vec<TargetStep> {
+    match view.tunnel {
+        TargetTunnel::Open { .. } => vec![TargetStep::Close],
+        _ => Vec::new(),
+    }
+}
+
+/// The source's key may come after the target's.
+fn pair(view: &TargetView) -> Vec<TargetStep> {
+    let known = view.record.source.is_some();
+    match view.tunnel {
+        TargetTunnel::Open { paired: false, .. } if known => vec![TargetStep::Pair],
+        _ => Vec::new(),
+    }
+}
