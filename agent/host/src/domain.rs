@@ -15,21 +15,25 @@
 
 mod call_error;
 mod connection;
+mod cpu_comparison;
 mod deadline;
 mod event;
 mod event_loop;
 mod frames;
 mod guest_info;
+mod job;
 mod lifecycle;
 mod listener;
 mod live_xml;
+mod migration;
 mod relay;
 mod state;
 mod thread;
 mod words;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+use drydock_api::facts::VirtType;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -37,14 +41,18 @@ use tokio::{
 
 pub use call_error::CallError;
 pub(crate) use connection::Calls;
+pub use cpu_comparison::CpuComparison;
 pub(crate) use event::Shared;
 pub use event::{AgentChannel, CloseReason, DomainEvent, DomainEvents, IoErrorAction};
 pub use guest_info::{Filesystem, GuestAddress, GuestInfo, GuestInterface, GuestOs, Parameter, ParameterValue};
+pub(crate) use job::WhichJob;
+pub use job::{Amount, JobInfo, JobOperation, JobType};
 pub use lifecycle::{
     CrashedDetail, DefinedDetail, Lifecycle, PmSuspendedDetail, ResumedDetail, ShutdownDetail, StartedDetail,
     StoppedDetail, SuspendedDetail, UndefinedDetail,
 };
 pub use live_xml::{GuestCpu, LiveDomain};
+pub use migration::{CopiedContent, DiskCopy, Migration};
 pub use state::{CrashedReason, PausedReason, RunningReason, ShutOffReason, State};
 
 use crate::{
@@ -132,6 +140,41 @@ pub struct DomainHandle {
     deadlines: Deadlines,
     jobs: mpsc::Sender<Job>,
     shared: Arc<Shared>,
+    origin: Origin,
+}
+
+/// Makes the calls of a connection, on the thread that is to make them.
+type Open = dyn Fn(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + Sync;
+
+/// How another connection to the same libvirt is made.
+#[derive(Clone)]
+enum Origin {
+    /// Through a socket in a pod's folder.
+    Pod { folder: PodFolder, socket: Arc<str> },
+    /// In this process.
+    Here(Arc<Open>),
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod { folder, socket } => f
+                .debug_struct("Pod")
+                .field("folder", folder)
+                .field("socket", socket)
+                .finish(),
+            Self::Here(_) => f.write_str("Here"),
+        }
+    }
+}
+
+/// Ends a connection that nobody else has, whatever call it makes.
+struct HangUp(DomainHandle);
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 impl DomainHandle {
@@ -151,7 +194,11 @@ impl DomainHandle {
         let (line, name) = relay::Line::open(&pod).await?;
         let uri = relay::uri(&name);
         let for_thread = domain.to_owned();
-        Self::start(domain, deadlines, Some(line), move |shared| {
+        let origin = Origin::Pod {
+            folder: folder.clone(),
+            socket: socket.into(),
+        };
+        Self::begin(domain, deadlines, origin, Some(line), move |shared| {
             let connection = connection::Connection::open(&uri, &for_thread, shared)?;
             Ok(Box::new(connection))
         })
@@ -198,6 +245,32 @@ impl DomainHandle {
     pub(crate) async fn start(
         domain: &str,
         deadlines: Deadlines,
+        open: impl Fn(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + Sync + 'static,
+    ) -> Result<(Self, DomainEvents), CallError> {
+        Self::start_here(domain, deadlines, Arc::new(open)).await
+    }
+
+    async fn start_here(
+        domain: &str,
+        deadlines: Deadlines,
+        open: Arc<Open>,
+    ) -> Result<(Self, DomainEvents), CallError> {
+        let origin = Origin::Here(Arc::clone(&open));
+        Self::begin(domain, deadlines, origin, None, move |shared| open(shared)).await
+    }
+
+    /// Another connection to the same libvirt, for the same domain.
+    async fn another(&self) -> Result<(Self, DomainEvents), CallError> {
+        match &self.origin {
+            Origin::Pod { folder, socket } => Self::connect(folder, socket, &self.domain, self.deadlines).await,
+            Origin::Here(open) => Self::start_here(&self.domain, self.deadlines, Arc::clone(open)).await,
+        }
+    }
+
+    async fn begin(
+        domain: &str,
+        deadlines: Deadlines,
+        origin: Origin,
         line: Option<relay::Line>,
         open: impl FnOnce(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + 'static,
     ) -> Result<(Self, DomainEvents), CallError> {
@@ -213,6 +286,7 @@ impl DomainHandle {
             deadlines,
             jobs,
             shared,
+            origin,
         };
         handle.settled(CALL, deadlines.open, answer)?;
         Ok((handle, events))
@@ -393,6 +467,110 @@ impl DomainHandle {
             .await
     }
 
+    /// Sends the guest to another libvirt, and ends when that has ended, well or badly: after hours, if
+    /// it takes hours. [`migration`](self) says which end means what. It has a connection of its own, so
+    /// that everything else can be asked meanwhile, and no limit in time; a libvirtd that answers no
+    /// keep-alives for two minutes ends it.
+    ///
+    /// Dropping it hangs up; a migration that has begun goes on. See [`Self::abort_job`].
+    ///
+    /// # Errors
+    /// [`CallError::is_answer`]: libvirt has not begun or has given up, and says why. All others: nothing is
+    /// known of the migration, and it may go on.
+    pub async fn migrate(&self, migration: Migration) -> Result<(), CallError> {
+        const CALL: &str = "migrating the guest";
+        let (own, _) = self.another().await?;
+        let own = HangUp(own);
+        own.0
+            .call_without_limit(CALL, move |calls| calls.migrate(&migration))
+            .await?
+            .map_err(CallError::from_refusal)
+    }
+
+    /// Ends the job that libvirt does to the domain: a migration from here is given up, and the guest goes
+    /// on here. When that has been done there is an event, and [`Self::migrate`] fails.
+    ///
+    /// # Errors
+    /// As for all calls; it is refused if there is no job, or in post-copy.
+    pub async fn abort_job(&self) -> Result<(), CallError> {
+        self.call("ending the domain's job", self.deadlines.change, |calls| {
+            calls.abort_job()
+        })
+        .await
+    }
+
+    /// The job that libvirt does to the domain, if there is one.
+    ///
+    /// # Errors
+    /// As for all calls; [`CallError::NoDomain`] if libvirt knows for certain of no such domain.
+    pub async fn job(&self) -> Result<Option<JobInfo>, CallError> {
+        self.call("asking for the domain's job", self.deadlines.question, |calls| {
+            calls.job(WhichJob::Current)
+        })
+        .await
+    }
+
+    /// The last job of the domain that has ended; libvirtd knows it until the next one, or its own end.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn completed_job(&self) -> Result<Option<JobInfo>, CallError> {
+        self.call(
+            "asking for the domain's completed job",
+            self.deadlines.question,
+            |calls| calls.job(WhichJob::Completed),
+        )
+        .await
+    }
+
+    /// How many milliseconds the guest may stand still when it moves. Before and during a migration.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn set_max_downtime(&self, milliseconds: u64) -> Result<(), CallError> {
+        self.call("limiting a migration's downtime", self.deadlines.change, move |calls| {
+            calls.set_max_downtime(milliseconds)
+        })
+        .await
+    }
+
+    /// How many MiB/s a migration may send; 0 for no limit. Before and during a migration.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn set_bandwidth(&self, mebibytes: u64) -> Result<(), CallError> {
+        self.call(
+            "limiting a migration's bandwidth",
+            self.deadlines.change,
+            move |calls| calls.set_bandwidth(mebibytes),
+        )
+        .await
+    }
+
+    /// Switches the guest to its target before all of it is there. There is no way back.
+    ///
+    /// # Errors
+    /// As for all calls; it is refused if there is no migration that allows it.
+    pub async fn start_post_copy(&self) -> Result<(), CallError> {
+        self.call("switching to post-copy", self.deadlines.change, |calls| {
+            calls.start_post_copy()
+        })
+        .await
+    }
+
+    /// Whether a guest could have this CPU here: a `<cpu>` element in full.
+    ///
+    /// # Errors
+    /// As for all calls; [`CallError::Refused`] if libvirt does not know the model, a feature or the
+    /// emulator.
+    pub async fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, CallError> {
+        let cpu = cpu.to_owned();
+        self.call("comparing a guest's CPU", self.deadlines.question, move |calls| {
+            calls.compare_cpu(&cpu, virt_type)
+        })
+        .await
+    }
+
     /// Has a call made on the thread. The deadline begins when the thread gets to it, and is kept by
     /// the relay also if nobody waits for the answer any more; the time limit here is for a client
     /// that does not even notice that the relay has hung up.
@@ -402,13 +580,34 @@ impl DomainHandle {
         within: Duration,
         make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<T, CallError> {
+        let answer = self.begun(call, Some(within), make).await?;
+        self.settled(call, within, timeout(within + MARGIN, answer).await)
+    }
+
+    /// The same for a call that may take as long as it likes.
+    async fn call_without_limit<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+    ) -> Result<T, CallError> {
+        let answer = self.begun(call, None, make).await?;
+        self.settled(call, Duration::MAX, Ok(answer.await))
+    }
+
+    /// Waits until the thread begins with a call; its answer will come.
+    async fn begun<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        within: Option<Duration>,
+        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Result<T, LibvirtError>>, CallError> {
         let (begun, begins) = oneshot::channel();
         let (answered, answer) = oneshot::channel();
         let job = Job::new(call, within, begun, answered, make);
         if self.jobs.send(job).await.is_err() || begins.await.is_err() {
             return Err(self.lost(call, None));
         }
-        self.settled(call, within, timeout(within + MARGIN, answer).await)
+        Ok(answer)
     }
 
     /// What an answer, or none, means.

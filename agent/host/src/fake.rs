@@ -5,6 +5,7 @@
 //! are tested on what libvirt really says.
 
 pub mod guest;
+pub mod migration;
 
 use drydock_api::facts::{
     CpuFacts, CpuidTsc, KvmFacts, KvmState, NodeFacts, Topology, TscCounter, VirtType, VirtualizationFacts,

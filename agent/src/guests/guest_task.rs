@@ -319,6 +319,8 @@ impl GuestTask {
             DomainEvent::IoError { disk, reason, .. } => {
                 say(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
             }
+            // What is known of a migration is asked for when something else has happened.
+            DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
             DomainEvent::Lifecycle(event) => match event {
                 Lifecycle::Shutdown(_) => {
                     let note = "The VirtualMachineInstance is shutting down.".to_owned();

@@ -18,14 +18,19 @@ use std::{
 use virt_sys as sys;
 
 use super::{
-    BlockInfo, Document, GuestAddress, GuestInterface, Parameter, ParameterValue, ShutdownBy, Start, State, Versions,
+    BlockInfo, CpuComparison, Document, GuestAddress, GuestInterface, JobInfo, Migration, Parameter, ParameterValue,
+    ShutdownBy, Start, State, Versions,
     event::Shared,
+    job::WhichJob,
     listener::{self, EventCallback, Listener},
 };
 use crate::{
     document::{MAX_LIST, MAX_NAME},
     libvirt::{LibvirtError, Version, answered_text, c_string},
 };
+use drydock_api::facts::VirtType;
+
+mod migration;
 
 /// Seconds of silence after which libvirtd is asked whether it lives, and how often it may be silent.
 /// Longer than the deadlines of calls: these are what ends a connection that is in use.
@@ -53,6 +58,15 @@ pub(crate) trait Calls {
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError>;
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
     fn versions(&self) -> Result<Versions, LibvirtError>;
+    /// Ends when the migration does. The outer error: the connection broke; the inner one is libvirtd's
+    /// answer, which may be about a connection of its own.
+    fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError>;
+    fn abort_job(&self) -> Result<(), LibvirtError>;
+    fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError>;
+    fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError>;
+    fn set_bandwidth(&self, mebibytes: u64) -> Result<(), LibvirtError>;
+    fn start_post_copy(&self) -> Result<(), LibvirtError>;
+    fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, LibvirtError>;
 }
 
 /// A call that changes a domain and answers nothing.
@@ -334,6 +348,34 @@ impl Calls for Connection {
             qemu: version(qemu),
         })
     }
+
+    fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError> {
+        migration::migrate(self, migration)
+    }
+
+    fn abort_job(&self) -> Result<(), LibvirtError> {
+        self.change("ending the domain's job", sys::virDomainAbortJob)
+    }
+
+    fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
+        migration::job(self, which)
+    }
+
+    fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError> {
+        migration::set_max_downtime(self, milliseconds)
+    }
+
+    fn set_bandwidth(&self, mebibytes: u64) -> Result<(), LibvirtError> {
+        migration::set_bandwidth(self, mebibytes)
+    }
+
+    fn start_post_copy(&self) -> Result<(), LibvirtError> {
+        migration::start_post_copy(self)
+    }
+
+    fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, LibvirtError> {
+        migration::compare_cpu(self, cpu, virt_type)
+    }
 }
 
 impl Drop for Connection {
@@ -394,14 +436,8 @@ impl Found {
         succeeded(call, unsafe {
             sys::virDomainGetGuestInfo(self.0, types, &raw mut parameters, &raw mut count, 0)
         })?;
-        let length = usize::try_from(count).unwrap_or(0);
-        let list: &[sys::virTypedParameter] = if parameters.is_null() {
-            &[]
-        } else {
-            // SAFETY: libvirt gave that many parameters.
-            unsafe { slice::from_raw_parts(parameters, length) }
-        };
-        let read = list.iter().take(MAX_LIST).map(read_parameter).collect();
+        // SAFETY: libvirt gave that many parameters.
+        let read = unsafe { read_parameters(parameters, count) };
         // SAFETY: the list as libvirt gave it, not used after this.
         unsafe { sys::virTypedParamsFree(parameters, count) };
         Ok(read)
@@ -474,6 +510,19 @@ unsafe fn read_interface(interface: &sys::virDomainInterface) -> GuestInterface 
                 .collect(),
         }
     }
+}
+
+/// Parameters as libvirt gives them.
+///
+/// # Safety
+/// `parameters` must be null or a list of `count` parameters of libvirt's, which say their types truly.
+pub(super) unsafe fn read_parameters(parameters: sys::virTypedParameterPtr, count: c_int) -> Vec<Parameter> {
+    if parameters.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { slice::from_raw_parts(parameters, usize::try_from(count).unwrap_or(0)) };
+    list.iter().take(MAX_LIST).map(read_parameter).collect()
 }
 
 fn read_parameter(parameter: &sys::virTypedParameter) -> Parameter {

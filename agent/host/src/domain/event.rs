@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::{Notify, mpsc};
 use virt_sys as sys;
 
-use super::{lifecycle::Lifecycle, words::words};
+use super::{JobInfo, lifecycle::Lifecycle, words::words};
 
 /// Events that wait to be read. A guest causes a handful in its life; whoever cannot read as many has
 /// to look at the domain anew anyway.
@@ -49,6 +49,10 @@ pub enum DomainEvent {
         /// Why: `enospc`, or nothing.
         reason: String,
     },
+    /// A job, such as a migration, has ended at the source, well or badly; what is known of it.
+    JobCompleted(Option<Box<JobInfo>>),
+    /// A migration from here begins to go over the guest's memory for this time. Some may be left out.
+    MigrationIteration(i32),
 }
 
 /// Why a connection has ended.
@@ -148,6 +152,12 @@ impl Shared {
     /// event must not be lost in silence.
     pub(crate) fn forward(&self, event: DomainEvent) {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        // The next pass says as much, and a migration may take thousands of them.
+        if matches!(event, DomainEvent::MigrationIteration(_))
+            && events.as_ref().is_some_and(|sender| sender.capacity() < QUEUE / 2)
+        {
+            return;
+        }
         let full = events
             .as_ref()
             .is_some_and(|sender| matches!(sender.try_send(event), Err(mpsc::error::TrySendError::Full(_))));
@@ -218,6 +228,22 @@ mod tests {
         shared.forward(DomainEvent::Reboot);
         assert_eq!(events.close_reason(), Some(CloseReason::TooManyEvents));
         assert_eq!(events.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn passes_of_a_migration_leave_room_for_what_must_not_be_lost() {
+        let (shared, mut events) = Shared::new();
+        for pass in 0..2 * i32::try_from(QUEUE).unwrap() {
+            shared.forward(DomainEvent::MigrationIteration(pass));
+        }
+        shared.forward(DomainEvent::Reboot);
+        assert_eq!(shared.end(), None);
+        assert_eq!(events.recv().await, Some(DomainEvent::MigrationIteration(0)));
+        let mut last = None;
+        while last != Some(DomainEvent::Reboot) {
+            last = events.recv().await;
+            assert!(last.is_some());
+        }
     }
 
     #[test]

@@ -14,7 +14,8 @@ use std::{
 use virt_sys as sys;
 
 use super::{
-    connection::text,
+    JobInfo, JobType,
+    connection::{read_parameters, text},
     event::{AgentChannel, CloseReason, DomainEvent, IoErrorAction, Shared},
     lifecycle::Lifecycle,
 };
@@ -39,9 +40,12 @@ type IoErrorCallback = unsafe extern "C" fn(
     *mut c_void,
 );
 type AgentCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void);
+type JobCallback =
+    unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, sys::virTypedParameterPtr, c_int, *mut c_void);
+type IterationCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, *mut c_void);
 
 /// The events that are asked for, and what is called for each.
-pub(super) fn events() -> [(u32, EventCallback); 4] {
+pub(super) fn events() -> [(u32, EventCallback); 6] {
     // SAFETY: libvirt calls each with the arguments of its own event, whatever the type says here.
     unsafe {
         [
@@ -57,6 +61,14 @@ pub(super) fn events() -> [(u32, EventCallback); 4] {
             (
                 sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE,
                 mem::transmute::<AgentCallback, EventCallback>(agent_lifecycle),
+            ),
+            (
+                sys::VIR_DOMAIN_EVENT_ID_JOB_COMPLETED,
+                mem::transmute::<JobCallback, EventCallback>(job_completed),
+            ),
+            (
+                sys::VIR_DOMAIN_EVENT_ID_MIGRATION_ITERATION,
+                mem::transmute::<IterationCallback, EventCallback>(iteration),
             ),
         ]
     }
@@ -132,6 +144,32 @@ unsafe extern "C" fn agent_lifecycle(
         listener
             .shared
             .forward(DomainEvent::Agent(AgentChannel::from_raw(state)));
+    }
+}
+
+unsafe extern "C" fn job_completed(
+    _: sys::virConnectPtr,
+    domain: sys::virDomainPtr,
+    parameters: sys::virTypedParameterPtr,
+    count: c_int,
+    opaque: *mut c_void,
+) {
+    // SAFETY: libvirt calls this with what was registered, and with as many parameters as it says, which
+    // it frees itself.
+    unsafe {
+        if let Some(listener) = listener(domain, opaque) {
+            // The event does not say the type; the parameters say whether it ended well.
+            let parameters = read_parameters(parameters, count);
+            let job = JobInfo::from_parameters(JobType::Completed, &parameters);
+            listener.shared.forward(DomainEvent::JobCompleted(job.map(Box::new)));
+        }
+    }
+}
+
+unsafe extern "C" fn iteration(_: sys::virConnectPtr, domain: sys::virDomainPtr, number: c_int, opaque: *mut c_void) {
+    // SAFETY: libvirt calls this with what was registered.
+    if let Some(listener) = unsafe { listener(domain, opaque) } {
+        listener.shared.forward(DomainEvent::MigrationIteration(number));
     }
 }
 

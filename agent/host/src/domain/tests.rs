@@ -13,7 +13,7 @@ const MACHINE: &str = concat!("test://", env!("CARGO_MANIFEST_DIR"), "/testdata/
 
 /// The domain that the machine begins with.
 async fn test_driver() -> (DomainHandle, DomainEvents) {
-    DomainHandle::start("test", Deadlines::default(), None, |shared| {
+    DomainHandle::start("test", Deadlines::default(), |shared| {
         let connection = Connection::open(MACHINE, "test", shared)?;
         Ok(Box::new(connection))
     })
@@ -65,7 +65,7 @@ async fn other_domains_events_are_not_this_ones() {
     let connection = Connection::open("test:///default", "another", &shared).unwrap();
     assert_eq!(Calls::state(&connection).unwrap_err().code, virt_sys::VIR_ERR_NO_DOMAIN);
     // The default machine is one for all connections of a process.
-    let (guest, mut its_events) = DomainHandle::start("test", Deadlines::default(), None, |shared| {
+    let (guest, mut its_events) = DomainHandle::start("test", Deadlines::default(), |shared| {
         Ok(Box::new(Connection::open("test:///default", "test", shared)?))
     })
     .await
@@ -96,7 +96,7 @@ async fn the_last_copy_ends_the_connection_and_its_thread() {
 
 #[tokio::test]
 async fn what_cannot_be_opened_says_why() {
-    let opened = DomainHandle::start("x", Deadlines::default(), None, |shared| {
+    let opened = DomainHandle::start("x", Deadlines::default(), |shared| {
         let connection = Connection::open("nonsense:///", "x", shared)?;
         Ok(Box::new(connection))
     })
@@ -112,8 +112,9 @@ async fn what_cannot_be_opened_says_why() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_come_back_is_left_behind() {
     let (release, held) = std::sync::mpsc::channel::<()>();
-    let opened = DomainHandle::start("x", Deadlines::default(), None, move |_| {
-        let _ = held.recv();
+    let held = std::sync::Mutex::new(held);
+    let opened = DomainHandle::start("x", Deadlines::default(), move |_| {
+        let _ = held.lock().unwrap().recv();
         Err(crate::libvirt::LibvirtError {
             call: "x",
             code: 1,

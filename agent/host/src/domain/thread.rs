@@ -24,7 +24,8 @@ type Work = Box<dyn FnOnce(&dyn Calls) -> bool + Send>;
 /// A call that waits for the thread.
 pub(crate) struct Job {
     call: &'static str,
-    within: Duration,
+    /// How long it may take; `None` for as long as it likes.
+    within: Option<Duration>,
     begun: oneshot::Sender<()>,
     work: Work,
 }
@@ -33,7 +34,7 @@ impl Job {
     /// A call. `begun` hears when the thread gets to it, `answered` what came of it.
     pub(crate) fn new<T: Send + 'static>(
         call: &'static str,
-        within: Duration,
+        within: Option<Duration>,
         begun: oneshot::Sender<()>,
         answered: oneshot::Sender<Result<T, LibvirtError>>,
         make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
@@ -84,9 +85,9 @@ pub(crate) fn start(
                 let _ = opened.send(Ok(()));
                 while let Some(job) = runtime.block_on(next(&mut jobs, &shared)) {
                     let _ = job.begun.send(());
-                    deadline.send_replace(Some(Deadline {
+                    deadline.send_replace(job.within.map(|within| Deadline {
                         call: job.call,
-                        at: Instant::now() + job.within,
+                        at: Instant::now() + within,
                     }));
                     let broken = (job.work)(calls.as_ref());
                     deadline.send_replace(None);

@@ -9,14 +9,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use drydock_api::facts::VirtType;
 use virt_sys as sys;
 
+use super::migration::Migrations;
 use crate::{
     domain::{
-        AgentChannel, BlockInfo, CallError, Calls, CloseReason, Deadlines, DefinedDetail, Document, DomainEvent,
-        DomainEvents, DomainHandle, GuestInterface, Lifecycle, Parameter, PausedReason, ResumedDetail, RunningReason,
-        Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start, StartedDetail, State, StoppedDetail, SuspendedDetail,
-        UndefinedDetail, Versions,
+        AgentChannel, BlockInfo, CallError, Calls, CloseReason, CpuComparison, Deadlines, DefinedDetail, Document,
+        DomainEvent, DomainEvents, DomainHandle, GuestInterface, JobInfo, Lifecycle, Migration, Parameter,
+        PausedReason, ResumedDetail, RunningReason, Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start,
+        StartedDetail, State, StoppedDetail, SuspendedDetail, UndefinedDetail, Versions, WhichJob,
     },
     libvirt::{LibvirtError, Version},
 };
@@ -29,11 +31,11 @@ pub const LIVE_XML: &str = include_str!("../../testdata/trixie/named.domain.xml"
 pub struct FakeLibvirt(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
-struct Inner {
+pub(super) struct Inner {
     /// The definition, if there is one.
-    definition: Option<String>,
+    pub(super) definition: Option<String>,
     /// State of the domain. Meaningless without a definition.
-    state: Option<State>,
+    pub(super) state: Option<State>,
     live_xml: Option<String>,
     agent: Option<Vec<Parameter>>,
     interfaces: Vec<GuestInterface>,
@@ -41,12 +43,14 @@ struct Inner {
     refusals: VecDeque<LibvirtError>,
     calls: Vec<&'static str>,
     connections: Vec<Arc<Shared>>,
+    pub(super) migrations: Migrations,
 }
 
 /// One connection to it.
-struct Connection {
+pub(super) struct Connection {
     libvirt: FakeLibvirt,
     domain: String,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl FakeLibvirt {
@@ -55,13 +59,15 @@ impl FakeLibvirt {
     /// # Errors
     /// If the kernel gives no thread.
     pub async fn connect(&self, domain: &str) -> Result<(DomainHandle, DomainEvents), CallError> {
-        let connection = Connection {
-            libvirt: self.clone(),
-            domain: domain.to_owned(),
-        };
-        DomainHandle::start(domain, Deadlines::default(), None, move |shared| {
-            connection.libvirt.lock().connections.push(Arc::clone(shared));
-            Ok(Box::new(connection))
+        let libvirt = self.clone();
+        let name = domain.to_owned();
+        DomainHandle::start(domain, Deadlines::default(), move |shared| {
+            libvirt.lock().connections.push(Arc::clone(shared));
+            Ok(Box::new(Connection {
+                libvirt: libvirt.clone(),
+                domain: name.clone(),
+                shared: Arc::clone(shared),
+            }))
         })
         .await
     }
@@ -129,24 +135,24 @@ impl FakeLibvirt {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Inner {
-    fn happen(&self, event: Lifecycle) {
+    pub(super) fn happen(&self, event: Lifecycle) {
         self.tell(&DomainEvent::Lifecycle(event));
     }
 
-    fn tell(&self, event: &DomainEvent) {
+    pub(super) fn tell(&self, event: &DomainEvent) {
         for connection in &self.connections {
             connection.forward(event.clone());
         }
     }
 
     /// The guest's state, if there is a guest.
-    fn guest(&self, call: &'static str) -> Result<State, LibvirtError> {
+    pub(super) fn guest(&self, call: &'static str) -> Result<State, LibvirtError> {
         let state = self.defined(call)?;
         if state.has_guest() == Some(true) {
             return Ok(state);
@@ -158,7 +164,7 @@ impl Inner {
         ))
     }
 
-    fn defined(&self, call: &'static str) -> Result<State, LibvirtError> {
+    pub(super) fn defined(&self, call: &'static str) -> Result<State, LibvirtError> {
         if self.definition.is_none() {
             return Err(refusal(call, sys::VIR_ERR_NO_DOMAIN, "Domain not found"));
         }
@@ -166,7 +172,7 @@ impl Inner {
     }
 }
 
-fn refusal(call: &'static str, code: u32, message: &str) -> LibvirtError {
+pub(super) fn refusal(call: &'static str, code: u32, message: &str) -> LibvirtError {
     LibvirtError {
         call,
         code,
@@ -177,18 +183,30 @@ fn refusal(call: &'static str, code: u32, message: &str) -> LibvirtError {
 
 impl Connection {
     /// A call that changes something.
-    fn change(
+    pub(super) fn change(
         &self,
         call: &'static str,
         change: impl FnOnce(&mut Inner) -> Result<(), LibvirtError>,
     ) -> Result<(), LibvirtError> {
+        self.change_with(call, change)
+    }
+
+    /// The same, for one that answers something.
+    pub(super) fn change_with<T>(
+        &self,
+        call: &'static str,
+        change: impl FnOnce(&mut Inner) -> Result<T, LibvirtError>,
+    ) -> Result<T, LibvirtError> {
         let mut inner = self.libvirt.lock();
         inner.calls.push(call);
         inner.refusals.pop_front().map_or(Ok(()), Err)?;
         change(&mut inner)
     }
 
-    fn question<T>(&self, answer: impl FnOnce(&Inner) -> Result<T, LibvirtError>) -> Result<T, LibvirtError> {
+    pub(super) fn question<T>(
+        &self,
+        answer: impl FnOnce(&Inner) -> Result<T, LibvirtError>,
+    ) -> Result<T, LibvirtError> {
         let mut inner = self.libvirt.lock();
         inner.refusals.pop_front().map_or(Ok(()), Err)?;
         answer(&inner)
@@ -333,6 +351,34 @@ impl Calls for Connection {
                 qemu: Version(10_000_013),
             })
         })
+    }
+
+    fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError> {
+        self.fake_migrate(migration)
+    }
+
+    fn abort_job(&self) -> Result<(), LibvirtError> {
+        self.fake_abort_job()
+    }
+
+    fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
+        self.fake_job(which)
+    }
+
+    fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError> {
+        self.fake_set_max_downtime(milliseconds)
+    }
+
+    fn set_bandwidth(&self, mebibytes: u64) -> Result<(), LibvirtError> {
+        self.fake_set_bandwidth(mebibytes)
+    }
+
+    fn start_post_copy(&self) -> Result<(), LibvirtError> {
+        self.fake_start_post_copy()
+    }
+
+    fn compare_cpu(&self, _cpu: &str, _virt_type: VirtType) -> Result<CpuComparison, LibvirtError> {
+        self.fake_compare_cpu()
     }
 }
 

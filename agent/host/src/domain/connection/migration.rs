@@ -1,0 +1,203 @@
+//! The calls of a migration: they take and give lists of parameters.
+
+use std::{
+    ffi::{CStr, CString, c_int, c_ulong},
+    ptr,
+};
+
+use drydock_api::facts::VirtType;
+use virt_sys as sys;
+
+use super::{Connection, read_parameters, succeeded};
+use crate::{
+    domain::{
+        CpuComparison, JobInfo, JobType, Migration,
+        job::WhichJob,
+        migration::{BANDWIDTH_AT_MOST, MigrationParameter},
+    },
+    libvirt::{LibvirtError, c_string},
+};
+
+/// Parameters that libvirt's client is given.
+struct Parameters {
+    list: sys::virTypedParameterPtr,
+    count: c_int,
+    room: c_int,
+}
+
+impl Parameters {
+    fn new() -> Self {
+        Self {
+            list: ptr::null_mut(),
+            count: 0,
+            room: 0,
+        }
+    }
+
+    fn add(
+        &mut self,
+        call: &'static str,
+        name: &'static CStr,
+        value: MigrationParameter<'_>,
+    ) -> Result<(), LibvirtError> {
+        let name = name.as_ptr();
+        // SAFETY: the three places belong together as libvirt has left them; texts end with a zero byte
+        // and are copied.
+        let added = unsafe {
+            match value {
+                MigrationParameter::Number(number) => sys::virTypedParamsAddULLong(
+                    &raw mut self.list,
+                    &raw mut self.count,
+                    &raw mut self.room,
+                    name,
+                    number,
+                ),
+                MigrationParameter::Text(text) => {
+                    let text = c_string(call, text)?;
+                    sys::virTypedParamsAddString(
+                        &raw mut self.list,
+                        &raw mut self.count,
+                        &raw mut self.room,
+                        name,
+                        text.as_ptr(),
+                    )
+                }
+            }
+        };
+        succeeded(call, added).map(drop)
+    }
+}
+
+impl Drop for Parameters {
+    fn drop(&mut self) {
+        // SAFETY: null, or a list of libvirt's that is ours, freed once.
+        unsafe { sys::virTypedParamsFree(self.list, self.count) };
+    }
+}
+
+pub(super) fn migrate(
+    connection: &Connection,
+    migration: &Migration,
+) -> Result<Result<(), LibvirtError>, LibvirtError> {
+    const CALL: &str = "migrating the guest";
+    let destination = c_string(CALL, &migration.destination)?;
+    let mut parameters = Parameters::new();
+    for (name, value) in migration.parameters() {
+        parameters.add(CALL, name, value)?;
+    }
+    let domain = connection.found(CALL)?;
+    // SAFETY: the domain is one of this open connection; the URI ends with a zero byte, the list has as
+    // many parameters as is said, and both outlive the call.
+    let moved = unsafe {
+        sys::virDomainMigrateToURI3(
+            domain.0,
+            destination.as_ptr(),
+            parameters.list,
+            parameters.count.cast_unsigned(),
+            migration.flags(),
+        )
+    };
+    match succeeded(CALL, moved) {
+        Ok(_) => Ok(Ok(())),
+        // libvirtd passes on what its own client says of the connection to the target, so only the state
+        // of this connection tells whose is broken.
+        Err(error) if error.is_broken_connection() && !is_alive(connection) => Err(error),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+/// The connection has not been closed, by either side, as far as libvirt's client knows.
+fn is_alive(connection: &Connection) -> bool {
+    // SAFETY: the connection is open, which is to say, not freed.
+    unsafe { sys::virConnectIsAlive(connection.raw) == 1 }
+}
+
+pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
+    const CALL: &str = "asking for the domain's job";
+    let flags = match which {
+        WhichJob::Current => 0,
+        WhichJob::Completed => sys::VIR_DOMAIN_JOB_STATS_COMPLETED | sys::VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED,
+    };
+    let domain = connection.found(CALL)?;
+    let mut job_type = 0;
+    let mut parameters = Parameters::new();
+    // SAFETY: the domain is one of this open connection, and all places outlive the call.
+    succeeded(CALL, unsafe {
+        sys::virDomainGetJobStats(
+            domain.0,
+            &raw mut job_type,
+            &raw mut parameters.list,
+            &raw mut parameters.count,
+            flags,
+        )
+    })?;
+    // SAFETY: libvirt gave that many parameters.
+    let said = unsafe { read_parameters(parameters.list, parameters.count) };
+    Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &said))
+}
+
+pub(super) fn set_max_downtime(connection: &Connection, milliseconds: u64) -> Result<(), LibvirtError> {
+    const CALL: &str = "limiting a migration's downtime";
+    let domain = connection.found(CALL)?;
+    // SAFETY: the domain is one of this open connection.
+    succeeded(CALL, unsafe {
+        sys::virDomainMigrateSetMaxDowntime(domain.0, milliseconds, 0)
+    })
+    .map(drop)
+}
+
+pub(super) fn set_bandwidth(connection: &Connection, mebibytes: u64) -> Result<(), LibvirtError> {
+    const CALL: &str = "limiting a migration's bandwidth";
+    // libvirt takes 0 for a speed, and a guest would not move at all.
+    let mebibytes = match mebibytes {
+        0 => BANDWIDTH_AT_MOST,
+        limit => limit.min(BANDWIDTH_AT_MOST),
+    };
+    let domain = connection.found(CALL)?;
+    let mebibytes = c_ulong::try_from(mebibytes).unwrap_or(c_ulong::MAX);
+    // SAFETY: the domain is one of this open connection.
+    succeeded(CALL, unsafe {
+        sys::virDomainMigrateSetMaxSpeed(domain.0, mebibytes, 0)
+    })
+    .map(drop)
+}
+
+pub(super) fn start_post_copy(connection: &Connection) -> Result<(), LibvirtError> {
+    const CALL: &str = "switching to post-copy";
+    let domain = connection.found(CALL)?;
+    // SAFETY: the domain is one of this open connection.
+    succeeded(CALL, unsafe { sys::virDomainMigrateStartPostCopy(domain.0, 0) }).map(drop)
+}
+
+pub(super) fn compare_cpu(
+    connection: &Connection,
+    cpu: &str,
+    virt_type: VirtType,
+) -> Result<CpuComparison, LibvirtError> {
+    const CALL: &str = "comparing a guest's CPU";
+    let cpu = c_string(CALL, cpu)?;
+    let virt_type: CString = c_string(CALL, virt_type.as_str())?;
+    // Without the flag libvirt would say no, and not why.
+    let flags = sys::VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE;
+    // SAFETY: the connection is open, both strings end with a zero byte and outlive the call; null is the
+    // host's architecture, its emulator, and that one's default machine.
+    let answer = unsafe {
+        sys::virConnectCompareHypervisorCPU(
+            connection.raw,
+            ptr::null(),
+            ptr::null(),
+            ptr::null(),
+            virt_type.as_ptr(),
+            cpu.as_ptr(),
+            flags,
+        )
+    };
+    match answer {
+        sys::VIR_CPU_COMPARE_IDENTICAL | sys::VIR_CPU_COMPARE_SUPERSET => Ok(CpuComparison::Fits),
+        sys::VIR_CPU_COMPARE_INCOMPATIBLE => Ok(CpuComparison::Incompatible {
+            message: "the CPU is incompatible with that of the host".into(),
+            features: Vec::new(),
+        }),
+        _ => CpuComparison::from_error(LibvirtError::last(CALL)),
+    }
+}

@@ -1,0 +1,188 @@
+//! What libvirt says of a job that it does to a domain, such as a migration: now, and how it ended.
+
+use std::{collections::BTreeMap, ffi::CStr, time::Duration};
+
+use virt_sys as sys;
+
+use super::{Parameter, ParameterValue, words::words};
+
+words! {
+    /// Whether a job is under way, or how it ended.
+    JobType {
+        None = sys::VIR_DOMAIN_JOB_NONE => "None",
+        Bounded = sys::VIR_DOMAIN_JOB_BOUNDED => "Bounded",
+        Unbounded = sys::VIR_DOMAIN_JOB_UNBOUNDED => "Unbounded",
+        Completed = sys::VIR_DOMAIN_JOB_COMPLETED => "Completed",
+        Failed = sys::VIR_DOMAIN_JOB_FAILED => "Failed",
+        Cancelled = sys::VIR_DOMAIN_JOB_CANCELLED => "Cancelled",
+    }
+}
+
+words! {
+    /// What a job does.
+    JobOperation {
+        Start = sys::VIR_DOMAIN_JOB_OPERATION_START => "Start",
+        Save = sys::VIR_DOMAIN_JOB_OPERATION_SAVE => "Save",
+        Restore = sys::VIR_DOMAIN_JOB_OPERATION_RESTORE => "Restore",
+        IncomingMigration = sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN => "Incoming migration",
+        OutgoingMigration = sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT => "Outgoing migration",
+        Snapshot = sys::VIR_DOMAIN_JOB_OPERATION_SNAPSHOT => "Snapshot",
+        SnapshotRevert = sys::VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_REVERT => "Snapshot revert",
+        Dump = sys::VIR_DOMAIN_JOB_OPERATION_DUMP => "Dump",
+        Backup = sys::VIR_DOMAIN_JOB_OPERATION_BACKUP => "Backup",
+        SnapshotDelete = sys::VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_DELETE => "Snapshot delete",
+    }
+}
+
+/// How much of something a job has done, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// All of it.
+    pub total: u64,
+    /// What was sent, some of it more than once.
+    pub processed: u64,
+    /// What is still to be sent, as far as is known: the guest goes on changing its memory.
+    pub remaining: u64,
+}
+
+/// Which job of a domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WhichJob {
+    /// The one that is under way.
+    Current,
+    /// The last one that has ended.
+    Completed,
+}
+
+/// A job of a domain. What libvirt does not say, or not yet, is `None`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobInfo {
+    /// Whether it is under way, or how it ended.
+    pub job_type: JobType,
+    /// What it does.
+    pub operation: JobOperation,
+    /// How long it has been under way, or was.
+    pub elapsed: Option<Duration>,
+    /// How long libvirt thinks that it will still take. QEMU does not say.
+    pub remaining: Option<Duration>,
+    /// How long the guest stood still; while it is under way, how long it would if it moved now.
+    pub downtime: Option<Duration>,
+    /// How long it took QEMU to get ready.
+    pub setup: Option<Duration>,
+    /// Memory and copied disks.
+    pub data: Amount,
+    /// Memory.
+    pub memory: Amount,
+    /// Copied disks.
+    pub disk: Amount,
+    /// Bytes of memory that are sent in a second.
+    pub memory_rate: Option<u64>,
+    /// Bytes of disks that are sent in a second.
+    pub disk_rate: Option<u64>,
+    /// Bytes of memory that the guest changes in a second, as of the last pass.
+    pub dirty_rate: Option<u64>,
+    /// Passes over the memory.
+    pub iteration: Option<u64>,
+    /// By how many percent the guest is slowed down; 0 or `None` if it is not.
+    pub throttle: Option<u32>,
+    /// Pages that the guest has asked for in post-copy.
+    pub post_copy_requests: Option<u64>,
+    /// Whether it ended well, once it has ended.
+    pub success: Option<bool>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl JobInfo {
+    /// What libvirt's type and parameters say; `None` if there is no job. Parameters that are not known
+    /// here, or of which a value makes no sense, are left out.
+    pub fn from_parameters(job_type: JobType, parameters: &[Parameter]) -> Option<Self> {
+        if job_type == JobType::None {
+            return None;
+        }
+        let said = Said(
+            parameters
+                .iter()
+                .map(|parameter| (parameter.name.as_str(), &parameter.value))
+                .collect(),
+        );
+        let page = said.number(sys::VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE);
+        let dirty_pages = said.number(sys::VIR_DOMAIN_JOB_MEMORY_DIRTY_RATE);
+        let operation = said
+            .number(sys::VIR_DOMAIN_JOB_OPERATION)
+            .and_then(|raw| i32::try_from(raw).ok());
+        Some(Self {
+            job_type,
+            operation: JobOperation::from_raw(operation.unwrap_or(0)),
+            elapsed: said.milliseconds(sys::VIR_DOMAIN_JOB_TIME_ELAPSED),
+            remaining: said.milliseconds(sys::VIR_DOMAIN_JOB_TIME_REMAINING),
+            downtime: said.milliseconds(sys::VIR_DOMAIN_JOB_DOWNTIME),
+            setup: said.milliseconds(sys::VIR_DOMAIN_JOB_SETUP_TIME),
+            data: said.amount(
+                sys::VIR_DOMAIN_JOB_DATA_TOTAL,
+                sys::VIR_DOMAIN_JOB_DATA_PROCESSED,
+                sys::VIR_DOMAIN_JOB_DATA_REMAINING,
+            ),
+            memory: said.amount(
+                sys::VIR_DOMAIN_JOB_MEMORY_TOTAL,
+                sys::VIR_DOMAIN_JOB_MEMORY_PROCESSED,
+                sys::VIR_DOMAIN_JOB_MEMORY_REMAINING,
+            ),
+            disk: said.amount(
+                sys::VIR_DOMAIN_JOB_DISK_TOTAL,
+                sys::VIR_DOMAIN_JOB_DISK_PROCESSED,
+                sys::VIR_DOMAIN_JOB_DISK_REMAINING,
+            ),
+            memory_rate: said.number(sys::VIR_DOMAIN_JOB_MEMORY_BPS),
+            disk_rate: said.number(sys::VIR_DOMAIN_JOB_DISK_BPS),
+            dirty_rate: dirty_pages.zip(page).map(|(pages, size)| pages.saturating_mul(size)),
+            iteration: said.number(sys::VIR_DOMAIN_JOB_MEMORY_ITERATION),
+            throttle: said
+                .number(sys::VIR_DOMAIN_JOB_AUTO_CONVERGE_THROTTLE)
+                .and_then(|percent| u32::try_from(percent).ok()),
+            post_copy_requests: said.number(sys::VIR_DOMAIN_JOB_MEMORY_POSTCOPY_REQS),
+            success: said.number(sys::VIR_DOMAIN_JOB_SUCCESS).map(|success| success != 0),
+            error: said.text(sys::VIR_DOMAIN_JOB_ERRMSG),
+        })
+    }
+
+    /// It is under way.
+    pub fn is_active(&self) -> bool {
+        matches!(self.job_type, JobType::Bounded | JobType::Unbounded)
+    }
+}
+
+/// Parameters by their names.
+struct Said<'a>(BTreeMap<&'a str, &'a ParameterValue>);
+
+impl Said<'_> {
+    fn value(&self, name: &CStr) -> Option<&ParameterValue> {
+        self.0.get(name.to_str().ok()?).copied()
+    }
+
+    fn number(&self, name: &CStr) -> Option<u64> {
+        match self.value(name)? {
+            ParameterValue::Number(number) => u64::try_from(*number).ok(),
+            ParameterValue::Text(_) | ParameterValue::Other => None,
+        }
+    }
+
+    fn milliseconds(&self, name: &CStr) -> Option<Duration> {
+        self.number(name).map(Duration::from_millis)
+    }
+
+    fn text(&self, name: &CStr) -> Option<String> {
+        match self.value(name)? {
+            ParameterValue::Text(text) => Some(text.clone()),
+            ParameterValue::Number(_) | ParameterValue::Other => None,
+        }
+    }
+
+    fn amount(&self, total: &CStr, processed: &CStr, remaining: &CStr) -> Amount {
+        Amount {
+            total: self.number(total).unwrap_or(0),
+            processed: self.number(processed).unwrap_or(0),
+            remaining: self.number(remaining).unwrap_or(0),
+        }
+    }
+}
