@@ -6,11 +6,7 @@
 //!  configuration ────┘
 //! ```
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -27,11 +23,11 @@ use drydock_core::{
     migratable, placement,
 };
 use drydock_runtime::{
-    Cache, Event, Events, Key, KeyedWork, Process, Severity, Signal, Watch, Watches, clock, lease::Leadership, newer,
+    Cache, Event, Events, Key, KeyedWork, Process, Severity, Signal, Watch, Watches, clock, lease::Leadership,
 };
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
@@ -40,7 +36,9 @@ use tracing::info;
 
 use crate::{
     configuration_in_force::ConfigurationInForce,
+    instances::{Instances, prune},
     nodes::Nodes,
+    own_writes::OwnWrites,
     pods_by_owner::{PodsByOwner, controls},
 };
 
@@ -50,7 +48,7 @@ const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// What the task knows beyond the caches that it shares.
 pub(crate) struct InstanceTask {
     client: Client,
-    instances: Cache<VirtualMachineInstance>,
+    instances: Instances,
     pods: Cache<Pod>,
     by_owner: PodsByOwner,
     claims: Cache<PersistentVolumeClaim>,
@@ -59,9 +57,18 @@ pub(crate) struct InstanceTask {
     events: Events,
     /// Image of launcher pods.
     launcher_image: String,
-    /// The newest state of instances that was read from answers to this task's own writes: a watch
-    /// is a moment behind them.
-    written: Mutex<HashMap<Key, VirtualMachineInstance>>,
+    written: OwnWrites<VirtualMachineInstance>,
+}
+
+/// What the task is given.
+pub(crate) struct Given {
+    pub(crate) client: Client,
+    pub(crate) instances: Instances,
+    pub(crate) nodes: Nodes,
+    pub(crate) configuration: ConfigurationInForce,
+    pub(crate) events: Events,
+    /// Image of launcher pods.
+    pub(crate) launcher_image: String,
 }
 
 /// What went wrong with one instance.
@@ -76,20 +83,17 @@ pub(crate) enum LookError {
 }
 
 impl InstanceTask {
-    /// Starts watching; `work` is told which instances to look at.
-    pub(crate) fn new(
-        client: Client,
-        watches: &Watches,
-        nodes: Nodes,
-        configuration: ConfigurationInForce,
-        events: Events,
-        launcher_image: String,
-        work: &KeyedWork,
-    ) -> Self {
-        let queue = work.clone();
-        let instances = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
-            .prune(|instance| instance.metadata.managed_fields = None)
-            .on_change(move |change| queue.hear(change));
+    /// Starts watching; `work` is told which instances to look at. It also has to hear of the
+    /// changes of the instances.
+    pub(crate) fn new(given: Given, watches: &Watches, work: &KeyedWork) -> Self {
+        let Given {
+            client,
+            instances,
+            nodes,
+            configuration,
+            events,
+            launcher_image,
+        } = given;
         let by_owner = PodsByOwner::default();
         let (index, queue) = (by_owner.clone(), work.clone());
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
@@ -107,7 +111,7 @@ impl InstanceTask {
             claim.status = None;
         });
         Self {
-            instances: watches.start(instances),
+            instances,
             pods: watches.start(pods),
             claims: watches.start(claims),
             client,
@@ -116,7 +120,7 @@ impl InstanceTask {
             configuration,
             events,
             launcher_image,
-            written: Mutex::new(HashMap::new()),
+            written: OwnWrites::default(),
         }
     }
 
@@ -241,24 +245,13 @@ impl InstanceTask {
 
     /// The newest that is known of an instance; `None` if there is none.
     fn newest(&self, key: &Key) -> Option<VirtualMachineInstance> {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let watched = self.instances.get(key).map(Arc::unwrap_or_clone);
-        let newest = newer(watched.clone(), written.get(key).cloned());
-        // Once the watch has caught up, there is nothing to remember.
-        if newest.as_ref().and_then(ResourceExt::resource_version)
-            == watched.as_ref().and_then(ResourceExt::resource_version)
-        {
-            written.remove(key);
-        }
-        newest
+        self.written.newest(key, self.instances.watched())
     }
 
     /// Remembers what the API server answered to a write.
     fn remember(&self, key: &Key, mut instance: VirtualMachineInstance) {
-        instance.metadata.managed_fields = None;
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = newer(Some(instance.clone()), written.remove(key)).unwrap_or(instance);
-        written.insert(key.clone(), newest);
+        prune(&mut instance);
+        self.written.remember(key, instance);
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
@@ -407,8 +400,7 @@ impl InstanceTask {
         match self.merge(key, instance, patch).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => {
-                let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-                written.remove(key);
+                self.written.forget(key);
                 result
             }
         }
@@ -472,6 +464,7 @@ impl InstanceTask {
             suffix: &launcher_pod::suffix(&uid),
             host_uuid: &launcher_pod::host_uuid(&uid),
             emulation: configuration.use_emulation,
+            arriving: None,
         });
         let name = pod.name_any();
         match self.pod_api(key).create(&PostParams::default(), &pod).await {
@@ -516,7 +509,7 @@ impl InstanceTask {
 
     fn tell(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
         self.events.publish(Event {
-            regarding: reference(instance),
+            regarding: instance.object_ref(&()),
             related: None,
             severity,
             reason: reason.into(),
@@ -532,19 +525,6 @@ pub(crate) fn native_architecture() -> &'static str {
         "aarch64" => "arm64",
         "s390x" => "s390x",
         _ => "amd64",
-    }
-}
-
-/// A reference to an instance, for events.
-fn reference(instance: &VirtualMachineInstance) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("kubevirt.io/v1".into()),
-        kind: Some("VirtualMachineInstance".into()),
-        name: instance.metadata.name.clone(),
-        namespace: instance.metadata.namespace.clone(),
-        uid: instance.metadata.uid.clone(),
-        resource_version: instance.metadata.resource_version.clone(),
-        ..ObjectReference::default()
     }
 }
 

@@ -1,10 +1,10 @@
-//! The instances of all machines and replica sets, as the tasks that make them share them.
+//! All instances: one watch that the tasks and the admission share.
 //!
 //! A watch is a moment behind what this process does itself. So what was made counts as there until
 //! the watch has shown it, and what was deleted as on its way out.
 //!
 //! ```text
-//!  watch ──▶ cache ───────────────┐
+//!  watch ──▶ cache ───────────────┬─▶ watched, for_each
 //!    └─ shown ─▶ forgets ─┐       ├─▶ get, of_set
 //!  made(), deleted() ──▶ ours ────┘
 //! ```
@@ -19,6 +19,8 @@ use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_runtime::{Cache, Change, Key, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
+
+use crate::machine_task::prune_annotations;
 
 /// So long an instance that was made is believed to be there though no watch has shown it. One that
 /// was gone before a watch could show it would be waited for in vain; asking for it anew costs
@@ -52,7 +54,7 @@ impl Instances {
     ) -> Self {
         let ours = Arc::new(Mutex::new(Ours::default()));
         let observed = Arc::clone(&ours);
-        let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "instances of machines")
+        let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .prune(prune)
             .on_change(move |change| lock(&observed).observe(change))
             .on_change(told);
@@ -83,6 +85,17 @@ impl Instances {
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
         self.cache.answered().await;
+    }
+
+    /// What the watch has shown, and nothing else.
+    pub(crate) fn watched(&self) -> &Cache<VirtualMachineInstance> {
+        &self.cache
+    }
+
+    /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait
+    /// meanwhile: keep it short.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstance>)) {
+        self.cache.for_each(visit);
     }
 
     /// The instance of this name.
@@ -220,24 +233,10 @@ pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key
     sets
 }
 
-/// Keeps what decides whether an instance is made or deleted: not what the guest is.
-fn prune(instance: &mut VirtualMachineInstance) {
+/// Drops what is kept by others for themselves.
+pub(crate) fn prune(instance: &mut VirtualMachineInstance) {
     instance.metadata.managed_fields = None;
-    if let Some(annotations) = &mut instance.metadata.annotations {
-        use drydock_api::kubevirt::names::{TEMPLATE, VM_GENERATION};
-        annotations.retain(|key, _| key == TEMPLATE || key == VM_GENERATION);
-    }
-    instance.spec = drydock_api::kubevirt::VirtualMachineInstanceSpec::default();
-    if let Some(status) = instance.status.take() {
-        instance.status = Some(drydock_api::kubevirt::VirtualMachineInstanceStatus {
-            phase: status.phase,
-            reason: status.reason,
-            phase_transition_timestamps: status.phase_transition_timestamps,
-            conditions: status.conditions,
-            node_name: status.node_name,
-            ..Default::default()
-        });
-    }
+    prune_annotations(&mut instance.metadata.annotations);
 }
 
 #[cfg(test)]

@@ -15,20 +15,15 @@ use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
     Cache, Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
 };
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::{instances::Instances, own_writes::OwnWrites};
-
-mod moving;
-
-pub(crate) use moving::Moving;
+use crate::{instances::Instances, migrations::Migrations, own_writes::OwnWrites};
 
 /// How many machines are looked at at a time.
 pub(crate) const AT_ONCE: usize = 8;
@@ -40,7 +35,7 @@ pub(crate) struct MachineTask {
     client: Client,
     machines: Cache<VirtualMachine>,
     instances: Instances,
-    moving: Moving,
+    migrations: Migrations,
     events: Events,
     written: OwnWrites<VirtualMachine>,
 }
@@ -58,11 +53,13 @@ pub(crate) enum LookError {
 
 impl MachineTask {
     /// Starts watching; `work` is told which machines to look at. It also has to hear of the
-    /// changes of `instances`: each concerns the machine of the same key.
+    /// changes of `instances` and of those that begin or end to move: each concerns the machine of
+    /// the same key.
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
         instances: Instances,
+        migrations: Migrations,
         events: Events,
         work: &KeyedWork,
     ) -> Self {
@@ -70,13 +67,11 @@ impl MachineTask {
         let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
             .prune(prune)
             .on_change(move |change| queue.hear(change));
-        let queue = work.clone();
-        let moving = Moving::start(&client, watches, move |instance| queue.add(instance));
         Self {
             machines: watches.start(machines),
             client,
             instances,
-            moving,
+            migrations,
             events,
             written: OwnWrites::default(),
         }
@@ -100,7 +95,7 @@ impl MachineTask {
         tokio::join!(
             self.machines.answered(),
             self.instances.answered(),
-            self.moving.answered()
+            self.migrations.answered()
         );
         let mut keys = Vec::new();
         self.machines.for_each(|key, _| keys.push(key.clone()));
@@ -121,7 +116,7 @@ impl MachineTask {
             // The watch is about to say so.
             return Ok(Wake::OnChange);
         }
-        let (now, migrating) = (clock::now(), self.moving.is_moving(key));
+        let (now, migrating) = (clock::now(), self.migrations.is_moving(key));
         let seen = |instance, confirmed| Observed {
             now,
             machine: &machine,
@@ -315,15 +310,7 @@ impl MachineTask {
 
     fn tell(&self, machine: &VirtualMachine, severity: Severity, reason: &'static str, note: String) {
         self.events.publish(Event {
-            regarding: ObjectReference {
-                api_version: Some("kubevirt.io/v1".into()),
-                kind: Some("VirtualMachine".into()),
-                name: machine.metadata.name.clone(),
-                namespace: machine.metadata.namespace.clone(),
-                uid: machine.metadata.uid.clone(),
-                resource_version: machine.metadata.resource_version.clone(),
-                ..ObjectReference::default()
-            },
+            regarding: machine.object_ref(&()),
             related: None,
             severity,
             reason: reason.into(),

@@ -12,6 +12,7 @@ mod instances;
 mod liveness_task;
 mod machine_task;
 mod metrics;
+mod migrations;
 mod nodes;
 mod own_writes;
 mod pods_by_owner;

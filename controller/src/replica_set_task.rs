@@ -15,9 +15,8 @@ use drydock_runtime::{
     Cache, Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
 };
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
@@ -311,15 +310,7 @@ impl ReplicaSetTask {
 
     fn tell(&self, set: &VirtualMachineInstanceReplicaSet, severity: Severity, reason: &'static str, note: String) {
         self.events.publish(Event {
-            regarding: ObjectReference {
-                api_version: Some("kubevirt.io/v1".into()),
-                kind: Some("VirtualMachineInstanceReplicaSet".into()),
-                name: set.metadata.name.clone(),
-                namespace: set.metadata.namespace.clone(),
-                uid: set.metadata.uid.clone(),
-                resource_version: set.metadata.resource_version.clone(),
-                ..ObjectReference::default()
-            },
+            regarding: set.object_ref(&()),
             related: None,
             severity,
             reason: reason.into(),

@@ -16,11 +16,12 @@ use crate::{
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
     in_force_task::InForceTask,
-    instance_task::InstanceTask,
+    instance_task::{self, InstanceTask},
     instances::{Instances, sets_of_change},
     liveness_task::LivenessTask,
     machine_task::{self, MachineTask},
     metrics::Metrics,
+    migrations::{Migrations, begun_or_ended},
     nodes::Nodes,
     replica_set_task::{self, ReplicaSetTask},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
@@ -107,6 +108,23 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         configuration_namespaces.clone(),
         move || told.notify(),
     );
+    let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
+    let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
+    let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
+    let (of_instances, of_machines, of_sets) = (work.clone(), machine_work.clone(), set_work.clone());
+    let all_instances = Instances::start(&client, &watches, move |change| {
+        of_instances.hear(change);
+        of_machines.hear(change);
+        for set in sets_of_change(change) {
+            of_sets.add(set);
+        }
+    });
+    let of_machines = machine_work.clone();
+    let all_migrations = Migrations::start(&client, &watches, move |change| {
+        for instance in begun_or_ended(change) {
+            of_machines.add(instance);
+        }
+    });
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
         handlers: admission::handlers(configuration.clone()),
@@ -137,39 +155,36 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         metrics.clone(),
         process.clone(),
     );
-    let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
     let told = surroundings.clone();
     let nodes = Nodes::start(&client, &watches, move |_| told.notify());
-    let instances = InstanceTask::new(
-        client.clone(),
-        &watches,
+    let given = instance_task::Given {
+        client: client.clone(),
+        instances: all_instances.clone(),
         nodes,
         configuration,
-        events.clone(),
+        events: events.clone(),
         launcher_image,
-        &work,
-    );
+    };
+    let instances = InstanceTask::new(given, &watches, &work);
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after instances", async move {
         instances.run(own, leads, work, surroundings).await;
         Ok::<_, Infallible>(())
     });
-    let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
-    let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
-    let (of_machines, of_sets) = (machine_work.clone(), set_work.clone());
-    let made = Instances::start(&client, &watches, move |change| {
-        of_machines.hear(change);
-        for set in sets_of_change(change) {
-            of_sets.add(set);
-        }
-    });
-    let machines = MachineTask::new(client.clone(), &watches, made.clone(), events.clone(), &machine_work);
+    let machines = MachineTask::new(
+        client.clone(),
+        &watches,
+        all_instances.clone(),
+        all_migrations,
+        events.clone(),
+        &machine_work,
+    );
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after machines", async move {
         machines.run(own, leads, machine_work).await;
         Ok::<_, Infallible>(())
     });
-    let sets = ReplicaSetTask::new(client.clone(), &watches, made, events, &set_work);
+    let sets = ReplicaSetTask::new(client.clone(), &watches, all_instances, events, &set_work);
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after replica sets", async move {
         sets.run(own, leads, set_work).await;

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::machine_task::LAST_APPLIED;
 
 fn key(name: &str) -> Key {
     Key::namespaced("default", name)
@@ -95,18 +96,18 @@ fn a_set_hears_of_instances_that_join_and_leave_it() {
 }
 
 #[test]
-fn only_what_decides_is_kept_and_little_is_left() {
+fn what_others_keep_for_themselves_is_dropped() {
     let mut kept = instance("a", "u1", None);
+    kept.metadata.managed_fields = Some(Vec::new());
+    kept.metadata.annotations = Some(
+        [LAST_APPLIED, "drydock.dev/template"]
+            .map(|key| (key.into(), "{}".into()))
+            .into(),
+    );
     prune(&mut kept);
-    let status = kept.status.as_ref().unwrap();
-    assert_eq!(
-        (status.phase.is_some(), status.node_name.as_deref()),
-        (true, Some("n1"))
-    );
-    assert_eq!(
-        (status.qos_class.as_deref(), kept.spec.hostname.as_deref()),
-        (None, None)
-    );
+    assert_eq!(kept.metadata.managed_fields, None);
+    let annotations = kept.metadata.annotations.unwrap();
+    assert_eq!(annotations.into_keys().collect::<Vec<_>>(), ["drydock.dev/template"]);
     // A hundred thousand of them.
     assert!(
         size_of::<VirtualMachineInstance>() < 4096,

@@ -47,7 +47,7 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
         client,
         machines: Cache::filled(machines),
         instances: Instances::filled(instances),
-        moving: Moving::nothing(),
+        migrations: Migrations::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         written: OwnWrites::default(),
     };

@@ -1,0 +1,176 @@
+//! All migrations: one watch that the tasks and the admission share.
+//!
+//! ```text
+//!  watch ──▶ cache ─────────────────────┬─▶ get, for_each
+//!    └─ of which instance ──▶ index ────┴─▶ of_instance, is_moving
+//! ```
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
+use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use kube::Client;
+
+use crate::machine_task::prune_annotations;
+
+/// Migrations, and which instance each moves. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Migrations {
+    cache: Cache<VirtualMachineInstanceMigration>,
+    by_instance: Arc<Mutex<ByInstance>>,
+}
+
+/// Migrations by the instance that they move.
+#[derive(Debug, Default)]
+struct ByInstance(HashMap<Key, BTreeSet<Key>>);
+
+impl Migrations {
+    /// Starts watching; `told` hears of each change.
+    pub(crate) fn start(
+        client: &Client,
+        watches: &Watches,
+        told: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
+    ) -> Self {
+        let by_instance = Arc::new(Mutex::new(ByInstance::default()));
+        let index = Arc::clone(&by_instance);
+        let watch = Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations")
+            .prune(prune)
+            .on_change(move |change| lock(&index).observe(change))
+            .on_change(told);
+        Self {
+            cache: watches.start(watch),
+            by_instance,
+        }
+    }
+
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
+        let cache = Cache::filled(migrations);
+        let mut by_instance = ByInstance::default();
+        cache.for_each(|key, migration| by_instance.index(key, migration));
+        Self {
+            cache,
+            by_instance: Arc::new(Mutex::new(by_instance)),
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        self.cache.answered().await;
+    }
+
+    /// What the watch has shown, and nothing else.
+    #[allow(dead_code, reason = "what carries migrations out reads it")]
+    pub(crate) fn watched(&self) -> &Cache<VirtualMachineInstanceMigration> {
+        &self.cache
+    }
+
+    /// The migration of this name.
+    #[allow(dead_code, reason = "what carries migrations out reads it")]
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstanceMigration>> {
+        self.cache.get(key)
+    }
+
+    #[allow(dead_code, reason = "what carries migrations out reads it")]
+    /// Calls `visit` with each migration, in no order. Changes wait meanwhile: keep it short.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstanceMigration>)) {
+        self.cache.for_each(visit);
+    }
+
+    /// The migrations that move this instance, whatever their phase, by name.
+    pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        let index = lock(&self.by_instance);
+        let keys = index.0.get(instance).into_iter().flatten();
+        keys.filter_map(|key| self.cache.get(key))
+            // A name can change hands.
+            .filter(|migration| *migration.spec.vmi_name == *instance.name)
+            .collect()
+    }
+
+    /// Whether this instance is on its way to another node.
+    pub(crate) fn is_moving(&self, instance: &Key) -> bool {
+        self.of_instance(instance)
+            .iter()
+            .any(|migration| is_under_way(migration))
+    }
+}
+
+impl ByInstance {
+    /// Keeps account of a change that the watch has shown.
+    fn observe(&mut self, change: &Change<VirtualMachineInstanceMigration>) {
+        let Change::Object { key, old, new } = change else {
+            return;
+        };
+        if let Some(old) = old {
+            self.unindex(key, old);
+        }
+        if let Some(new) = new {
+            self.index(key, new);
+        }
+    }
+
+    fn index(&mut self, key: &Key, migration: &VirtualMachineInstanceMigration) {
+        let instance = instance_of(key, migration);
+        self.0.entry(instance).or_default().insert(key.clone());
+    }
+
+    fn unindex(&mut self, key: &Key, migration: &VirtualMachineInstanceMigration) {
+        let instance = instance_of(key, migration);
+        if let Some(keys) = self.0.get_mut(&instance) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.0.remove(&instance);
+            }
+        }
+    }
+}
+
+fn lock(index: &Mutex<ByInstance>) -> MutexGuard<'_, ByInstance> {
+    index.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The instance that a migration moves.
+pub(crate) fn instance_of(key: &Key, migration: &VirtualMachineInstanceMigration) -> Key {
+    Key {
+        namespace: key.namespace.clone(),
+        name: migration.spec.vmi_name.as_str().into(),
+    }
+}
+
+/// The instances that begin or end to move by a change.
+pub(crate) fn begun_or_ended(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Key> {
+    let Change::Object { key, old, new } = change else {
+        return Vec::new();
+    };
+    let moving = |migration: &Option<Arc<VirtualMachineInstanceMigration>>| {
+        let migration = migration.as_ref().filter(|migration| is_under_way(migration))?;
+        Some(instance_of(key, migration))
+    };
+    let (before, after) = (moving(old), moving(new));
+    if before == after {
+        return Vec::new();
+    }
+    before.into_iter().chain(after).collect()
+}
+
+/// Whether the move itself has begun: one that waits for its turn or for a pod has not.
+fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
+    use MigrationPhase::{Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady};
+    match migration.status.as_ref().and_then(|status| status.phase) {
+        Some(PreparingTarget | TargetReady | Running) => true,
+        None | Some(Pending | Scheduling | Scheduled | Succeeded | Failed) => false,
+    }
+}
+
+/// Drops what is kept by others for themselves.
+pub(crate) fn prune(migration: &mut VirtualMachineInstanceMigration) {
+    migration.metadata.managed_fields = None;
+    prune_annotations(&mut migration.metadata.annotations);
+}
+
+#[cfg(test)]
+mod tests;

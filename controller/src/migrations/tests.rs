@@ -1,0 +1,83 @@
+use serde_json::json;
+
+use super::*;
+
+fn key(name: &str) -> Key {
+    Key::namespaced("default", name)
+}
+
+fn migration(name: &str, instance: &str, phase: &str) -> VirtualMachineInstanceMigration {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"vmiName": instance}, "status": {"phase": phase},
+    }))
+    .unwrap()
+}
+
+fn change(
+    old: Option<VirtualMachineInstanceMigration>,
+    new: Option<VirtualMachineInstanceMigration>,
+) -> Change<VirtualMachineInstanceMigration> {
+    Change::Object {
+        key: Key::of(new.as_ref().or(old.as_ref()).unwrap()),
+        old: old.map(Arc::new),
+        new: new.map(Arc::new),
+    }
+}
+
+fn names(migrations: &Migrations, instance: &str) -> Vec<String> {
+    let found = migrations.of_instance(&key(instance));
+    found
+        .iter()
+        .filter_map(|migration| migration.metadata.name.clone())
+        .collect()
+}
+
+#[test]
+fn migrations_are_found_by_their_instance() {
+    let migrations = Migrations::filled([
+        migration("b", "vm1", "Failed"),
+        migration("a", "vm1", "Running"),
+        migration("c", "vm2", "Pending"),
+    ]);
+    assert_eq!(names(&migrations, "vm1"), ["a", "b"]);
+    assert_eq!(names(&migrations, "vm2"), ["c"]);
+    assert_eq!(names(&migrations, "vm3"), [""; 0]);
+    // The same name elsewhere is another instance.
+    assert!(migrations.of_instance(&Key::namespaced("other", "vm1")).is_empty());
+    assert!(migrations.is_moving(&key("vm1")) && !migrations.is_moving(&key("vm2")));
+}
+
+#[test]
+fn the_index_follows_changes_and_keeps_nothing_of_what_is_gone() {
+    let mut index = ByInstance::default();
+    index.observe(&change(None, Some(migration("a", "vm1", "Pending"))));
+    index.observe(&change(None, Some(migration("b", "vm1", "Pending"))));
+    assert_eq!(index.0[&key("vm1")].len(), 2);
+    // One was deleted and made anew for another instance between two lists.
+    index.observe(&change(
+        Some(migration("a", "vm1", "Failed")),
+        Some(migration("a", "vm2", "Pending")),
+    ));
+    assert_eq!(index.0[&key("vm1")].len(), 1);
+    assert_eq!(index.0[&key("vm2")].len(), 1);
+    index.observe(&change(Some(migration("a", "vm2", "Pending")), None));
+    index.observe(&change(Some(migration("b", "vm1", "Pending")), None));
+    assert!(index.0.is_empty());
+}
+
+#[test]
+fn an_instance_moves_from_the_preparation_to_the_end() {
+    let at = |phase: &str| (!phase.is_empty()).then(|| migration("m1", "vm1", phase));
+    let told = |old, new| !begun_or_ended(&change(at(old), at(new))).is_empty();
+    assert!(!told("", "Scheduled"));
+    assert!(told("Scheduled", "PreparingTarget"));
+    assert!(!told("PreparingTarget", "Running"));
+    assert!(told("Running", "Succeeded"));
+    assert!(told("", "Running"));
+    assert!(told("Running", ""));
+    assert_eq!(begun_or_ended(&change(at("Running"), None)), [key("vm1")]);
+    let other = Some(migration("m1", "vm2", "Running"));
+    assert_eq!(begun_or_ended(&change(at("Running"), other)), [key("vm1"), key("vm2")]);
+}
