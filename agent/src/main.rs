@@ -18,6 +18,7 @@ mod metrics;
 mod node_task;
 mod run;
 mod table;
+mod tunnel;
 mod writes;
 
 use std::process::ExitCode;

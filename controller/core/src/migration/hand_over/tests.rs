@@ -1,0 +1,197 @@
+use proptest::{collection::vec, prelude::*};
+
+use super::{GuestHere, HandOverRefusal, Proof, Release, SourceSide, TakenOver, TargetSide, TargetStep};
+
+const STATES: [GuestHere; 5] = [
+    GuestHere::Unknown,
+    GuestHere::Absent,
+    GuestHere::Incoming,
+    GuestHere::Complete,
+    GuestHere::HasRun,
+];
+
+fn release(keep_paused: bool) -> Release {
+    let proof = Proof::ReplyConsumed;
+    Release { proof, keep_paused }
+}
+
+#[test]
+fn the_target_acts_on_a_release_and_a_complete_guest_only() {
+    use {GuestHere as G, TakenOver as T, TargetStep as S};
+    for guest in STATES {
+        assert_eq!(TargetSide::default().step(guest), S::Wait, "{guest:?}");
+    }
+    for (keep_paused, guest, expected) in [
+        (false, G::Unknown, S::Wait),
+        (false, G::Absent, S::Wait),
+        (false, G::Incoming, S::Wait),
+        (false, G::Complete, S::Resume),
+        (false, G::HasRun, S::TakeOver(T::Resumed)),
+        (true, G::Unknown, S::Wait),
+        (true, G::Absent, S::Wait),
+        (true, G::Incoming, S::Wait),
+        (true, G::Complete, S::TakeOver(T::LeftPaused)),
+        (true, G::HasRun, S::TakeOver(T::Resumed)),
+    ] {
+        let mut target = TargetSide::default();
+        target.released(release(keep_paused));
+        assert_eq!(target.step(guest), expected, "{keep_paused} {guest:?}");
+        // Once taken over, the guest is not touched again: a user may have paused it.
+        target.take_over(T::Resumed);
+        target.take_over(T::LeftPaused);
+        assert_eq!(
+            target.step(guest),
+            S::Acknowledge(T::Resumed),
+            "{keep_paused} {guest:?}"
+        );
+    }
+}
+
+#[test]
+fn the_first_release_counts() {
+    let mut target = TargetSide::default();
+    target.released(release(true));
+    target.released(release(false));
+    assert_eq!(target.release(), Some(release(true)));
+}
+
+#[test]
+fn the_last_word_about_pausing_counts_until_the_release_is_sent() {
+    let mut source = SourceSide::default();
+    assert_eq!(source.release(), None);
+    source.keep_paused(false).unwrap();
+    source.keep_paused(true).unwrap();
+    source.prove(Proof::SourceStopped);
+    source.prove(Proof::ReplyConsumed);
+    source.keep_paused(false).unwrap();
+    source.keep_paused(true).unwrap();
+    let sent = Some(Release {
+        proof: Proof::SourceStopped,
+        keep_paused: true,
+    });
+    assert_eq!(source.release(), sent);
+    // The same may be said again, the contrary not.
+    assert_eq!(source.keep_paused(true), Ok(()));
+    assert_eq!(source.keep_paused(false), Err(HandOverRefusal::AlreadyReleased));
+    assert_eq!(source.release(), sent);
+    source.acknowledge(TakenOver::LeftPaused).unwrap();
+    source.acknowledge(TakenOver::Resumed).unwrap();
+    assert_eq!(source.taken_over(), Some(TakenOver::LeftPaused));
+    assert_eq!(source.release(), None);
+}
+
+#[test]
+fn what_was_not_released_cannot_be_taken_over() {
+    let mut source = SourceSide::default();
+    assert_eq!(
+        source.acknowledge(TakenOver::Resumed),
+        Err(HandOverRefusal::NotReleased)
+    );
+    source.prove(Proof::SourceGone);
+    assert_eq!(
+        source.acknowledge(TakenOver::Resumed),
+        Err(HandOverRefusal::NotReleased)
+    );
+    assert_eq!(source.taken_over(), None);
+}
+
+/// Something that happens in the world of a hand-over.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    Prove(Proof),
+    KeepPaused(bool),
+    /// The source speaks; what it says arrives, or is lost.
+    Speak {
+        arrives: bool,
+    },
+    /// libvirt's word on the target, at which the target acts; its answer arrives, or is lost.
+    Look {
+        guest: GuestHere,
+        resumes: bool,
+        answer_arrives: bool,
+    },
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        prop_oneof![
+            Just(Proof::ReplyConsumed),
+            Just(Proof::SourceStopped),
+            Just(Proof::SourceGone)
+        ]
+        .prop_map(Happens::Prove),
+        any::<bool>().prop_map(Happens::KeepPaused),
+        any::<bool>().prop_map(|arrives| Happens::Speak { arrives }),
+        (proptest::sample::select(&STATES[..]), any::<bool>(), any::<bool>()).prop_map(
+            |(guest, resumes, answer_arrives)| Happens::Look {
+                guest,
+                resumes,
+                answer_arrives
+            }
+        ),
+    ]
+}
+
+/// The target looks once and does what is to be done; whether it resumed its guest.
+fn look(source: &mut SourceSide, target: &mut TargetSide, guest: GuestHere, resumes: bool, arrives: bool) -> bool {
+    let mut resumed = false;
+    match target.step(guest) {
+        TargetStep::Wait => {}
+        TargetStep::Resume => {
+            resumed = resumes;
+            if resumed {
+                target.take_over(TakenOver::Resumed);
+            }
+        }
+        TargetStep::TakeOver(taken_over) => target.take_over(taken_over),
+        TargetStep::Acknowledge(_) => {}
+    }
+    if let (true, Some(taken_over)) = (arrives, target.taken_over()) {
+        source.acknowledge(taken_over).unwrap();
+    }
+    resumed
+}
+
+proptest! {
+    /// Whatever is lost, repeated and late: the guest is resumed once at most, never without proof,
+    /// never if it is to stay paused; and as soon as messages arrive again, both sides agree.
+    #[test]
+    fn a_guest_is_handed_over_once_and_only_on_proof(happenings in vec(happens(), 0..40)) {
+        let (mut source, mut target) = (SourceSide::default(), TargetSide::default());
+        let mut resumed = 0;
+        let mut told_paused = None;
+        for happening in happenings {
+            match happening {
+                Happens::Prove(proof) => source.prove(proof),
+                Happens::KeepPaused(keep_paused) => {
+                    let accepted = source.keep_paused(keep_paused).is_ok();
+                    prop_assert_eq!(accepted, told_paused.is_none_or(|told| told == keep_paused));
+                }
+                Happens::Speak { arrives } => {
+                    if let Some(release) = source.release() {
+                        prop_assert_eq!(*told_paused.get_or_insert(release.keep_paused), release.keep_paused);
+                        if arrives {
+                            target.released(release);
+                        }
+                    }
+                }
+                Happens::Look { guest, resumes, answer_arrives } => {
+                    resumed += u32::from(look(&mut source, &mut target, guest, resumes, answer_arrives));
+                }
+            }
+            prop_assert!(resumed <= 1);
+            prop_assert!(resumed == 0 || (source.proof().is_some() && told_paused == Some(false)));
+            prop_assert!(target.taken_over().is_none() || source.proof().is_some());
+            prop_assert!(source.taken_over().is_none() || source.taken_over() == target.taken_over());
+        }
+        if source.proof().is_some() {
+            if let Some(release) = source.release() {
+                target.released(release);
+            }
+            look(&mut source, &mut target, GuestHere::Complete, true, true);
+            prop_assert!(source.taken_over().is_some());
+            prop_assert_eq!(source.taken_over(), target.taken_over());
+            prop_assert_eq!(source.release(), None);
+        }
+    }
+}
