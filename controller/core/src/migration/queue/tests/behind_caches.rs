@@ -1,0 +1,312 @@
+//! The queue in a controller whose caches show any earlier state of each object.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SOURCES: [&str; 3] = ["a", "b", "c"];
+const TARGETS: [&str; 3] = ["b", "c", "d"];
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Act {
+    /// Somebody asks for a migration.
+    Ask { source: usize, target: usize, urgent: bool },
+    /// The controller looks at its caches and does what it may.
+    Decide,
+    /// The same, and the API server refuses what it writes.
+    DecideAndBeRefused,
+    /// A target pod gets on.
+    PodReady(prop::sample::Index),
+    /// A migration ends.
+    Finish(prop::sample::Index),
+    /// The cache shows an object as it is, or as it was some versions ago.
+    Show(prop::sample::Index, usize),
+    /// The limits change.
+    Limit(u32, u32, u32),
+    /// Another controller takes over.
+    TakeOver,
+    /// Time passes.
+    Pass(i64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        2 => (0..3usize, 0..3usize, any::<bool>())
+            .prop_map(|(source, target, urgent)| Act::Ask { source, target, urgent }),
+        4 => Just(Act::Decide),
+        1 => Just(Act::DecideAndBeRefused),
+        3 => index().prop_map(Act::PodReady),
+        2 => index().prop_map(Act::Finish),
+        5 => (index(), prop_oneof![3 => Just(0usize), 1 => 1usize..4]).prop_map(|(which, ago)| Act::Show(which, ago)),
+        1 => (1u32..5, 1u32..3, 1u32..3).prop_map(|(cluster, out, into)| Act::Limit(cluster, out, into)),
+        1 => Just(Act::TakeOver),
+        1 => (0i64..400).prop_map(Act::Pass),
+    ]
+}
+
+/// A migration: all states that its object has had, the last one in force; `None`: finished.
+struct Object {
+    entry: Entry,
+    target: &'static str,
+    versions: Vec<Option<Stage>>,
+    /// Which version the cache shows; `None`: it does not know the object yet.
+    shown: Option<usize>,
+}
+
+impl Object {
+    fn stage(&self) -> Option<&Stage> {
+        self.versions.last().and_then(Option::as_ref)
+    }
+
+    fn write(&mut self, stage: Option<Stage>) {
+        self.versions.push(stage);
+    }
+
+    fn seen(&self) -> Option<Entry> {
+        let stage = self.versions[self.shown?].clone()?;
+        Some(Entry {
+            stage,
+            ..self.entry.clone()
+        })
+    }
+}
+
+struct World {
+    limits: Migrations,
+    now: Timestamp,
+    objects: Vec<Object>,
+    reservations: Reservations,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            limits: limits(3, 2, 2),
+            now: NOW,
+            objects: Vec::new(),
+            reservations: Reservations::default(),
+        }
+    }
+
+    fn happens(&mut self, act: &Act) {
+        match act {
+            Act::Ask { source, target, urgent } => self.ask(*source, *target, *urgent),
+            Act::Decide => self.decide(true),
+            Act::DecideAndBeRefused => self.decide(false),
+            Act::PodReady(which) => {
+                let all = self.that(|stage| matches!(stage, Stage::Placing { .. }));
+                if !all.is_empty() {
+                    self.pod_is_ready(*which.get(&all));
+                }
+            }
+            Act::Finish(which) => {
+                let all = self.that(|stage| matches!(stage, Stage::Holding { .. }));
+                if !all.is_empty() {
+                    self.objects[*which.get(&all)].write(None);
+                }
+            }
+            Act::Show(which, ago) if !self.objects.is_empty() => {
+                let at = which.index(self.objects.len());
+                self.show(at, *ago);
+            }
+            Act::Show(..) => {}
+            Act::Limit(cluster, out, into) => self.limits = limits(*cluster, *out, *into),
+            Act::TakeOver => {
+                let listed: Vec<Entry> = self
+                    .objects
+                    .iter()
+                    .filter_map(|object| {
+                        Some(Entry {
+                            stage: object.stage()?.clone(),
+                            ..object.entry.clone()
+                        })
+                    })
+                    .collect();
+                self.reservations = Reservations::rebuilt(&listed);
+            }
+            Act::Pass(seconds) => self.now += SignedDuration::from_secs(*seconds),
+        }
+    }
+
+    fn ask(&mut self, source: usize, target: usize, urgent: bool) {
+        let number = self.objects.len();
+        self.objects.push(Object {
+            entry: Entry {
+                uid: format!("m{number}"),
+                name: format!("default/m{number}"),
+                urgency: if urgent { Urgency::SystemCritical } else { Urgency::None },
+                created: self.now,
+                source: SOURCES[source].into(),
+                stage: Stage::Waiting,
+            },
+            target: TARGETS[target],
+            versions: vec![Some(Stage::Waiting)],
+            shown: None,
+        });
+    }
+
+    /// Which objects are in such a stage.
+    fn that(&self, wanted: impl Fn(&Stage) -> bool) -> Vec<usize> {
+        (0..self.objects.len())
+            .filter(|at| self.objects[*at].stage().is_some_and(&wanted))
+            .collect()
+    }
+
+    fn pod_is_ready(&mut self, at: usize) {
+        let target = self.objects[at].target.into();
+        let ready = self.now;
+        self.objects[at].write(Some(Stage::Placed { target, ready }));
+    }
+
+    fn first_pod_is_ready(&mut self) {
+        let all = self.that(|stage| matches!(stage, Stage::Placing { .. }));
+        if let Some(at) = all.first() {
+            self.pod_is_ready(*at);
+        }
+    }
+
+    fn first_ends(&mut self) {
+        let all = self.that(|stage| matches!(stage, Stage::Holding { .. }));
+        if let Some(at) = all.first() {
+            self.objects[*at].write(None);
+        }
+    }
+
+    /// The cache takes an object up; what is seen to have finished is told to the reservations.
+    fn show(&mut self, at: usize, ago: usize) {
+        let object = &mut self.objects[at];
+        let version = (object.versions.len() - 1).saturating_sub(ago);
+        object.shown = Some(version);
+        if object.versions[version].is_none() {
+            self.reservations.finished(&object.entry.uid);
+        }
+    }
+
+    /// Asks for grants and carries them out.
+    fn decide(&mut self, accepted: bool) {
+        let entries: Vec<Entry> = self.objects.iter().filter_map(Object::seen).collect();
+        let before = self.holders();
+        let grants = self.reservations.grant(&self.limits, &entries, self.now);
+        for uid in grants.place.iter().chain(&grants.slots) {
+            let is_slot = grants.slots.contains(uid);
+            let object = self.objects.iter_mut().find(|object| object.entry.uid == *uid).unwrap();
+            // What has finished cannot be written any more, whatever a cache shows of it.
+            if !accepted || object.stage().is_none() {
+                self.reservations.withdraw(uid);
+                continue;
+            }
+            match object.stage() {
+                Some(Stage::Waiting) if !is_slot => object.write(Some(placing())),
+                Some(Stage::Placed { target, .. }) if is_slot => {
+                    let stage = holding(&target.clone());
+                    object.write(Some(stage));
+                }
+                other => panic!(
+                    "{uid} is granted a {} in {other:?}",
+                    if is_slot { "slot" } else { "place" }
+                ),
+            }
+        }
+        let holders = self.holders();
+        for (uid, (source, target)) in &holders {
+            if before.contains_key(uid) {
+                continue;
+            }
+            let from = holders.values().filter(|(own, _)| own == source).count();
+            let to = holders.values().filter(|(_, own)| own == target).count();
+            assert!(holders.len() <= count(self.limits.per_cluster), "cluster: {holders:?}");
+            assert!(
+                from <= count(self.limits.outbound_per_node),
+                "from {source}: {holders:?}"
+            );
+            assert!(to <= count(self.limits.inbound_per_node), "to {target}: {holders:?}");
+        }
+        assert!(
+            before.keys().all(|uid| holders.contains_key(uid)),
+            "a slot was taken away"
+        );
+    }
+
+    /// Those that have a slot in truth, with their nodes.
+    fn holders(&self) -> BTreeMap<String, (String, String)> {
+        let holder = |object: &Object| match object.stage()? {
+            Stage::Holding { target } => {
+                Some((object.entry.uid.clone(), (object.entry.source.clone(), target.clone())))
+            }
+            _ => None,
+        };
+        self.objects.iter().filter_map(holder).collect()
+    }
+
+    /// Each cache catches up.
+    fn catches_up(&mut self) {
+        for at in 0..self.objects.len() {
+            self.show(at, 0);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// `World::decide` checks the limits at each grant.
+    #[test]
+    fn limits_hold_and_no_slot_is_lost_or_doubled(acts in prop::collection::vec(act(), 1..120)) {
+        let mut world = World::new();
+        for act in &acts {
+            world.happens(act);
+        }
+        world.catches_up();
+        let reserved: BTreeMap<String, (String, String)> = world
+            .reservations
+            .slots()
+            .map(|(uid, source, target)| (uid.into(), (source.into(), target.into())))
+            .collect();
+        prop_assert_eq!(reserved, world.holders());
+    }
+
+    /// Once caches keep up and slots are freed, the queue empties, in as many turns as are needed.
+    #[test]
+    fn everybody_goes_in_the_end(acts in prop::collection::vec(act(), 1..120)) {
+        let mut world = World::new();
+        for act in &acts {
+            world.happens(act);
+        }
+        let turns = world.objects.len() * 4 + 4;
+        for _ in 0..turns {
+            world.catches_up();
+            world.decide(true);
+            world.first_pod_is_ready();
+            world.first_ends();
+        }
+        world.catches_up();
+        let left: Vec<_> = world.objects.iter().filter_map(Object::stage).collect();
+        prop_assert!(left.is_empty(), "{:?}", left);
+        prop_assert_eq!(world.reservations.uids().count(), 0);
+    }
+}
+
+#[test]
+fn a_slot_is_charged_before_the_object_shows_it() {
+    let limits = limits(1, 9, 9);
+    let entries = queue(vec![("a", placed("x")), ("b", placed("y"))]);
+    let mut reservations = Reservations::rebuilt(&entries);
+    assert_eq!(reservations.grant(&limits, &entries, NOW).slots, ["m0"]);
+    assert_eq!(reservations.grant(&limits, &entries, NOW).slots, [""; 0]);
+    assert_eq!(
+        reservations.grant(&limits, &entries[1..], NOW).slots,
+        [""; 0],
+        "absence proves nothing"
+    );
+    reservations.withdraw("m0");
+    assert_eq!(
+        reservations.grant(&limits, &entries, NOW).slots,
+        ["m0"],
+        "it was not carried out"
+    );
+    reservations.finished("m0");
+    assert_eq!(reservations.grant(&limits, &entries[1..], NOW).slots, ["m1"]);
+    assert_eq!(reservations.slots().collect::<Vec<_>>(), [("m1", "b", "y")]);
+}

@@ -1,0 +1,192 @@
+//! Who is passed by whom, and for how long.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Entries on few nodes in any stage.
+fn entries() -> impl Strategy<Value = Vec<Entry>> {
+    let urgency = prop::sample::select(vec![
+        Urgency::None,
+        Urgency::SystemMaintenance,
+        Urgency::UserTriggered,
+        Urgency::SystemCritical,
+    ]);
+    let node = || prop::sample::select(vec!["a", "b", "c", "d"]);
+    let one = (urgency, 0i64..3, node(), node(), 0u8..6);
+    prop::collection::vec(one, 0..30).prop_map(|all| {
+        let entry = |(number, (urgency, age, source, target, stage))| Entry {
+            uid: format!("m{number}"),
+            name: format!("default/m{number}"),
+            urgency,
+            created: NOW - SignedDuration::from_secs(age),
+            source: String::from(source),
+            stage: match stage {
+                0 => waiting(),
+                1 => placing(),
+                2 => stuck(),
+                3 => placed(target),
+                4 => ready_for_long(target),
+                _ => holding(target),
+            },
+        };
+        all.into_iter().enumerate().map(entry).collect()
+    })
+}
+
+fn some_limits() -> impl Strategy<Value = Migrations> {
+    (0u32..8, 0u32..4, 0u32..4).prop_map(|(cluster, out, into)| limits(cluster, out, into))
+}
+
+/// How many hold a slot: in the cluster, leaving `source`, arriving at `target`.
+fn load(entries: &[Entry], source: &str, target: &str) -> [usize; 3] {
+    let mut load = [0; 3];
+    for entry in entries {
+        if let Stage::Holding { target: own } = &entry.stage {
+            load[0] += 1;
+            load[1] += usize::from(entry.source == source);
+            load[2] += usize::from(own == target);
+        }
+    }
+    load
+}
+
+fn has_room(limits: &Migrations, entries: &[Entry], source: &str, target: &str) -> bool {
+    let limits = [limits.per_cluster, limits.outbound_per_node, limits.inbound_per_node];
+    load(entries, source, target)
+        .iter()
+        .zip(limits)
+        .all(|(taken, limit)| *taken < count(limit))
+}
+
+fn give(entries: &mut [Entry], uid: &str) {
+    let entry = entries.iter_mut().find(|entry| entry.uid == uid).unwrap();
+    let Stage::Placed { target, .. } = &entry.stage else {
+        panic!("{entry:?} is not ready");
+    };
+    entry.stage = holding(&target.clone());
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_the_input_does_not_matter(
+        limits in some_limits(),
+        (entries, shuffled) in entries().prop_flat_map(|all| (Just(all.clone()), Just(all).prop_shuffle())),
+    ) {
+        prop_assert_eq!(grants(&limits, &entries, NOW), grants(&limits, &shuffled, NOW));
+    }
+
+    #[test]
+    fn each_is_granted_something_or_waits_or_is_on_its_way(limits in some_limits(), entries in entries()) {
+        let grants = grants(&limits, &entries, NOW);
+        for entry in &entries {
+            let times = |list: &[String]| list.iter().filter(|uid| **uid == entry.uid).count();
+            let waits = grants.waiting.iter().filter(|(uid, _)| *uid == entry.uid).count();
+            let found = [times(&grants.place), times(&grants.slots), waits];
+            let allowed: &[[usize; 3]] = match entry.stage {
+                Stage::Waiting => &[[1, 0, 0], [0, 0, 1]],
+                Stage::Placed { .. } => &[[0, 1, 0], [0, 0, 1]],
+                Stage::Placing { .. } | Stage::Holding { .. } => &[[0, 0, 0]],
+            };
+            prop_assert!(allowed.contains(&found), "{:?}: {:?}", entry, found);
+        }
+    }
+
+    #[test]
+    fn slots_go_in_order_to_those_that_have_room(limits in some_limits(), mut entries in entries()) {
+        let granted = grants(&limits, &entries, NOW).slots;
+        for uid in &granted {
+            let entry = entries.iter().find(|entry| entry.uid == *uid).unwrap().clone();
+            let Stage::Placed { target, .. } = &entry.stage else { panic!("{entry:?} is not ready") };
+            prop_assert!(has_room(&limits, &entries, &entry.source, target), "{:?}", entry);
+            give(&mut entries, uid);
+        }
+        // Nobody is left who could go, but for those that the first impatient one holds back.
+        let mut left: Vec<&Entry> = entries.iter().filter(|entry| matches!(entry.stage, Stage::Placed { .. })).collect();
+        left.sort_by(|one, other| one.rank().cmp(&other.rank()));
+        let impatient = left.iter().find(|entry| matches!(entry.stage, Stage::Placed { ready, .. } if ready < NOW));
+        for entry in &left {
+            let Stage::Placed { target, .. } = &entry.stage else { continue };
+            let held_back = impatient.is_some_and(|first| {
+                let Stage::Placed { target: own, .. } = &first.stage else { return false };
+                first.rank() < entry.rank() && (first.source == entry.source || own == target)
+            });
+            prop_assert!(held_back || !has_room(&limits, &entries, &entry.source, target), "{:?} could go", entry);
+        }
+    }
+
+    /// The cluster is full and nobody is impatient: the slot that frees goes to the first that has
+    /// room on its nodes, and to nobody else.
+    #[test]
+    fn a_freed_slot_wakes_exactly_the_next(limits in some_limits(), entries in entries(), which: prop::sample::Index) {
+        let mut entries = entries;
+        for entry in &mut entries {
+            if let Stage::Placed { ready, .. } = &mut entry.stage {
+                *ready = NOW;
+            }
+        }
+        while let Some(uid) = grants(&limits, &entries, NOW).slots.first() {
+            give(&mut entries, uid);
+        }
+        let holders: Vec<usize> = (0..entries.len())
+            .filter(|at| matches!(entries[*at].stage, Stage::Holding { .. }))
+            .collect();
+        prop_assume!(!holders.is_empty() && holders.len() == count(limits.per_cluster));
+        entries.remove(*which.get(&holders));
+        let mut ready: Vec<&Entry> = entries.iter().filter(|entry| matches!(entry.stage, Stage::Placed { .. })).collect();
+        ready.sort_by(|one, other| one.rank().cmp(&other.rank()));
+        let next = ready.iter().find(|entry| {
+            let Stage::Placed { target, .. } = &entry.stage else { return false };
+            has_room(&limits, &entries, &entry.source, target)
+        });
+        let next: Vec<String> = next.iter().map(|entry| entry.uid.clone()).collect();
+        prop_assert_eq!(grants(&limits, &entries, NOW).slots, next);
+    }
+
+    #[test]
+    fn placed_pods_stay_within_the_budget(limits in some_limits(), entries in entries()) {
+        let grants = grants(&limits, &entries, NOW);
+        for source in ["a", "b", "c", "d"] {
+            let of = |uid: &String| entries.iter().any(|entry| entry.uid == *uid && entry.source == source);
+            let new = grants.place.iter().filter(|uid| of(uid)).count();
+            let before = entries.iter().filter(|entry| entry.source == source && entry.stage != Stage::Waiting).count();
+            let most = count(limits.outbound_per_node) * 2 * HELD_UP;
+            prop_assert!(new == 0 || before + new <= most, "{before} and {new} of {most}");
+        }
+        let without_slot = |entry: &&Entry| !matches!(entry.stage, Stage::Waiting | Stage::Holding { .. });
+        let before = entries.iter().filter(without_slot).count() - grants.slots.len();
+        let most = count(limits.per_cluster) * HELD_UP;
+        prop_assert!(grants.place.is_empty() || before + grants.place.len() <= most);
+    }
+}
+
+/// One migration from `a` to `x`; ever new ones of the same urgency go from `a` to elsewhere and
+/// from elsewhere to `x`, in turn, so that one of its nodes is always busy.
+#[test]
+fn nobody_is_passed_by_for_ever() {
+    let limits = limits(9, 1, 1);
+    let mut now = NOW;
+    let mut entries = queue(vec![("a", holding("y")), ("z", holding("x")), ("a", placed("x"))]);
+    let mut turns = 0;
+    while !matches!(entries[2].stage, Stage::Holding { .. }) {
+        now += SignedDuration::from_secs(30);
+        let (gone, source, target) = if turns % 2 == 0 { (0, "a", "y") } else { (1, "z", "x") };
+        entries[gone] = Entry {
+            uid: format!("n{turns}"),
+            name: format!("default/n{turns}"),
+            urgency: Urgency::None,
+            created: now,
+            source: source.into(),
+            stage: Stage::Placed {
+                target: target.into(),
+                ready: now,
+            },
+        };
+        for uid in grants(&limits, &entries, now).slots {
+            give(&mut entries, &uid);
+        }
+        turns += 1;
+        assert!(turns < 20, "it waits after {turns} others: {entries:#?}");
+    }
+    assert!(turns > 10, "it did not let others pass: {turns}");
+}
