@@ -178,6 +178,8 @@ class ControlPlane:
             "cluster-signing-key-file": pem("ca"),
             "requestheader-client-ca-file": self.certificates.front_proxy_ca.certificate,
             "allocate-node-cidrs": "false",
+            # Its default folder belongs to the machine, and it would be left behind.
+            "flex-volume-plugin-dir": self.layout.config / "volume-plugins",
             "node-monitor-period": "2s",
             "node-monitor-grace-period": "30s",
             "kube-api-qps": 100,
