@@ -1,0 +1,385 @@
+//! What is done about simulated guests, and about samples that make no sense.
+
+mod garbage;
+mod simulator;
+
+use std::time::Duration;
+
+use drydock_api::kubevirt::migration::MigrationConfiguration;
+use proptest::prelude::*;
+use simulator::{End, Guest, MIB, Story, moves};
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+fn quiet() -> Guest {
+    Guest {
+        memory: 4096 * MIB,
+        disks: 0,
+        dirty: 20 * MIB,
+        working_set: 1024 * MIB,
+        bandwidth: 100 * MIB,
+        auto_converge: false,
+        cut_at: None,
+    }
+}
+
+fn busy() -> Guest {
+    Guest {
+        dirty: 210 * MIB,
+        working_set: 2048 * MIB,
+        ..quiet()
+    }
+}
+
+fn limits(guest: &Guest) -> Limits {
+    Limits {
+        auto_converge: guest.auto_converge,
+        ..Limits::new(&MigrationConfiguration::default(), guest.total()).unwrap()
+    }
+}
+
+fn with(guest: &Guest, post_copy: bool, disruption: bool) -> Limits {
+    Limits {
+        post_copy,
+        workload_disruption: disruption,
+        ..limits(guest)
+    }
+}
+
+fn last(story: &Story) -> (u64, Act, &'static str) {
+    let (at, action) = story.actions.last().unwrap();
+    (*at, action.act, action.reason)
+}
+
+#[test]
+fn a_quiet_guest_moves_and_nothing_is_done() {
+    let story = moves(&quiet(), limits(&quiet()), &[]);
+    assert_eq!((story.end, story.actions), (End::Moved, vec![]));
+}
+
+#[test]
+fn the_downtime_is_raised_step_by_step_where_that_is_enough() {
+    let guest = Guest {
+        working_set: 80 * MIB,
+        ..busy()
+    };
+    let story = moves(&guest, limits(&guest), &[]);
+    let steps = [600, 900].map(|ms| (Act::SetDowntime(Duration::from_millis(ms)), "DowntimeTooShort"));
+    assert_eq!((story.end, story.reasons()), (End::Moved, steps.to_vec()));
+    assert!(story.actions[1].0 - story.actions[0].0 >= 10);
+}
+
+#[test]
+fn what_would_never_end_is_paused_or_goes_on_at_its_target_long_before_its_time_is_over() {
+    for (post_copy, disruption, act, end) in [
+        (false, true, Act::Pause, End::MovedPaused),
+        (true, true, Act::StartPostCopy, End::MovedByPostCopy),
+    ] {
+        let story = moves(&busy(), with(&busy(), post_copy, disruption), &[]);
+        let (at, last, reason) = last(&story);
+        assert_eq!((story.end, last, reason), (end, act, "DoesNotConverge"));
+        assert!(at < 200, "after {at} of 600 seconds");
+    }
+}
+
+#[test]
+fn the_sentence_tells_what_was_measured() {
+    let paused = moves(&busy(), with(&busy(), false, true), &[]);
+    assert_eq!(
+        paused.actions.last().unwrap().1.sentence,
+        "the guest changes 210 MiB/s, 100 MiB/s can be sent: it would never end; it is paused until it has moved"
+    );
+    let aborted = moves(
+        &busy(),
+        Limits {
+            progress: None,
+            ..limits(&busy())
+        },
+        &[],
+    );
+    let sentence = &aborted.actions.last().unwrap().1.sentence;
+    assert!(
+        sentence.starts_with("it has taken 11 min of the 10 min that it may, with "),
+        "{sentence}"
+    );
+    assert!(
+        sentence.ends_with("(the guest changes 210 MiB/s, 100 MiB/s can be sent); it is given up"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn post_copy_alone_is_not_begun_without_leave_to_disturb() {
+    let story = moves(&busy(), with(&busy(), true, false), &[]);
+    assert_eq!(story.end, End::Aborted);
+    assert!(story.actions.iter().all(|(_, action)| action.act != Act::StartPostCopy));
+}
+
+#[test]
+fn where_nothing_is_allowed_it_is_told_and_aborted_only_at_its_limits() {
+    let story = moves(&busy(), limits(&busy()), &[]);
+    let told: Vec<_> = story
+        .reasons()
+        .into_iter()
+        .filter(|(act, _)| *act == Act::Tell)
+        .collect();
+    assert_eq!(told, [(Act::Tell, "DoesNotConverge")]);
+    assert_eq!(story.end, End::Aborted);
+    let patient = Limits {
+        progress: None,
+        ..limits(&busy())
+    };
+    assert_eq!(
+        last(&moves(&busy(), patient, &[])),
+        (601, Act::Abort, "CompletionTimeExceeded")
+    );
+    let endless = Limits {
+        completion_per_gib: None,
+        ..patient
+    };
+    assert_eq!(moves(&busy(), endless, &[]).end, End::Open, "0 is no limit");
+}
+
+#[test]
+fn what_libvirt_refuses_is_followed_by_the_next_means() {
+    let refused = moves(&busy(), with(&busy(), true, true), &[Act::StartPostCopy]);
+    assert_eq!(refused.end, End::MovedPaused);
+    let acts: Vec<Act> = refused.reasons().into_iter().map(|(act, _)| act).collect();
+    let times = |act| acts.iter().filter(|own| **own == act).count();
+    assert_eq!((times(Act::StartPostCopy), times(Act::Pause)), (1, 1));
+    let all = moves(&busy(), with(&busy(), true, true), &[Act::StartPostCopy, Act::Pause]);
+    assert_eq!(all.end, End::Aborted);
+}
+
+#[test]
+fn a_guest_that_qemu_slows_down_is_not_disturbed_while_that_helps() {
+    let guest = Guest {
+        auto_converge: true,
+        dirty: 140 * MIB,
+        working_set: 1024 * MIB,
+        ..quiet()
+    };
+    let story = moves(&guest, with(&guest, false, true), &[]);
+    assert_eq!(story.end, End::Moved, "{:?}", story.actions);
+    assert_eq!(story.reasons()[0], (Act::Tell, "AutoConverge"));
+}
+
+#[test]
+fn a_connection_that_is_cut_is_no_progress() {
+    let guest = Guest {
+        cut_at: Some(20),
+        ..quiet()
+    };
+    let story = moves(&guest, with(&guest, true, true), &[]);
+    assert_eq!(last(&story), (169, Act::Abort, "NoProgress"));
+    assert_eq!(story.outlooks.last(), Some(&Outlook::Unknown));
+}
+
+/// Minutes of a pass in which never less is left than at the end of the one before.
+#[test]
+fn a_long_pass_is_progress_only_of_a_guest_that_converges() {
+    for (dirty, expected) in [(90 * MIB, None), (110 * MIB, Some((150, Act::Abort, "NoProgress")))] {
+        let mut monitor = Monitor::new(limits(&quiet()));
+        let mut aborted = None;
+        for second in 0..400 {
+            let sample = Sample {
+                data_total: 4096 * MIB,
+                data_processed: second * 100 * MIB,
+                data_remaining: 2000 * MIB,
+                memory_remaining: 2000 * MIB,
+                dirty_rate: Some(dirty),
+                bandwidth: Some(100 * MIB),
+                iteration: 4,
+                elapsed: Duration::from_secs(second),
+                ..Sample::default()
+            };
+            let actions = monitor.observe(&sample).into_iter();
+            let mut aborts = actions.filter(|action| action.act == Act::Abort);
+            aborted = aborted.or(aborts.next().map(|action| (second, action.act, action.reason)));
+        }
+        assert_eq!(aborted, expected);
+    }
+}
+
+#[test]
+fn copied_disks_are_progress_and_memory_after_them_is_too() {
+    let guest = Guest {
+        memory: 60 * 1024 * MIB,
+        disks: 60 * 1024 * MIB,
+        ..quiet()
+    };
+    let story = moves(&guest, limits(&guest), &[]);
+    assert_eq!((story.end, story.actions), (End::Moved, vec![]));
+    assert!(story.took > 1200, "{}", story.took);
+}
+
+#[test]
+fn a_pause_doubles_the_time_and_is_not_repeated() {
+    let guest = Guest {
+        cut_at: Some(200),
+        ..busy()
+    };
+    let limits = Limits {
+        progress: None,
+        ..with(&guest, false, true)
+    };
+    let mut monitor = Monitor::new(limits);
+    let mut sample = Sample {
+        data_total: guest.memory,
+        data_remaining: guest.memory,
+        memory_remaining: guest.memory,
+        dirty_rate: Some(guest.dirty),
+        bandwidth: Some(guest.bandwidth),
+        iteration: 5,
+        ..Sample::default()
+    };
+    let mut acts = Vec::new();
+    for second in 0..1300 {
+        sample.elapsed = Duration::from_secs(second);
+        sample.data_processed = second * guest.bandwidth;
+        for action in monitor.observe(&sample) {
+            // Somebody lets the guest run again after a minute.
+            acts.push((second, action.act));
+        }
+        let paused_at = acts.iter().find(|(_, act)| *act == Act::Pause).map(|(at, _)| *at);
+        sample.paused = paused_at.is_some_and(|at| (at..at + 60).contains(&second));
+    }
+    let pauses = acts.iter().filter(|(_, act)| *act == Act::Pause).count();
+    let aborted = acts.iter().find(|(_, act)| *act == Act::Abort);
+    assert_eq!((pauses, aborted), (1, Some(&(1201, Act::Abort))));
+}
+
+#[test]
+fn an_abort_that_does_not_show_is_asked_again_now_and_then() {
+    let mut monitor = Monitor::new(limits(&busy()));
+    let mut asked = Vec::new();
+    for second in 0..170 {
+        let sample = Sample {
+            data_remaining: 1,
+            elapsed: Duration::from_secs(second),
+            ..Sample::default()
+        };
+        asked.extend(monitor.observe(&sample).into_iter().map(|action| (second, action.act)));
+    }
+    let expected = [150, 155, 160, 165].map(|second| (second, Act::Abort));
+    assert_eq!(asked, expected);
+}
+
+#[test]
+fn the_summary_is_short_and_round() {
+    let sample = Sample {
+        data_total: 1000 * MIB,
+        data_remaining: 315 * MIB,
+        ..Sample::default()
+    };
+    for (outlook, expected) in [
+        (Outlook::Unknown, "68 %, 310 MiB left"),
+        (Outlook::Never, "68 %, 310 MiB left, does not end by itself"),
+        (
+            Outlook::Ends(Duration::from_millis(6100)),
+            "68 %, 310 MiB left, about 7 s",
+        ),
+        (Outlook::Ends(Duration::ZERO), "68 %, 310 MiB left, about 1 s"),
+        (Outlook::Ends(Duration::from_secs(41)), "68 %, 310 MiB left, about 45 s"),
+        (
+            Outlook::Ends(Duration::from_secs(61)),
+            "68 %, 310 MiB left, about 2 min",
+        ),
+        (
+            Outlook::Ends(Duration::from_secs(8000)),
+            "68 %, 310 MiB left, about 3 h",
+        ),
+    ] {
+        assert_eq!(summary(&sample, outlook), expected);
+    }
+    for (left, expected) in [
+        (0, "0 B left"),
+        (1023, "1020 B left"),
+        (1024, "1.0 KiB left"),
+        (1536, "1.5 KiB left"),
+        (99 * MIB, "99 MiB left"),
+        (u64::MAX, "15 EiB left"),
+    ] {
+        let sample = Sample {
+            data_remaining: left,
+            ..Sample::default()
+        };
+        assert_eq!(summary(&sample, Outlook::Unknown), expected);
+    }
+}
+
+#[test]
+fn progress_is_written_every_five_seconds_or_when_the_mode_changes() {
+    let written = |seconds: i64, mode, left| Written {
+        at: NOW + jiff::SignedDuration::from_secs(seconds),
+        mode,
+        progress: MigrationProgress {
+            data_remaining: left,
+            ..MigrationProgress::default()
+        },
+    };
+    let before = written(0, MigrationMode::PreCopy, 9);
+    for (new, expected) in [
+        (written(4, MigrationMode::PreCopy, 5), false),
+        (written(5, MigrationMode::PreCopy, 5), true),
+        (written(99, MigrationMode::PreCopy, 9), false),
+        (written(0, MigrationMode::Paused, 9), true),
+        (written(-1, MigrationMode::PreCopy, 5), true),
+    ] {
+        assert_eq!(worth_writing(Some(&before), &new), expected, "{new:?}");
+        assert!(worth_writing(None, &new));
+    }
+}
+
+#[test]
+fn limits_are_read_as_they_were_recorded() {
+    type Recorded = MigrationConfiguration;
+    let recorded = Recorded {
+        bandwidth_per_migration: Some("64Mi".into()),
+        completion_timeout_per_gib: Some(0),
+        progress_timeout: Some(7),
+        max_downtime_ms: Some(500),
+        allow_post_copy: Some(true),
+        ..Recorded::default()
+    };
+    let limits = Limits::new(&recorded, 5).unwrap();
+    let expected = Limits {
+        completion_per_gib: None,
+        progress: Some(Duration::from_secs(7)),
+        max_downtime: Duration::from_millis(500),
+        auto_converge: false,
+        post_copy: true,
+        workload_disruption: true,
+        total: 5,
+        bandwidth: Some(64 * MIB),
+    };
+    assert_eq!(limits, expected);
+    let bad = [
+        Recorded {
+            bandwidth_per_migration: Some("fast".into()),
+            ..Recorded::default()
+        },
+        Recorded {
+            progress_timeout: Some(-1),
+            ..Recorded::default()
+        },
+        Recorded {
+            max_downtime_ms: Some(0),
+            ..Recorded::default()
+        },
+    ];
+    let words = bad.map(|recorded| Limits::new(&recorded, 5).unwrap_err().to_string());
+    assert_eq!(
+        words,
+        [
+            "bandwidthPerMigration: `fast` is not allowed; allowed: bytes a second such as 64Mi, or 0 for no limit",
+            "progressTimeout: `-1` is not allowed; allowed: whole seconds, or 0 for no limit",
+            "maxDowntimeMs: `0` is not allowed; allowed: milliseconds from 1 to 2000000",
+        ]
+    );
+    let of = |total| Limits::new(&Recorded::default(), total).unwrap().completion_time();
+    assert_eq!(of(0), Some(Duration::from_secs(150)));
+    assert_eq!(of((1 << 30) + 1), Some(Duration::from_secs(300)));
+}

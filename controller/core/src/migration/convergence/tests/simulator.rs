@@ -1,0 +1,201 @@
+//! A guest that moves, second by second, as QEMU moves it: passes over memory until what is left
+//! fits into the downtime.
+
+use super::*;
+
+pub(super) const MIB: u64 = 1 << 20;
+/// Steps in a second: a pass takes at least one.
+const STEPS: u64 = 64;
+
+/// A guest and the way to its target.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    pub(super) memory: u64,
+    pub(super) disks: u64,
+    /// Bytes that it changes in a second.
+    pub(super) dirty: u64,
+    /// Bytes that it changes again and again.
+    pub(super) working_set: u64,
+    /// Bytes that can be sent in a second.
+    pub(super) bandwidth: u64,
+    /// QEMU slows it down.
+    pub(super) auto_converge: bool,
+    /// Nothing is sent from this second on.
+    pub(super) cut_at: Option<u64>,
+}
+
+impl Guest {
+    pub(super) fn total(&self) -> u64 {
+        self.memory + self.disks
+    }
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Moved,
+    MovedPaused,
+    MovedByPostCopy,
+    Aborted,
+    /// It still went on when the simulation ended.
+    Open,
+}
+
+/// What happened, and when, in seconds.
+#[derive(Clone, Debug)]
+pub(super) struct Story {
+    pub(super) end: End,
+    pub(super) took: u64,
+    pub(super) actions: Vec<(u64, Action)>,
+    pub(super) outlooks: Vec<Outlook>,
+}
+
+impl Story {
+    pub(super) fn reasons(&self) -> Vec<(Act, &'static str)> {
+        let of = |(_, action): &(u64, Action)| (action.act, action.reason);
+        self.actions.iter().map(of).collect()
+    }
+}
+
+struct Qemu<'a> {
+    guest: &'a Guest,
+    second: u64,
+    disk_left: u64,
+    pass: u64,
+    left: u64,
+    changed: u64,
+    processed: u64,
+    downtime: Duration,
+    throttle: u64,
+    paused: bool,
+    post_copy: bool,
+}
+
+impl Qemu<'_> {
+    fn dirty(&self) -> u64 {
+        if self.paused || self.post_copy {
+            0
+        } else {
+            self.guest.dirty * (100 - self.throttle) / 100
+        }
+    }
+
+    /// One second; whether the guest has moved in it.
+    fn runs(&mut self) -> bool {
+        self.second += 1;
+        if self.guest.cut_at.is_some_and(|at| self.second >= at) {
+            return false;
+        }
+        (0..STEPS).any(|_| self.step())
+    }
+
+    /// A part of a second.
+    fn step(&mut self) -> bool {
+        let mut budget = self.guest.bandwidth / STEPS;
+        let disk = budget.min(self.disk_left);
+        self.disk_left -= disk;
+        self.processed += disk;
+        budget -= disk;
+        if budget == 0 {
+            return false;
+        }
+        if self.pass == 0 {
+            (self.pass, self.left) = (1, self.guest.memory);
+        }
+        let share = u128::from(self.dirty()) * u128::from(budget) / u128::from(self.guest.bandwidth);
+        let share = u64::try_from(share).unwrap();
+        self.changed = (self.changed + share).min(self.guest.working_set);
+        let sent = budget.min(self.left);
+        self.left -= sent;
+        self.processed += sent;
+        if self.left > 0 {
+            return false;
+        }
+        self.pass += 1;
+        self.left = std::mem::take(&mut self.changed);
+        if self.guest.auto_converge
+            && self.left > 0
+            && self.dirty() > self.guest.bandwidth / 2
+            && self.pass.is_multiple_of(2)
+        {
+            self.throttle = (self.throttle + 20).min(99);
+        }
+        let fits = u128::from(self.guest.bandwidth) * self.downtime.as_millis() / 1000;
+        self.post_copy || u128::from(self.left) <= fits
+    }
+
+    fn sample(&self) -> Sample {
+        let begun = self.pass > 0;
+        let memory_remaining = if begun { self.left } else { 0 };
+        Sample {
+            data_total: if begun { self.guest.total() } else { self.guest.disks },
+            data_processed: self.processed,
+            data_remaining: memory_remaining + self.disk_left,
+            memory_remaining,
+            disk_remaining: self.disk_left,
+            dirty_rate: (self.pass > 1).then(|| self.dirty()),
+            bandwidth: begun.then_some(self.guest.bandwidth),
+            iteration: self.pass,
+            elapsed: Duration::from_secs(self.second),
+            expected_downtime: None,
+            post_copy: self.post_copy,
+            paused: self.paused,
+        }
+    }
+}
+
+/// Moves a guest within `limits`, carrying out what the monitor says unless `refuses` it.
+pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
+    let mut monitor = Monitor::new(limits);
+    let mut qemu = Qemu {
+        guest,
+        second: 0,
+        disk_left: guest.disks,
+        pass: 0,
+        left: 0,
+        changed: 0,
+        processed: 0,
+        downtime: monitor.initial_downtime(),
+        throttle: 0,
+        paused: false,
+        post_copy: false,
+    };
+    let mut story = Story {
+        end: End::Open,
+        took: 0,
+        actions: Vec::new(),
+        outlooks: Vec::new(),
+    };
+    for _ in 0..20_000 {
+        let done = qemu.runs();
+        story.took = qemu.second;
+        if done {
+            story.end = match (qemu.post_copy, qemu.paused) {
+                (true, _) => End::MovedByPostCopy,
+                (false, true) => End::MovedPaused,
+                (false, false) => End::Moved,
+            };
+            break;
+        }
+        let actions = monitor.observe(&qemu.sample());
+        story.outlooks.push(monitor.outlook());
+        for action in actions {
+            story.actions.push((qemu.second, action.clone()));
+            if refuses.contains(&action.act) {
+                monitor.refused(action.act);
+                continue;
+            }
+            match action.act {
+                Act::Tell => {}
+                Act::SetDowntime(time) => qemu.downtime = time,
+                Act::Pause => qemu.paused = true,
+                Act::StartPostCopy => qemu.post_copy = true,
+                Act::Abort => {
+                    story.end = End::Aborted;
+                    return story;
+                }
+            }
+        }
+    }
+    story
+}

@@ -1,0 +1,130 @@
+//! How far a migration is, and why something is done about it, in words with few changes.
+
+use std::time::Duration;
+
+use drydock_api::kubevirt::migration::{MigrationMode, MigrationProgress};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Act, Action, Cause, Monitor, Outlook, Sample};
+
+/// Progress is written no more often than this, unless the mode changes.
+const BETWEEN_WRITES: SignedDuration = SignedDuration::from_secs(5);
+
+/// What was, or would be, written of a migration's progress.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// When.
+    pub at: Timestamp,
+    /// How the guest moved.
+    pub mode: MigrationMode,
+    /// How far it was.
+    pub progress: MigrationProgress,
+}
+
+/// Whether there is news that is worth a write: at once if the guest moves in another way, else
+/// every five seconds if anything has changed.
+pub fn worth_writing(previous: Option<&Written>, new: &Written) -> bool {
+    previous.is_none_or(|previous| {
+        let since = new.at.duration_since(previous.at);
+        let due = since >= BETWEEN_WRITES || since.is_negative();
+        previous.mode != new.mode || (due && previous.progress != new.progress)
+    })
+}
+
+/// How far a migration is, such as `42 %, 310 MiB left, about 7 s`, rounded so that it does not
+/// tell more than is known.
+pub fn summary(sample: &Sample, outlook: Outlook) -> String {
+    let remaining = sample.remaining();
+    let mut parts = Vec::new();
+    if sample.data_total > 0 {
+        let done = u128::from(sample.data_total.saturating_sub(remaining));
+        parts.push(format!("{} %", done * 100 / u128::from(sample.data_total)));
+    }
+    parts.push(format!("{} left", bytes(remaining)));
+    match outlook {
+        Outlook::Unknown => {}
+        Outlook::Ends(left) => parts.push(format!("about {}", time(left))),
+        Outlook::Never => parts.push("does not end by itself".into()),
+    }
+    parts.join(", ")
+}
+
+/// Bytes with two digits that count.
+fn bytes(value: u64) -> String {
+    let mut unit = 0;
+    let mut divisor = 1_u64;
+    let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    while value / divisor >= 1024 && unit + 1 < names.len() {
+        divisor <<= 10;
+        unit += 1;
+    }
+    let name = names.get(unit).copied().unwrap_or_default();
+    match value / divisor {
+        whole @ 100.. => format!("{} {name}", whole / 10 * 10),
+        whole @ 10.. => format!("{whole} {name}"),
+        whole if unit == 0 => format!("{whole} {name}"),
+        whole => {
+            let tenth = u128::from(value % divisor) * 10 / u128::from(divisor);
+            format!("{whole}.{tenth} {name}")
+        }
+    }
+}
+
+/// A time to the second below ten, to five seconds below a minute, to the minute below two hours,
+/// then to the hour; rounded up, since nothing that is left takes no time.
+fn time(left: Duration) -> String {
+    let seconds = left.as_millis().div_ceil(1000).max(1);
+    match seconds {
+        0..10 => format!("{seconds} s"),
+        10..=55 => format!("{} s", seconds.div_ceil(5) * 5),
+        56..=7200 => format!("{} min", seconds.div_ceil(60)),
+        _ => format!("{} h", seconds.div_ceil(3600)),
+    }
+}
+
+impl Monitor {
+    /// What the guest changes, and what can be sent.
+    pub(super) fn rates(&self) -> String {
+        let sent = self.bandwidth.get().map(bytes);
+        match (self.dirty.get().map(bytes), sent) {
+            (Some(dirty), Some(sent)) => format!("the guest changes {dirty}/s, {sent}/s can be sent"),
+            (None, Some(sent)) => format!("{sent}/s can be sent"),
+            (_, None) => "it is not known how much can be sent".into(),
+        }
+    }
+
+    /// What is done, and why.
+    pub(super) fn action(&self, act: Act, cause: Cause, sample: &Sample) -> Action {
+        let remaining = bytes(sample.remaining());
+        let why = match cause {
+            Cause::DoesNotConverge => format!("{}: it would never end", self.rates()),
+            Cause::CompletionTimeExceeded => format!(
+                "it has taken {} of the {} that it may, with {remaining} left ({})",
+                time(self.elapsed),
+                self.limits.completion_time().map_or_else(|| "time".into(), time),
+                self.rates()
+            ),
+            Cause::NoProgress => format!(
+                "for {} no less than {remaining} has been left ({})",
+                time(self.elapsed.saturating_sub(self.progress_at)),
+                self.rates()
+            ),
+        };
+        let what = match act {
+            Act::Tell => "neither pause nor post-copy can be used, so it goes on until its time is over".into(),
+            Act::SetDowntime(time) => format!("the guest may stand still for {} ms at the end", time.as_millis()),
+            Act::Pause => "it is paused until it has moved".into(),
+            Act::StartPostCopy => "it goes on at its target, and the rest follows".into(),
+            Act::Abort => "it is given up".into(),
+        };
+        Action {
+            act,
+            reason: match cause {
+                Cause::DoesNotConverge => "DoesNotConverge",
+                Cause::CompletionTimeExceeded => "CompletionTimeExceeded",
+                Cause::NoProgress => "NoProgress",
+            },
+            sentence: format!("{why}; {what}"),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Deadlines of each part, what annotations may say, and when failures are followed by attempts.
+
+use jiff::SignedDuration;
+use proptest::prelude::*;
+
+use super::*;
+use crate::migration::purpose::Purpose;
+
+const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+fn pod(unschedulable: bool) -> Part {
+    Part::TargetPod(TargetPod {
+        unschedulable,
+        ready: false,
+    })
+}
+
+fn annotations(of: &[(&str, &str)]) -> BTreeMap<String, String> {
+    of.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+#[test]
+fn each_part_has_its_deadline() {
+    for (part, seconds, then, reason, sentence) in [
+        (
+            pod(true),
+            300,
+            Consequence::Abort,
+            "TargetPodUnschedulable",
+            "no node took the target pod within 300 s",
+        ),
+        (
+            pod(false),
+            900,
+            Consequence::Abort,
+            "TargetPodNotReady",
+            "the target pod was not ready within 900 s",
+        ),
+        (
+            Part::Preparing,
+            240,
+            Consequence::Abort,
+            "PreparationTimedOut",
+            "source and target were not both prepared within 240 s",
+        ),
+        (
+            Part::Starting,
+            240,
+            Consequence::Abort,
+            "StartTimedOut",
+            "both sides were prepared, and the guest did not begin to move within 240 s",
+        ),
+        (
+            Part::HandOver,
+            30,
+            Consequence::Report,
+            "HandOverStalled",
+            "the guest has left its source and did not run on its target within 30 s",
+        ),
+    ] {
+        let deadline = Deadlines::default().deadline(part, NOW, &annotations(&[])).unwrap();
+        let expected = Deadline {
+            at: NOW + SignedDuration::from_secs(seconds),
+            then,
+            reason,
+            sentence: sentence.into(),
+        };
+        assert_eq!(deadline, expected);
+        assert!(!deadline.has_passed(NOW));
+        assert!(deadline.has_passed(deadline.at));
+    }
+}
+
+#[test]
+fn a_pod_that_is_ready_has_no_deadline() {
+    let part = Part::TargetPod(TargetPod {
+        unschedulable: false,
+        ready: true,
+    });
+    assert_eq!(Deadlines::default().deadline(part, NOW, &annotations(&[])), None);
+}
+
+#[test]
+fn annotations_override_and_the_shorter_time_counts() {
+    for (given, unschedulable, expected) in [
+        (vec![(UNSCHEDULABLE_SECONDS, "7")], true, (7, "TargetPodUnschedulable")),
+        (vec![(UNSCHEDULABLE_SECONDS, "7")], false, (900, "TargetPodNotReady")),
+        (vec![(PENDING_SECONDS, "10")], false, (10, "TargetPodNotReady")),
+        (vec![(PENDING_SECONDS, "10")], true, (10, "TargetPodNotReady")),
+        (
+            vec![(PENDING_SECONDS, "86400"), (UNSCHEDULABLE_SECONDS, "600")],
+            true,
+            (600, "TargetPodUnschedulable"),
+        ),
+    ] {
+        let deadline = Deadlines::default()
+            .deadline(pod(unschedulable), NOW, &annotations(&given))
+            .unwrap();
+        let seconds = deadline.at.duration_since(NOW).as_secs();
+        assert_eq!((seconds, deadline.reason), expected, "{given:?}");
+    }
+}
+
+#[test]
+fn annotations_that_are_not_allowed_are_told_and_not_obeyed() {
+    for bad in [
+        "",
+        "0",
+        "-1",
+        "+5",
+        "1.5",
+        "5s",
+        " 5",
+        "86401",
+        "99999999999999999999",
+        "five",
+    ] {
+        let given = annotations(&[(PENDING_SECONDS, bad), (UNSCHEDULABLE_SECONDS, "7")]);
+        let (own, problems) = Deadlines::default().with_annotations(&given);
+        assert_eq!(own.pending, Deadlines::default().pending, "{bad}");
+        assert_eq!(own.unschedulable.as_secs(), 7, "{bad}");
+        let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let expected = format!(
+            "metadata.annotations[kubevirt.io/migrationPendingPodTimeoutSeconds]: `{bad}` is not allowed; allowed: whole seconds from 1 to 86400"
+        );
+        assert_eq!(words, [expected]);
+    }
+}
+
+#[test]
+fn a_deadline_past_the_end_of_time_is_its_end() {
+    let deadline = Deadlines::default().deadline(Part::Preparing, Timestamp::MAX, &annotations(&[]));
+    assert_eq!(deadline.unwrap().at, Timestamp::MAX);
+}
+
+#[test]
+fn the_wait_doubles_up_to_the_longest_and_ends() {
+    let attempts = Attempts::default();
+    for purpose in [Purpose::Evacuation, Purpose::WorkloadUpdate] {
+        assert_eq!(attempts.next(purpose, 0, None, NOW), Retry::Go);
+        for (failures, seconds) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320), (6, 320), (9, 320)] {
+            let until = NOW + SignedDuration::from_secs(seconds);
+            let next = |now| attempts.next(purpose, failures, Some(NOW), now);
+            assert_eq!(next(NOW), Retry::WaitUntil(until), "{failures}");
+            assert_eq!(next(until - SignedDuration::from_nanos(1)), Retry::WaitUntil(until));
+            assert_eq!(next(until), Retry::Go, "{failures}");
+        }
+    }
+}
+
+#[test]
+fn after_the_last_attempt_people_are_told() {
+    for (purpose, expected) in [
+        (Purpose::Evacuation, "CannotEvacuate"),
+        (Purpose::WorkloadUpdate, "CannotUpdateWorkload"),
+    ] {
+        let Retry::GiveUp { reason, sentence } = Attempts::default().next(purpose, 10, Some(NOW), NOW) else {
+            panic!("it goes on for ever");
+        };
+        assert_eq!(reason, expected);
+        assert!(sentence.starts_with("all of 10 attempts"), "{sentence}");
+    }
+    assert_eq!(Attempts::default().next(Purpose::Asked, 99, Some(NOW), NOW), Retry::Go);
+}
+
+proptest! {
+    #[test]
+    fn every_wait_is_bounded_and_none_is_shorter_than_the_one_before(failures: u32, last in 0i64..1 << 40) {
+        let attempts = Attempts { most: u32::MAX, ..Attempts::default() };
+        prop_assert!(attempts.wait(failures) <= attempts.wait(failures.saturating_add(1)));
+        let last = Timestamp::from_second(last % 253_402_200_000).unwrap();
+        match attempts.next(Purpose::Evacuation, failures, Some(last), last) {
+            Retry::WaitUntil(until) => {
+                let waited = until.duration_since(last).as_secs();
+                prop_assert!((0..=320).contains(&waited), "{waited}");
+            }
+            Retry::Go => prop_assert_eq!(failures, 0),
+            Retry::GiveUp { .. } => prop_assert_eq!(failures, u32::MAX),
+        }
+    }
+}
