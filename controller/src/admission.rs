@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!  /mutate/virtualmachineinstances          ─▶ core: defaults ─▶ JSON patch
-//!  /mutate/virtualmachineinstancemigrations ─▶ core: label    ─▶ JSON patch
+//!  /mutate/virtualmachineinstancemigrations ─▶ core: prepared ─▶ JSON patch
 //!  /validate/<plural>                       ─▶ core: review   ─▶ allowed, or every refusal at once
+//!  /validate/virtualmachineinstancemigrations  also asks [`migrations`] how the instance is
 //! ```
 //!
 //! An object that cannot be read is let through where defaults are filled in: validation says what is
 //! wrong with it.
 
+pub(crate) mod migrations;
 #[cfg(test)]
 mod tests;
 
@@ -16,10 +18,10 @@ use drydock_core::admission::{
     Kind, Refusal, TOLD,
     change::review_change,
     defaults::{Named, defaulted},
-    migration::labelled,
+    migration::{prepared, review_asker},
     review, sentence,
 };
-use drydock_runtime::chain;
+use drydock_runtime::{Key, chain};
 use kube::core::{
     DynamicObject,
     admission::{AdmissionRequest, AdmissionResponse, Operation},
@@ -28,9 +30,10 @@ use kube::core::{
 use serde_json::Value;
 use tracing::error;
 
+use self::migrations::ClusterState;
 use crate::{
     configuration_in_force::ConfigurationInForce,
-    instance_task::native_architecture,
+    launchers::native_architecture,
     webhook_server::{Handlers, handlers::Handler},
 };
 
@@ -42,15 +45,19 @@ const CODE: u16 = 422;
 const REASON: &str = "Invalid";
 
 /// The handlers of all paths.
-pub(crate) fn handlers(configuration: ConfigurationInForce) -> Handlers {
+pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState) -> Handlers {
     let instances = Handler::from(move |asked: Asked| {
         let configuration = configuration.clone();
         async move { fill_in(&asked, &configuration) }
     });
     let migrations = Handler::from(|asked: Asked| async move {
-        // Labels of a migration that is there may be its owner's to change.
+        // A finalizer that was taken off stays off.
         let is_new = asked.operation == Operation::Create;
-        patched(&asked, |raw| labelled(raw).filter(|_| is_new))
+        patched(&asked, |raw| prepared(raw).filter(|_| is_new))
+    });
+    let migration = Handler::from(move |asked: Asked| {
+        let state = state.clone();
+        async move { validate_migration(&asked, &state).await }
     });
     Handlers::from_iter([
         ("/mutate/virtualmachineinstances", instances),
@@ -61,7 +68,7 @@ pub(crate) fn handlers(configuration: ConfigurationInForce) -> Handlers {
             "/validate/virtualmachineinstancereplicasets",
             validator(Kind::ReplicaSet),
         ),
-        ("/validate/virtualmachineinstancemigrations", validator(Kind::Migration)),
+        ("/validate/virtualmachineinstancemigrations", migration),
     ])
 }
 
@@ -99,9 +106,29 @@ fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> Admission
 }
 
 fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
-    let response = AdmissionResponse::from(asked);
+    answered(asked, &refusals(asked, kind))
+}
+
+/// As any other kind; a new one is refused too if its instance cannot be moved now.
+async fn validate_migration(asked: &Asked, state: &ClusterState) -> AdmissionResponse {
+    let mut refusals = refusals(asked, Kind::Migration);
+    if let (Operation::Create, Some(new)) = (&asked.operation, raw(asked.object.as_ref())) {
+        let user = asked.user_info.username.as_deref().unwrap_or_default();
+        refusals.extend(review_asker(&new, user));
+        // One that could never be moved is not looked up.
+        if refusals.is_empty()
+            && let Some(name) = new.pointer("/spec/vmiName").and_then(Value::as_str)
+        {
+            let instance = Key::namespaced(asked.namespace.as_deref().unwrap_or_default(), name);
+            refusals.extend(state.review(&instance).await);
+        }
+    }
+    answered(asked, &refusals)
+}
+
+fn refusals(asked: &Asked, kind: Kind) -> Vec<Refusal> {
     let user = asked.user_info.username.as_deref().unwrap_or_default();
-    let refusals = match (
+    match (
         &asked.operation,
         raw(asked.object.as_ref()),
         raw(asked.old_object.as_ref()),
@@ -110,11 +137,15 @@ fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
         (Operation::Update, Some(new), Some(old)) => review_change(&old, &new, kind, user),
         // Nobody is kept from deleting.
         _ => Vec::new(),
-    };
+    }
+}
+
+fn answered(asked: &Asked, refusals: &[Refusal]) -> AdmissionResponse {
+    let response = AdmissionResponse::from(asked);
     if refusals.is_empty() {
         response
     } else {
-        denied(response, &refusals)
+        denied(response, refusals)
     }
 }
 

@@ -67,6 +67,12 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_LAUNCHER_IMAGE"
     )]
     pub(crate) launcher_image: String,
+    /// Seconds that source and target of a migration may take to prepare for it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_PREPARING")]
+    pub(crate) migration_preparing: u64,
+    /// Seconds from then until the guest must have begun to move.
+    #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_STARTING")]
+    pub(crate) migration_starting: u64,
     /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,

@@ -6,40 +6,35 @@
 //!  configuration ────┘
 //! ```
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{
-        Phase, VirtualMachineInstance, VirtualMachineInstanceSpec, VirtualMachineInstanceStatus,
-        names::{APP, CREATED_BY, FINALIZER, NODE_NAME, VIRT_LAUNCHER},
-        status::{ClaimInfo, VolumeStatus},
+        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceStatus,
+        names::{FINALIZER, NODE_NAME},
     },
 };
 use drydock_core::{
-    admission::defaults::{Named, default_instance},
-    instance::{NodeState, Observed, Step, Targets, plan},
-    launcher_pod::{self, ClaimMode, PodInput},
-    migratable, placement,
+    instance::{Moving, NodeState, Observed, Step, Targets, plan},
+    migration::observed::{Facts, source, target},
+    placement,
 };
-use drydock_runtime::{
-    Cache, Event, Events, Key, KeyedWork, Process, Severity, Signal, Watch, Watches, clock, lease::Leadership,
-};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Signal, clock, lease::Leadership};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{Patch, PatchParams},
 };
 use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
 use crate::{
-    configuration_in_force::ConfigurationInForce,
     instances::{Instances, prune},
-    nodes::Nodes,
+    launchers::{Launchers, Purpose},
+    migrations::Migrations,
     own_writes::OwnWrites,
-    pods_by_owner::{PodsByOwner, controls},
 };
 
 /// Changes of nodes and configuration within this time are looked at as one.
@@ -49,26 +44,10 @@ const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct InstanceTask {
     client: Client,
     instances: Instances,
-    pods: Cache<Pod>,
-    by_owner: PodsByOwner,
-    claims: Cache<PersistentVolumeClaim>,
-    nodes: Nodes,
-    configuration: ConfigurationInForce,
+    migrations: Migrations,
+    launchers: Launchers,
     events: Events,
-    /// Image of launcher pods.
-    launcher_image: String,
     written: OwnWrites<VirtualMachineInstance>,
-}
-
-/// What the task is given.
-pub(crate) struct Given {
-    pub(crate) client: Client,
-    pub(crate) instances: Instances,
-    pub(crate) nodes: Nodes,
-    pub(crate) configuration: ConfigurationInForce,
-    pub(crate) events: Events,
-    /// Image of launcher pods.
-    pub(crate) launcher_image: String,
 }
 
 /// What went wrong with one instance.
@@ -83,43 +62,20 @@ pub(crate) enum LookError {
 }
 
 impl InstanceTask {
-    /// Starts watching; `work` is told which instances to look at. It also has to hear of the
-    /// changes of the instances.
-    pub(crate) fn new(given: Given, watches: &Watches, work: &KeyedWork) -> Self {
-        let Given {
-            client,
-            instances,
-            nodes,
-            configuration,
-            events,
-            launcher_image,
-        } = given;
-        let by_owner = PodsByOwner::default();
-        let (index, queue) = (by_owner.clone(), work.clone());
-        let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
-            .labels(format!("{APP}={VIRT_LAUNCHER}"))
-            .prune(prune_pod)
-            .on_change(move |change| {
-                if let Some(instance) = index.observe(change) {
-                    queue.add(instance);
-                }
-            });
-        let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims").prune(|claim| {
-            claim.metadata.managed_fields = None;
-            claim.metadata.annotations = None;
-            claim.metadata.labels = None;
-            claim.status = None;
-        });
+    /// The task over those caches.
+    pub(crate) fn new(
+        client: Client,
+        instances: Instances,
+        migrations: Migrations,
+        launchers: Launchers,
+        events: Events,
+    ) -> Self {
         Self {
-            instances,
-            pods: watches.start(pods),
-            claims: watches.start(claims),
             client,
-            by_owner,
-            nodes,
-            configuration,
+            instances,
+            migrations,
+            launchers,
             events,
-            launcher_image,
             written: OwnWrites::default(),
         }
     }
@@ -128,9 +84,8 @@ impl InstanceTask {
     async fn answered(&self) {
         tokio::join!(
             self.instances.answered(),
-            self.pods.answered(),
-            self.claims.answered(),
-            self.nodes.answered()
+            self.migrations.answered(),
+            self.launchers.answered()
         );
     }
 
@@ -201,34 +156,34 @@ impl InstanceTask {
         let Some(instance) = self.newest(key) else {
             return Ok(());
         };
-        let uid = instance.uid().unwrap_or_default();
-        let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
-        let node = match here {
-            Some(name) => self.nodes.state(name).await?,
-            None => NodeState::Unknown,
-        };
-        let pods = self.by_owner.of(&uid, &self.pods);
-        let claims = self.claims_of(&instance);
+        let pods = self.launchers.of(&instance);
+        let (node, other_nodes) = self.states(&instance, &pods).await?;
+        let claims = self.launchers.claims_of(&instance);
+        let migrations = self.migrations.of_instance(key);
         let mut observed = Observed {
             now: clock::now(),
             instance: &instance,
             pods: &pods,
             confirmed: false,
             node,
+            other_nodes: &other_nodes,
+            moving: Moving::default(),
             claims: &claims,
             misfit: None,
             targets: None,
             failed_create: None,
         };
+        observed.moving = moving(observed, &migrations);
         let (misfit, targets) = self.fit(&instance, &pods);
         observed.misfit = misfit.as_deref();
         observed.targets = targets.as_ref();
         let mut todo = plan(&observed);
         let listed;
         if todo.confirm {
-            listed = self.list_pods(&instance, &uid).await?;
+            listed = self.launchers.list(&instance).await?;
             observed.pods = &listed;
             observed.confirmed = true;
+            observed.moving = moving(observed, &migrations);
             todo = plan(&observed);
         }
         let failure = self.carry_out(key, &instance, &todo.steps).await?;
@@ -241,6 +196,32 @@ impl InstanceTask {
         }
         // The instance says why by now; the queue looks again, later and later.
         failure.map_or(Ok(()), |failure| Err(LookError::NoPod(failure)))
+    }
+
+    /// What is known of the node that an instance is on, and of others that its pods were on.
+    async fn states(
+        &self,
+        instance: &VirtualMachineInstance,
+        pods: &[Arc<Pod>],
+    ) -> kube::Result<(NodeState, Vec<(String, NodeState)>)> {
+        let status = instance.status.as_ref();
+        let here = status.and_then(|status| status.node_name.as_deref());
+        let nodes = &self.launchers.nodes;
+        let node = match here {
+            Some(name) => nodes.state(name).await?,
+            None => NodeState::Unknown,
+        };
+        let of_pods = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref());
+        let recorded = status.into_iter().flat_map(|status| status.active_pods.values());
+        let others: BTreeSet<&str> = of_pods
+            .chain(recorded.map(String::as_str))
+            .filter(|name| Some(*name) != here)
+            .collect();
+        let mut states = Vec::new();
+        for name in others {
+            states.push((name.to_owned(), nodes.state(name).await?));
+        }
+        Ok((node, states))
     }
 
     /// The newest that is known of an instance; `None` if there is none.
@@ -258,44 +239,6 @@ impl InstanceTask {
         Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
-    fn pod_api(&self, key: &Key) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
-    }
-
-    /// The pods of an instance as the API server has them now, past every cache.
-    async fn list_pods(&self, instance: &VirtualMachineInstance, uid: &str) -> kube::Result<Vec<Arc<Pod>>> {
-        let api = Api::<Pod>::namespaced(self.client.clone(), &instance.namespace().unwrap_or_default());
-        let parameters = ListParams::default().labels(&format!("{CREATED_BY}={uid}"));
-        let pods = api.list(&parameters).await?.items;
-        Ok(pods
-            .into_iter()
-            .filter(|pod| controls(uid, pod))
-            .map(Arc::new)
-            .collect())
-    }
-
-    /// The volumes of an instance that are claims, with what is known of these.
-    fn claims_of(&self, instance: &VirtualMachineInstance) -> Vec<VolumeStatus> {
-        let namespace = instance.namespace().unwrap_or_default();
-        let volumes = instance.spec.volumes.iter();
-        volumes
-            .filter_map(|volume| {
-                let name = migratable::claim(volume)?;
-                let claim = self.claims.get(&Key::namespaced(&namespace, name))?;
-                let spec = claim.spec.clone().unwrap_or_default();
-                Some(VolumeStatus {
-                    name: volume.name.clone(),
-                    persistent_volume_claim_info: Some(ClaimInfo {
-                        claim_name: Some(name.into()),
-                        access_modes: spec.access_modes.unwrap_or_default(),
-                        volume_mode: spec.volume_mode,
-                    }),
-                    ..VolumeStatus::default()
-                })
-            })
-            .collect()
-    }
-
     /// Why no node can take it, where its pod is on none; whether another could, where it runs.
     fn fit(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>]) -> (Option<String>, Option<Targets>) {
         let status = instance.status.as_ref();
@@ -306,10 +249,8 @@ impl InstanceTask {
         if !running && !unplaced {
             return (None, None);
         }
-        let configuration = self.configuration.get();
-        let minimum = self.nodes.minimum(&configuration.min_cpu_model);
-        let requirements = placement::requirements(&instance.spec, &configuration, &minimum);
-        self.nodes.with_views(|views| {
+        let requirements = self.launchers.requirements(&instance.spec);
+        self.launchers.nodes.with_views(|views| {
             if running {
                 let targets = placement::migration_targets(instance, &requirements, views);
                 return (None, Some(targets));
@@ -334,8 +275,8 @@ impl InstanceTask {
                     let patch = json!({"metadata": {"labels": {NODE_NAME: node}}});
                     self.merge(key, instance, patch).await?;
                 }
-                Step::DeletePod { name, uid } => self.delete_pod(key, instance, name, uid).await?,
-                Step::CreatePod => match self.create_pod(key, instance).await {
+                Step::DeletePod { name, uid } => self.delete_pod(instance, name, uid).await?,
+                Step::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
                     // What the API server refuses is for people to read; anything else is tried again.
                     Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
@@ -375,22 +316,11 @@ impl InstanceTask {
         let version = instance.resource_version();
         let mut patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
         // Admission has filled in what the manifest leaves open, unless it could not be reached.
-        let whole = self.whole(instance);
+        let whole = self.launchers.whole(instance);
         if whole != instance.spec {
             patch["spec"] = json!(whole);
         }
         self.merge(key, instance, patch).await
-    }
-
-    /// The spec of an instance with everything filled in that its manifest leaves open.
-    fn whole(&self, instance: &VirtualMachineInstance) -> VirtualMachineInstanceSpec {
-        let mut spec = instance.spec.clone();
-        let named = Named {
-            namespace: instance.metadata.namespace.as_deref().unwrap_or_default(),
-            name: instance.metadata.name.as_deref(),
-        };
-        default_instance(&mut spec, named, &self.configuration.get(), native_architecture());
-        spec
     }
 
     async fn remove_finalizer(&self, key: &Key, instance: &VirtualMachineInstance) -> kube::Result<()> {
@@ -406,81 +336,23 @@ impl InstanceTask {
         }
     }
 
-    async fn delete_pod(
-        &self,
-        key: &Key,
-        instance: &VirtualMachineInstance,
-        name: &str,
-        uid: &str,
-    ) -> kube::Result<()> {
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(uid.into()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        match self.pod_api(key).delete(name, &parameters).await {
-            Ok(_) => {
-                info!(instance = %key, pod = name, "its pod is told to end");
-                self.tell(
-                    instance,
-                    Severity::Normal,
-                    "SuccessfulDelete",
-                    &format!("Deleted virtual machine pod {name}"),
-                );
-                Ok(())
-            }
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+    async fn delete_pod(&self, instance: &VirtualMachineInstance, name: &str, uid: &str) -> kube::Result<()> {
+        if self.launchers.delete(instance, name, uid).await? {
+            let note = format!("Deleted virtual machine pod {name}");
+            info!(instance = %Key::of(instance), pod = name, "its pod is told to end");
+            self.tell(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
+        Ok(())
     }
 
-    async fn create_pod(&self, key: &Key, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let configuration = self.configuration.get();
-        let minimum = self.nodes.minimum(&configuration.min_cpu_model);
-        let mut instance = instance.clone();
-        instance.spec = self.whole(&instance);
-        let claims: BTreeMap<String, ClaimMode> = self
-            .claims_of(&instance)
-            .into_iter()
-            .filter_map(|volume| {
-                let info = volume.persistent_volume_claim_info?;
-                let block = info.volume_mode.as_deref() == Some("Block");
-                Some((
-                    info.claim_name?,
-                    if block { ClaimMode::Block } else { ClaimMode::Filesystem },
-                ))
-            })
-            .collect();
-        let requirements = placement::requirements(&instance.spec, &configuration, &minimum);
-        let uid = instance.uid().unwrap_or_default();
-        let pod = launcher_pod::pod(&PodInput {
-            instance: &instance,
-            image: &self.launcher_image,
-            requirements: &requirements,
-            claims: &claims,
-            // The same pod each time, so that one that this process has forgotten is met again.
-            suffix: &launcher_pod::suffix(&uid),
-            host_uuid: &launcher_pod::host_uuid(&uid),
-            emulation: configuration.use_emulation,
-            arriving: None,
-        });
-        let name = pod.name_any();
-        match self.pod_api(key).create(&PostParams::default(), &pod).await {
-            Ok(_) => {
-                info!(instance = %key, pod = name, "its pod is made");
-                self.tell(
-                    &instance,
-                    Severity::Normal,
-                    "SuccessfulCreate",
-                    &format!("Created virtual machine pod {name}"),
-                );
-                Ok(())
-            }
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            Err(error) => Err(error),
+    async fn create_pod(&self, instance: &VirtualMachineInstance) -> kube::Result<()> {
+        let (name, made) = self.launchers.create(instance, Purpose::Start).await?;
+        if made {
+            let note = format!("Created virtual machine pod {name}");
+            info!(instance = %Key::of(instance), pod = name, "its pod is made");
+            self.tell(instance, Severity::Normal, "SuccessfulCreate", &note);
         }
+        Ok(())
     }
 
     /// Writes the controller's part of the status, if the instance is still as it was looked at.
@@ -519,34 +391,31 @@ impl InstanceTask {
     }
 }
 
-/// The architecture of guests that name none, by Kubernetes' name: that of this process.
-pub(crate) fn native_architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "aarch64" => "arm64",
-        "s390x" => "s390x",
-        _ => "amd64",
-    }
-}
-
-/// Keeps what decides about a launcher pod.
-fn prune_pod(pod: &mut Pod) {
-    pod.metadata.managed_fields = None;
-    pod.metadata.annotations = None;
-    if let Some(spec) = &mut pod.spec {
-        *spec = k8s_openapi::api::core::v1::PodSpec {
-            node_name: spec.node_name.take(),
-            ..Default::default()
-        };
-    }
-    if let Some(status) = &mut pod.status {
-        status.container_statuses = status.container_statuses.take().map(|mut containers| {
-            for container in &mut containers {
-                container.last_state = None;
-                container.volume_mounts = None;
-                container.resources = None;
-                container.allocated_resources = None;
-            }
-            containers
-        });
-    }
+/// What an instance's migrations say of it.
+fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanceMigration>]) -> Moving<'a> {
+    let state_of = |node: Option<&str>| {
+        let node = node?;
+        let other = observed.other_nodes.iter().find(|(name, _)| name == node);
+        let here = observed
+            .instance
+            .status
+            .as_ref()
+            .and_then(|status| status.node_name.as_deref());
+        other
+            .map(|(_, state)| *state)
+            .or_else(|| (here == Some(node)).then_some(observed.node))
+    };
+    drydock_core::migration::observed::moving(migrations, |migration| Facts {
+        migration,
+        instance: Some(observed.instance),
+        instance_confirmed: false,
+        pods: observed.pods,
+        pods_confirmed: observed.confirmed,
+        source_node: state_of(source(migration).and_then(|side| side.node.as_deref())).unwrap_or(NodeState::Unknown),
+        target_node: state_of(target(migration).and_then(|side| side.node.as_deref())).unwrap_or(NodeState::Unknown),
+        another: false,
+        may_place: false,
+        has_slot: false,
+        overdue: false,
+    })
 }

@@ -1,7 +1,7 @@
 //! All migrations: one watch that the tasks and the admission share.
 //!
 //! ```text
-//!  watch ──▶ cache ─────────────────────┬─▶ get, for_each
+//!  watch ──▶ cache ─────────────────────┬─▶ watched, for_each
 //!    └─ of which instance ──▶ index ────┴─▶ of_instance, is_moving
 //! ```
 
@@ -11,7 +11,8 @@ use std::{
 };
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
-use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use drydock_core::migration::record::Record;
+use drydock_runtime::{Cache, Change, Key, KeyedWork, Watch, Watches};
 use kube::Client;
 
 use crate::machine_task::prune_annotations;
@@ -64,18 +65,10 @@ impl Migrations {
     }
 
     /// What the watch has shown, and nothing else.
-    #[allow(dead_code, reason = "what carries migrations out reads it")]
     pub(crate) fn watched(&self) -> &Cache<VirtualMachineInstanceMigration> {
         &self.cache
     }
 
-    /// The migration of this name.
-    #[allow(dead_code, reason = "what carries migrations out reads it")]
-    pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstanceMigration>> {
-        self.cache.get(key)
-    }
-
-    #[allow(dead_code, reason = "what carries migrations out reads it")]
     /// Calls `visit` with each migration, in no order. Changes wait meanwhile: keep it short.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstanceMigration>)) {
         self.cache.for_each(visit);
@@ -89,6 +82,19 @@ impl Migrations {
             // A name can change hands.
             .filter(|migration| *migration.spec.vmi_name == *instance.name)
             .collect()
+    }
+
+    /// Has the migrations of an instance looked at that are not over.
+    pub(crate) fn add_unfinished(&self, instance: &Key, work: &KeyedWork) {
+        let namespace = instance.namespace.as_deref().unwrap_or_default();
+        for migration in self.of_instance(instance) {
+            if !Record::of(&migration).is_over() {
+                work.add(Key::namespaced(
+                    namespace,
+                    migration.metadata.name.as_deref().unwrap_or_default(),
+                ));
+            }
+        }
     }
 
     /// Whether this instance is on its way to another node.
@@ -139,6 +145,17 @@ pub(crate) fn instance_of(key: &Key, migration: &VirtualMachineInstanceMigration
         namespace: key.namespace.clone(),
         name: migration.spec.vmi_name.as_str().into(),
     }
+}
+
+/// The instances that a change concerns.
+pub(crate) fn instances_of(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Key> {
+    let Change::Object { key, old, new } = change else {
+        return Vec::new();
+    };
+    let both = old.iter().chain(new);
+    let mut instances: Vec<Key> = both.map(|migration| instance_of(key, migration)).collect();
+    instances.dedup();
+    instances
 }
 
 /// The instances that begin or end to move by a change.

@@ -1,27 +1,30 @@
 //! `drydock-controller run`: puts the parts of the process together.
 
-use std::{collections::BTreeMap, convert::Infallible, error::Error, process::ExitCode, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
+use drydock_core::migration::deadlines::Deadlines;
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, KeyedWork, Liveness, LogHandle, Process, Readiness,
-    Reporter, Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
+    Admin, Change, ClientMetrics, ClientOptions, EventMetrics, Events, KeyedWork, Liveness, LogHandle, Process,
+    Readiness, Reporter, Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
     lease::{Candidacy, Leadership},
     metrics::registry,
 };
 
 use crate::{
-    admission,
+    admission::{self, migrations::ClusterState},
     args::RunArgs,
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
     in_force_task::InForceTask,
-    instance_task::{self, InstanceTask},
+    instance_task::InstanceTask,
     instances::{Instances, sets_of_change},
+    launchers::Launchers,
     liveness_task::LivenessTask,
     machine_task::{self, MachineTask},
     metrics::Metrics,
-    migrations::{Migrations, begun_or_ended},
+    migration_task::{self, MigrationTask},
+    migrations::{Migrations, begun_or_ended, instances_of},
     nodes::Nodes,
     replica_set_task::{self, ReplicaSetTask},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
@@ -54,9 +57,16 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         admin,
         webhooks,
         launcher_image,
+        migration_preparing,
+        migration_starting,
         log: _,
         log_format: _,
     } = args;
+    let deadlines = Deadlines {
+        preparing: Duration::from_secs(migration_preparing),
+        starting: Duration::from_secs(migration_starting),
+        ..Deadlines::default()
+    };
     let mut registry = registry(COMPONENT, VERSION);
     let metrics = Metrics::register(&mut registry);
     let watch_metrics = WatchMetrics::register(&mut registry);
@@ -99,35 +109,48 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         },
         &event_metrics,
     );
-    let surroundings = Signal::new();
-    let told = surroundings.clone();
+    let (surroundings, of_nodes) = (Signal::new(), Signal::new());
+    let told = (surroundings.clone(), of_nodes.clone());
     let configuration = ConfigurationInForce::start(
         &client,
         &watches,
         &process,
         configuration_namespaces.clone(),
-        move || told.notify(),
+        move || {
+            told.0.notify();
+            told.1.notify();
+        },
     );
     let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
     let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
     let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
-    let (of_instances, of_machines, of_sets) = (work.clone(), machine_work.clone(), set_work.clone());
-    let all_instances = Instances::start(&client, &watches, move |change| {
-        of_instances.hear(change);
-        of_machines.hear(change);
-        for set in sets_of_change(change) {
-            of_sets.add(set);
-        }
-    });
-    let of_machines = machine_work.clone();
+    let migration_work = KeyedWork::new("migrations", migration_task::AT_ONCE);
+    let (of_machines, of_instances, of_migrations) = (machine_work.clone(), work.clone(), migration_work.clone());
     let all_migrations = Migrations::start(&client, &watches, move |change| {
         for instance in begun_or_ended(change) {
             of_machines.add(instance);
         }
+        for instance in instances_of(change) {
+            of_instances.add(instance);
+        }
+        of_migrations.hear(change);
     });
+    let (of_instances, of_machines, of_sets) = (work.clone(), machine_work.clone(), set_work.clone());
+    let (known, of_migrations) = (all_migrations.clone(), migration_work.clone());
+    let all_instances = Instances::start(&client, &watches, move |change| {
+        of_instances.hear(change);
+        of_machines.hear(change);
+        if let Change::Object { key, .. } = change {
+            known.add_unfinished(key, &of_migrations);
+        }
+        for set in sets_of_change(change) {
+            of_sets.add(set);
+        }
+    });
+    let state = ClusterState::new(client.clone(), all_instances.clone(), all_migrations.clone());
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
-        handlers: admission::handlers(configuration.clone()),
+        handlers: admission::handlers(configuration.clone(), state),
         certificate: certificate.clone(),
         metrics: webhook_metrics,
         leave: LEAVE,
@@ -155,17 +178,44 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         metrics.clone(),
         process.clone(),
     );
-    let told = surroundings.clone();
-    let nodes = Nodes::start(&client, &watches, move |_| told.notify());
-    let given = instance_task::Given {
-        client: client.clone(),
-        instances: all_instances.clone(),
+    let told = (surroundings.clone(), of_nodes.clone());
+    let nodes = Nodes::start(&client, &watches, move |_| {
+        told.0.notify();
+        told.1.notify();
+    });
+    let (of_instances, of_migrations, known) = (work.clone(), migration_work.clone(), all_migrations.clone());
+    let launchers = Launchers::start(
+        &client,
+        &watches,
         nodes,
         configuration,
-        events: events.clone(),
         launcher_image,
-    };
-    let instances = InstanceTask::new(given, &watches, &work);
+        move |instance| {
+            known.add_unfinished(&instance, &of_migrations);
+            of_instances.add(instance);
+        },
+    );
+    let instances = InstanceTask::new(
+        client.clone(),
+        all_instances.clone(),
+        all_migrations.clone(),
+        launchers.clone(),
+        events.clone(),
+    );
+    let migrations = MigrationTask::new(
+        client.clone(),
+        all_migrations.clone(),
+        all_instances.clone(),
+        launchers,
+        events.clone(),
+        deadlines,
+        migration_work,
+    );
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("looking after migrations", async move {
+        migrations.run(own, leads, of_nodes).await;
+        Ok::<_, Infallible>(())
+    });
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after instances", async move {
         instances.run(own, leads, work, surroundings).await;

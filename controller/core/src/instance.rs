@@ -21,6 +21,7 @@ use std::{
 use drydock_api::{
     kubevirt::{
         Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
+        migration::MigrationState,
         names::{FINALIZER, NODE_NAME, conditions as types},
         status::{PhaseTransition, VolumeStatus},
     },
@@ -49,6 +50,10 @@ pub struct Observed<'a> {
     pub confirmed: bool,
     /// The node that the instance is on.
     pub node: NodeState,
+    /// Other nodes that pods of it were on, by name.
+    pub other_nodes: &'a [(String, NodeState)],
+    /// What its migrations say.
+    pub moving: Moving<'a>,
     /// Its volumes that are PersistentVolumeClaims, with what is known of these.
     pub claims: &'a [VolumeStatus],
     /// Why no node can take it, if its pod is not on one.
@@ -57,6 +62,17 @@ pub struct Observed<'a> {
     pub targets: Option<&'a Targets>,
     /// Why its pod could not be made, if that was tried.
     pub failed_create: Option<&'a str>,
+}
+
+/// What an instance's migrations say of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moving<'a> {
+    /// One that is not over has named both sides: how the guest ends is not said before it is over.
+    pub under_way: bool,
+    /// The node on which the guest is by now, whatever `status.nodeName` says.
+    pub moved_to: Option<&'a str>,
+    /// The newest that has begun, as KubeVirt reports it.
+    pub state: Option<&'a MigrationState>,
 }
 
 /// A node, as far as it matters to those who wait for something to end there.
@@ -78,6 +94,18 @@ impl NodeState {
     /// Nothing runs there any more, for sure.
     pub fn is_gone_for_good(self) -> bool {
         matches!(self, Self::OutOfService | Self::Gone)
+    }
+}
+
+impl Observed<'_> {
+    /// What is known of a node that a pod of the instance is, or was, on.
+    fn state_of(&self, node: &str) -> NodeState {
+        let status = self.instance.status.as_ref();
+        if status.and_then(|status| status.node_name.as_deref()) == Some(node) {
+            return self.node;
+        }
+        let other = self.other_nodes.iter().find(|(name, _)| name == node);
+        other.map_or(NodeState::Unknown, |(_, state)| *state)
     }
 }
 
@@ -231,19 +259,20 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn of(observed: &Observed<'a>) -> Self {
         let status = observed.instance.status.as_ref();
-        let here = status.and_then(|status| status.node_name.as_deref());
+        let here = (observed.moving.moved_to).or(status.and_then(|status| status.node_name.as_deref()));
         let said: BTreeSet<&str> = status
             .and_then(|status| status.drydock.as_ref())
             .map(|drydock| drydock.ended_pods.iter().map(String::as_str).collect())
             .unwrap_or_default();
         let is_here = |node: Option<&str>| here.is_some() && node == here;
+        let gone = |node: Option<&str>| node.is_some_and(|node| observed.state_of(node).is_gone_for_good());
         let mut fates = Vec::new();
         let mut main: Option<(Option<&Pod>, Fate)> = None;
         for pod in observed.pods {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             let fate = match ended(pod) {
                 Some(ended) => Fate::Ended(ended),
-                None if is_here(node) && observed.node.is_gone_for_good() => Fate::GoneWithItsNode,
+                None if gone(node) => Fate::GoneWithItsNode,
                 None => Fate::Alive,
             };
             if is_here(node) || (here.is_none() && main.as_ref().is_none_or(|(_, fate)| *fate != Fate::Alive)) {
@@ -261,7 +290,7 @@ impl<'a> View<'a> {
                     message: "its pod was deleted by force; the node's agent saw it end".into(),
                     evicted: false,
                 })
-            } else if is_here(Some(node)) && observed.node.is_gone_for_good() {
+            } else if gone(Some(node)) {
                 Fate::GoneWithItsNode
             } else {
                 Fate::Vanished
@@ -285,7 +314,8 @@ fn wanted_status(
     let now = observed.now;
     let old_phase = before.phase.unwrap_or_default();
     let mut wanted = VirtualMachineInstanceStatus {
-        node_name: before.node_name.clone(),
+        node_name: (observed.moving.moved_to.map(str::to_owned)).or_else(|| before.node_name.clone()),
+        migration_state: observed.moving.state.cloned(),
         qos_class: before.qos_class.clone(),
         active_pods: active_pods(observed, before, fates),
         volume_status: observed.claims.to_vec(),
@@ -318,6 +348,8 @@ fn wanted_status(
         phase = Some(old_phase);
     } else {
         match main.map(|(_, fate)| fate) {
+            // It may have gone on elsewhere, which the migration's end tells.
+            Some(Fate::Ended(_) | Fate::GoneWithItsNode) if observed.moving.under_way => {}
             Some(Fate::Ended(ended)) => {
                 if let Some(last) = ended.phase() {
                     phase = Some(last);
@@ -332,7 +364,9 @@ fn wanted_status(
                 let message = format!("node {node} is gone for good, and the guest with it");
                 say(types::READY, Status::False, "GuestNotRunning", message);
             }
-            Some(Fate::Vanished) if observed.node != NodeState::Ready => {
+            Some(Fate::Vanished)
+                if wanted.node_name.as_deref().map(|node| observed.state_of(node)) != Some(NodeState::Ready) =>
+            {
                 let node = wanted.node_name.as_deref().unwrap_or_default();
                 say(
                     types::FENCING_REQUIRED,
@@ -494,6 +528,7 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
         && wanted.reason == current.reason
         && wanted.node_name == current.node_name
         && wanted.active_pods == current.active_pods
+        && wanted.migration_state == current.migration_state
         && wanted.qos_class == current.qos_class)
 }
 

@@ -34,7 +34,7 @@ use crate::{configuration::Configuration, launcher_pod::Demand, minimum::Minimum
 
 pub use fit::{Fit, NodeView, fit};
 pub use misfit::Misfit;
-pub use targets::migration_targets;
+pub use targets::{migration_targets, require_recorded_cpu};
 
 /// The label that Kubernetes puts on nodes.
 const ARCHITECTURE: &str = "kubernetes.io/arch";

@@ -6,6 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::{Condition, status::GuestCpu};
 
@@ -71,6 +72,14 @@ pub enum MigrationPriority {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [
     {
+        "rule": only_forward("source", &SourceState::ALL, SourceState::may_follow),
+        "message": "what a migration's source has said it does not take back",
+    },
+    {
+        "rule": only_forward("target", &TargetState::ALL, TargetState::may_follow),
+        "message": "what a migration's target has said it does not take back",
+    },
+    {
         "rule": "!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed']) || (has(self.phase) && self.phase == oldSelf.phase)",
         "message": "a final phase is final",
     },
@@ -92,6 +101,7 @@ pub struct VirtualMachineInstanceMigrationStatus {
     pub reason: Option<String>,
     /// When it first reached each phase.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "phase_transitions")]
     pub phase_transition_timestamps: Vec<MigrationPhaseTransition>,
     /// Why it waits, or has failed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -115,6 +125,21 @@ pub struct VirtualMachineInstanceMigrationStatus {
     /// Where it goes to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<MigrationTarget>,
+}
+
+/// A rule in the API server's language: a side's state stays, or becomes one that may follow it.
+fn only_forward<S: Copy + Serialize>(side: &str, all: &[S], may_follow: fn(S, S) -> bool) -> String {
+    let allowed = |before: S| all.iter().filter(|after| may_follow(**after, before)).copied().collect::<Vec<_>>();
+    let rows: Vec<String> = all.iter().map(|before| format!("{}: {}", json!(before), json!(allowed(*before)))).collect();
+    let rows = rows.join(", ").replace('"', "'");
+    format!(
+        "!has(oldSelf.{side}) || !has(oldSelf.{side}.state) || (has(self.{side}) && has(self.{side}.state) \
+         && self.{side}.state in {{{rows}}}[oldSelf.{side}.state])"
+    )
+}
+
+fn phase_transitions(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    super::list_map::<Vec<MigrationPhaseTransition>>(generator, &["phase"])
 }
 
 /// Where a migration is between its start and its end.
@@ -175,6 +200,9 @@ pub struct MigrationPhaseTransition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigratedGuest {
+    /// UID of its instance.
+    #[serde(rename = "instanceUID", skip_serializing_if = "Option::is_none")]
+    pub instance_uid: Option<String>,
     /// Its CPU in full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<GuestCpu>,
@@ -202,6 +230,12 @@ pub struct MigrationAbort {
 /// The side that a guest comes from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(oldSelf.fingerprint) || (has(self.fingerprint) && self.fingerprint == oldSelf.fingerprint)",
+        "message": "the fingerprint of a migration's source does not change",
+    },
+]))]
 pub struct MigrationSource {
     /// Node. The controller's to write, as the next two.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,9 +290,41 @@ pub enum SourceState {
     Ended,
 }
 
+impl SourceState {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Prepared,
+        Self::Migrating,
+        Self::Released,
+        Self::Stopped,
+        Self::Stayed,
+        Self::Ended,
+    ];
+
+    /// A source that has said `before` may say this next. Nothing is taken back.
+    pub fn may_follow(self, before: Self) -> bool {
+        match before {
+            Self::Prepared => true,
+            Self::Migrating => self >= before,
+            Self::Released => matches!(self, Self::Released | Self::Stopped),
+            Self::Stopped | Self::Stayed | Self::Ended => self == before,
+        }
+    }
+}
+
 /// The side that a guest goes to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(oldSelf.fingerprint) || (has(self.fingerprint) && self.fingerprint == oldSelf.fingerprint)",
+        "message": "the fingerprint of a migration's target does not change",
+    },
+    {
+        "rule": "!has(oldSelf.address) || (has(self.address) && self.address == oldSelf.address)",
+        "message": "the address of a migration's target does not change",
+    },
+]))]
 pub struct MigrationTarget {
     /// Node. The controller's to write, as the next two.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -301,6 +367,28 @@ pub enum TargetState {
     Gone,
     /// The guest has ended here, after it ran here or may have run.
     Ended,
+}
+
+impl TargetState {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Prepared,
+        Self::Refused,
+        Self::Complete,
+        Self::Running,
+        Self::Gone,
+        Self::Ended,
+    ];
+
+    /// A target that has said `before` may say this next. Nothing is taken back.
+    pub fn may_follow(self, before: Self) -> bool {
+        match before {
+            Self::Prepared => true,
+            Self::Complete => self >= before,
+            Self::Running => matches!(self, Self::Running | Self::Ended),
+            Self::Refused | Self::Gone | Self::Ended => self == before,
+        }
+    }
 }
 
 /// How a guest moves.

@@ -25,6 +25,9 @@ pub const FINALIZER: &str = "foregroundDeleteVirtualMachine";
 /// Finalizer of a VirtualMachine: its instance is gone.
 pub const VM_FINALIZER: &str = "kubevirt.io/virtualMachineControllerFinalize";
 
+/// Finalizer of a migration: both of its sides have settled. KubeVirt's name.
+pub const MIGRATION_FINALIZER: &str = "kubevirt.io/migrationJobFinalize";
+
 /// Types of conditions of an instance.
 pub mod conditions {
     /// The guest runs and can be reached.

@@ -60,6 +60,8 @@ fn at(instance: &VirtualMachineInstance, pods: &[Arc<Pod>], confirmed: bool, nod
         pods,
         confirmed,
         node,
+        other_nodes: &[],
+        moving: Moving::default(),
         claims: &[],
         misfit: None,
         targets: None,
@@ -96,6 +98,8 @@ fn a_pod_that_could_not_be_made_is_told() {
         pods: &[],
         confirmed: true,
         node: NodeState::Unknown,
+        other_nodes: &[],
+        moving: Moving::default(),
         claims: &[],
         misfit: None,
         targets: None,
@@ -144,6 +148,8 @@ fn scheduling_and_images_in_trouble_are_told() {
         pods: &pods,
         confirmed: false,
         node: NodeState::Unknown,
+        other_nodes: &[],
+        moving: Moving::default(),
         claims: &[],
         misfit: None,
         targets: None,
@@ -367,4 +373,94 @@ fn apply(current: &mut VirtualMachineInstanceStatus, written: VirtualMachineInst
         .into_iter()
         .filter(|transition| transition.phase == Phase::Running);
     current.phase_transition_timestamps.extend(running);
+}
+
+/// What migrations say, of which one has gone to node `b`.
+fn moved() -> Moving<'static> {
+    Moving {
+        under_way: true,
+        moved_to: Some("b"),
+        state: None,
+    }
+}
+
+#[test]
+fn an_instance_is_where_its_migration_has_brought_it() {
+    let mut status = up();
+    status["activePods"]["q"] = json!("b");
+    let instance = instance(&status);
+    let pods = [pod("p", Some("a"), &said("Migrated")), pod("q", Some("b"), &running())];
+    let observed = |moving| Observed {
+        now: NOW.parse().unwrap(),
+        instance: &instance,
+        pods: &pods,
+        confirmed: false,
+        node: NodeState::Ready,
+        other_nodes: &[],
+        moving,
+        claims: &[],
+        misfit: None,
+        targets: None,
+        failed_create: None,
+    };
+    let plan_moved = plan(&observed(moved()));
+    let status = plan_moved.status.unwrap();
+    assert_eq!((status.node_name.as_deref(), status.phase), (Some("b"), None));
+    assert_eq!(status.active_pods, BTreeMap::from([("q".to_owned(), "b".to_owned())]));
+    assert!(plan_moved.steps.contains(&Step::Label("b".into())));
+    // That the guest has left is no end, whoever has not heard where it is.
+    let unheard = plan(&observed(Moving::default()));
+    assert_eq!(phase(&unheard), None);
+}
+
+#[test]
+fn how_a_guest_ends_is_not_said_before_its_migration_is_over() {
+    let instance = instance(&up());
+    let pods = [pod("p", Some("a"), &said("Crashed"))];
+    let at = |under_way| {
+        plan(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &instance,
+            pods: &pods,
+            confirmed: true,
+            node: NodeState::Ready,
+            other_nodes: &[],
+            moving: Moving {
+                under_way,
+                ..Moving::default()
+            },
+            claims: &[],
+            misfit: None,
+            targets: None,
+            failed_create: None,
+        })
+    };
+    assert_eq!(phase(&at(true)), None);
+    assert_eq!(phase(&at(false)), Some(Phase::Failed));
+}
+
+#[test]
+fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
+    let mut status = up();
+    status["activePods"]["q"] = json!("b");
+    let instance = deleted(instance(&status));
+    let pods = [pod("p", Some("a"), &said("Shutdown"))];
+    let at = |state| {
+        let nodes = [("b".to_owned(), state)];
+        plan(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &instance,
+            pods: &pods,
+            confirmed: true,
+            node: NodeState::Ready,
+            other_nodes: &nodes,
+            moving: Moving::default(),
+            claims: &[],
+            misfit: None,
+            targets: None,
+            failed_create: None,
+        })
+    };
+    assert!(!at(NodeState::NotReady).steps.contains(&Step::RemoveFinalizer));
+    assert!(at(NodeState::Gone).steps.contains(&Step::RemoveFinalizer));
 }

@@ -8,6 +8,7 @@ use drydock_api::{
         VirtualMachineInstance,
         status::{DrydockStatus, GuestCpu},
     },
+    labels::{CPU_FEATURE, CPU_MINIMUM, TRUE},
 };
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
     fit::{NodeView, judge, misfits},
     misfit::Misfit,
 };
-use crate::{aliases, instance::Targets};
+use crate::{aliases, instance::Targets, minimum::Minimum};
 
 /// Whether another node could take a running instance: by the CPU that its guest really has, which
 /// is compared with the full sets of what guests can have there, and by what its pod would need.
@@ -65,6 +66,36 @@ pub fn migration_targets(instance: &VirtualMachineInstance, needs: &Requirements
         available: true,
         reason: "TargetsFound".into(),
         message,
+    }
+}
+
+/// Adds what a node must have for a guest that runs: the features of the CPU that it really has, as
+/// far as nodes have labels for them. It narrows the choice only; [`migration_targets`] compares the full
+/// sets, and libvirt has the last word.
+pub fn require_recorded_cpu(
+    needs: &mut Requirements,
+    instance: &VirtualMachineInstance,
+    minimum: &Minimum,
+    nodes: &[NodeView<'_>],
+) {
+    let status = instance.status.as_ref();
+    let here = status.and_then(|status| status.node_name.as_deref());
+    let recorded = status.and_then(|status| status.drydock.as_ref()?.guest_cpu.as_ref());
+    let source = nodes
+        .iter()
+        .find(|node| Some(node.name) == here)
+        .and_then(NodeView::virtualization);
+    let (Some(cpu), Some(source)) = (recorded, source) else {
+        return;
+    };
+    let listed = Features::of(source);
+    for feature in cpu.required.iter().filter(|name| listed.contain(name)) {
+        let key = if minimum.features.contains(feature) {
+            format!("{CPU_MINIMUM}{}", minimum.model)
+        } else {
+            format!("{CPU_FEATURE}{feature}")
+        };
+        needs.node_selector.insert(key, TRUE.into());
     }
 }
 

@@ -1,0 +1,198 @@
+//! From objects to what the controller's step takes.
+
+use std::sync::Arc;
+
+use drydock_api::kubevirt::{
+    Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    migration::{MigrationSource, MigrationTarget},
+    names::{MIGRATION_FINALIZER, conditions::LIVE_MIGRATABLE},
+};
+use drydock_api::launcher::{CONTAINER, Outcome};
+use k8s_openapi::api::core::v1::Pod;
+
+use super::{
+    cluster::{ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
+    record::Record,
+};
+use crate::{
+    instance::{Moving, NodeState, ending::ended},
+    launcher_pod::MIGRATION_UID,
+};
+
+/// What the controller knows of one migration.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// The migration.
+    pub migration: &'a VirtualMachineInstanceMigration,
+    /// The instance of the name that it gives.
+    pub instance: Option<&'a VirtualMachineInstance>,
+    /// The API server itself says that there is no such instance, if none is given.
+    pub instance_confirmed: bool,
+    /// The instance's pods.
+    pub pods: &'a [Arc<Pod>],
+    /// The API server itself has listed them after the migration was read.
+    pub pods_confirmed: bool,
+    /// The node that the guest comes from.
+    pub source_node: NodeState,
+    /// The node that it goes to.
+    pub target_node: NodeState,
+    /// There is an older migration of the instance that is not over.
+    pub another: bool,
+    /// It may have a pod now.
+    pub may_place: bool,
+    /// It has a slot.
+    pub has_slot: bool,
+    /// The deadline of its phase has passed.
+    pub overdue: bool,
+}
+
+/// What the controller's step takes.
+pub fn view(facts: &Facts<'_>) -> ClusterView {
+    let migration = facts.migration;
+    let finalizers = migration.metadata.finalizers.as_deref().unwrap_or_default();
+    ClusterView {
+        record: Record::of(migration),
+        another: facts.another,
+        instance: instance(facts),
+        target_pod: target_pod(facts),
+        source_pod: source_pod(facts),
+        source_node_gone: source(migration).is_some() && facts.source_node.is_gone_for_good(),
+        target_node_gone: target(migration).is_some() && facts.target_node.is_gone_for_good(),
+        may_place: facts.may_place,
+        has_slot: facts.has_slot,
+        overdue: facts.overdue,
+        has_finalizer: finalizers.iter().any(|name| name == MIGRATION_FINALIZER),
+    }
+}
+
+/// The side that a guest comes from, once it is named.
+pub fn source(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationSource> {
+    let source = migration.status.as_ref()?.source.as_ref()?;
+    source.node.is_some().then_some(source)
+}
+
+/// The side that a guest goes to, once it is named.
+pub fn target(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationTarget> {
+    let target = migration.status.as_ref()?.target.as_ref()?;
+    target.node.is_some().then_some(target)
+}
+
+/// The node that an instance has moved to by a migration, whoever has not heard of it yet.
+pub fn moved_to<'a>(facts: &Facts<'a>) -> Option<&'a str> {
+    let to = target(facts.migration)?.node.as_deref();
+    to.filter(|_| whereabouts(&view(facts)) == Whereabouts::Target)
+}
+
+/// What an instance's migrations say of it; `facts` gives what is known beside each.
+pub fn moving<'a>(
+    migrations: &'a [Arc<VirtualMachineInstanceMigration>],
+    facts: impl Fn(&'a VirtualMachineInstanceMigration) -> Facts<'a>,
+) -> Moving<'a> {
+    let named = || migrations.iter().filter(|migration| target(migration).is_some());
+    let under_way = named().find(|migration| !Record::of(migration).is_over());
+    let newest = under_way.or_else(|| named().max_by_key(|migration| migration.metadata.creation_timestamp.clone()));
+    let begun = newest.and_then(|migration| migration.status.as_ref()?.migration_state.as_ref());
+    Moving {
+        under_way: under_way.is_some(),
+        moved_to: under_way.and_then(|migration| moved_to(&facts(migration))),
+        state: begun.filter(|state| state.start_timestamp.is_some() || state.completed),
+    }
+}
+
+/// The pod that was made for a migration.
+pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Pod>]) -> Option<&'a Arc<Pod>> {
+    let uid = migration.metadata.uid.as_deref()?;
+    pods.iter().find(|pod| {
+        let labels = pod.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(MIGRATION_UID)).map(String::as_str) == Some(uid)
+    })
+}
+
+fn instance(facts: &Facts<'_>) -> Instance {
+    let Some(instance) = facts.instance else {
+        return if facts.instance_confirmed {
+            Instance::Missing
+        } else {
+            Instance::Unknown
+        };
+    };
+    let recorded = facts
+        .migration
+        .status
+        .as_ref()
+        .and_then(|status| status.guest.as_ref()?.instance_uid.as_deref());
+    if recorded.is_some_and(|uid| instance.metadata.uid.as_deref() != Some(uid)) {
+        // Another one has its name.
+        return Instance::Missing;
+    }
+    let status = instance.status.clone().unwrap_or_default();
+    let named = target(facts.migration).and_then(|target| target.node.as_deref());
+    let moved = named.is_some() && status.node_name.as_deref() == named;
+    let refused = status
+        .conditions
+        .iter()
+        .any(|condition| condition.type_ == LIVE_MIGRATABLE && condition.status == "False");
+    match status.phase.unwrap_or_default() {
+        _ if moved => Instance::Moved,
+        phase if phase.is_final() => Instance::Ended,
+        _ if instance.metadata.deletion_timestamp.is_some() => Instance::Ended,
+        Phase::Running if refused => Instance::NotMigratable,
+        Phase::Running => Instance::Running,
+        _ => Instance::NotRunning,
+    }
+}
+
+fn target_pod(facts: &Facts<'_>) -> TargetPod {
+    let Some(pod) = pod_of(facts.migration, facts.pods) else {
+        return if facts.pods_confirmed {
+            TargetPod::Missing
+        } else {
+            TargetPod::Unknown
+        };
+    };
+    if ended(pod).is_some() {
+        TargetPod::Over
+    } else if pod.metadata.deletion_timestamp.is_some() {
+        TargetPod::Leaving
+    } else if is_ready(pod) {
+        TargetPod::Ready
+    } else {
+        TargetPod::Coming
+    }
+}
+
+/// The pod is on a node and its container runs. (It is not ready in Kubernetes' sense before the guest
+/// runs in it.)
+fn is_ready(pod: &Pod) -> bool {
+    let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let containers = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref());
+    bound
+        && containers.is_some_and(|containers| {
+            containers.iter().any(|container| {
+                container.name == CONTAINER && container.state.as_ref().is_some_and(|state| state.running.is_some())
+            })
+        })
+}
+
+fn source_pod(facts: &Facts<'_>) -> SourcePod {
+    let Some(uid) = source(facts.migration).and_then(|source| source.pod_uid.as_deref()) else {
+        return SourcePod::Alive;
+    };
+    let pod = facts.pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid));
+    if let Some(pod) = pod {
+        return match ended(pod) {
+            None => SourcePod::Alive,
+            Some(ended) if ended.outcome == Some(Outcome::Migrated) => SourcePod::Left,
+            Some(_) => SourcePod::Over,
+        };
+    }
+    // Deleted by force; its node's agent says when nothing runs in it any more.
+    let said = facts
+        .instance
+        .and_then(|instance| instance.status.as_ref()?.drydock.as_ref())
+        .is_some_and(|drydock| drydock.ended_pods.iter().any(|ended| ended == uid));
+    if said { SourcePod::Over } else { SourcePod::Alive }
+}

@@ -1,0 +1,287 @@
+//! The controller's part of a migration's status, and what an instance says of its migration.
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstance, VirtualMachineInstanceMigration,
+    migration::{
+        MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationPhase, MigrationPhaseTransition,
+        MigrationSource, MigrationState, MigrationTarget, TargetState, VirtualMachineInstanceMigrationStatus,
+    },
+};
+use jiff::Timestamp;
+
+use super::cluster::Failure;
+use crate::{
+    conditions::{Status, whole_seconds},
+    configuration::Migrations,
+    migratable,
+    vm_conditions::condition,
+};
+
+/// Condition: it waits, and for what.
+pub const WAITING: &str = "Waiting";
+/// Condition: it was asked to be given up. KubeVirt's name.
+pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
+
+/// How long a guest may stand still where the configuration does not say, in milliseconds. KubeVirt's.
+const MAX_DOWNTIME_MS: u64 = 900;
+
+/// Both sides, named once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sides {
+    /// Node, pod and its UID that the guest comes from.
+    pub source: [String; 3],
+    /// The same that it goes to.
+    pub target: [String; 3],
+    /// What the target must be able to run.
+    pub guest: MigratedGuest,
+    /// What the migration may do.
+    pub configuration: MigrationConfiguration,
+}
+
+/// The guest of an instance, as its target must be able to run it.
+pub fn guest(instance: &VirtualMachineInstance) -> MigratedGuest {
+    let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
+    MigratedGuest {
+        instance_uid: instance.metadata.uid.clone(),
+        cpu: record.and_then(|record| record.guest_cpu.clone()),
+        virt_type: record.and_then(|record| record.virt_type.clone()),
+        copied_disks: migratable::copied_disks(&instance.spec),
+        layers_only: migratable::layers_only(&instance.spec),
+    }
+}
+
+/// What a migration may do by the configuration in force.
+pub fn configuration(migrations: &Migrations) -> MigrationConfiguration {
+    let seconds = |duration: Option<std::time::Duration>| {
+        Some(duration.map_or(0, |duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)))
+    };
+    MigrationConfiguration {
+        bandwidth_per_migration: migrations.bandwidth.map(|bytes| bytes.to_string()),
+        completion_timeout_per_gib: seconds(migrations.completion_timeout_per_gib),
+        progress_timeout: seconds(migrations.progress_timeout),
+        max_downtime_ms: Some(MAX_DOWNTIME_MS),
+        allow_auto_converge: Some(migrations.auto_converge),
+        allow_post_copy: Some(migrations.post_copy),
+        allow_workload_disruption: Some(migrations.workload_disruption),
+    }
+}
+
+/// What a migration waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// CamelCase reason.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+/// A change of the controller's part.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Change {
+    /// The phases that it enters, one after the other.
+    pub enter: Vec<MigrationPhase>,
+    /// The sides, with [`MigrationPhase::PreparingTarget`].
+    pub sides: Option<Sides>,
+    /// Why it has failed, with what a side has said of it.
+    pub fail: Option<(Failure, String)>,
+    /// Why it is given up.
+    pub abort: Option<(Failure, String)>,
+    /// The source's node is gone for good.
+    pub source_gone: bool,
+    /// What it waits for; `None` if for nothing.
+    pub waiting: Option<Waiting>,
+}
+
+/// The controller's part of the status after a change, whole: what is left out of an apply would be
+/// removed.
+pub fn after(
+    migration: &VirtualMachineInstanceMigration,
+    change: &Change,
+    now: Timestamp,
+) -> VirtualMachineInstanceMigrationStatus {
+    let before = migration.status.clone().unwrap_or_default();
+    let failed = change.fail.as_ref();
+    let phase = failed
+        .map(|_| MigrationPhase::Failed)
+        .or(change.enter.last().copied())
+        .or(before.phase);
+    let abort = change.abort.as_ref().map(|(failure, detail)| MigrationAbort {
+        reason: failure.reason().into(),
+        message: words(*failure, detail),
+    });
+    let mut after = VirtualMachineInstanceMigrationStatus {
+        phase,
+        reason: failed.map_or_else(
+            || {
+                before
+                    .reason
+                    .clone()
+                    .filter(|_| phase.is_some_and(MigrationPhase::is_final))
+            },
+            |(failure, _)| Some(failure.reason().into()),
+        ),
+        phase_transition_timestamps: transitions(&before, change.enter.iter().copied().chain(phase), now),
+        conditions: Vec::new(),
+        migration_state: None,
+        guest: before.guest.clone(),
+        abort: before.abort.clone().or(abort),
+        source_gone: before.source_gone || change.source_gone,
+        source: before.source.as_ref().map(|side| MigrationSource {
+            node: side.node.clone(),
+            pod: side.pod.clone(),
+            pod_uid: side.pod_uid.clone(),
+            ..MigrationSource::default()
+        }),
+        target: before.target.as_ref().map(|side| MigrationTarget {
+            node: side.node.clone(),
+            pod: side.pod.clone(),
+            pod_uid: side.pod_uid.clone(),
+            ..MigrationTarget::default()
+        }),
+    };
+    let mut configuration = before
+        .migration_state
+        .as_ref()
+        .and_then(|state| state.migration_configuration.clone());
+    if let Some(sides) = &change.sides {
+        let named = |side: &[String; 3]| side.clone().map(Some);
+        let [node, pod, pod_uid] = named(&sides.source);
+        after.source = Some(MigrationSource {
+            node,
+            pod,
+            pod_uid,
+            ..MigrationSource::default()
+        });
+        let [node, pod, pod_uid] = named(&sides.target);
+        after.target = Some(MigrationTarget {
+            node,
+            pod,
+            pod_uid,
+            ..MigrationTarget::default()
+        });
+        after.guest = Some(sides.guest.clone());
+        configuration = Some(sides.configuration.clone());
+    }
+    if let Some(waiting) = change
+        .waiting
+        .as_ref()
+        .filter(|_| !phase.is_some_and(MigrationPhase::is_final))
+    {
+        after.conditions.push(condition(
+            &before.conditions,
+            WAITING,
+            Status::True,
+            &waiting.reason,
+            &waiting.message,
+            now,
+        ));
+    }
+    if migration.metadata.deletion_timestamp.is_some() || after.abort.is_some() {
+        let (reason, message) = after
+            .abort
+            .as_ref()
+            .map_or(("Deleted", "the migration was deleted"), |abort| {
+                (abort.reason.as_str(), abort.message.as_str())
+            });
+        after.conditions.push(condition(
+            &before.conditions,
+            ABORT_REQUESTED,
+            Status::True,
+            reason,
+            message,
+            now,
+        ));
+    }
+    after.migration_state = state(migration, &after, failed, configuration, now);
+    after
+}
+
+/// The sentence of a failure, with what a side has said.
+pub fn words(failure: Failure, detail: &str) -> String {
+    if detail.is_empty() {
+        failure.sentence().into()
+    } else {
+        format!("{}: {detail}", failure.sentence().trim_end_matches('.'))
+    }
+}
+
+/// Whether applying `wanted` would change `migration`.
+pub fn differs(migration: &VirtualMachineInstanceMigration, wanted: &VirtualMachineInstanceMigrationStatus) -> bool {
+    let current = migration.status.clone().unwrap_or_default();
+    let names = |source: &Option<MigrationSource>| {
+        source
+            .as_ref()
+            .map(|side| [side.node.clone(), side.pod.clone(), side.pod_uid.clone()])
+    };
+    !(current.phase == wanted.phase
+        && current.reason == wanted.reason
+        && current.conditions == wanted.conditions
+        && current.migration_state == wanted.migration_state
+        && current.abort == wanted.abort
+        && current.source_gone == wanted.source_gone
+        && names(&current.source) == names(&wanted.source))
+}
+
+fn transitions(
+    before: &VirtualMachineInstanceMigrationStatus,
+    phases: impl Iterator<Item = MigrationPhase>,
+    now: Timestamp,
+) -> Vec<MigrationPhaseTransition> {
+    let mut all = before.phase_transition_timestamps.clone();
+    for phase in phases {
+        if !all.iter().any(|transition| transition.phase == phase) {
+            all.push(MigrationPhaseTransition {
+                phase,
+                phase_transition_timestamp: whole_seconds(now).0,
+            });
+        }
+    }
+    all
+}
+
+/// The same in KubeVirt's words; `None` before the sides are named.
+fn state(
+    migration: &VirtualMachineInstanceMigration,
+    after: &VirtualMachineInstanceMigrationStatus,
+    failed: Option<&(Failure, String)>,
+    configuration: Option<MigrationConfiguration>,
+    now: Timestamp,
+) -> Option<MigrationState> {
+    let said = migration.status.clone().unwrap_or_default();
+    let before = said.migration_state.clone().unwrap_or_default();
+    let named = after.source.as_ref().filter(|side| side.node.is_some());
+    if named.is_none() && failed.is_none() && said.migration_state.is_none() {
+        return None;
+    }
+    let over = after.phase.is_some_and(MigrationPhase::is_final);
+    let source = said.source.clone().unwrap_or_default();
+    let target = said.target.clone().unwrap_or_default();
+    let aborted = migration.metadata.deletion_timestamp.is_some() || after.abort.is_some();
+    Some(MigrationState {
+        migration_uid: migration.metadata.uid.clone(),
+        start_timestamp: source.start_timestamp,
+        end_timestamp: before.end_timestamp.or_else(|| over.then(|| whole_seconds(now).0)),
+        mode: source.mode,
+        source_node: named.and_then(|side| side.node.clone()),
+        source_pod: named.and_then(|side| side.pod.clone()),
+        target_node: after.target.as_ref().and_then(|side| side.node.clone()),
+        target_pod: after.target.as_ref().and_then(|side| side.pod.clone()),
+        target_node_address: target.address.clone(),
+        target_node_domain_detected: matches!(target.state, Some(TargetState::Complete | TargetState::Running)),
+        completed: over,
+        failed: after.phase == Some(MigrationPhase::Failed),
+        failure_reason: failed
+            .map(|(failure, detail)| words(*failure, detail))
+            .or(before.failure_reason),
+        abort_requested: aborted,
+        abort_status: aborted.then(|| {
+            match after.phase {
+                Some(MigrationPhase::Failed) => "Succeeded",
+                Some(MigrationPhase::Succeeded) => "Failed",
+                _ => "Aborting",
+            }
+            .into()
+        }),
+        migration_configuration: configuration,
+    })
+}

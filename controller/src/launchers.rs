@@ -1,0 +1,288 @@
+//! Launcher pods: those that there are, and how one is made. The tasks for instances and for
+//! migrations share them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstance, VirtualMachineInstanceSpec,
+    names::{APP, CREATED_BY, VIRT_LAUNCHER},
+    status::{ClaimInfo, VolumeStatus},
+};
+use drydock_core::{
+    admission::defaults::{Named, default_instance},
+    launcher_pod::{self, ClaimMode, MigrationTarget, PodInput},
+    migratable,
+    placement::{self, Requirements},
+};
+use drydock_runtime::{Cache, Key, Watch, Watches};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+};
+
+use crate::{
+    configuration_in_force::ConfigurationInForce,
+    nodes::Nodes,
+    pods_by_owner::{PodsByOwner, controls},
+};
+
+/// Launcher pods, and what new ones are made of. Clones share the caches.
+#[derive(Clone)]
+pub(crate) struct Launchers {
+    client: Client,
+    pods: Cache<Pod>,
+    by_owner: PodsByOwner,
+    claims: Cache<PersistentVolumeClaim>,
+    pub(crate) nodes: Nodes,
+    pub(crate) configuration: ConfigurationInForce,
+    image: String,
+}
+
+/// What a new pod is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose<'a> {
+    /// The instance's guest starts in it.
+    Start,
+    /// A migration's guest arrives in it.
+    Arrival(MigrationTarget<'a>),
+}
+
+impl Launchers {
+    /// Starts watching; `told` hears of which instance a pod has changed. `image` is that of
+    /// launcher pods.
+    pub(crate) fn start(
+        client: &Client,
+        watches: &Watches,
+        nodes: Nodes,
+        configuration: ConfigurationInForce,
+        image: String,
+        mut told: impl FnMut(Key) + Send + 'static,
+    ) -> Self {
+        let by_owner = PodsByOwner::default();
+        let index = by_owner.clone();
+        let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
+            .labels(format!("{APP}={VIRT_LAUNCHER}"))
+            .prune(prune_pod)
+            .on_change(move |change| {
+                if let Some(instance) = index.observe(change) {
+                    told(instance);
+                }
+            });
+        let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims").prune(|claim| {
+            claim.metadata.managed_fields = None;
+            claim.metadata.annotations = None;
+            claim.metadata.labels = None;
+            claim.status = None;
+        });
+        Self {
+            pods: watches.start(pods),
+            claims: watches.start(claims),
+            client: client.clone(),
+            by_owner,
+            nodes,
+            configuration,
+            image,
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        tokio::join!(self.pods.answered(), self.claims.answered(), self.nodes.answered());
+    }
+
+    /// The pods of an instance as the cache has them.
+    pub(crate) fn of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
+        self.by_owner.of(&instance.uid().unwrap_or_default(), &self.pods)
+    }
+
+    /// The pods of an instance as the API server has them now, past every cache.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub(crate) async fn list(&self, instance: &VirtualMachineInstance) -> kube::Result<Vec<Arc<Pod>>> {
+        let uid = instance.uid().unwrap_or_default();
+        let parameters = ListParams::default().labels(&format!("{CREATED_BY}={uid}"));
+        let pods = self.api(instance).list(&parameters).await?.items;
+        Ok(pods
+            .into_iter()
+            .filter(|pod| controls(&uid, pod))
+            .map(Arc::new)
+            .collect())
+    }
+
+    /// The volumes of an instance that are claims, with what is known of these.
+    pub(crate) fn claims_of(&self, instance: &VirtualMachineInstance) -> Vec<VolumeStatus> {
+        let namespace = instance.namespace().unwrap_or_default();
+        let volumes = instance.spec.volumes.iter();
+        volumes
+            .filter_map(|volume| {
+                let name = migratable::claim(volume)?;
+                let claim = self.claims.get(&Key::namespaced(&namespace, name))?;
+                let spec = claim.spec.clone().unwrap_or_default();
+                Some(VolumeStatus {
+                    name: volume.name.clone(),
+                    persistent_volume_claim_info: Some(ClaimInfo {
+                        claim_name: Some(name.into()),
+                        access_modes: spec.access_modes.unwrap_or_default(),
+                        volume_mode: spec.volume_mode,
+                    }),
+                    ..VolumeStatus::default()
+                })
+            })
+            .collect()
+    }
+
+    /// The spec of an instance with everything filled in that its manifest leaves open.
+    pub(crate) fn whole(&self, instance: &VirtualMachineInstance) -> VirtualMachineInstanceSpec {
+        let mut spec = instance.spec.clone();
+        let named = Named {
+            namespace: instance.metadata.namespace.as_deref().unwrap_or_default(),
+            name: instance.metadata.name.as_deref(),
+        };
+        default_instance(&mut spec, named, &self.configuration.get(), native_architecture());
+        spec
+    }
+
+    /// What a node must have for an instance.
+    pub(crate) fn requirements(&self, spec: &VirtualMachineInstanceSpec) -> Requirements {
+        let configuration = self.configuration.get();
+        let minimum = self.nodes.minimum(&configuration.min_cpu_model);
+        placement::requirements(spec, &configuration, &minimum)
+    }
+
+    /// Makes a pod, unless it is there. Returns its name, and whether it was made now.
+    ///
+    /// # Errors
+    /// If the API server does not make it.
+    pub(crate) async fn create(
+        &self,
+        instance: &VirtualMachineInstance,
+        purpose: Purpose<'_>,
+    ) -> kube::Result<(String, bool)> {
+        let configuration = self.configuration.get();
+        let mut instance = instance.clone();
+        instance.spec = self.whole(&instance);
+        let claims = self.claim_modes(&instance);
+        let mut requirements = self.requirements(&instance.spec);
+        let instance_uid = instance.uid().unwrap_or_default();
+        // The same pod each time, so that one that this process has forgotten is met again.
+        let (identity, sizes) = match purpose {
+            Purpose::Start => (instance_uid.as_str(), None),
+            Purpose::Arrival(migration) => {
+                let minimum = self.nodes.minimum(&configuration.min_cpu_model);
+                self.nodes.with_views(|views| {
+                    placement::require_recorded_cpu(&mut requirements, &instance, &minimum, views);
+                });
+                (migration.uid, Some(sizes(&instance)))
+            }
+        };
+        let input = PodInput {
+            instance: &instance,
+            image: &self.image,
+            requirements: &requirements,
+            claims: &claims,
+            suffix: &launcher_pod::suffix(identity),
+            host_uuid: &launcher_pod::host_uuid(identity),
+            emulation: configuration.use_emulation,
+            arriving: sizes.as_ref(),
+        };
+        let pod = match purpose {
+            Purpose::Start => launcher_pod::pod(&input),
+            Purpose::Arrival(migration) => launcher_pod::target_pod(&input, migration),
+        };
+        let name = pod.name_any();
+        match self.api(&instance).create(&PostParams::default(), &pod).await {
+            Ok(_) => Ok((name, true)),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok((name, false)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tells a pod to end. Returns whether there was such a pod.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn delete(&self, instance: &VirtualMachineInstance, name: &str, uid: &str) -> kube::Result<bool> {
+        self.delete_in(&instance.namespace().unwrap_or_default(), name, uid)
+            .await
+    }
+
+    /// The same in a namespace, of whichever instance it is.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(uid.into()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        match api.delete(name, &parameters).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn api(&self, instance: &VirtualMachineInstance) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &instance.namespace().unwrap_or_default())
+    }
+
+    fn claim_modes(&self, instance: &VirtualMachineInstance) -> BTreeMap<String, ClaimMode> {
+        self.claims_of(instance)
+            .into_iter()
+            .filter_map(|volume| {
+                let info = volume.persistent_volume_claim_info?;
+                let block = info.volume_mode.as_deref() == Some("Block");
+                Some((
+                    info.claim_name?,
+                    if block { ClaimMode::Block } else { ClaimMode::Filesystem },
+                ))
+            })
+            .collect()
+    }
+}
+
+/// Sizes of a running guest's disks in bytes, by volume.
+fn sizes(instance: &VirtualMachineInstance) -> BTreeMap<String, u64> {
+    let volumes = instance.status.iter().flat_map(|status| &status.volume_status);
+    volumes
+        .filter_map(|volume| Some((volume.name.clone(), u64::try_from(volume.size?).ok()?)))
+        .collect()
+}
+
+/// The architecture of guests that name none, by Kubernetes' name: that of this process.
+pub(crate) fn native_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        "s390x" => "s390x",
+        _ => "amd64",
+    }
+}
+
+/// Keeps what decides about a launcher pod.
+fn prune_pod(pod: &mut Pod) {
+    pod.metadata.managed_fields = None;
+    pod.metadata.annotations = None;
+    if let Some(spec) = &mut pod.spec {
+        *spec = k8s_openapi::api::core::v1::PodSpec {
+            node_name: spec.node_name.take(),
+            ..Default::default()
+        };
+    }
+    if let Some(status) = &mut pod.status {
+        status.container_statuses = status.container_statuses.take().map(|mut containers| {
+            for container in &mut containers {
+                container.last_state = None;
+                container.volume_mounts = None;
+                container.resources = None;
+                container.allocated_resources = None;
+            }
+            containers
+        });
+    }
+}

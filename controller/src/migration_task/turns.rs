@@ -1,0 +1,202 @@
+//! Whose turn it is: the queue of [`drydock_core::migration::queue`], kept by the one controller that
+//! leads.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
+use drydock_core::{
+    configuration::Migrations,
+    instance::ending::ended,
+    migration::{
+        observed::{source, target},
+        queue::{Entry, Reservations, Stage, Urgency, Wait},
+        record::Record,
+    },
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+/// Places and slots, and who waits for one.
+#[derive(Debug, Default)]
+pub(super) struct Turns(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    reservations: Reservations,
+    waiting: BTreeMap<String, Wait>,
+    /// Names of migrations by UID, `namespace/name`.
+    names: BTreeMap<String, String>,
+}
+
+impl Turns {
+    /// Begins anew with what the objects say.
+    pub(super) fn begin(&self, entries: &[Entry]) {
+        let mut state = self.lock();
+        state.reservations = Reservations::rebuilt(entries);
+        state.waiting.clear();
+        state.names = entries
+            .iter()
+            .map(|entry| (entry.uid.clone(), entry.name.clone()))
+            .collect();
+    }
+
+    /// Gives places and slots. Returns the names of those that have to be looked at: they got one, or
+    /// wait for something else than before.
+    pub(super) fn grant(&self, limits: &Migrations, entries: &[Entry], now: Timestamp) -> Vec<String> {
+        let mut state = self.lock();
+        let names: BTreeMap<String, String> = entries
+            .iter()
+            .map(|entry| (entry.uid.clone(), entry.name.clone()))
+            .collect();
+        let grants = state.reservations.grant(limits, entries, now);
+        let waiting: BTreeMap<String, Wait> = grants.waiting.into_iter().collect();
+        let changed = waiting
+            .iter()
+            .filter(|(uid, wait)| state.waiting.get(*uid).map(|before| before.reason) != Some(wait.reason))
+            .map(|(uid, _)| uid);
+        let woken = grants.place.iter().chain(&grants.slots).chain(changed);
+        let woken = woken.filter_map(|uid| names.get(uid).cloned()).collect();
+        // A place in the queue alone is no news: what was said stays until the reason changes.
+        let before = std::mem::take(&mut state.waiting);
+        state.waiting = waiting
+            .into_iter()
+            .map(|(uid, wait)| {
+                let same = before.get(&uid).filter(|before| before.reason == wait.reason).copied();
+                let wait = same.unwrap_or(wait);
+                (uid, wait)
+            })
+            .collect();
+        state.names.extend(names);
+        woken
+    }
+
+    /// It may have a target pod.
+    pub(super) fn may_place(&self, uid: &str) -> bool {
+        self.lock().reservations.uids().any(|granted| granted == uid)
+    }
+
+    /// It has a slot.
+    pub(super) fn has_slot(&self, uid: &str) -> bool {
+        self.lock().reservations.slots().any(|(granted, _, _)| granted == uid)
+    }
+
+    /// What it waits for.
+    pub(super) fn wait(&self, uid: &str) -> Option<Wait> {
+        self.lock().waiting.get(uid).copied()
+    }
+
+    /// It is over.
+    pub(super) fn finished(&self, uid: &str) {
+        let mut state = self.lock();
+        state.reservations.finished(uid);
+        state.waiting.remove(uid);
+        state.names.remove(uid);
+    }
+
+    /// The watch has shown that there is no migration of this name any more.
+    pub(super) fn missing(&self, name: &str) {
+        let mut state = self.lock();
+        let gone: Vec<String> = state
+            .names
+            .iter()
+            .filter(|(_, known)| *known == name)
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in gone {
+            state.reservations.finished(&uid);
+            state.waiting.remove(&uid);
+            state.names.remove(&uid);
+        }
+    }
+
+    /// What was granted to it was refused by the API server.
+    pub(super) fn withdraw(&self, uid: &str) {
+        self.lock().reservations.withdraw(uid);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A migration as the queue takes it; `None` if it is over, or about to be before it began.
+pub(super) fn entry(
+    migration: &VirtualMachineInstanceMigration,
+    instance: &VirtualMachineInstance,
+    pod: Option<&Pod>,
+) -> Option<Entry> {
+    let record = Record::of(migration);
+    if record.is_over() || (record.deleted && !record.has_sides()) {
+        return None;
+    }
+    let recorded = source(migration).and_then(|side| side.node.clone());
+    let source = recorded.or_else(|| instance.status.as_ref()?.node_name.clone())?;
+    let node = pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone());
+    let stage = match (target(migration).and_then(|side| side.node.clone()), pod) {
+        (Some(target), _) => Stage::Holding { target },
+        (None, None) => Stage::Waiting,
+        (None, Some(pod)) => match node.filter(|_| record.phase == Some(MigrationPhase::Scheduled) || runs(pod)) {
+            Some(target) => Stage::Placed {
+                target,
+                ready: since(migration).unwrap_or_default(),
+            },
+            None => Stage::Placing {
+                unschedulable: is_unschedulable(pod),
+            },
+        },
+    };
+    let metadata = &migration.metadata;
+    Some(Entry {
+        uid: metadata.uid.clone()?,
+        name: format!(
+            "{}/{}",
+            metadata.namespace.as_deref().unwrap_or_default(),
+            metadata.name.as_deref().unwrap_or_default()
+        ),
+        urgency: Urgency::of(migration),
+        created: metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(Timestamp::MIN, |time| time.0),
+        source,
+        stage,
+    })
+}
+
+/// Since when it waits for a slot.
+fn since(migration: &VirtualMachineInstanceMigration) -> Option<Timestamp> {
+    let status = migration.status.as_ref()?;
+    let scheduled = status
+        .phase_transition_timestamps
+        .iter()
+        .find(|transition| transition.phase == MigrationPhase::Scheduled);
+    // One that is ready just now has not been written down yet.
+    Some(scheduled.map_or(Timestamp::MAX, |transition| transition.phase_transition_timestamp))
+}
+
+/// The pod's containers run.
+fn runs(pod: &Pod) -> bool {
+    let containers = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref());
+    ended(pod).is_none()
+        && containers.is_some_and(|containers| {
+            containers
+                .iter()
+                .all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()))
+        })
+}
+
+/// The scheduler has found no node for a pod.
+pub(super) fn is_unschedulable(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|conditions| {
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+    })
+}
