@@ -374,7 +374,8 @@ impl Monitor {
     }
 
     /// How the guest may be disturbed so that the migration ends: as KubeVirt, post-copy if that is
-    /// allowed, else a pause. libvirt begins post-copy only once it sends memory.
+    /// allowed, else a pause. libvirt begins post-copy only once it sends memory: while disks are
+    /// copied, a pause is what is left.
     fn disruption(&self, sample: &Sample) -> Option<Act> {
         let post_copy = self.limits.post_copy && !self.refused.post_copy && sample.iteration > 0;
         let pause = !self.refused.pause && !self.was_paused && !self.is_asked(Act::Pause);

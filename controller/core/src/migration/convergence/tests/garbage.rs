@@ -118,9 +118,10 @@ proptest! {
         most in 1u64..3000,
     ) {
         let limits = Limits { max_downtime: Duration::from_millis(most), ..bounded(&guest, allowed) };
-        for (_, action) in moves(&guest, limits, &[]).actions {
+        for (at, action) in moves(&guest, limits, &[]).actions {
+            let disks = at <= guest.disks / guest.bandwidth + 1;
             match action.act {
-                Act::Pause => prop_assert!(limits.workload_disruption && !limits.post_copy),
+                Act::Pause => prop_assert!(limits.workload_disruption && (!limits.post_copy || disks)),
                 Act::StartPostCopy => prop_assert!(limits.workload_disruption && limits.post_copy),
                 Act::SetDowntime(time) => prop_assert!(time <= limits.max_downtime),
                 Act::Tell | Act::Abort => {}
