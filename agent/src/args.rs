@@ -1,13 +1,21 @@
 //! The command line, which is all there is to set on one agent. What concerns the cluster is in
 //! HyperConverged and the legacy ConfigMap.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::{configuration::selection::NAMESPACES, mask, minimum::DEFAULT_MODEL};
 use drydock_runtime::LogFormat;
 
-use crate::{inspect_command, run};
+use crate::{inspect_command, run, tunnel};
+
+/// Where agents find the sockets of their node's tunnels.
+pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
 
 /// Drydock's node agent: inspects CPUs, labels its node, runs and moves virtual machines.
 #[derive(Debug, Parser)]
@@ -23,6 +31,8 @@ enum Command {
     Run(Box<RunArgs>),
     /// Say what this machine can do for guests. Needs no cluster.
     Inspect(Box<InspectArgs>),
+    /// Carry virtual machines from and to other nodes until told to stop, and until the last has moved.
+    Tunnel(Box<TunnelArgs>),
 }
 
 impl Args {
@@ -31,6 +41,7 @@ impl Args {
         match self.command {
             Command::Run(args) => run::run(*args),
             Command::Inspect(args) => inspect_command::inspect(&args),
+            Command::Tunnel(args) => tunnel::run(*args),
         }
     }
 }
@@ -136,6 +147,45 @@ pub(crate) struct RunArgs {
     pub(crate) host: HostArgs,
 }
 
+/// `drydock-agent tunnel`.
+#[derive(Debug, Group)]
+pub(crate) struct TunnelArgs {
+    /// The kubelet's root.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/kubelet",
+        env = "DRYDOCK_KUBELET"
+    )]
+    pub(crate) kubelet: PathBuf,
+    /// UID of the pod that this runs in: agents know the tunnel by it.
+    #[arg(long, value_name = "UID", value_parser = uid, env = "DRYDOCK_POD_UID")]
+    pub(crate) pod_uid: String,
+    /// Address at which tunnels of other nodes reach this one: that of its pod.
+    #[arg(long, value_name = "ADDRESS", env = "DRYDOCK_POD_IP")]
+    pub(crate) address: IpAddr,
+    /// Port for tunnels of other nodes.
+    #[arg(long, value_name = "PORT", default_value_t = 9445, env = "DRYDOCK_TUNNEL_PORT")]
+    pub(crate) port: u16,
+    /// Folder of the node in which agents find the sockets of its tunnels.
+    #[arg(long, value_name = "FOLDER", default_value = TUNNELS, env = "DRYDOCK_TUNNELS")]
+    pub(crate) sockets: PathBuf,
+    /// Address for health, metrics and the log level.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:8081",
+        env = "DRYDOCK_TUNNEL_ADMIN"
+    )]
+    pub(crate) admin: SocketAddr,
+    /// What is logged, as in `info` or `info,drydock_agent=debug`. Can be changed while running.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
+    pub(crate) log: String,
+    /// How log lines look.
+    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
 /// `drydock-agent inspect`.
 #[derive(Debug, Group)]
 pub(crate) struct InspectArgs {
@@ -184,6 +234,16 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(Duration::from_secs_f64(seconds))
     } else {
         Err(allowed.into())
+    }
+}
+
+/// A UID, which becomes the name of a file.
+fn uid(text: &str) -> Result<String, String> {
+    let is_uid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if (1..=63).contains(&text.len()) && text.bytes().all(is_uid) {
+        Ok(text.to_owned())
+    } else {
+        Err("1 to 63 letters, digits and hyphens".into())
     }
 }
 

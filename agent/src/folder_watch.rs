@@ -12,7 +12,8 @@ const BUFFER: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct FolderWatch {
     events: EventStream<[u8; BUFFER]>,
-    names: Vec<OsString>,
+    /// Files that are watched; all if there is no list.
+    names: Option<Vec<OsString>>,
 }
 
 /// What happened.
@@ -30,6 +31,19 @@ impl FolderWatch {
     /// # Errors
     /// If there is no such folder, or the kernel gives no watch.
     pub(crate) fn new(folder: &Path, names: impl IntoIterator<Item = impl Into<OsString>>) -> io::Result<Self> {
+        Self::open(folder, Some(names.into_iter().map(Into::into).collect()))
+    }
+
+    /// Watches all files of `folder`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    #[cfg_attr(not(test), allow(dead_code, reason = "tunnels are followed by it"))]
+    pub(crate) fn all(folder: &Path) -> io::Result<Self> {
+        Self::open(folder, None)
+    }
+
+    fn open(folder: &Path, names: Option<Vec<OsString>>) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let to_files = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVE | WatchMask::CLOSE_WRITE;
         let to_folder = WatchMask::DELETE_SELF | WatchMask::MOVE_SELF;
@@ -38,7 +52,7 @@ impl FolderWatch {
             .add(folder, to_files | WatchMask::ATTRIB | to_folder | WatchMask::ONLYDIR)?;
         Ok(Self {
             events: inotify.into_event_stream([0; BUFFER])?,
-            names: names.into_iter().map(Into::into).collect(),
+            names,
         })
     }
 
@@ -54,7 +68,8 @@ impl FolderWatch {
             if event.mask.intersects(gone) {
                 return Ok(Happened::ToFolder);
             }
-            if event.mask.contains(EventMask::Q_OVERFLOW) || event.name.is_some_and(|name| self.names.contains(&name)) {
+            let is_watched = |name| self.names.as_ref().is_none_or(|names| names.contains(&name));
+            if event.mask.contains(EventMask::Q_OVERFLOW) || event.name.is_some_and(is_watched) {
                 return Ok(Happened::ToFile);
             }
         }

@@ -55,5 +55,6 @@ pub mod private_libvirtd;
 pub mod problem;
 pub mod roots;
 pub mod seccomp;
+pub mod unread;
 pub mod user_namespaces;
 pub mod watch;

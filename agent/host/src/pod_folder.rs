@@ -10,6 +10,7 @@
 //! as a FIFO would make the reader wait and a device may do anything; and files are read up to a limit.
 
 mod appearing;
+mod listening;
 mod watches;
 
 use std::{
@@ -25,6 +26,8 @@ use nix::{
     sys::stat::{Mode, SFlag, fstat},
 };
 use thiserror::Error;
+
+pub use listening::PodListener;
 
 /// Most bytes of a small file that a pod says something by.
 pub const SMALL_FILE: u64 = 64 * 1024;

@@ -167,6 +167,67 @@ async fn a_socket_is_reached_however_long_its_path_is() {
     listener.accept().unwrap();
 }
 
+/// The user that the tests run as: whoever runs them may give files to it.
+fn myself() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+#[test]
+fn a_socket_for_the_pod_is_made_in_its_folder_and_goes_with_its_listener() {
+    let kubelet = Kubelet::with_volume();
+    let folder = kubelet.folder();
+    let place = kubelet.volume().join("migration/memory.sock");
+    for round in 0..3 {
+        if round == 1 {
+            // Of a process that is gone, and anything else that is no folder.
+            fs::write(&place, "stale").unwrap();
+        }
+        let made = folder.listen("migration/memory.sock", myself()).unwrap();
+        let socket = folder.open_socket("migration/memory.sock").unwrap();
+        std::os::unix::net::UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+        made.listener().unwrap().accept().unwrap();
+        drop(made);
+        assert!(!place.exists());
+    }
+    let made = folder.listen("migration/memory.sock", myself()).unwrap();
+    // What the pod puts in its place is the pod's.
+    fs::remove_file(&place).unwrap();
+    fs::write(&place, "the pod's").unwrap();
+    drop(made);
+    assert_eq!(fs::read(&place).unwrap(), b"the pod's");
+}
+
+#[test]
+fn a_socket_for_the_pod_is_made_nowhere_else() {
+    let kubelet = Kubelet::with_volume();
+    let (folder, volume) = (kubelet.folder(), kubelet.volume());
+    for bad in ["memory.sock", "a/b/c", "../x/y", "/etc/x", "migration/.."] {
+        let error = folder.listen(bad, myself()).unwrap_err();
+        assert_eq!(error.reason(), "PodFolderBadName", "{bad}");
+    }
+    let outside = kubelet.0.join("outside");
+    fs::create_dir(&outside).unwrap();
+    symlink(&outside, volume.join("migration")).unwrap();
+    assert_eq!(refusal(folder.listen("migration/x", myself())), Refusal::Link);
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    fs::write(volume.join("file"), "").unwrap();
+    assert_eq!(refusal(folder.listen("file/x", myself())), Refusal::NotInFolder);
+    fs::create_dir_all(volume.join("folder/x")).unwrap();
+    assert_eq!(refusal(folder.listen("folder/x", myself())), Refusal::NotSocket);
+    // A link in the socket's own place is replaced, not followed.
+    symlink(outside.join("x"), volume.join("folder/y")).unwrap();
+    let made = folder.listen("folder/y", myself()).unwrap();
+    assert!(folder.open_socket("folder/y").is_ok());
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    drop(made);
+    // No pod at all.
+    let gone = PodFolder::new(&kubelet.0, "00000000", "run").unwrap();
+    assert!(matches!(
+        gone.listen("migration/x", myself()),
+        Err(FolderError::NotThere { .. })
+    ));
+}
+
 /// A wait that has begun: it has looked, and found nothing.
 async fn waiting(folder: PodFolder, path: &'static str) -> JoinSet<Result<Vec<u8>, FolderError>> {
     let way = folder.walk(path).unwrap();

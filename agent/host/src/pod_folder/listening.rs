@@ -1,0 +1,148 @@
+//! Sockets of this process in a pod's folder, for what runs in the pod.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::Path,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::AtFlags,
+    sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat},
+    unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat},
+};
+
+use super::{FolderError, PodFolder, Refusal, bad_name, checked, find, kind};
+
+/// A socket in a pod's folder at which this process listens. It is removed when this is dropped,
+/// unless the pod has put something else in its place.
+#[derive(Debug)]
+pub struct PodListener {
+    listener: UnixListener,
+    folder: OwnedFd,
+    name: String,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl PodFolder {
+    /// Listens at `path`, a name in a folder of the pod's, for processes of `owner`. The folder is made
+    /// if it is missing. What was in the socket's place is removed: a socket of a process that is gone.
+    ///
+    /// Whatever the pod does meanwhile, nothing outside its folder is touched, and nothing but a
+    /// socket is given to `owner`.
+    ///
+    /// # Errors
+    /// If the pod's folder is not there, there is something else than a folder on the way, or a folder
+    /// in the socket's place.
+    pub fn listen(&self, path: &str, owner: u32) -> Result<PodListener, FolderError> {
+        checked(path)?;
+        let (folder, name) = path
+            .split_once('/')
+            .ok_or_else(|| bad_name("a folder and a name", path))?;
+        if name.contains('/') {
+            return Err(bad_name("a folder and a name", path));
+        }
+        let folder = self.open_or_make(folder, owner)?;
+        match unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(Errno::EISDIR) => return Err(self.refused(path, Refusal::NotSocket)),
+            Err(errno) => return Err(self.failed(path, errno)),
+        }
+        self.bind(folder, path, name, owner)
+    }
+
+    fn bind(&self, folder: OwnedFd, path: &str, name: &str, owner: u32) -> Result<PodListener, FolderError> {
+        // A path of any length. The kernel follows no link in the place of the last name.
+        let listener = UnixListener::bind(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|error| self.unreadable(path, &error))?;
+        let failed = |errno| self.failed(path, errno);
+        let socket = find(folder.as_fd(), Path::new(name)).map_err(failed)?;
+        let stat = fstat(&socket).map_err(failed)?;
+        if kind(&socket).map_err(failed)? != SFlag::S_IFSOCK {
+            return Err(self.refused(path, Refusal::NotSocket));
+        }
+        give(&socket, owner).map_err(failed)?;
+        Ok(PodListener {
+            listener,
+            folder,
+            name: name.to_owned(),
+            identity: identity(&stat),
+        })
+    }
+
+    fn open_or_make(&self, folder: &str, owner: u32) -> Result<OwnedFd, FolderError> {
+        let found = match self.open(folder) {
+            Err(FolderError::NotThere { .. }) => {
+                let volume = self.open_volume()?;
+                let made = mkdirat(&volume, folder, Mode::S_IRWXU);
+                let found = self.open(folder)?;
+                match made {
+                    Ok(()) => give(&found, owner).map_err(|errno| self.failed(folder, errno))?,
+                    // The pod was faster.
+                    Err(Errno::EEXIST) => {}
+                    Err(errno) => return Err(self.failed(folder, errno)),
+                }
+                found
+            }
+            found => found?,
+        };
+        if kind(&found).map_err(|errno| self.failed(folder, errno))? != SFlag::S_IFDIR {
+            return Err(self.refused(folder, Refusal::NotInFolder));
+        }
+        Ok(found)
+    }
+
+    /// The folder itself.
+    fn open_volume(&self) -> Result<OwnedFd, FolderError> {
+        let pods = self.open_pods()?;
+        let names: std::path::PathBuf = self.names.iter().collect();
+        find(pods.as_fd(), &names).map_err(|errno| self.failed("", errno))
+    }
+}
+
+/// Gives what was opened, and nothing that came in its place, to a user and the group of that number.
+fn give(opened: &OwnedFd, owner: u32) -> nix::Result<()> {
+    let (user, group) = (Uid::from_raw(owner), Gid::from_raw(owner));
+    fchownat(opened, "", Some(user), Some(group), AtFlags::AT_EMPTY_PATH)
+}
+
+fn identity(stat: &FileStat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+impl PodListener {
+    /// Another handle on the listening socket, which does not block.
+    ///
+    /// # Errors
+    /// If there are no descriptors left.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
+    }
+}
+
+impl AsFd for PodListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for PodListener {
+    fn drop(&mut self) {
+        let is_ours = find(self.folder.as_fd(), Path::new(&self.name))
+            .and_then(fstat)
+            .is_ok_and(|stat| identity(&stat) == self.identity);
+        if is_ours && let Err(errno) = unlinkat(&self.folder, self.name.as_str(), UnlinkatFlags::NoRemoveDir) {
+            tracing::debug!(
+                name = self.name,
+                error = errno.desc(),
+                "a socket in a pod's folder stays"
+            );
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Whether the process at the other end of a unix socket has read what was written to it.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use nix::{
+    libc::{TIOCOUTQ, c_int},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+
+/// What is less than this is no message: each that waits counts with the kernel's own data about it,
+/// hundreds of bytes. While a message is being freed, the kernel may count one byte for it.
+const SMALLEST_MESSAGE: c_int = 64;
+
+/// What became of what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unread {
+    /// Some of it has not been read.
+    Some,
+    /// All of it has been read, and the other end is still open.
+    Nothing,
+    /// The other end is closed. What it had not read is thrown away, so nothing can be told.
+    HungUp,
+}
+
+/// Whether all that was written to a connected unix stream socket has been read.
+///
+/// # Errors
+/// If it is no such socket.
+#[expect(unsafe_code, reason = "an ioctl has no safe form")]
+pub fn unread(socket: BorrowedFd<'_>) -> io::Result<Unread> {
+    nix::ioctl_read_bad!(outq, TIOCOUTQ, c_int);
+    let mut bytes = 0;
+    // SAFETY: the descriptor is open, as it is borrowed, and the kernel writes one int to `bytes`.
+    unsafe { outq(socket.as_raw_fd(), &raw mut bytes) }?;
+    // The order is what makes it certain: a socket that is closed says so before its kernel throws
+    // away what was not read.
+    let mut state = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut state, PollTimeout::ZERO)?;
+    let events = state[0].revents().unwrap_or(PollFlags::POLLERR);
+    if events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL) {
+        return Ok(Unread::HungUp);
+    }
+    Ok(if bytes < SMALLEST_MESSAGE {
+        Unread::Nothing
+    } else {
+        Unread::Some
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::{fd::AsFd, unix::net::UnixStream},
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_read_to_its_last_byte_is_unread() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let told = |ours: &UnixStream| unread(ours.as_fd()).unwrap();
+        assert_eq!(told(&ours), Unread::Nothing);
+        for length in [1, 28, 4096, 100_000] {
+            ours.write_all(&vec![7; length]).unwrap();
+            assert_eq!(told(&ours), Unread::Some, "{length}");
+            theirs.read_exact(&mut vec![0; length - 1]).unwrap();
+            assert_eq!(told(&ours), Unread::Some, "{length}");
+            theirs.read_exact(&mut [0]).unwrap();
+            assert_eq!(told(&ours), Unread::Nothing, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_socket_that_was_closed_proves_nothing() {
+        for read in [false, true] {
+            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+            ours.write_all(b"reply").unwrap();
+            if read {
+                theirs.read_exact(&mut [0; 5]).unwrap();
+            }
+            drop(theirs);
+            // The kernel has thrown away what was not read.
+            assert_eq!(unread(ours.as_fd()).unwrap(), Unread::HungUp, "{read}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_socket_is_an_error() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        assert!(unread(file.as_fd()).is_err());
+    }
+}

@@ -1,0 +1,218 @@
+//! The source's side: listens in the pod, and dials the target for each connection and for control.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use drydock_host::pod_folder::PodListener;
+use drydock_runtime::{Backoff, Process, chain, clock::Instant};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpStream, UnixListener, UnixStream},
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tracing::{debug, info, warn};
+
+use super::{
+    control::{self, Left},
+    identity,
+    local::Reply,
+    session::{Session, lock},
+    stream_header::Stream,
+    streams::{self, Proving},
+};
+
+use drydock_core::migration::hand_over::Proof;
+
+/// How long one attempt to reach the target may take, handshake included.
+const DIAL_WITHIN: Duration = Duration::from_secs(10);
+/// How long a connection of the pod may wait for the target.
+const REACH_WITHIN: Duration = Duration::from_secs(20);
+/// First pause before the target is dialled again. It doubles.
+const AGAIN: Duration = Duration::from_millis(50);
+/// Longest such pause.
+const AGAIN_AT_MOST: Duration = Duration::from_secs(3);
+/// The wait after a connection could not be accepted, as when no descriptor is left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+
+/// Carries what comes to the session's sockets to the target at `address`, until it is closed.
+///
+/// # Errors
+/// If the sockets cannot be listened at.
+pub(super) fn start(
+    session: &Arc<Session>,
+    address: SocketAddr,
+    tls: &Arc<ClientConfig>,
+    process: &Process,
+) -> io::Result<()> {
+    let target = Target {
+        address,
+        tls: TlsConnector::from(Arc::clone(tls)),
+    };
+    let sockets = std::mem::take(&mut *lock(&session.sockets));
+    for (stream, socket) in sockets {
+        let listener = UnixListener::from_std(socket.listener()?)?;
+        let (session, target, of) = (Arc::clone(session), target.clone(), process.clone());
+        process.spawn("socket in a pod", async move {
+            accept(&session, stream, &listener, &target, &of).await;
+            drop::<PodListener>(socket);
+        });
+    }
+    let session = Arc::clone(session);
+    process.spawn("control channel", async move { keep_control(&session, &target).await });
+    Ok(())
+}
+
+/// Where the streams of a session go.
+#[derive(Clone)]
+struct Target {
+    address: SocketAddr,
+    tls: TlsConnector,
+}
+
+impl Target {
+    /// Connects, shows who this is, and says what the connection is for.
+    async fn dial(&self, migration: &str, stream: Stream) -> io::Result<TlsStream<TcpStream>> {
+        let dialling = async {
+            let connection = TcpStream::connect(self.address).await?;
+            streams::set_up(&connection)?;
+            let name = ServerName::try_from(identity::server_name(migration)).map_err(io::Error::other)?;
+            let mut connection = self.tls.connect(name, connection).await?;
+            connection.write_all(&stream.header()).await?;
+            connection.flush().await?;
+            Ok(connection)
+        };
+        let dialled = timeout(DIAL_WITHIN, dialling).await;
+        dialled.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// The same, tried again for a while: whoever connected in the pod waits.
+    async fn reach(&self, migration: &str, stream: Stream) -> io::Result<TlsStream<TcpStream>> {
+        let until = Instant::now() + REACH_WITHIN;
+        let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
+        loop {
+            match self.dial(migration, stream).await {
+                Err(error) if Instant::now() < until => {
+                    debug!(migration, stream = stream.as_str(), error = %chain(&error), "dialling again");
+                    tokio::time::sleep(pause.delay()).await;
+                }
+                dialled => return dialled,
+            }
+        }
+    }
+}
+
+/// Takes connections at one of the pod's sockets.
+async fn accept(session: &Arc<Session>, stream: Stream, listener: &UnixListener, target: &Target, process: &Process) {
+    let mut number = 0_u16;
+    while let Some(accepted) = session.closed.run_until_cancelled(listener.accept()).await {
+        let stream = numbered(stream, number);
+        match accepted {
+            Ok((connection, _)) => {
+                number = number.wrapping_add(1);
+                let (session, target) = (Arc::clone(session), target.clone());
+                process.spawn("stream to a target", async move {
+                    let closed = session.closed.clone();
+                    closed
+                        .run_until_cancelled(carry(&session, stream, connection, &target))
+                        .await;
+                });
+            }
+            Err(error) => {
+                warn!(error = %chain(&error), "a connection of a pod could not be accepted");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+fn numbered(stream: Stream, number: u16) -> Stream {
+    match stream {
+        Stream::Memory(_) => Stream::Memory(number),
+        Stream::Disks(_) => Stream::Disks(number),
+        one => one,
+    }
+}
+
+async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, target: &Target) {
+    let migration = session.spec.migration.as_str();
+    let Some(_place) = session.place(stream) else {
+        warn!(
+            migration,
+            stream = stream.as_str(),
+            "the pod connects more often than it may"
+        );
+        return;
+    };
+    let dialled = match target.reach(migration, stream).await {
+        Ok(dialled) => dialled,
+        Err(error) => {
+            let error = chain(&error).to_string();
+            warn!(
+                migration,
+                stream = stream.as_str(),
+                error,
+                "the target cannot be reached"
+            );
+            session.update(|facts| facts.trouble = Some(format!("the target cannot be reached: {error}")));
+            return;
+        }
+    };
+    let proof = LibvirtProof(session);
+    let proving: Option<&dyn Proving> = (stream == Stream::Libvirt).then_some(&proof);
+    debug!(migration, ?stream, "stream begins");
+    match streams::carry(&connection, dialled, session, proving).await {
+        Ok(()) => debug!(migration, ?stream, "stream ended"),
+        Err(error) => info!(migration, ?stream, error = %chain(&error), "stream broken"),
+    }
+}
+
+/// Notes what the libvirt connection proves.
+struct LibvirtProof<'a>(&'a Session);
+
+impl Proving for LibvirtProof<'_> {
+    fn forwarded(&self) {
+        self.0.update(|facts| facts.reply = facts.reply.max(Reply::Forwarded));
+    }
+
+    fn consumed(&self) {
+        self.0.update(|facts| {
+            facts.reply = Reply::Consumed;
+            facts.source.prove(Proof::ReplyConsumed);
+        });
+    }
+}
+
+/// Keeps a control channel to the target as long as the session lives on both sides.
+async fn keep_control(session: &Arc<Session>, target: &Target) {
+    let migration = session.spec.migration.as_str();
+    let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
+    loop {
+        let dialling = target.dial(migration, Stream::Control);
+        match session.closed.run_until_cancelled(dialling).await {
+            None => return,
+            Some(Ok(stream)) => {
+                let begun = Instant::now();
+                if control::as_source(session, stream).await == Left::Over {
+                    return;
+                }
+                if begun.elapsed() > AGAIN_AT_MOST {
+                    pause.reset();
+                }
+            }
+            Some(Err(error)) => {
+                let error = chain(&error).to_string();
+                debug!(migration, error, "the target's tunnel cannot be reached");
+                session.update(|facts| facts.trouble = Some(format!("the target cannot be reached: {error}")));
+            }
+        }
+        if session
+            .closed
+            .run_until_cancelled(tokio::time::sleep(pause.delay()))
+            .await
+            .is_none()
+        {
+            return;
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The guest that arrives: waits for its release, and lets it go on when it is complete.
+//!
+//! ```text
+//!  release over the control channel ─┐
+//!  libvirt's events ─────────────────┴▶ look ─▶ core's TargetSide::step ─▶ resume ─▶ acknowledged
+//! ```
+//!
+//! The connection to the pod's libvirt is made when the session is paired, so that between a release
+//! and the guest's next step there are two short calls and nothing else.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use drydock_api::launcher::LIBVIRT_SOCKET;
+use drydock_core::migration::hand_over::{GuestHere, TakenOver, TargetStep};
+use drydock_host::{
+    domain::{CallError, Deadlines, DomainEvents, DomainHandle, PausedReason, State},
+    pod_folder::PodFolder,
+};
+use drydock_runtime::{Backoff, Process, chain};
+use futures::future::BoxFuture;
+use tracing::{info, warn};
+
+use super::session::Session;
+
+/// First pause before libvirt is asked again after it refused. It doubles.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+/// Longest such pause.
+const ASK_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
+
+/// How guests that arrive are asked.
+pub(super) trait IncomingGuests: fmt::Debug + Send + Sync {
+    /// The guest of this domain in this pod's folder.
+    fn guest(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest>;
+}
+
+/// One guest that arrives, or is to arrive.
+pub(super) trait IncomingGuest: Send {
+    /// What its libvirt says of it. Waits until that can be asked.
+    fn look(&mut self) -> BoxFuture<'_, GuestHere>;
+    /// Ends when something may have changed since the last look. Nothing is lost if it is dropped.
+    fn changed(&mut self) -> BoxFuture<'_, ()>;
+    /// Lets it go on. After an error it is not known whether it does.
+    fn resume(&mut self) -> BoxFuture<'_, Result<(), String>>;
+}
+
+/// Guests behind libvirt.
+#[derive(Debug)]
+pub(super) struct LibvirtGuests;
+
+impl IncomingGuests for LibvirtGuests {
+    fn guest(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
+        Box::new(LibvirtGuest {
+            folder: folder.clone(),
+            domain: domain.to_owned(),
+            connection: None,
+            pause: Backoff::new(ASK_AGAIN, ASK_AGAIN_AT_MOST),
+        })
+    }
+}
+
+struct LibvirtGuest {
+    folder: PodFolder,
+    domain: String,
+    connection: Option<(DomainHandle, DomainEvents)>,
+    pause: Backoff,
+}
+
+impl LibvirtGuest {
+    /// The connection, made anew if there is none.
+    async fn connected(&mut self) -> &mut (DomainHandle, DomainEvents) {
+        loop {
+            if self.connection.is_some() {
+                break;
+            }
+            let deadlines = Deadlines::default();
+            match DomainHandle::connect_when_open(&self.folder, LIBVIRT_SOCKET, &self.domain, deadlines).await {
+                Ok(connection) => self.connection = Some(connection),
+                Err(error) => {
+                    warn!(domain = self.domain, error = %chain(&error), "the libvirt of a guest that arrives cannot be asked");
+                    tokio::time::sleep(self.pause.delay()).await;
+                }
+            }
+        }
+        match &mut self.connection {
+            Some(connection) => connection,
+            None => unreachable!("it was made above"),
+        }
+    }
+
+    /// What an answer to a look means; a connection that gives none is given up.
+    fn seen(&mut self, answer: Result<State, CallError>) -> GuestHere {
+        match answer {
+            Ok(state) => {
+                self.pause.reset();
+                of_state(state)
+            }
+            Err(CallError::NoDomain) => GuestHere::Absent,
+            Err(error) => {
+                warn!(domain = self.domain, error = %chain(&error), "it cannot be told how a guest that arrives is");
+                if !error.is_answer() {
+                    self.connection = None;
+                }
+                GuestHere::Unknown
+            }
+        }
+    }
+}
+
+impl IncomingGuest for LibvirtGuest {
+    fn look(&mut self) -> BoxFuture<'_, GuestHere> {
+        Box::pin(async move {
+            let answer = self.connected().await.0.state().await;
+            self.seen(answer)
+        })
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            if self.connection.is_none() {
+                tokio::time::sleep(self.pause.delay()).await;
+                self.connected().await;
+                return;
+            }
+            let (_, events) = self.connected().await;
+            if events.recv().await.is_none() {
+                self.connection = None;
+            }
+        })
+    }
+
+    fn resume(&mut self) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            let resumed = self.connected().await.0.resume().await;
+            match resumed {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    if !error.is_answer() {
+                        self.connection = None;
+                    }
+                    Err(chain(&error).to_string())
+                }
+            }
+        })
+    }
+}
+
+/// What a state of the target's domain says of a guest whose migration leaves it paused (libvirt's
+/// `VIR_MIGRATE_PAUSED`): it is paused as migrating until it is complete, then as by a user; any other
+/// state has a guest only after it was let go on.
+fn of_state(state: State) -> GuestHere {
+    match state {
+        State::Paused(PausedReason::User) => GuestHere::Complete,
+        State::Paused(
+            PausedReason::IoError
+            | PausedReason::Watchdog
+            | PausedReason::Save
+            | PausedReason::Dump
+            | PausedReason::Snapshot
+            | PausedReason::ShuttingDown
+            | PausedReason::Crashed,
+        )
+        | State::Running(_)
+        | State::Blocked
+        | State::ShuttingDown
+        | State::PmSuspended
+        | State::Crashed(_) => GuestHere::HasRun,
+        State::Paused(PausedReason::Migration | PausedReason::StartingUp | PausedReason::PostCopy) => {
+            GuestHere::Incoming
+        }
+        State::Paused(_) | State::NoState | State::Unknown { .. } => GuestHere::Unknown,
+        State::ShutOff(_) => GuestHere::Absent,
+    }
+}
+
+/// Looks after the guest of a session until that is closed.
+pub(super) fn start(session: &Arc<Session>, guests: &dyn IncomingGuests, process: &Process) {
+    let guest = guests.guest(&session.folder, &session.spec.domain);
+    let session = Arc::clone(session);
+    process.spawn("guest that arrives", async move {
+        let closed = session.closed.clone();
+        closed.run_until_cancelled(take_over(&session, guest)).await;
+    });
+}
+
+/// Waits for the release, lets the guest go on, and ends when it has been taken over.
+async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
+    let mut facts = session.facts();
+    let mut pause = Backoff::new(ASK_AGAIN, ASK_AGAIN_AT_MOST);
+    let mut seen = guest.look().await;
+    loop {
+        let target = facts.borrow_and_update().target;
+        if target.release().is_some() {
+            seen = guest.look().await;
+        }
+        match target.step(seen) {
+            TargetStep::Wait => {
+                let trouble = target.release().and_then(|_| waits_for(seen));
+                session.update(|facts| facts.trouble = trouble.map(str::to_owned));
+                tokio::select! {
+                    () = guest.changed() => {}
+                    _ = facts.changed() => {}
+                }
+            }
+            TargetStep::Resume => match guest.resume().await {
+                Ok(()) => taken_over(session, TakenOver::Resumed),
+                Err(error) => {
+                    warn!(
+                        migration = session.spec.migration,
+                        error, "the guest cannot be resumed, it is tried again"
+                    );
+                    session.update(|facts| facts.trouble = Some(format!("the guest cannot be resumed: {error}")));
+                    tokio::time::sleep(pause.delay()).await;
+                }
+            },
+            TargetStep::TakeOver(how) => taken_over(session, how),
+            // Whoever speaks on the control channel does that.
+            TargetStep::Acknowledge(_) => return,
+        }
+    }
+}
+
+fn taken_over(session: &Session, how: TakenOver) {
+    info!(migration = session.spec.migration, how = ?how, "guest taken over");
+    session.update(|facts| {
+        facts.trouble = None;
+        facts.target.take_over(how);
+    });
+}
+
+/// What a released guest waits for, for people.
+fn waits_for(guest: GuestHere) -> Option<&'static str> {
+    match guest {
+        GuestHere::Unknown => Some("it cannot be told whether the guest is complete"),
+        GuestHere::Absent => Some("the guest is released, but there is none here"),
+        GuestHere::Incoming => Some("the guest is released, but not complete"),
+        GuestHere::Complete | GuestHere::HasRun => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_host::domain::{RunningReason, ShutOffReason};
+
+    use super::*;
+
+    #[test]
+    fn only_a_guest_that_is_paused_as_by_a_user_is_complete_and_has_not_run() {
+        for (state, expected) in [
+            (State::Paused(PausedReason::User), GuestHere::Complete),
+            (State::Paused(PausedReason::Migration), GuestHere::Incoming),
+            (State::Paused(PausedReason::StartingUp), GuestHere::Incoming),
+            (State::Paused(PausedReason::PostCopy), GuestHere::Incoming),
+            (State::Paused(PausedReason::PostCopyFailed), GuestHere::Unknown),
+            (State::Paused(PausedReason::ApiError), GuestHere::Unknown),
+            (State::Paused(PausedReason::Unknown(99)), GuestHere::Unknown),
+            (State::Paused(PausedReason::IoError), GuestHere::HasRun),
+            (State::Running(RunningReason::Unpaused), GuestHere::HasRun),
+            (State::Running(RunningReason::PostCopy), GuestHere::HasRun),
+            (State::ShutOff(ShutOffReason::Failed), GuestHere::Absent),
+            (State::NoState, GuestHere::Unknown),
+            (State::Unknown { state: 99, reason: 0 }, GuestHere::Unknown),
+        ] {
+            assert_eq!(of_state(state), expected, "{state}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The one port of a tunnel: lets in the peers of its sessions, and nobody else.
+//!
+//! ```text
+//!  TCP ─▶ limits ─▶ name of the session ─▶ handshake with its peer's certificate ─▶ header ─▶ control, or
+//!                                                                                             a socket in the pod
+//! ```
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_MEMORY_SOCKET};
+use drydock_host::pod_folder::FolderError;
+use drydock_runtime::{Process, chain, clock::Instant};
+use rustls::{CertificateError, server::Acceptor};
+use std::os::fd::AsRawFd;
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpStream, UnixStream},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
+use tracing::{debug, info, warn};
+
+use super::{
+    control, identity,
+    refusal::{RefusalLog, StreamRefusal},
+    session::{Paired, Session},
+    sessions::Sessions,
+    stream_header::{self, Stream},
+    streams,
+};
+
+/// How long a connection may take to say who it is and what for.
+const SAY_WITHIN: Duration = Duration::from_secs(5);
+/// Connections that have not said so yet.
+const UNKNOWN: usize = 64;
+/// The wait after a connection could not be accepted, as when no descriptor is left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+
+/// What the port needs.
+#[derive(Debug)]
+pub(super) struct Port {
+    sessions: Sessions,
+    process: Process,
+    unknown: Arc<Semaphore>,
+    log: RefusalLog,
+    say_within: Duration,
+}
+
+impl Port {
+    /// A port for the peers of these sessions.
+    pub(super) fn new(sessions: &Sessions, process: &Process) -> Self {
+        Self {
+            sessions: sessions.clone(),
+            process: process.clone(),
+            unknown: Arc::new(Semaphore::new(UNKNOWN)),
+            log: RefusalLog::default(),
+            say_within: SAY_WITHIN,
+        }
+    }
+
+    /// The same with other limits.
+    #[cfg(test)]
+    pub(super) fn with_limits(mut self, unknown: usize, say_within: Duration) -> Self {
+        self.unknown = Arc::new(Semaphore::new(unknown));
+        self.say_within = say_within;
+        self
+    }
+
+    /// Takes connections until the process has drained.
+    pub(super) async fn accept(self, listener: TcpListener) {
+        let port = Arc::new(self);
+        let drained = port.sessions.drained();
+        while let Some(accepted) = drained.run_until_cancelled(listener.accept()).await {
+            match accepted {
+                Ok((connection, from)) => port.take(connection, from),
+                Err(error) => {
+                    warn!(error = %chain(&error), "a connection of another node could not be accepted");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    fn take(self: &Arc<Self>, connection: TcpStream, from: SocketAddr) {
+        let Ok(unknown) = Arc::clone(&self.unknown).try_acquire_owned() else {
+            self.refuse(from, StreamRefusal::TooManyConnections, None);
+            return;
+        };
+        let port = Arc::clone(self);
+        self.process.spawn("connection of another node", async move {
+            let let_in = timeout(port.say_within, port.let_in(connection)).await;
+            drop(unknown);
+            match let_in.unwrap_or(Err((StreamRefusal::TooSlow, None))) {
+                Ok((session, stream, connection)) => port.serve(from, &session, stream, connection).await,
+                Err((refusal, detail)) => port.refuse(from, refusal, detail.as_deref()),
+            }
+        });
+    }
+
+    /// Finds out who it is and what for.
+    async fn let_in(
+        &self,
+        connection: TcpStream,
+    ) -> Result<(Arc<Session>, Stream, TlsStream<TcpStream>), (StreamRefusal, Option<String>)> {
+        let failed = |error: &io::Error| (refused_handshake(error), Some(chain(error).to_string()));
+        streams::set_up(&connection).map_err(|error| failed(&error))?;
+        let handshake = LazyConfigAcceptor::new(Acceptor::default(), connection);
+        let handshake = handshake.await.map_err(|error| failed(&error))?;
+        let unknown = (StreamRefusal::UnknownSession, None);
+        let (session, tls) = {
+            let hello = handshake.client_hello();
+            let migration = hello.server_name().and_then(identity::migration_of);
+            let session = migration.and_then(|migration| self.sessions.get(migration));
+            let session = session.ok_or_else(|| unknown.clone())?;
+            match session.peer() {
+                Some((_, Paired::Source { tls })) => (session, tls),
+                // Its agent has not told yet who the peer is, or it is a source, which dials.
+                Some((_, Paired::Target { .. })) | None => return Err(unknown),
+            }
+        };
+        let mut connection = handshake.into_stream(tls).await.map_err(|error| failed(&error))?;
+        let mut header = [0; stream_header::BYTES];
+        let read = connection.read_exact(&mut header).await;
+        read.map_err(|error| (StreamRefusal::ClosedEarly, Some(chain(&error).to_string())))?;
+        let stream = Stream::of_header(header).map_err(|_| (StreamRefusal::BadHeader, None))?;
+        if session.closed.is_cancelled() {
+            return Err((StreamRefusal::UnknownSession, None));
+        }
+        Ok((session, stream, connection))
+    }
+
+    async fn serve(&self, from: SocketAddr, session: &Arc<Session>, stream: Stream, connection: TlsStream<TcpStream>) {
+        let Some(_place) = session.place(stream) else {
+            self.refuse(from, StreamRefusal::StreamTaken, Some(stream.as_str()));
+            return;
+        };
+        let socket = match stream {
+            Stream::Control => {
+                control::as_target(session, connection).await;
+                return;
+            }
+            Stream::Libvirt => LIBVIRT_SOCKET,
+            Stream::Memory(_) => MIGRATION_MEMORY_SOCKET,
+            Stream::Disks(_) => MIGRATION_DISKS_SOCKET,
+        };
+        let in_pod = match connect(session, socket).await {
+            Ok(in_pod) => in_pod,
+            Err(error) => {
+                self.refuse(from, StreamRefusal::NobodyInPod, Some(&chain(&error).to_string()));
+                return;
+            }
+        };
+        let migration = session.spec.migration.as_str();
+        debug!(migration, ?stream, "stream begins");
+        let carrying = streams::carry(&in_pod, connection, session, None);
+        match session.closed.run_until_cancelled(carrying).await {
+            Some(Ok(())) => debug!(migration, ?stream, "stream ended"),
+            Some(Err(error)) => info!(migration, ?stream, error = %chain(&error), "stream broken"),
+            None => debug!(migration, ?stream, "stream ends with its session"),
+        }
+    }
+
+    fn refuse(&self, from: SocketAddr, refusal: StreamRefusal, detail: Option<&str>) {
+        self.sessions.metrics().refused(refusal);
+        if let Some(more) = self.log.admits(refusal, Instant::now()) {
+            let reason = refusal.reason();
+            warn!(%from, reason, detail, more, "a connection was refused: {refusal}");
+        }
+    }
+}
+
+/// Connects to a socket in the session's pod.
+async fn connect(session: &Session, socket: &str) -> Result<UnixStream, FolderError> {
+    let found = session.folder.open_socket(socket)?;
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    UnixStream::connect(path).await.map_err(|_| FolderError::NotListening {
+        path: found.path().to_owned(),
+    })
+}
+
+/// Why a handshake failed.
+fn refused_handshake(error: &io::Error) -> StreamRefusal {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)) => {
+            StreamRefusal::WrongCertificate
+        }
+        _ => StreamRefusal::HandshakeFailed,
+    }
+}

@@ -1,0 +1,96 @@
+//! What a tunnel counts. The names are documented in the README.
+
+use std::sync::atomic::AtomicI64;
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use super::{refusal::StreamRefusal, stream_header::Stream};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+/// All of the tunnel's metrics.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TunnelMetrics {
+    /// Sessions that there are.
+    pub(super) sessions: Gauge<i64, AtomicI64>,
+    /// Bytes that went to other nodes.
+    pub(super) sent: Counter,
+    /// Bytes that came from other nodes.
+    pub(super) received: Counter,
+    streams: Family<Kind, Counter>,
+    refusals: Family<Reason, Counter>,
+}
+
+impl TunnelMetrics {
+    /// Registers them.
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        for refusal in StreamRefusal::ALL {
+            drop(metrics.refusals.get_or_create(&Reason {
+                reason: refusal.reason(),
+            }));
+        }
+        registry.register(
+            "drydock_tunnel_sessions",
+            "Sides of migrations that this tunnel carries",
+            metrics.sessions.clone(),
+        );
+        registry.register(
+            "drydock_tunnel_sent_bytes",
+            "Bytes of guests that went to other nodes",
+            metrics.sent.clone(),
+        );
+        registry.register(
+            "drydock_tunnel_received_bytes",
+            "Bytes of guests that came from other nodes",
+            metrics.received.clone(),
+        );
+        registry.register(
+            "drydock_tunnel_streams",
+            "Connections between tunnels by what they carry",
+            metrics.streams.clone(),
+        );
+        registry.register(
+            "drydock_tunnel_refusals",
+            "Connections from other nodes that were refused, by reason",
+            metrics.refusals.clone(),
+        );
+        metrics
+    }
+
+    /// A connection began.
+    pub(super) fn began(&self, stream: Stream) {
+        self.streams.get_or_create(&Kind { kind: stream.as_str() }).inc();
+    }
+
+    /// A connection was refused.
+    pub(super) fn refused(&self, refusal: StreamRefusal) {
+        self.refusals
+            .get_or_create(&Reason {
+                reason: refusal.reason(),
+            })
+            .inc();
+    }
+
+    /// How often this was refused.
+    #[cfg(test)]
+    pub(super) fn refusals(&self, refusal: StreamRefusal) -> u64 {
+        self.refusals
+            .get_or_create(&Reason {
+                reason: refusal.reason(),
+            })
+            .get()
+    }
+}

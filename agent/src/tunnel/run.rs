@@ -1,0 +1,86 @@
+//! `drydock-agent tunnel`: puts the parts of the process together.
+
+use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use drydock_runtime::{Admin, Liveness, LogHandle, Process, Readiness, Start, Threads, metrics::registry};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tracing::info;
+
+use super::{
+    guest::LibvirtGuests,
+    listener::Port,
+    metrics::TunnelMetrics,
+    server,
+    sessions::{Sessions, Setting},
+};
+use crate::args::TunnelArgs;
+
+const COMPONENT: &str = "drydock-tunnel";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long sessions may go on after the order to stop. A guest that has half arrived is lost if its
+/// tunnel ends, so this is as long as the pod has (`terminationGracePeriodSeconds`), less a little.
+const DRAIN: Duration = Duration::from_secs(24 * 3600 - 60);
+
+/// The port cannot be opened.
+#[derive(Debug, Error)]
+#[error("could not open the port for other tunnels {address}")]
+struct PortError {
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
+/// Runs until told to stop, and until its last session has ended.
+pub(crate) fn run(args: TunnelArgs) -> ExitCode {
+    let start = Start {
+        component: COMPONENT,
+        version: VERSION,
+        threads: Threads::One,
+        log_format: args.log_format,
+        log_level: args.log.clone(),
+        drain: DRAIN,
+    };
+    start.run(|process, logs| wire(args, process, logs))
+}
+
+async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let TunnelArgs {
+        kubelet,
+        pod_uid,
+        address,
+        port,
+        sockets,
+        admin,
+        log: _,
+        log_format: _,
+    } = args;
+    let mut registry = registry(COMPONENT, VERSION);
+    let metrics = TunnelMetrics::register(&mut registry);
+    let served = Admin {
+        readiness: Readiness::new(),
+        liveness: Liveness::new(),
+        registry: Arc::new(registry),
+        logs,
+    };
+    served.serve(&process, admin).await?;
+    let address = SocketAddr::new(address, port);
+    let failed = |source| PortError { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let setting = Setting {
+        kubelet,
+        address,
+        owner: Setting::launcher_user(),
+        guests: Arc::new(LibvirtGuests),
+        metrics,
+    };
+    let sessions = Sessions::new(setting, &process);
+    process.spawn(
+        "port for other tunnels",
+        Port::new(&sessions, &process).accept(listener),
+    );
+    info!(%address, "port for other tunnels open");
+    server::serve(&sessions, &sockets, &pod_uid, &process)?;
+    Ok(())
+}

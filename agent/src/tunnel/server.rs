@@ -1,0 +1,139 @@
+//! The tunnel's end of the conversation with agents of its node.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use drydock_runtime::{CancellationToken, Process, chain};
+use futures::{SinkExt, StreamExt};
+use thiserror::Error;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::watch,
+};
+use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
+use tracing::{debug, info, warn};
+
+use super::{
+    local::{Answer, LINE, Request, Said, SessionState},
+    refusal::CallRefusal,
+    sessions::Sessions,
+};
+
+/// What the names of the sockets of tunnels end with.
+pub(super) const SUFFIX: &str = ".sock";
+
+/// Agents cannot be listened to.
+#[derive(Debug, Error)]
+#[error("could not listen at {}", path.display())]
+pub(crate) struct ServerError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Listens for agents at `<pod UID>.sock` in `folder`, until the process has drained.
+///
+/// # Errors
+/// If the folder cannot be made or written to.
+pub(super) fn serve(sessions: &Sessions, folder: &Path, pod_uid: &str, process: &Process) -> Result<(), ServerError> {
+    let path = folder.join(format!("{pod_uid}{SUFFIX}"));
+    let listener = listen(folder, pod_uid, &path).map_err(|source| ServerError {
+        path: path.clone(),
+        source,
+    })?;
+    info!(path = %path.display(), "listening for agents");
+    let (sessions, of) = (sessions.clone(), process.clone());
+    process.spawn("local socket", async move {
+        let drained = sessions.drained();
+        while let Some(accepted) = drained.run_until_cancelled(listener.accept()).await {
+            match accepted {
+                Ok((stream, _)) => {
+                    let (sessions, drained) = (sessions.clone(), drained.clone());
+                    of.spawn("agent", async move {
+                        if let Err(error) = converse(&sessions, stream, &drained).await {
+                            debug!(error = %chain(&error), "an agent left");
+                        }
+                    });
+                }
+                Err(error) => warn!(error = %chain(&error), "an agent could not be accepted"),
+            }
+        }
+        let _ = fs::remove_file(&path);
+    });
+    Ok(())
+}
+
+/// Listens under another name first: who finds the socket shall find somebody listening.
+fn listen(folder: &Path, pod_uid: &str, path: &Path) -> io::Result<UnixListener> {
+    fs::create_dir_all(folder)?;
+    let new = folder.join(format!(".{pod_uid}.new"));
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&new)?;
+    fs::set_permissions(&new, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    fs::rename(&new, path)?;
+    Ok(listener)
+}
+
+type Lines = Framed<UnixStream, LinesCodec>;
+
+/// Does what one agent says, and tells it of all sessions.
+async fn converse(sessions: &Sessions, stream: UnixStream, drained: &CancellationToken) -> Result<(), LinesCodecError> {
+    let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
+    let mut told = sessions.told();
+    tell(&mut lines, &mut told).await?;
+    loop {
+        tokio::select! {
+            biased;
+            changed = told.changed() => {
+                if changed.is_ok() {
+                    tell(&mut lines, &mut told).await?;
+                }
+            }
+            () = drained.cancelled() => return Ok(()),
+            line = lines.next() => {
+                let Some(line) = line.transpose()? else {
+                    return Ok(());
+                };
+                let (id, result) = answer(sessions, &line);
+                // What the call has changed comes before its answer.
+                sessions.tell_now();
+                if told.has_changed().unwrap_or(false) {
+                    tell(&mut lines, &mut told).await?;
+                }
+                say(&mut lines, &Said::Answer { id, result }).await?;
+            }
+        }
+    }
+}
+
+fn answer(sessions: &Sessions, line: &str) -> (u64, Answer) {
+    let (id, called) = match serde_json::from_str::<Request>(line) {
+        Ok(Request { id, call }) => (id, sessions.call(call)),
+        Err(error) => (id_of(line), Err(CallRefusal::NotUnderstood(error.to_string()))),
+    };
+    let result = called.unwrap_or_else(|refusal| Answer::Refused {
+        reason: refusal.reason().to_owned(),
+        message: chain(&refusal).to_string(),
+    });
+    (id, result)
+}
+
+/// The number of a call that is not understood.
+fn id_of(line: &str) -> u64 {
+    let value: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    value["id"].as_u64().unwrap_or_default()
+}
+
+async fn tell(lines: &mut Lines, told: &mut watch::Receiver<Vec<SessionState>>) -> Result<(), LinesCodecError> {
+    let sessions = told.borrow_and_update().clone();
+    say(lines, &Said::Sessions(sessions)).await
+}
+
+async fn say(lines: &mut Lines, said: &Said) -> Result<(), LinesCodecError> {
+    let line = serde_json::to_string(said).map_err(io::Error::from)?;
+    lines.send(line).await
+}

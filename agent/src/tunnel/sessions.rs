@@ -1,0 +1,315 @@
+//! All sessions of the process: made, paired and closed as agents say, and told to them.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use drydock_api::launcher::{
+    MIGRATION_DISKS_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET, RUN_VOLUME, UID,
+};
+use drydock_core::migration::hand_over::Proof;
+use drydock_host::pod_folder::{FolderError, PodFolder, PodListener};
+use drydock_runtime::{CancellationToken, Process, clock::Instant};
+use tokio::sync::watch;
+use tracing::info;
+
+use super::{
+    dialer,
+    guest::{self, IncomingGuests},
+    identity::{Fingerprint, Identity},
+    local::{Answer, Call, Peer, Prepared, Role, SessionSpec, SessionState},
+    metrics::TunnelMetrics,
+    refusal::CallRefusal,
+    session::{Changes, Paired, Session, lock},
+    stream_header::Stream,
+};
+
+/// Sessions that there may be at once.
+const MOST: usize = 64;
+
+/// How often bytes are told.
+const TELL_BYTES_EVERY: Duration = Duration::from_secs(1);
+
+/// What all sessions of a process have in common.
+#[derive(Debug)]
+pub(super) struct Setting {
+    /// The kubelet's root.
+    pub(super) kubelet: PathBuf,
+    /// Where this tunnel listens.
+    pub(super) address: SocketAddr,
+    /// User of processes in launcher pods.
+    pub(super) owner: u32,
+    /// How guests that arrive are asked.
+    pub(super) guests: Arc<dyn IncomingGuests>,
+    /// What is counted.
+    pub(super) metrics: TunnelMetrics,
+}
+
+impl Setting {
+    /// The user of all launcher pods.
+    pub(super) fn launcher_user() -> u32 {
+        u32::try_from(UID).unwrap_or_default()
+    }
+}
+
+/// The table of sessions; clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Sessions(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    setting: Setting,
+    process: Process,
+    table: Mutex<BTreeMap<String, Arc<Session>>>,
+    changes: Arc<Changes>,
+    told: watch::Sender<Vec<SessionState>>,
+    /// Cancelled when the process is stopping and its last session has ended.
+    drained: CancellationToken,
+}
+
+impl Sessions {
+    /// No sessions yet. What changes is told as long as the process has not drained.
+    pub(super) fn new(setting: Setting, process: &Process) -> Self {
+        let sessions = Self(Arc::new(Inner {
+            setting,
+            process: process.clone(),
+            table: Mutex::default(),
+            changes: Arc::default(),
+            told: watch::channel(Vec::new()).0,
+            drained: CancellationToken::new(),
+        }));
+        process.spawn("telling of sessions", sessions.clone().tell());
+        sessions
+    }
+
+    /// The sessions as they are told to agents.
+    pub(super) fn told(&self) -> watch::Receiver<Vec<SessionState>> {
+        self.0.told.subscribe()
+    }
+
+    /// Cancelled when the process is stopping and its last session has ended.
+    pub(super) fn drained(&self) -> CancellationToken {
+        self.0.drained.clone()
+    }
+
+    /// The session of a migration.
+    pub(super) fn get(&self, migration: &str) -> Option<Arc<Session>> {
+        lock(&self.0.table).get(migration).cloned()
+    }
+
+    /// What is counted.
+    pub(super) fn metrics(&self) -> &TunnelMetrics {
+        &self.0.setting.metrics
+    }
+
+    /// Does what an agent asks for.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub(super) fn call(&self, call: Call) -> Result<Answer, CallRefusal> {
+        match call {
+            Call::Prepare(spec) => return self.prepare(spec).map(Answer::Prepared),
+            Call::Pair { migration, peer } => self.pair(&migration, &peer)?,
+            Call::KeepPaused { migration, keep_paused } => {
+                self.source(&migration)?
+                    .update(|facts| facts.source.keep_paused(keep_paused))?;
+            }
+            Call::Release { migration, proof } => self.release(&migration, proof)?,
+            Call::Close { migration } => self.close(&migration),
+        }
+        Ok(Answer::Done {})
+    }
+
+    fn prepare(&self, spec: SessionSpec) -> Result<Prepared, CallRefusal> {
+        if let Some(session) = self.get(&spec.migration) {
+            if session.spec == spec {
+                return Ok(self.prepared(&session));
+            }
+            return Err(CallRefusal::OtherSession(spec.migration));
+        }
+        if self.0.process.stopping().is_cancelled() {
+            return Err(CallRefusal::Draining);
+        }
+        // It becomes a label of a DNS name.
+        let is_uid = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+        if !(1..=63).contains(&spec.migration.len()) || !spec.migration.bytes().all(is_uid) {
+            return Err(CallRefusal::BadMigration(spec.migration.chars().take(100).collect()));
+        }
+        if lock(&self.0.table).len() >= MOST {
+            return Err(CallRefusal::TooManySessions(MOST));
+        }
+        let folder = PodFolder::new(&self.0.setting.kubelet, &spec.pod_uid, RUN_VOLUME)?;
+        let sockets = match spec.role {
+            Role::Source => self.sockets(&folder)?,
+            Role::Target => Vec::new(),
+        };
+        let identity = Identity::new(&spec.migration)?;
+        info!(
+            migration = spec.migration,
+            role = spec.role.as_str(),
+            pod = spec.pod_uid,
+            domain = spec.domain,
+            fingerprint = %identity.fingerprint(),
+            "session prepared"
+        );
+        let migration = spec.migration.clone();
+        let changes = Arc::clone(&self.0.changes);
+        let session = Session::new(spec, folder, identity, sockets, self.metrics().clone(), changes);
+        let session = Arc::new(session);
+        let prepared = self.prepared(&session);
+        lock(&self.0.table).insert(migration, session);
+        self.changed();
+        Ok(prepared)
+    }
+
+    /// A source's sockets, for libvirt and QEMU in its pod.
+    fn sockets(&self, folder: &PodFolder) -> Result<Vec<(Stream, PodListener)>, FolderError> {
+        [
+            (Stream::Libvirt, MIGRATION_LIBVIRT_SOCKET),
+            (Stream::Memory(0), MIGRATION_MEMORY_SOCKET),
+            (Stream::Disks(0), MIGRATION_DISKS_SOCKET),
+        ]
+        .into_iter()
+        .map(|(stream, path)| Ok((stream, folder.listen(path, self.0.setting.owner)?)))
+        .collect()
+    }
+
+    fn prepared(&self, session: &Session) -> Prepared {
+        Prepared {
+            fingerprint: session.identity.fingerprint().to_string(),
+            address: self.0.setting.address.to_string(),
+        }
+    }
+
+    fn pair(&self, migration: &str, peer: &Peer) -> Result<(), CallRefusal> {
+        let session = self.session(migration)?;
+        let bad = |message: String| CallRefusal::BadPeer(message);
+        let fingerprint: Fingerprint = peer.fingerprint.parse().map_err(|error| {
+            let shown: String = peer.fingerprint.chars().take(100).collect();
+            bad(format!("the peer's fingerprint is {shown:?}: {error}"))
+        })?;
+        let paired = match session.spec.role {
+            Role::Target => {
+                let tls = session.identity.server(fingerprint)?;
+                Paired::Source { tls }
+            }
+            Role::Source => {
+                let text = peer.address.as_deref().unwrap_or_default();
+                let address = text.parse().map_err(|_| {
+                    let shown: String = text.chars().take(100).collect();
+                    bad(format!(
+                        "the peer's address is {shown:?}, which is no IP address with a port"
+                    ))
+                })?;
+                let tls = session.identity.client(fingerprint)?;
+                Paired::Target { address, tls }
+            }
+        };
+        if let Some((known, before)) = session.peer() {
+            let same_address = match (&before, &paired) {
+                (Paired::Target { address: before, .. }, Paired::Target { address: now, .. }) => before == now,
+                _ => true,
+            };
+            return if known == fingerprint && same_address {
+                Ok(())
+            } else {
+                Err(CallRefusal::OtherPeer(migration.to_owned()))
+            };
+        }
+        match paired.clone() {
+            Paired::Target { address, tls } => dialer::start(&session, address, &tls, &self.0.process)?,
+            Paired::Source { .. } => guest::start(&session, self.0.setting.guests.as_ref(), &self.0.process),
+        }
+        info!(migration, peer = %fingerprint, "session paired");
+        session.paired(fingerprint, paired);
+        Ok(())
+    }
+
+    fn release(&self, migration: &str, proof: Proof) -> Result<(), CallRefusal> {
+        let session = self.source(migration)?;
+        info!(migration, proof = proof.as_str(), "guest released by the agent");
+        session.update(|facts| facts.source.prove(proof));
+        Ok(())
+    }
+
+    fn close(&self, migration: &str) {
+        let session = lock(&self.0.table).remove(migration);
+        if let Some(session) = session {
+            info!(migration, "session closed");
+            session.closed.cancel();
+            // What nobody listens at any more goes at once.
+            lock(&session.sockets).clear();
+            self.changed();
+        }
+    }
+
+    fn session(&self, migration: &str) -> Result<Arc<Session>, CallRefusal> {
+        let no_session = || CallRefusal::NoSession(migration.chars().take(100).collect());
+        self.get(migration).ok_or_else(no_session)
+    }
+
+    fn source(&self, migration: &str) -> Result<Arc<Session>, CallRefusal> {
+        let session = self.session(migration)?;
+        match session.spec.role {
+            Role::Source => Ok(session),
+            Role::Target => Err(CallRefusal::NotSource(migration.to_owned())),
+        }
+    }
+
+    fn changed(&self) {
+        self.metrics()
+            .sessions
+            .set(i64::try_from(lock(&self.0.table).len()).unwrap_or(i64::MAX));
+        self.0.changes.facts.notify_one();
+    }
+
+    /// Brings what is told up to date, and says whether that changed anything.
+    pub(super) fn tell_now(&self) -> bool {
+        self.0.changes.telling();
+        let states: Vec<SessionState> = lock(&self.0.table).values().map(|session| session.state()).collect();
+        self.0.told.send_if_modified(|told| {
+            let changed = *told != states;
+            *told = states;
+            changed
+        })
+    }
+
+    /// Tells of changes, and of the drain's end.
+    async fn tell(self) {
+        let (changes, stopping) = (&self.0.changes, self.0.process.stopping());
+        let mut bytes_at = Instant::now();
+        let mut more_bytes = false;
+        loop {
+            tokio::select! {
+                () = changes.facts.notified() => {}
+                () = changes.bytes.notified(), if !more_bytes => {
+                    more_bytes = true;
+                    continue;
+                }
+                () = tokio::time::sleep_until(bytes_at), if more_bytes => {}
+                () = stopping.cancelled(), if !self.0.drained.is_cancelled() && self.is_empty() => {
+                    self.tell_now();
+                    self.0.drained.cancel();
+                    return;
+                }
+            }
+            more_bytes = false;
+            bytes_at = Instant::now() + TELL_BYTES_EVERY;
+            self.tell_now();
+            // What the last guest needed is not needed any more.
+            if lock(&self.0.table).is_empty() {
+                drydock_host::memory::trim();
+            }
+        }
+    }
+
+    /// No session carries anything.
+    fn is_empty(&self) -> bool {
+        let table = lock(&self.0.table);
+        table.values().all(|session| session.facts().borrow().ended.is_some())
+    }
+}

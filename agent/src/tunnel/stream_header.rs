@@ -1,0 +1,115 @@
+//! What a connection is for: the first bytes after the handshake, from the source.
+
+use thiserror::Error;
+
+/// Bytes of a header.
+pub(super) const BYTES: usize = 8;
+
+/// How each begins.
+const MAGIC: [u8; 4] = *b"dryd";
+
+/// What a connection carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Stream {
+    /// What the two tunnels say to each other.
+    Control,
+    /// What the source's libvirtd says to the target's.
+    Libvirt,
+    /// The guest's memory. The number tells several connections apart, in logs.
+    Memory(u16),
+    /// The guest's disks, likewise.
+    Disks(u16),
+}
+
+/// Bytes that are no header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("what comes first is not the header of a stream")]
+pub(super) struct NoHeader;
+
+impl Stream {
+    /// The word for it, for logs and metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Control => "control",
+            Self::Libvirt => "libvirt",
+            Self::Memory(_) => "memory",
+            Self::Disks(_) => "disks",
+        }
+    }
+
+    /// Its header.
+    pub(super) fn header(self) -> [u8; BYTES] {
+        let (kind, number) = match self {
+            Self::Control => (0, 0),
+            Self::Libvirt => (1, 0),
+            Self::Memory(number) => (2, number),
+            Self::Disks(number) => (3, number),
+        };
+        let [m0, m1, m2, m3] = MAGIC;
+        let [high, low] = number.to_be_bytes();
+        [m0, m1, m2, m3, 0, kind, high, low]
+    }
+
+    /// The stream with this header.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub(super) fn of_header(header: [u8; BYTES]) -> Result<Self, NoHeader> {
+        let [_, _, _, _, _, kind, high, low] = header;
+        let number = u16::from_be_bytes([high, low]);
+        let stream = match kind {
+            0 => Self::Control,
+            1 => Self::Libvirt,
+            2 => Self::Memory(number),
+            3 => Self::Disks(number),
+            _ => return Err(NoHeader),
+        };
+        if stream.header() == header {
+            Ok(stream)
+        } else {
+            Err(NoHeader)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn each_stream_has_a_header_of_its_own() {
+        for stream in [
+            Stream::Control,
+            Stream::Libvirt,
+            Stream::Memory(0),
+            Stream::Memory(517),
+            Stream::Disks(1),
+        ] {
+            assert_eq!(Stream::of_header(stream.header()), Ok(stream));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn anything_else_is_refused(header in any::<[u8; BYTES]>()) {
+            if let Ok(stream) = Stream::of_header(header) {
+                prop_assert_eq!(stream.header(), header);
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_number_or_another_kind_is_refused() {
+        for header in [
+            *b"dryd\0\0\0\x01",
+            *b"dryd\0\x01\x01\0",
+            *b"dryd\0\x04\0\0",
+            *b"dryd\x01\0\0\0",
+            *b"GET / HT",
+        ] {
+            assert_eq!(Stream::of_header(header), Err(NoHeader));
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Two tunnels in one process, with pods made of temporary folders and guests made up.
+
+mod hand_over;
+mod local_api;
+mod node;
+mod refusals;
+mod streams;
+mod world;

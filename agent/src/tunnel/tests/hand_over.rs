@@ -1,0 +1,254 @@
+use std::sync::atomic::Ordering;
+
+use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_LIBVIRT_SOCKET};
+use drydock_core::migration::hand_over::{GuestHere, Proof};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
+
+use super::world::{DOMAIN, Network, World};
+use crate::tunnel::{client::TunnelError, local::Reply};
+
+const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000002";
+
+/// A message between two libvirts, of their program for domains.
+fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(28 + body.len()).unwrap();
+    let words = [length, 0x2000_8086, 1, procedure, kind, serial, status];
+    let header = words.into_iter().flat_map(u32::to_be_bytes);
+    header.chain(body.iter().copied()).collect()
+}
+
+/// The last call and its reply.
+fn last_call() -> (Vec<u8>, Vec<u8>) {
+    (message(306, 0, 12, 0, &[0; 40]), message(306, 1, 12, 0, &[1; 60]))
+}
+
+/// Two libvirts that are connected through the tunnels.
+async fn libvirts(world: &World) -> (UnixStream, UnixStream) {
+    let (listener, _socket) = world.target.pod().listen(LIBVIRT_SOCKET);
+    let ours = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
+    (ours, listener.accept().await.unwrap().0)
+}
+
+async fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: &[u8]) {
+    from.write_all(bytes).await.unwrap();
+    let mut heard = vec![0; bytes.len()];
+    to.read_exact(&mut heard).await.unwrap();
+    assert_eq!(heard, bytes);
+}
+
+#[tokio::test]
+async fn the_guest_goes_on_once_the_source_has_read_the_reply_and_not_before() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let guest = world.guest();
+    let (mut source, mut target) = libvirts(&world).await;
+    let (call, reply) = last_call();
+    // Something before it, as in life.
+    pass(&mut source, &mut target, &message(305, 0, 11, 0, &[3; 100])).await;
+    pass(&mut target, &mut source, &message(305, 1, 11, 0, &[])).await;
+    pass(&mut source, &mut target, &call).await;
+    guest.becomes(GuestHere::Complete);
+    target.write_all(&reply).await.unwrap();
+    let state = world
+        .source
+        .until(MIGRATION, |state| state.reply == Reply::Forwarded)
+        .await;
+    assert_eq!((state.released, state.acknowledged), (None, false));
+    // All but the last byte.
+    source.read_exact(&mut vec![0; reply.len() - 1]).await.unwrap();
+    assert_eq!(world.source.state(MIGRATION).unwrap().released, None);
+    assert_eq!(guest.resumed(), 0);
+    source.read_exact(&mut [0]).await.unwrap();
+    let state = world.source.until(MIGRATION, |state| state.acknowledged).await;
+    assert_eq!(
+        (state.reply, state.released),
+        (Reply::Consumed, Some(Proof::ReplyConsumed))
+    );
+    let state = world.target.until(MIGRATION, |state| state.resumed).await;
+    assert_eq!(state.released, Some(Proof::ReplyConsumed));
+    assert_eq!(guest.resumed(), 1);
+}
+
+#[tokio::test]
+async fn a_source_that_ends_before_it_has_read_the_reply_proves_nothing() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (mut source, mut target) = libvirts(&world).await;
+    let (call, reply) = last_call();
+    pass(&mut source, &mut target, &call).await;
+    world.guest().becomes(GuestHere::Complete);
+    target.write_all(&reply).await.unwrap();
+    world
+        .source
+        .until(MIGRATION, |state| state.reply == Reply::Forwarded)
+        .await;
+    // The kernel throws away what it had not read.
+    drop(source);
+    assert_eq!(target.read(&mut [0]).await.unwrap_or(0), 0);
+    // What is done after it proves that nothing came of it.
+    world.source.client.keep_paused(MIGRATION, true).await.unwrap();
+    let state = world.source.state(MIGRATION).unwrap();
+    assert_eq!((state.reply, state.released), (Reply::Forwarded, None));
+    assert_eq!(world.guest().resumed(), 0);
+    assert!(!world.target.state(MIGRATION).unwrap().resumed);
+    // Its agent may still find another proof.
+    world.source.client.keep_paused(MIGRATION, false).await.unwrap();
+    world.source.client.release(MIGRATION, Proof::SourceGone).await.unwrap();
+    let state = world.source.until(MIGRATION, |state| state.acknowledged).await;
+    assert_eq!(state.released, Some(Proof::SourceGone));
+    assert_eq!(world.guest().resumed(), 1);
+}
+
+#[tokio::test]
+async fn a_reply_that_is_lost_on_the_way_proves_nothing() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (mut source, mut target) = libvirts(&world).await;
+    let (call, reply) = last_call();
+    pass(&mut source, &mut target, &call).await;
+    // The target's libvirtd dies in the middle of it.
+    target.write_all(&reply[..reply.len() - 1]).await.unwrap();
+    drop(target);
+    let mut heard = Vec::new();
+    source.read_to_end(&mut heard).await.unwrap();
+    assert_eq!(heard, reply[..reply.len() - 1]);
+    world.source.client.keep_paused(MIGRATION, true).await.unwrap();
+    let state = world.source.state(MIGRATION).unwrap();
+    assert_eq!((state.reply, state.released), (Reply::None, None));
+}
+
+#[tokio::test]
+async fn a_guest_that_was_paused_stays_paused() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    world.guest().becomes(GuestHere::Complete);
+    for keep_paused in [true, false, true] {
+        world.source.client.keep_paused(MIGRATION, keep_paused).await.unwrap();
+    }
+    world
+        .source
+        .client
+        .release(MIGRATION, Proof::SourceStopped)
+        .await
+        .unwrap();
+    world.source.until(MIGRATION, |state| state.acknowledged).await;
+    world.target.until(MIGRATION, |state| state.resumed).await;
+    assert_eq!(world.guest().resumed(), 0);
+    let refused = world.source.client.keep_paused(MIGRATION, false).await.unwrap_err();
+    assert_eq!(refused.reason(), "AlreadyReleased");
+    world.source.client.keep_paused(MIGRATION, true).await.unwrap();
+    world
+        .source
+        .client
+        .release(MIGRATION, Proof::SourceStopped)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_release_waits_for_the_whole_guest() {
+    let world = World::new().await;
+    let guest = world.guest();
+    guest.failures.store(2, Ordering::SeqCst);
+    world.pair(MIGRATION, None).await;
+    world
+        .source
+        .client
+        .release(MIGRATION, Proof::SourceStopped)
+        .await
+        .unwrap();
+    for (state, trouble) in [
+        (GuestHere::Absent, "there is none here"),
+        (GuestHere::Incoming, "not complete"),
+        (GuestHere::Unknown, "cannot be told"),
+    ] {
+        guest.becomes(state);
+        let waits = |trouble: &str, told: Option<&str>| told.is_some_and(|told| told.contains(trouble));
+        let state = world
+            .target
+            .until(MIGRATION, |state| waits(trouble, state.trouble.as_deref()))
+            .await;
+        assert_eq!((state.released, state.resumed), (Some(Proof::SourceStopped), false));
+    }
+    guest.becomes(GuestHere::Complete);
+    let state = world.target.until(MIGRATION, |state| state.resumed).await;
+    assert_eq!(state.trouble, None);
+    world.source.until(MIGRATION, |state| state.acknowledged).await;
+    assert_eq!(guest.resumed(), 1);
+}
+
+/// The network is cut after each number of bytes, thus in, before and after each message.
+#[tokio::test]
+async fn a_hand_over_survives_a_cut_at_any_place() {
+    let world = World::new().await;
+    let (mut cases, mut cut) = (Vec::new(), 0_usize);
+    for number in 0..90_u64 {
+        let migration = format!("5eed0000-0000-4000-8000-1{number:011}");
+        let network = Network::new(world.target.address, number * 41).await;
+        let domain = format!("{DOMAIN}-{number}");
+        let guest = world.target.guests.of(&domain);
+        guest.becomes(GuestHere::Complete);
+        let mut spec = world.target.spec(&migration, crate::tunnel::local::Role::Target);
+        spec.domain = domain;
+        let target = world.target.client.prepare(spec).await.unwrap();
+        let spec = world.source.spec(&migration, crate::tunnel::local::Role::Source);
+        let source = world.source.client.prepare(spec).await.unwrap();
+        let of = |fingerprint, address| crate::tunnel::local::Peer { fingerprint, address };
+        world
+            .target
+            .client
+            .pair(&migration, of(source.fingerprint, None))
+            .await
+            .unwrap();
+        // Known before the first word is said.
+        world
+            .source
+            .client
+            .release(&migration, Proof::SourceStopped)
+            .await
+            .unwrap();
+        let address = Some(network.address.to_string());
+        world
+            .source
+            .client
+            .pair(&migration, of(target.fingerprint, address))
+            .await
+            .unwrap();
+        cases.push((migration, network, guest));
+        // As many at once as a tunnel takes.
+        if cases.len() == 30 {
+            cut += finish(&world, std::mem::take(&mut cases)).await;
+        }
+    }
+    // The last ones are not cut before they are done.
+    assert!((20..90).contains(&cut), "{cut} connections were cut");
+}
+
+/// Waits for the end of hand-overs, and says how many of them needed another connection.
+async fn finish(world: &World, cases: Vec<(String, Network, super::world::FakeGuest)>) -> usize {
+    let mut cut = 0;
+    for (migration, network, guest) in cases {
+        world.source.until(&migration, |state| state.acknowledged).await;
+        world.target.until(&migration, |state| state.resumed).await;
+        assert_eq!(guest.resumed(), 1, "{migration}");
+        cut += usize::from(network.connections.load(Ordering::SeqCst) > 1);
+        world.source.client.close(&migration).await.unwrap();
+        world.target.client.close(&migration).await.unwrap();
+    }
+    cut
+}
+
+#[tokio::test]
+async fn only_a_source_is_released() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    for refused in [
+        world.target.client.release(MIGRATION, Proof::SourceGone).await,
+        world.target.client.keep_paused(MIGRATION, true).await,
+    ] {
+        assert!(matches!(refused, Err(TunnelError::Refused { reason, .. }) if reason == "NotSource"));
+    }
+}

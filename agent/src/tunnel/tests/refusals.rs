@@ -1,0 +1,278 @@
+use std::{sync::Arc, time::Duration};
+
+use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET};
+use drydock_core::migration::hand_over::{GuestHere, Proof};
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::world::{Node, World};
+use crate::tunnel::{
+    identity::{Identity, server_name},
+    local::{Peer, Role},
+    refusal::StreamRefusal,
+    stream_header::Stream,
+};
+
+const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000003";
+
+/// Somebody who has a session's address, and perhaps the right key.
+struct Caller {
+    identity: Identity,
+    target: String,
+}
+
+impl Caller {
+    /// The peer of the target's session, if it is `known` to it.
+    async fn new(node: &Node, known: bool) -> Self {
+        let target = node.client.prepare(node.spec(MIGRATION, Role::Target)).await.unwrap();
+        let (identity, other) = (Identity::new(MIGRATION).unwrap(), Identity::new(MIGRATION).unwrap());
+        let peer = if known { &identity } else { &other };
+        let fingerprint = peer.fingerprint().to_string();
+        node.client
+            .pair(
+                MIGRATION,
+                Peer {
+                    fingerprint,
+                    address: None,
+                },
+            )
+            .await
+            .unwrap();
+        Self {
+            identity,
+            target: target.fingerprint,
+        }
+    }
+
+    async fn connect(&self, node: &Node, migration: &str) -> std::io::Result<TlsStream<TcpStream>> {
+        let tls = self.identity.client(self.target.parse().unwrap()).unwrap();
+        let stream = TcpStream::connect(node.address).await.unwrap();
+        let name = ServerName::try_from(server_name(migration)).unwrap();
+        TlsConnector::from(tls).connect(name, stream).await
+    }
+
+    async fn open(&self, node: &Node, header: [u8; 8]) -> TlsStream<TcpStream> {
+        let mut stream = self.connect(node, MIGRATION).await.unwrap();
+        stream.write_all(&header).await.unwrap();
+        stream
+    }
+}
+
+/// Waits until the other side has hung up.
+async fn until_refused(stream: &mut (impl AsyncReadExt + Unpin)) {
+    while stream.read(&mut [0; 64]).await.unwrap_or(0) > 0 {}
+}
+
+/// Waits until something was refused so often: it is counted after it is hung up on.
+async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
+    while node.metrics.refusals(refusal) < times {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(node.metrics.refusals(refusal), times);
+}
+
+/// The session of the caller still works.
+async fn still_good(node: &Node, caller: &Caller) {
+    let mut stream = caller.open(node, Stream::Control.header()).await;
+    stream.write_all(b"{\"ping\":{}}\n").await.unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"{\"pong\":{}}\n");
+}
+
+#[tokio::test]
+async fn who_shows_another_certificate_is_refused() {
+    let node = Node::new().await;
+    let stranger = Caller::new(&node, false).await;
+    // The client has done its part before the server refuses.
+    if let Ok(mut stream) = stranger.connect(&node, MIGRATION).await {
+        let _ = stream.write_all(&Stream::Control.header()).await;
+        let _ = stream
+            .write_all(b"{\"release\":{\"proof\":\"SourceGone\",\"keepPaused\":false}}\n")
+            .await;
+        until_refused(&mut stream).await;
+    }
+    counted(&node, StreamRefusal::WrongCertificate, 1).await;
+    let state = node.state(MIGRATION).unwrap();
+    assert_eq!((state.connected, state.released), (false, None));
+}
+
+#[tokio::test]
+async fn a_client_accepts_its_server_only() {
+    let node = Node::new().await;
+    let mut caller = Caller::new(&node, true).await;
+    still_good(&node, &caller).await;
+    caller.target = Identity::new(MIGRATION).unwrap().fingerprint().to_string();
+    let error = caller.connect(&node, MIGRATION).await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+}
+
+#[tokio::test]
+async fn sessions_that_are_not_there_are_refused() {
+    let node = Node::new().await;
+    let caller = Caller::new(&node, true).await;
+    assert!(
+        caller
+            .connect(&node, "5eed0000-0000-4000-8000-00000000ffff")
+            .await
+            .is_err()
+    );
+    counted(&node, StreamRefusal::UnknownSession, 1).await;
+    still_good(&node, &caller).await;
+    // One that has no peer yet, and one of a source.
+    let other = "5eed0000-0000-4000-8000-00000000eeee";
+    node.client.prepare(node.spec(other, Role::Target)).await.unwrap();
+    assert!(caller.connect(&node, other).await.is_err());
+    counted(&node, StreamRefusal::UnknownSession, 2).await;
+    // The right certificate, again, after its session was closed, and after one was made anew.
+    node.client.close(MIGRATION).await.unwrap();
+    assert!(caller.connect(&node, MIGRATION).await.is_err());
+    counted(&node, StreamRefusal::UnknownSession, 3).await;
+    let anew = Caller::new(&node, true).await;
+    assert!(caller.connect(&node, MIGRATION).await.is_err());
+    still_good(&node, &anew).await;
+    let replayed = Caller {
+        identity: caller.identity,
+        target: anew.target.clone(),
+    };
+    if let Ok(mut stream) = replayed.connect(&node, MIGRATION).await {
+        until_refused(&mut stream).await;
+    }
+    counted(&node, StreamRefusal::WrongCertificate, 1).await;
+}
+
+#[tokio::test]
+async fn garbage_harms_nobody() {
+    let node = Node::new().await;
+    let caller = Caller::new(&node, true).await;
+    for (number, garbage) in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0; 100],
+        &[0xff; 20_000],
+        &[22, 3, 1, 0, 1, 0],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut stream = TcpStream::connect(node.address).await.unwrap();
+        let _ = stream.write_all(garbage).await;
+        let _ = stream.shutdown().await;
+        until_refused(&mut stream).await;
+        counted(&node, StreamRefusal::HandshakeFailed, number as u64 + 1).await;
+    }
+    for (number, header) in [*b"dryd\0\x09\0\0", *b"whatever"].into_iter().enumerate() {
+        until_refused(&mut caller.open(&node, header).await).await;
+        counted(&node, StreamRefusal::BadHeader, number as u64 + 1).await;
+    }
+    let mut stream = caller.connect(&node, MIGRATION).await.unwrap();
+    stream.write_all(b"dry").await.unwrap();
+    stream.shutdown().await.unwrap();
+    until_refused(&mut stream).await;
+    counted(&node, StreamRefusal::ClosedEarly, 1).await;
+    // A line that never ends, and lines that mean nothing.
+    let mut stream = caller.open(&node, Stream::Control.header()).await;
+    let _ = stream.write_all(&[b'{'; 10_000]).await;
+    until_refused(&mut stream).await;
+    let mut stream = caller.open(&node, Stream::Control.header()).await;
+    let words = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
+    stream.write_all(words).await.unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"{\"pong\":{}}\n");
+    assert_eq!(node.state(MIGRATION).unwrap().released, None);
+}
+
+#[tokio::test]
+async fn who_is_slow_is_refused_and_keeps_nobody_out() {
+    let node = Node::with(|port| port.with_limits(2, Duration::from_millis(200))).await;
+    let caller = Caller::new(&node, true).await;
+    // One says nothing at all, one stops after the handshake.
+    let mut silent = TcpStream::connect(node.address).await.unwrap();
+    let mut slow = caller.connect(&node, MIGRATION).await.unwrap();
+    // There is no place for a third meanwhile, or there is one again.
+    let third = caller.connect(&node, MIGRATION).await;
+    let refused = node.metrics.refusals(StreamRefusal::TooManyConnections);
+    assert_eq!(third.is_err(), refused == 1);
+    drop(third);
+    until_refused(&mut silent).await;
+    until_refused(&mut slow).await;
+    while node.metrics.refusals(StreamRefusal::TooSlow) < 2 {
+        tokio::task::yield_now().await;
+    }
+    still_good(&node, &caller).await;
+}
+
+#[tokio::test]
+async fn too_many_who_say_nothing_are_refused() {
+    let node = Node::with(|port| port.with_limits(2, Duration::from_secs(3600))).await;
+    let mut silent = Vec::new();
+    for _ in 0..5 {
+        silent.push(TcpStream::connect(node.address).await.unwrap());
+    }
+    counted(&node, StreamRefusal::TooManyConnections, 3).await;
+    let caller = Caller::new(&node, true).await;
+    drop(silent);
+    counted(&node, StreamRefusal::HandshakeFailed, 2).await;
+    still_good(&node, &caller).await;
+}
+
+#[tokio::test]
+async fn there_is_one_libvirt_stream_at_a_time() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (listener, _socket) = world.target.pod().listen(LIBVIRT_SOCKET);
+    let mut first = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    let mut second = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
+    assert_eq!(second.read(&mut [0]).await.unwrap_or(0), 0);
+    first.write_all(b"x").await.unwrap();
+    assert_eq!(theirs.read(&mut [0; 8]).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_target_takes_one_libvirt_stream_whatever_its_source_does() {
+    let node = Node::new().await;
+    let caller = Caller::new(&node, true).await;
+    let (listener, _socket) = node.pod().listen(LIBVIRT_SOCKET);
+    let mut first = caller.open(&node, Stream::Libvirt.header()).await;
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    until_refused(&mut caller.open(&node, Stream::Libvirt.header()).await).await;
+    counted(&node, StreamRefusal::StreamTaken, 1).await;
+    first.write_all(b"x").await.unwrap();
+    first.flush().await.unwrap();
+    assert_eq!(theirs.read(&mut [0; 8]).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_nothing_in_the_pod_takes_is_refused() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let mut stream = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
+    assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+    counted(&world.target, StreamRefusal::NobodyInPod, 1).await;
+}
+
+/// A newer control channel takes the older one's place: the older may be one that is cut.
+#[tokio::test]
+async fn the_newest_control_channel_counts() {
+    let node = Node::new().await;
+    let caller = Arc::new(Caller::new(&node, true).await);
+    let mut first = caller.open(&node, Stream::Control.header()).await;
+    node.until(MIGRATION, |state| state.connected).await;
+    let mut second = caller.open(&node, Stream::Control.header()).await;
+    until_refused(&mut first).await;
+    node.guests.of(super::world::DOMAIN).becomes(GuestHere::Complete);
+    let release = format!(
+        "{{\"release\":{{\"proof\":\"{}\",\"keepPaused\":false}}}}\n",
+        Proof::SourceGone.as_str()
+    );
+    second.write_all(release.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 24];
+    second.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"{\"takenOver\":\"Resumed\"}\n");
+    assert!(node.until(MIGRATION, |state| state.resumed).await.connected);
+}

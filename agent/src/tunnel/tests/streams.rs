@@ -1,0 +1,138 @@
+use drydock_api::launcher::{
+    LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
+
+use super::world::{World, noise};
+
+const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000001";
+
+/// Writes pieces of all sizes and ends its direction.
+async fn send(stream: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8], piece: usize) {
+    for piece in bytes.chunks(piece) {
+        stream.write_all(piece).await.unwrap();
+    }
+    stream.shutdown().await.unwrap();
+}
+
+async fn receive(stream: &mut (impl AsyncReadExt + Unpin)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.unwrap();
+    bytes
+}
+
+/// Both sides send at once, each ends its direction, and each hears all of the other.
+async fn exchange(ours: UnixStream, theirs: UnixStream, there: &[u8], back: &[u8], piece: usize) {
+    let (mut our_reads, mut our_writes) = ours.into_split();
+    let (mut their_reads, mut their_writes) = theirs.into_split();
+    let ((), (), heard_there, heard_back) = tokio::join!(
+        send(&mut our_writes, there, piece),
+        send(&mut their_writes, back, piece / 2 + 1),
+        receive(&mut their_reads),
+        receive(&mut our_reads),
+    );
+    assert!(heard_there == there && heard_back == back, "pieces of {piece}");
+}
+
+#[tokio::test]
+async fn all_streams_carry_what_comes_both_ways_whatever_its_pieces() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (source, target) = (world.source.pod(), world.target.pod());
+    let mut carried = 0;
+    for (from, to) in [
+        (MIGRATION_LIBVIRT_SOCKET, LIBVIRT_SOCKET),
+        (MIGRATION_MEMORY_SOCKET, MIGRATION_MEMORY_SOCKET),
+        (MIGRATION_DISKS_SOCKET, MIGRATION_DISKS_SOCKET),
+    ] {
+        let (listener, _socket) = target.listen(to);
+        for (piece, length) in [
+            (1, 500),
+            (17, 20_000),
+            (4096, 300_000),
+            (70_000, 3_000_000),
+            (8 << 20, 16 << 20),
+        ] {
+            let ours = source.connect(from).await;
+            let (theirs, _) = listener.accept().await.unwrap();
+            let (there, back) = (noise(length, 1), noise(length / 3, 2));
+            exchange(ours, theirs, &there, &back, piece).await;
+            carried += length as u64;
+            // As a stream may exist once, the next waits for its end.
+            world.source.until(MIGRATION, |state| state.sent == carried).await;
+        }
+    }
+    let back = world.source.state(MIGRATION).unwrap().received;
+    world
+        .target
+        .until(MIGRATION, |state| (state.received, state.sent) == (carried, back))
+        .await;
+}
+
+#[tokio::test]
+async fn several_disks_go_at_once() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (source, target) = (world.source.pod(), world.target.pod());
+    let (listener, _socket) = target.listen(MIGRATION_DISKS_SOCKET);
+    let mut pairs = Vec::new();
+    for _ in 0..8 {
+        let ours = source.connect(MIGRATION_DISKS_SOCKET).await;
+        pairs.push((ours, listener.accept().await.unwrap().0));
+    }
+    let exchanges = pairs
+        .into_iter()
+        .enumerate()
+        .map(|(number, (ours, theirs))| async move {
+            let bytes = noise(100_000, number as u64);
+            exchange(ours, theirs, &bytes, &bytes, 5000).await;
+        });
+    futures::future::join_all(exchanges).await;
+}
+
+#[tokio::test]
+async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
+    let ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    // More than all buffers on the way hold is never taken.
+    let bytes = noise(64 << 20, 3);
+    let mut written = 0;
+    loop {
+        let more = tokio::time::timeout(std::time::Duration::from_millis(300), ours.writable()).await;
+        if more.is_err() {
+            break;
+        }
+        match ours.try_write(&bytes[written..]) {
+            Ok(length) => written += length,
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+        }
+        assert!(written < bytes.len(), "nobody reads, and all of it was taken");
+    }
+    drop(ours);
+    let heard = receive(&mut theirs).await;
+    assert!(heard == bytes[..written]);
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_its_session_on_both_sides() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
+    let mut ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    world.source.until(MIGRATION, |state| state.connected).await;
+    world.source.client.close(MIGRATION).await.unwrap();
+    assert_eq!(ours.read(&mut [0]).await.unwrap(), 0);
+    assert_eq!(theirs.read(&mut [0]).await.unwrap_or(0), 0);
+    assert!(world.source.state(MIGRATION).is_none());
+    // Its sockets go, and the other side knows why.
+    let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
+    assert_eq!(state.ended.as_deref(), Some("PeerClosed"));
+    assert!(!state.connected);
+}

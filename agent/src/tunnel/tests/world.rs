@@ -1,0 +1,395 @@
+//! What the tests share: a node with its tunnel, pods, guests, and a network that can be cut.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{FileExt, MetadataExt},
+            net::UnixListener as StdListener,
+        },
+    },
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use drydock_core::migration::hand_over::GuestHere;
+use drydock_host::pod_folder::{PodFolder, PodListener};
+use drydock_runtime::Process;
+use futures::future::BoxFuture;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::watch,
+    task::JoinSet,
+};
+
+use crate::tunnel::{
+    client::TunnelClient,
+    guest::{IncomingGuest, IncomingGuests},
+    listener::Port,
+    local::{Peer, Role, SessionSpec, SessionState},
+    metrics::TunnelMetrics,
+    server,
+    sessions::{Sessions, Setting},
+};
+
+pub(super) const DOMAIN: &str = "default_guest";
+const POD: &str = "0a0a0a0a-0000-4000-8000-000000000000";
+
+/// A folder that is removed in the end.
+#[derive(Debug)]
+pub(super) struct Folder(pub(super) PathBuf);
+
+impl Folder {
+    pub(super) fn new() -> Self {
+        Self(nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-tunnel-XXXXXX")).unwrap())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// A guest whose state the test says.
+#[derive(Clone, Debug)]
+pub(super) struct FakeGuest {
+    state: watch::Sender<GuestHere>,
+    resumed: Arc<AtomicUsize>,
+    /// So many attempts to resume it fail.
+    pub(super) failures: Arc<AtomicUsize>,
+}
+
+impl FakeGuest {
+    fn new() -> Self {
+        Self {
+            state: watch::channel(GuestHere::Absent).0,
+            resumed: Arc::default(),
+            failures: Arc::default(),
+        }
+    }
+
+    pub(super) fn becomes(&self, state: GuestHere) {
+        self.state.send_replace(state);
+    }
+
+    /// How often it was resumed.
+    pub(super) fn resumed(&self) -> usize {
+        self.resumed.load(Ordering::SeqCst)
+    }
+}
+
+struct FakeConnection {
+    guest: FakeGuest,
+    state: watch::Receiver<GuestHere>,
+}
+
+impl IncomingGuest for FakeConnection {
+    fn look(&mut self) -> BoxFuture<'_, GuestHere> {
+        Box::pin(async { *self.state.borrow_and_update() })
+    }
+
+    fn changed(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            self.state.changed().await.unwrap();
+        })
+    }
+
+    fn resume(&mut self) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async {
+            let fails = |count: usize| count.checked_sub(1);
+            if self
+                .guest
+                .failures
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails)
+                .is_ok()
+            {
+                return Err("not now".to_owned());
+            }
+            assert_eq!(
+                *self.state.borrow(),
+                GuestHere::Complete,
+                "only a complete guest is resumed"
+            );
+            self.guest.resumed.fetch_add(1, Ordering::SeqCst);
+            self.guest.state.send_replace(GuestHere::HasRun);
+            Ok(())
+        })
+    }
+}
+
+/// Guests by pod, made when they are first asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FakeGuests(Arc<Mutex<BTreeMap<String, FakeGuest>>>);
+
+impl FakeGuests {
+    pub(super) fn of(&self, domain: &str) -> FakeGuest {
+        let mut guests = self.0.lock().unwrap();
+        guests.entry(domain.to_owned()).or_insert_with(FakeGuest::new).clone()
+    }
+}
+
+impl IncomingGuests for FakeGuests {
+    fn guest(&self, _: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
+        let guest = self.of(domain);
+        let state = guest.state.subscribe();
+        Box::new(FakeConnection { guest, state })
+    }
+}
+
+/// A node with one tunnel.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) process: Process,
+    pub(super) client: TunnelClient,
+    pub(super) guests: FakeGuests,
+    pub(super) metrics: TunnelMetrics,
+    pub(super) address: SocketAddr,
+    pub(super) folder: Arc<Folder>,
+    pub(super) owner: u32,
+}
+
+impl Node {
+    pub(super) async fn new() -> Self {
+        Self::with(|port| port).await
+    }
+
+    /// With a port that is as `limit` makes it.
+    pub(super) async fn with(limit: impl FnOnce(Port) -> Port) -> Self {
+        drydock_runtime::install_crypto();
+        let folder = Arc::new(Folder::new());
+        fs::create_dir(folder.0.join("pods")).unwrap();
+        Self::on(folder, "own", limit).await
+    }
+
+    /// Another tunnel on the same node.
+    pub(super) async fn on(folder: Arc<Folder>, name: &str, limit: impl FnOnce(Port) -> Port) -> Self {
+        let owner = fs::metadata(&folder.0).unwrap().uid();
+        let process = Process::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (guests, metrics) = (FakeGuests::default(), TunnelMetrics::default());
+        let setting = Setting {
+            kubelet: folder.0.clone(),
+            address,
+            owner,
+            guests: Arc::new(guests.clone()),
+            metrics: metrics.clone(),
+        };
+        let sessions = Sessions::new(setting, &process);
+        let port = limit(Port::new(&sessions, &process));
+        process.spawn("port", port.accept(listener));
+        let sockets = folder.0.join("tunnels");
+        server::serve(&sessions, &sockets, name, &process).unwrap();
+        let client = TunnelClient::connect(&sockets.join(format!("{name}.sock")))
+            .await
+            .unwrap();
+        Self {
+            process,
+            client,
+            guests,
+            metrics,
+            address,
+            folder,
+            owner,
+        }
+    }
+
+    pub(super) fn spec(&self, migration: &str, role: Role) -> SessionSpec {
+        let pod = Pod::new(self, POD);
+        SessionSpec {
+            migration: migration.to_owned(),
+            role,
+            pod_uid: pod.uid,
+            domain: DOMAIN.to_owned(),
+        }
+    }
+
+    pub(super) fn pod(&self) -> Pod {
+        Pod::new(self, POD)
+    }
+
+    /// Waits until the session of a migration is as wanted.
+    pub(super) async fn until(&self, migration: &str, wanted: impl Fn(&SessionState) -> bool) -> SessionState {
+        let mut sessions = self.client.sessions();
+        let found = |states: &Vec<SessionState>| states.iter().find(|state| state.migration == migration).cloned();
+        let told = sessions
+            .wait_for(|states| found(states).is_some_and(|state| wanted(&state)))
+            .await;
+        found(&told.unwrap()).unwrap()
+    }
+
+    pub(super) fn state(&self, migration: &str) -> Option<SessionState> {
+        let sessions = self.client.sessions();
+        let states = sessions.borrow();
+        states.iter().find(|state| state.migration == migration).cloned()
+    }
+}
+
+/// A launcher's pod.
+#[derive(Debug)]
+pub(super) struct Pod {
+    pub(super) uid: String,
+    pub(super) folder: PodFolder,
+    owner: u32,
+}
+
+impl Pod {
+    pub(super) fn new(node: &Node, uid: &str) -> Self {
+        let volume = node
+            .folder
+            .0
+            .join("pods")
+            .join(uid)
+            .join("volumes/kubernetes.io~empty-dir/run");
+        fs::create_dir_all(volume).unwrap();
+        Self {
+            uid: uid.to_owned(),
+            folder: PodFolder::new(&node.folder.0, uid, "run").unwrap(),
+            owner: node.owner,
+        }
+    }
+
+    /// Listens as libvirt or QEMU of a target does.
+    pub(super) fn listen(&self, path: &str) -> (UnixListener, PodListener) {
+        let socket = self.folder.listen(path, self.owner).unwrap();
+        let listener: StdListener = socket.listener().unwrap();
+        (UnixListener::from_std(listener).unwrap(), socket)
+    }
+
+    /// Connects as libvirt or QEMU of a source does.
+    pub(super) async fn connect(&self, path: &str) -> UnixStream {
+        let socket = self.folder.open_socket(path).unwrap();
+        UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))
+            .await
+            .unwrap()
+    }
+}
+
+/// Two nodes between which a guest may move.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) source: Node,
+    pub(super) target: Node,
+}
+
+impl World {
+    pub(super) async fn new() -> Self {
+        Self {
+            source: Node::new().await,
+            target: Node::new().await,
+        }
+    }
+
+    /// Prepares and pairs both sides; the target is reached at `address`, or where it listens.
+    pub(super) async fn pair(&self, migration: &str, address: Option<SocketAddr>) {
+        let target = self
+            .target
+            .client
+            .prepare(self.target.spec(migration, Role::Target))
+            .await
+            .unwrap();
+        let source = self
+            .source
+            .client
+            .prepare(self.source.spec(migration, Role::Source))
+            .await
+            .unwrap();
+        let peer = Peer {
+            fingerprint: source.fingerprint,
+            address: None,
+        };
+        self.target.client.pair(migration, peer).await.unwrap();
+        let peer = Peer {
+            fingerprint: target.fingerprint,
+            address: Some(address.map_or(target.address, |address| address.to_string())),
+        };
+        self.source.client.pair(migration, peer).await.unwrap();
+    }
+
+    /// The guest that arrives at the target.
+    pub(super) fn guest(&self) -> FakeGuest {
+        self.target.guests.of(DOMAIN)
+    }
+}
+
+/// A piece of network. Its first connection is cut after so many bytes, of both directions; later ones
+/// are not.
+#[derive(Debug)]
+pub(super) struct Network {
+    pub(super) address: SocketAddr,
+    /// Connections that were made.
+    pub(super) connections: Arc<AtomicU64>,
+    _task: JoinSet<()>,
+}
+
+impl Network {
+    pub(super) async fn new(to: SocketAddr, cut_after: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicU64::new(0));
+        let mut task = JoinSet::new();
+        let count = Arc::clone(&connections);
+        task.spawn(async move {
+            let mut carried = JoinSet::new();
+            loop {
+                let (from, _) = listener.accept().await.unwrap();
+                let most = if count.fetch_add(1, Ordering::SeqCst) == 0 {
+                    cut_after
+                } else {
+                    u64::MAX
+                };
+                carried.spawn(pass(from, to, most));
+            }
+        });
+        Self {
+            address,
+            connections,
+            _task: task,
+        }
+    }
+}
+
+async fn pass(mut from: TcpStream, to: SocketAddr, most: u64) {
+    let mut to = TcpStream::connect(to).await.unwrap();
+    let mut left = most;
+    let (mut there, mut back) = ([0; 4096], [0; 4096]);
+    while left > 0 {
+        let (read, out) = tokio::select! {
+            read = from.read(&mut there) => (read.map(|length| &there[..length]), &mut to),
+            read = to.read(&mut back) => (read.map(|length| &back[..length]), &mut from),
+        };
+        let Ok(bytes) = read else { return };
+        let allowed = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= allowed as u64;
+        if bytes.is_empty() || out.write_all(&bytes[..allowed]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Bytes that are not alike, the same for the same seed.
+pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// A file with this content, for tests of what is in a socket's place.
+pub(super) fn write(path: &PathBuf, content: &[u8]) {
+    fs::File::create(path).unwrap().write_all_at(content, 0).unwrap();
+}

@@ -1,0 +1,255 @@
+//! All tunnels of this node, as an agent sees them: its own pod's, and those of older pods that still
+//! carry guests.
+//!
+//! ```text
+//!  /var/lib/drydock/tunnels/<pod UID>.sock ─▶ TunnelClient ─▶ sessions ─┐
+//!  /var/lib/drydock/tunnels/<pod UID>.sock ─▶ TunnelClient ─▶ sessions ─┴▶ KnownSessions
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, ErrorKind},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use drydock_runtime::{Backoff, Process, chain};
+use tokio::{sync::watch, task::JoinSet};
+use tracing::{debug, info, warn};
+
+use super::{
+    client::{TunnelClient, TunnelError},
+    local::SessionState,
+    server::SUFFIX,
+};
+use crate::folder_watch::FolderWatch;
+
+/// First pause before a tunnel that cannot be talked to is tried again. It doubles.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Longest such pause.
+const AGAIN_AT_MOST: Duration = Duration::from_secs(10);
+
+/// A session, and the tunnel that carries it.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownSession {
+    /// As the tunnel says it is.
+    pub(crate) state: SessionState,
+    /// Whom to ask about it.
+    pub(crate) tunnel: TunnelClient,
+}
+
+/// All sessions of this node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnownSessions {
+    /// By the UID of the migration.
+    pub(crate) sessions: BTreeMap<String, KnownSession>,
+    /// The tunnel of this agent's own pod, for new sessions, if it can be talked to.
+    pub(crate) own: Option<TunnelClient>,
+    /// Every tunnel that there is has been heard. Only then does a session that is not here not exist.
+    pub(crate) is_complete: bool,
+}
+
+/// Follows the tunnels of this node; clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Tunnels {
+    known: watch::Receiver<KnownSessions>,
+}
+
+impl Tunnels {
+    /// Follows the tunnels with sockets in `folder`, of which `own_pod_uid` is this agent's, until the
+    /// process stops.
+    ///
+    /// # Errors
+    /// If there is no such folder and it cannot be made, or it cannot be watched.
+    pub(crate) fn follow(folder: &Path, own_pod_uid: &str, process: &Process) -> io::Result<Self> {
+        fs::create_dir_all(folder)?;
+        let watch = FolderWatch::all(folder)?;
+        let (told, known) = watch::channel(KnownSessions::default());
+        let follower = Follower {
+            folder: folder.to_owned(),
+            own: format!("{own_pod_uid}{SUFFIX}"),
+            tunnels: BTreeMap::new(),
+            told,
+        };
+        let stopping = process.stopping();
+        process.spawn("tunnels of the node", async move {
+            stopping.run_until_cancelled(follower.run(watch)).await;
+        });
+        Ok(Self { known })
+    }
+
+    /// What is known of all sessions. The channel is closed when the process stops.
+    pub(crate) fn sessions(&self) -> watch::Receiver<KnownSessions> {
+        self.known.clone()
+    }
+
+    /// The tunnel for new sessions.
+    pub(crate) fn own(&self) -> Option<TunnelClient> {
+        self.known.borrow().own.clone()
+    }
+
+    /// The session of a migration.
+    pub(crate) fn session(&self, migration: &str) -> Option<KnownSession> {
+        self.known.borrow().sessions.get(migration).cloned()
+    }
+}
+
+/// How it is with one tunnel.
+#[derive(Clone, Debug)]
+enum Tunnel {
+    /// It is being connected to, or tried again.
+    Unheard,
+    /// It tells of its sessions.
+    Heard(TunnelClient),
+}
+
+/// What the connection to a tunnel comes to.
+enum News {
+    Heard(TunnelClient),
+    Changed,
+    /// Its process is gone; its socket is removed, or was there no more.
+    Gone,
+}
+
+struct Follower {
+    folder: PathBuf,
+    /// Name of the own tunnel's socket.
+    own: String,
+    tunnels: BTreeMap<String, Tunnel>,
+    told: watch::Sender<KnownSessions>,
+}
+
+impl Follower {
+    async fn run(mut self, mut watch: FolderWatch) {
+        let (news, mut heard) = tokio::sync::mpsc::channel(16);
+        let news = Arc::new(news);
+        let mut connections = JoinSet::new();
+        loop {
+            for name in self.unknown() {
+                self.tunnels.insert(name.clone(), Tunnel::Unheard);
+                let path = self.folder.join(&name);
+                let is_own = name == self.own;
+                connections.spawn(follow_one(name, path, is_own, Arc::clone(&news)));
+            }
+            self.tell();
+            tokio::select! {
+                happened = watch.next() => {
+                    if let Err(error) = happened {
+                        // Without events nothing new is seen: the process that starts anew looks anew.
+                        warn!(error = %chain(&error), "the folder of tunnels cannot be watched any more");
+                        std::future::pending::<()>().await;
+                    }
+                }
+                Some((name, news)) = heard.recv() => self.note(name, news),
+                Some(ended) = connections.join_next() => {
+                    if let Err(error) = ended {
+                        warn!(error = %chain(&error), "a tunnel cannot be followed any more");
+                    }
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, name: String, news: News) {
+        match news {
+            News::Heard(client) => {
+                info!(tunnel = name, "tunnel found");
+                self.tunnels.insert(name, Tunnel::Heard(client));
+            }
+            News::Changed => {}
+            News::Gone => {
+                info!(tunnel = name, "tunnel gone");
+                self.tunnels.remove(&name);
+            }
+        }
+    }
+
+    /// Sockets of tunnels that are not followed yet.
+    fn unknown(&self) -> Vec<String> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) => {
+                warn!(error = %chain(&error), "the folder of tunnels cannot be read");
+                return Vec::new();
+            }
+        };
+        let names = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok());
+        names
+            .filter(|name| name.ends_with(SUFFIX) && !name.starts_with('.') && !self.tunnels.contains_key(name))
+            .collect()
+    }
+
+    fn tell(&self) {
+        let mut known = KnownSessions {
+            is_complete: self.tunnels.contains_key(&self.own),
+            ..KnownSessions::default()
+        };
+        for (name, tunnel) in &self.tunnels {
+            let Tunnel::Heard(client) = tunnel else {
+                known.is_complete = false;
+                continue;
+            };
+            if *name == self.own {
+                known.own = Some(client.clone());
+            }
+            for state in client.sessions().borrow().iter() {
+                let tunnel = client.clone();
+                let state = state.clone();
+                known
+                    .sessions
+                    .insert(state.migration.clone(), KnownSession { state, tunnel });
+            }
+        }
+        self.told.send_replace(known);
+    }
+}
+
+type NewsSender = tokio::sync::mpsc::Sender<(String, News)>;
+
+/// Connects to one tunnel and follows it until it is gone.
+async fn follow_one(name: String, path: PathBuf, is_own: bool, news: Arc<NewsSender>) {
+    let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
+    loop {
+        let inode = inode(&path);
+        match TunnelClient::connect(&path).await {
+            Ok(client) => {
+                let mut sessions = client.sessions();
+                let mut tell = News::Heard(client.clone());
+                while news.send((name.clone(), tell)).await.is_ok() && sessions.changed().await.is_ok() {
+                    tell = News::Changed;
+                }
+                break;
+            }
+            Err(TunnelError::Unreachable(error)) if error.kind() == ErrorKind::NotFound => break,
+            // The own one's process is being started again, and removes it itself.
+            Err(TunnelError::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused && !is_own => {
+                remove(&path, inode);
+                break;
+            }
+            Err(error) => {
+                debug!(tunnel = name, error = %chain(&error), "a tunnel cannot be talked to yet");
+                tokio::time::sleep(pause.delay()).await;
+            }
+        }
+    }
+    let _ = news.send((name, News::Gone)).await;
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
+}
+
+/// Removes the socket of a dead process, unless it is another one by now.
+fn remove(path: &Path, inode_then: Option<u64>) {
+    if inode_then.is_some()
+        && inode(path) == inode_then
+        && let Err(error) = fs::remove_file(path)
+    {
+        warn!(path = %path.display(), error = %chain(&error), "the socket of a tunnel that is gone cannot be removed");
+    }
+}
