@@ -24,6 +24,7 @@ use drydock_api::{
     facts::{NodeFacts, VirtType},
     kubevirt::VirtualMachineInstance,
 };
+use drydock_core::instance::ending::ended;
 use drydock_runtime::{CancellationToken, Events, Process};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
@@ -31,7 +32,8 @@ use tokio::sync::watch;
 
 use crate::metrics::Metrics;
 use guest_task::GuestTask;
-pub(crate) use watches::GuestWatches;
+pub(crate) use report::open_gate;
+pub(crate) use watches::{GuestWatches, LauncherPods};
 
 /// What guests need to know of their host. It comes from the node's task, once this agent acts and
 /// the host is known.
@@ -175,8 +177,11 @@ impl Guests {
     fn seen(&self, instance: Arc<VirtualMachineInstance>, host: &Arc<Host>) -> Seen {
         let status = instance.status.as_ref();
         let pod_uid = status.and_then(|status| {
-            let mut here = status.active_pods.iter().filter(|(_, node)| **node == self.shared.node);
-            here.next().map(|(uid, _)| uid.clone())
+            let here = || status.active_pods.iter().filter(|(_, node)| **node == self.shared.node);
+            // One that it left by a migration may not have been cleared away when it comes back.
+            let lives = |uid: &String| self.watches.pod(uid).is_some_and(|pod| ended(&pod).is_none());
+            let chosen = here().find(|(uid, _)| lives(uid)).or_else(|| here().next());
+            chosen.map(|(uid, _)| uid.clone())
         });
         let pod = pod_uid.as_ref().and_then(|uid| self.watches.pod(uid));
         Seen {

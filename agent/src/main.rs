@@ -15,6 +15,7 @@ mod inspect_command;
 mod inspector;
 mod lease;
 mod metrics;
+mod migrations;
 mod node_task;
 mod run;
 mod table;

@@ -4,21 +4,25 @@ use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
-    Start, Threads, WatchMetrics, Watches, connect, metrics::registry,
+    Signal, Start, Threads, WatchMetrics, Watches, connect, metrics::registry,
 };
 use tokio::sync::watch;
 
 use crate::{
     args::RunArgs,
     caches::Caches,
-    guests::{GuestWatches, Guests, Shared},
+    guests::{GuestWatches, Guests, LauncherPods, Shared},
     lease::NodeLease,
     metrics::Metrics,
+    migrations::{MigrationWatches, Migrations},
     node_task::NodeTask,
+    tunnel::tunnels::Tunnels,
     writes::Writes,
 };
 
 const COMPONENT: &str = "drydock-agent";
+/// Folder of the tunnels' sockets, below the one that agents share.
+const TUNNELS_FOLDER: &str = "tunnels";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until told to stop.
@@ -67,15 +71,27 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let writes = Writes::new(client.clone(), args.node_name.clone());
     let events = Events::start(&process, client.clone(), reporter, &event_metrics);
     let (told_guests, host) = watch::channel(None);
+    let shared = Shared {
+        client: client.clone(),
+        events: events.clone(),
+        metrics: metrics.clone(),
+        kubelet: args.kubelet.clone(),
+        node: args.node_name.clone(),
+    };
+    let (of_guests, of_migrations) = (Signal::new(), Signal::new());
+    let wakes = [of_guests.clone(), of_migrations.clone()];
+    let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes);
     let guests = Guests::new(
-        Shared {
-            client: client.clone(),
-            events: events.clone(),
-            metrics: metrics.clone(),
-            kubelet: args.kubelet.clone(),
-            node: args.node_name.clone(),
-        },
-        GuestWatches::start(&client, &watches, &args.node_name),
+        shared.clone(),
+        GuestWatches::start(&client, &watches, &args.node_name, pods.clone(), of_guests),
+        host.clone(),
+        process.clone(),
+    );
+    let tunnels = Tunnels::follow(&args.state.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
+    let migrations = Migrations::new(
+        shared,
+        MigrationWatches::start(&client, &watches, &args.node_name, pods, of_migrations),
+        tunnels,
         host,
         process.clone(),
     );
@@ -93,6 +109,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     );
     process.spawn_critical("the guests", async move {
         guests.run().await;
+        Ok::<_, Infallible>(())
+    });
+    process.spawn_critical("the migrations", async move {
+        migrations.run().await;
         Ok::<_, Infallible>(())
     });
     process.spawn_critical("the node", task.run());

@@ -27,7 +27,7 @@ use drydock_host::{
     document::ParseError,
     domain::{
         AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
-        ShutOffReason, Start, State, Versions,
+        PausedReason, ShutOffReason, Start, State, Versions,
     },
     pod_folder::{FolderError, PodFolder},
 };
@@ -240,6 +240,10 @@ impl GuestTask {
         let Some(state) = state.filter(|_| !never_ran || state.is_some()) else {
             return Ok(());
         };
+        if is_moving(state) {
+            // It is as it was reported until it goes on, here or there; the migration tells the rest.
+            return Ok(());
+        }
         let running = facts::guest_state(state);
         if running != GuestState::Off && known.live.is_none() {
             let live = LiveDomain::parse(&handle.live_xml().await?)?;
@@ -454,6 +458,15 @@ impl GuestTask {
         self.remember(written);
         Ok(Then::OnChange)
     }
+}
+
+/// A guest that stands still in order to move, or has moved.
+fn is_moving(state: State) -> bool {
+    matches!(
+        state,
+        State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
+            | State::ShutOff(ShutOffReason::Migrated)
+    )
 }
 
 /// Whether a guest that has never run here may be started: it has run nowhere, nobody wants it gone, and

@@ -7,7 +7,7 @@ use drydock_api::{
         names::{CREATED_BY, GUEST_RUNNING},
     },
 };
-use drydock_runtime::{Event, Events, Severity};
+use drydock_runtime::{Event, Events, Severity, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
@@ -92,6 +92,14 @@ pub(super) async fn set_gate(client: &Client, pod: &Pod, open: bool, now: Timest
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
         result => result.map(drop),
     }
+}
+
+/// Opens the readiness gate of a pod in which a guest runs.
+///
+/// # Errors
+/// If the API server does not do it.
+pub(crate) async fn open_gate(client: &Client, pod: &Pod) -> kube::Result<()> {
+    set_gate(client, pod, true, clock::now()).await
 }
 
 /// Tells people of an instance.

@@ -14,35 +14,71 @@ use drydock_runtime::{Cache, Change, Key, Signal, Watch, Watches};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
 
+/// The launcher pods of this node. Clones share the cache.
+#[derive(Clone, Debug)]
+pub(crate) struct LauncherPods {
+    pods: Cache<Pod>,
+    by_uid: Arc<Mutex<HashMap<String, Key>>>,
+}
+
+impl LauncherPods {
+    /// Starts watching for `node`; each of `wakes` is told of changes.
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Signal]) -> Self {
+        let by_uid = Arc::new(Mutex::new(HashMap::new()));
+        let (index, wakes) = (Arc::clone(&by_uid), wakes.to_vec());
+        let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
+            .labels(format!("{APP}={VIRT_LAUNCHER}"))
+            .fields(format!("spec.nodeName={node}"))
+            .prune(prune)
+            .on_change(move |change| {
+                observe(&index, change);
+                for wake in &wakes {
+                    wake.notify();
+                }
+            });
+        Self {
+            pods: watches.start(pods),
+            by_uid,
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        self.pods.answered().await;
+    }
+
+    /// The pod with this UID.
+    pub(crate) fn with_uid(&self, uid: &str) -> Option<Arc<Pod>> {
+        let key = self
+            .by_uid
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(uid)
+            .cloned()?;
+        self.pods
+            .get(&key)
+            .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
+    }
+}
+
 /// Caches of this node's instances and launcher pods.
 pub(crate) struct GuestWatches {
     instances: Cache<VirtualMachineInstance>,
-    pods: Cache<Pod>,
-    by_uid: Arc<Mutex<HashMap<String, Key>>>,
+    pods: LauncherPods,
     changed: Signal,
 }
 
 impl GuestWatches {
-    /// Starts watching for `node`.
-    pub(crate) fn start(client: &Client, watches: &Watches, node: &str) -> Self {
-        let changed = Signal::new();
+    /// Starts watching for `node`; `changed` is also told of changes of `pods`.
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Signal) -> Self {
         let instances = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .optional()
             .fields(format!("status.nodeName={node}"))
             .prune(|instance| instance.metadata.managed_fields = None)
             .wakes(&changed);
-        let by_uid = Arc::new(Mutex::new(HashMap::new()));
-        let index = Arc::clone(&by_uid);
-        let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
-            .labels(format!("{APP}={VIRT_LAUNCHER}"))
-            .fields(format!("spec.nodeName={node}"))
-            .prune(prune)
-            .on_change(move |change| observe(&index, change))
-            .wakes(&changed);
         Self {
             instances: watches.start(instances),
-            pods: watches.start(pods),
-            by_uid,
+            pods,
             changed,
         }
     }
@@ -64,15 +100,7 @@ impl GuestWatches {
 
     /// The launcher pod with this UID, if it is on this node.
     pub(crate) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
-        let key = self
-            .by_uid
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(uid)
-            .cloned()?;
-        self.pods
-            .get(&key)
-            .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
+        self.pods.with_uid(uid)
     }
 }
 

@@ -1,0 +1,179 @@
+//! The migrations that guests of this node leave or come by: one task for each side that this node is.
+//!
+//! ```text
+//!  migrations from here ─┐                    ┌─▶ SourceTask ─▶ libvirt in the pod that the guest leaves
+//!  migrations to here ───┼─▶ Migrations ──────┤        └──────▶ the node's tunnel ═══▶ the target's
+//!  launcher pods here ───┘   (told of each)   └─▶ TargetTask ─▶ libvirt in the pod that it comes to
+//! ```
+//!
+//! Tasks carry out [`drydock_core::migration::source`] and [`drydock_core::migration::target`]. What
+//! they know they find again after a restart: in the object, in libvirt, and in the tunnel.
+
+mod progress;
+mod said;
+mod seen;
+mod source_task;
+mod target_task;
+mod watches;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use drydock_api::kubevirt::VirtualMachineInstanceMigration;
+use drydock_core::migration::record::Record;
+use drydock_runtime::{CancellationToken, Process};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use tokio::sync::watch;
+
+use crate::{
+    guests::{Host, Shared},
+    tunnel::{local::Role, tunnels::Tunnels},
+};
+use source_task::SourceTask;
+use target_task::TargetTask;
+pub(crate) use watches::MigrationWatches;
+
+/// What is seen of one side of a migration.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// The migration.
+    pub(crate) migration: Arc<VirtualMachineInstanceMigration>,
+    /// The pod of this side, if it is there.
+    pub(crate) pod: Option<Arc<Pod>>,
+    /// The host.
+    pub(crate) host: Arc<Host>,
+}
+
+/// The migrations of this node.
+pub(crate) struct Migrations {
+    shared: Shared,
+    watches: MigrationWatches,
+    tunnels: Tunnels,
+    host: watch::Receiver<Option<Arc<Host>>>,
+    process: Process,
+    running: BTreeMap<(String, bool), Running>,
+}
+
+/// The task of one side.
+struct Running {
+    seen: watch::Sender<Seen>,
+    stop: CancellationToken,
+}
+
+impl Migrations {
+    /// The migrations that `watches` show.
+    pub(crate) fn new(
+        shared: Shared,
+        watches: MigrationWatches,
+        tunnels: Tunnels,
+        host: watch::Receiver<Option<Arc<Host>>>,
+        process: Process,
+    ) -> Self {
+        Self {
+            shared,
+            watches,
+            tunnels,
+            host,
+            process,
+            running: BTreeMap::new(),
+        }
+    }
+
+    /// Serves them until the process stops. Nothing is done before this agent acts for the node.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        if stopping.run_until_cancelled(self.watches.answered()).await.is_none() {
+            return;
+        }
+        loop {
+            let host = self.host.borrow_and_update().clone();
+            if let Some(host) = host {
+                self.look(&host);
+            }
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                () = self.watches.changed() => {}
+                changed = self.host.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Starts and stops tasks, and tells those that go on what has changed.
+    fn look(&mut self, host: &Arc<Host>) {
+        let mut present = BTreeSet::new();
+        for role in [Role::Source, Role::Target] {
+            for migration in self.watches.migrations(role) {
+                if !concerns(&migration, role) {
+                    continue;
+                }
+                let Some(uid) = migration.uid() else { continue };
+                let key = (uid, role == Role::Source);
+                present.insert(key.clone());
+                let pod = seen::pod_uid(&migration, role).and_then(|uid| self.watches.pod(uid));
+                let seen = Seen {
+                    migration,
+                    pod,
+                    host: Arc::clone(host),
+                };
+                self.tell(key, role, seen);
+            }
+        }
+        self.running.retain(|key, task| {
+            let keep = present.contains(key);
+            if !keep {
+                task.stop.cancel();
+            }
+            keep
+        });
+    }
+
+    fn tell(&mut self, key: (String, bool), role: Role, seen: Seen) {
+        if let Some(task) = self.running.get(&key) {
+            task.seen.send_if_modified(|before| {
+                let changed = differs(before, &seen);
+                *before = seen;
+                changed
+            });
+            return;
+        }
+        let name = format!("migration {} as {}", key.0, role.as_str());
+        let (sender, receiver) = watch::channel(seen);
+        let stop = self.process.stopping().child_token();
+        let (ended, shared, tunnels) = (stop.clone(), self.shared.clone(), self.tunnels.clone());
+        match role {
+            Role::Source => {
+                let task = SourceTask::new(shared, tunnels, receiver);
+                self.process.spawn(name, async move {
+                    ended.run_until_cancelled(task.run()).await;
+                });
+            }
+            Role::Target => {
+                let task = TargetTask::new(shared, tunnels, receiver);
+                self.process.spawn(name, async move {
+                    ended.run_until_cancelled(task.run()).await;
+                });
+            }
+        }
+        self.running.insert(key, Running { seen: sender, stop });
+    }
+}
+
+/// Whether there is anything to do for this side, now or later.
+fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
+    let record = Record::of(migration);
+    let settled = match role {
+        Role::Source => record.source_is_settled(),
+        Role::Target => record.target_is_settled(),
+    };
+    !(record.is_over() && settled)
+}
+
+fn differs(one: &Seen, other: &Seen) -> bool {
+    let version = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.resource_version());
+    one.migration.resource_version() != other.migration.resource_version()
+        || version(&one.pod) != version(&other.pod)
+        || one.host != other.host
+}

@@ -1,0 +1,25 @@
+//! How far a guest has moved: libvirt's statistics as decisions take them.
+
+use std::time::Duration;
+
+use drydock_core::migration::convergence::Sample;
+use drydock_host::domain::JobInfo;
+
+/// A sample for the monitor. `paused` and `post_copy` say how the guest moves.
+pub(super) fn sample(job: &JobInfo, paused: bool, post_copy: bool) -> Sample {
+    let rates = [job.memory_rate, job.disk_rate];
+    Sample {
+        data_total: job.data.total,
+        data_processed: job.data.processed,
+        data_remaining: job.data.remaining,
+        memory_remaining: job.memory.remaining,
+        disk_remaining: job.disk.remaining,
+        dirty_rate: job.dirty_rate,
+        bandwidth: rates.into_iter().flatten().reduce(u64::saturating_add),
+        iteration: job.iteration.unwrap_or(0),
+        elapsed: job.elapsed.unwrap_or(Duration::ZERO),
+        expected_downtime: job.downtime,
+        post_copy,
+        paused,
+    }
+}

@@ -1,0 +1,101 @@
+//! What a side says on the object.
+
+use drydock_api::{
+    AGENT_FIELD_MANAGER,
+    kubevirt::{
+        VirtualMachineInstanceMigration,
+        migration::{MigrationSource, MigrationTarget},
+    },
+};
+use drydock_runtime::{Event, Events, Severity};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+/// Applies the agent's part of `status.source`.
+///
+/// # Errors
+/// If the API server does not do it.
+pub(super) async fn source(
+    client: &Client,
+    migration: &VirtualMachineInstanceMigration,
+    side: &MigrationSource,
+) -> kube::Result<VirtualMachineInstanceMigration> {
+    let own = MigrationSource {
+        node: None,
+        pod: None,
+        pod_uid: None,
+        ..side.clone()
+    };
+    apply(client, migration, "source", json!({"source": own})).await
+}
+
+/// Applies the agent's part of `status.target`.
+///
+/// # Errors
+/// If the API server does not do it.
+pub(super) async fn target(
+    client: &Client,
+    migration: &VirtualMachineInstanceMigration,
+    side: &MigrationTarget,
+) -> kube::Result<VirtualMachineInstanceMigration> {
+    let own = MigrationTarget {
+        node: None,
+        pod: None,
+        pod_uid: None,
+        ..side.clone()
+    };
+    apply(client, migration, "target", json!({"target": own})).await
+}
+
+async fn apply(
+    client: &Client,
+    migration: &VirtualMachineInstanceMigration,
+    side: &str,
+    status: Value,
+) -> kube::Result<VirtualMachineInstanceMigration> {
+    let api = Api::namespaced(client.clone(), &migration.namespace().unwrap_or_default());
+    let apply = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": migration.name_any(), "uid": migration.uid()},
+        "status": status,
+    });
+    // The agents of both sides apply to the same object, each its own part.
+    let parameters = PatchParams::apply(&format!("{AGENT_FIELD_MANAGER}-{side}")).force();
+    let mut answer: VirtualMachineInstanceMigration = api
+        .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
+        .await?;
+    answer.metadata.managed_fields = None;
+    Ok(answer)
+}
+
+/// Tells people of the instance that moves, which the migration names.
+pub(super) fn tell(
+    events: &Events,
+    migration: &VirtualMachineInstanceMigration,
+    severity: Severity,
+    reason: &'static str,
+    note: String,
+) {
+    let instance_uid = migration
+        .status
+        .as_ref()
+        .and_then(|status| status.guest.as_ref()?.instance_uid.clone());
+    let mut regarding = migration.object_ref(&());
+    let related = Some(regarding.clone());
+    regarding.kind = Some("VirtualMachineInstance".into());
+    regarding.name = Some(migration.spec.vmi_name.clone());
+    regarding.uid = instance_uid;
+    regarding.resource_version = None;
+    events.publish(Event {
+        regarding,
+        related,
+        severity,
+        reason: reason.into(),
+        action: "Migrate".into(),
+        note,
+    });
+}

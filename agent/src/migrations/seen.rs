@@ -1,0 +1,140 @@
+//! From libvirt's, the tunnel's and the object's words to those that decisions take.
+
+use drydock_api::{kubevirt::VirtualMachineInstanceMigration, launcher::Outcome};
+use drydock_core::{
+    domain::domain_name,
+    instance::ending::ended,
+    migration::{
+        source::{Job, SourceDomain, SourceTunnel},
+        target::{TargetDomain, TargetTunnel},
+    },
+};
+use drydock_host::domain::{CallError, JobInfo, JobOperation, PausedReason, ShutOffReason, State};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use crate::tunnel::{
+    local::{Reply, Role, SessionState},
+    tunnels::Tunnels,
+};
+
+/// UID of the pod of that side.
+pub(super) fn pod_uid(migration: &VirtualMachineInstanceMigration, role: Role) -> Option<&str> {
+    let status = migration.status.as_ref()?;
+    match role {
+        Role::Source => status.source.as_ref()?.pod_uid.as_deref(),
+        Role::Target => status.target.as_ref()?.pod_uid.as_deref(),
+    }
+}
+
+/// Name of the libvirt domain that moves.
+pub(super) fn domain_of(migration: &VirtualMachineInstanceMigration) -> String {
+    domain_name(&migration.namespace().unwrap_or_default(), &migration.spec.vmi_name)
+}
+
+/// The guest on its source.
+pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
+    match state {
+        Ok(State::Running(_) | State::Blocked | State::ShuttingDown | State::PmSuspended) => SourceDomain::Running,
+        Ok(State::Paused(PausedReason::Migration)) => SourceDomain::Leaving,
+        Ok(State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)) => SourceDomain::PostCopy,
+        Ok(State::Paused(_)) => SourceDomain::Paused,
+        Ok(State::ShutOff(ShutOffReason::Migrated)) => SourceDomain::Left,
+        // A libvirtd that was started anew has forgotten why. The pod's end tells.
+        Ok(State::ShutOff(ShutOffReason::Unknown(_)) | State::NoState | State::Unknown { .. }) | Err(_) => {
+            SourceDomain::Unknown
+        }
+        Ok(State::ShutOff(_) | State::Crashed(_)) => SourceDomain::Ended,
+    }
+}
+
+/// The guest on its source, by the end of its pod; `None` if that has not ended.
+pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
+    let ended = ended(pod)?;
+    Some(if ended.outcome == Some(Outcome::Migrated) {
+        SourceDomain::Left
+    } else {
+        SourceDomain::Ended
+    })
+}
+
+/// The job of a domain on its source.
+pub(super) fn job(info: &Result<Option<JobInfo>, CallError>) -> Job {
+    match info {
+        Err(_) => Job::Unknown,
+        Ok(Some(job)) if job.is_active() && job.operation == JobOperation::OutgoingMigration => Job::Outgoing,
+        Ok(_) => Job::None,
+    }
+}
+
+/// The session of the source.
+pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel {
+    match session(tunnels, migration, Role::Source) {
+        Found::Unknown => SourceTunnel::Unknown,
+        Found::Missing => SourceTunnel::Missing,
+        Found::Open(state) => {
+            let reply_read = state.reply == Reply::Consumed;
+            // One that carries nothing any more still knows what it has seen.
+            if state.ended.is_some() && !reply_read {
+                return SourceTunnel::Missing;
+            }
+            SourceTunnel::Open {
+                paired: state.paired,
+                reply_read,
+                acknowledged: state.acknowledged,
+            }
+        }
+    }
+}
+
+/// The guest on its target.
+pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
+    match state {
+        Err(CallError::NoDomain) => TargetDomain::Absent,
+        Err(_) | Ok(State::NoState | State::Unknown { .. }) => TargetDomain::Unknown,
+        Ok(State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)) => {
+            TargetDomain::Incoming
+        }
+        Ok(State::Paused(_)) => TargetDomain::Complete,
+        Ok(State::Running(_) | State::Blocked | State::ShuttingDown | State::PmSuspended) => TargetDomain::Running,
+        Ok(State::ShutOff(_) | State::Crashed(_)) => TargetDomain::Over,
+    }
+}
+
+/// The guest on its target, by the end of its pod; `None` if that has not ended.
+pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
+    let ended = ended(pod)?;
+    Some(match ended.outcome {
+        Some(Outcome::NotStarted) => TargetDomain::Absent,
+        _ => TargetDomain::Over,
+    })
+}
+
+/// The session of the target.
+pub(super) fn target_tunnel(tunnels: &Tunnels, migration: &str) -> TargetTunnel {
+    match session(tunnels, migration, Role::Target) {
+        Found::Unknown => TargetTunnel::Unknown,
+        Found::Missing => TargetTunnel::Missing,
+        Found::Open(state) => TargetTunnel::Open {
+            paired: state.paired,
+            released: state.released.is_some(),
+            taken_over: state.resumed,
+        },
+    }
+}
+
+enum Found {
+    Unknown,
+    Missing,
+    Open(SessionState),
+}
+
+fn session(tunnels: &Tunnels, migration: &str, role: Role) -> Found {
+    let known = tunnels.sessions();
+    let known = known.borrow();
+    match known.sessions.get(migration) {
+        Some(session) if session.state.role == role => Found::Open(session.state.clone()),
+        _ if known.is_complete => Found::Missing,
+        _ => Found::Unknown,
+    }
+}

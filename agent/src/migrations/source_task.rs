@@ -1,0 +1,659 @@
+//! One migration on the node that the guest leaves.
+//!
+//! ```text
+//!  object ───┐
+//!  libvirt ──┼─▶ look ─▶ core::migration::source::step ─▶ tunnel, libvirt, object
+//!  tunnel ───┘    ▲
+//!                 └── job statistics, each second while the guest moves ─▶ convergence ─▶ libvirt
+//! ```
+
+use std::time::Duration;
+
+use drydock_api::{
+    kubevirt::{
+        VirtualMachineInstanceMigration,
+        migration::{MigrationMode, MigrationSource, MigrationState, SourceState},
+    },
+    launcher::{
+        LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET, RUN_FOLDER,
+        RUN_VOLUME,
+    },
+};
+use drydock_core::{
+    conditions::whole_seconds,
+    migration::{
+        convergence::{Act, Limits, Monitor, Written, worth_writing},
+        record::Record,
+        source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
+    },
+};
+use drydock_host::{
+    domain::{
+        CallError, CopiedContent, Deadlines, DiskCopy, DomainEvent, DomainEvents, DomainHandle, JobInfo, Lifecycle,
+        Migration, PausedReason, State, SuspendedDetail,
+    },
+    pod_folder::{FolderError, PodFolder},
+};
+use drydock_runtime::{Backoff, Severity, chain, clock, newer};
+use kube::ResourceExt;
+use thiserror::Error;
+use tokio::{sync::watch, task::JoinSet};
+use tracing::{info, warn};
+
+use super::{Seen, progress::sample, said, seen};
+use crate::{
+    guests::Shared,
+    tunnel::{
+        client::TunnelError,
+        local::{Peer, Role, SessionSpec},
+        tunnels::Tunnels,
+    },
+};
+
+/// How often a guest that moves is measured.
+const MEASURED_EVERY: Duration = Duration::from_secs(1);
+/// Pause after something failed: first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// So many steps are taken before anything else is heard: more than a migration has.
+const STEPS: usize = 16;
+
+/// The task of one migration.
+pub(super) struct SourceTask {
+    shared: Shared,
+    tunnels: Tunnels,
+    seen: watch::Receiver<Seen>,
+    written: Option<VirtualMachineInstanceMigration>,
+    call: Call,
+    /// The call by which the guest moves, if it is under way.
+    moving: JoinSet<Result<(), CallError>>,
+    /// What libvirt said when it gave up.
+    failure: Option<String>,
+    stood_still: bool,
+    keep_paused: Option<bool>,
+    monitor: Option<Monitor>,
+    progress: Option<Written>,
+    backoff: Backoff,
+}
+
+/// Why a step could not be taken now.
+#[derive(Debug, Error)]
+enum Trouble {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    #[error("there is no tunnel on this node")]
+    NoTunnel,
+    #[error("the target has not said where it listens")]
+    NoPeer,
+    #[error("the API server refused or did not answer")]
+    Api(#[from] kube::Error),
+}
+
+/// What is there of the guest.
+struct Guest {
+    handle: DomainHandle,
+    events: DomainEvents,
+}
+
+impl SourceTask {
+    /// The task of the migration that `seen` shows.
+    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>) -> Self {
+        Self {
+            shared,
+            tunnels,
+            seen,
+            written: None,
+            call: Call::Unknown,
+            moving: JoinSet::new(),
+            failure: None,
+            stood_still: false,
+            keep_paused: None,
+            monitor: None,
+            progress: None,
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+        }
+    }
+
+    /// Serves the migration until dropped.
+    pub(super) async fn run(mut self) {
+        let mut sessions = self.tunnels.sessions();
+        let mut guest = None;
+        loop {
+            self.seen.borrow_and_update();
+            sessions.borrow_and_update();
+            if guest.is_none() && !self.pod_has_ended() {
+                guest = self.connect().await;
+            }
+            let again = match self.look(guest.as_mut()).await {
+                Ok(again) => {
+                    self.backoff.reset();
+                    again
+                }
+                Err(trouble) => {
+                    if self.backoff.is_reset() {
+                        let migration = self.migration();
+                        warn!(migration = migration.name_any(), error = %chain(&trouble), "its source waits");
+                    }
+                    Some(self.backoff.delay())
+                }
+            };
+            let wake = again.map(|pause| clock::Instant::now() + pause);
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                _ = sessions.changed() => {}
+                event = hear(&mut guest) => match event {
+                    Some(event) => self.take_in(&event),
+                    None => {
+                        guest = None;
+                        self.stood_still = false;
+                    }
+                },
+                result = moved(&mut self.moving) => self.answered(result),
+                () = clock::sleep_until_instant(wake) => {}
+            }
+        }
+    }
+
+    fn migration(&self) -> VirtualMachineInstanceMigration {
+        let seen = self.seen.borrow().migration.as_ref().clone();
+        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
+    }
+
+    fn pod_has_ended(&self) -> bool {
+        self.seen
+            .borrow()
+            .pod
+            .as_ref()
+            .is_some_and(|pod| seen::source_by_pod(pod).is_some())
+    }
+
+    /// Connects to the guest's libvirt, if it listens now.
+    async fn connect(&mut self) -> Option<Guest> {
+        let migration = self.migration();
+        let uid = seen::pod_uid(&migration, Role::Source)?.to_owned();
+        let domain = seen::domain_of(&migration);
+        let connecting = async {
+            let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
+            DomainHandle::connect(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
+        };
+        match connecting.await {
+            Ok((handle, events)) => Some(Guest { handle, events }),
+            Err(error) => {
+                warn!(migration = migration.name_any(), error = %chain(&error), "the guest's libvirt cannot be reached");
+                None
+            }
+        }
+    }
+
+    fn take_in(&mut self, event: &DomainEvent) {
+        match event {
+            DomainEvent::Lifecycle(Lifecycle::Suspended(SuspendedDetail::Migrated)) => self.stood_still = true,
+            DomainEvent::Lifecycle(Lifecycle::Resumed(_) | Lifecycle::Started(_)) => self.stood_still = false,
+            _ => {}
+        }
+    }
+
+    fn answered(&mut self, result: Option<Result<(), CallError>>) {
+        let error = match result {
+            Some(Ok(())) => {
+                self.call = Call::Succeeded;
+                return;
+            }
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        // Without an answer the migration may go on all the same; the job tells.
+        let answer = error.as_ref().is_some_and(CallError::is_answer);
+        self.call = if answer { Call::Failed } else { Call::Unknown };
+        // What it was given up for by this process is the better reason.
+        self.failure = self.failure.take().or(error.map(|error| chain(&error).to_string()));
+    }
+
+    /// Does what is to be done now. Returns when to look again though nothing is heard.
+    async fn look(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
+        let handle = guest.map(|guest| guest.handle.clone());
+        for _ in 0..STEPS {
+            let migration = self.migration();
+            let uid = migration.uid().unwrap_or_default();
+            let tunnel = seen::source_tunnel(&self.tunnels, &uid);
+            let (state, info) = match &handle {
+                Some(handle) => (Some(handle.state().await), Some(handle.job().await)),
+                None => (None, None),
+            };
+            let by_pod = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
+            let domain = by_pod
+                .or_else(|| state.as_ref().map(seen::source_domain))
+                .unwrap_or(SourceDomain::Unknown);
+            let job = match (by_pod, &info) {
+                (Some(_), _) => Job::None,
+                (None, Some(info)) => seen::job(info),
+                (None, None) => Job::Unknown,
+            };
+            if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, job == Job::Outgoing) {
+                let info = info
+                    .as_ref()
+                    .and_then(|info| info.as_ref().ok())
+                    .and_then(Option::as_ref);
+                self.measure(handle, &migration, *state, info).await;
+            }
+            self.tell_whether_paused(&uid, &migration, state.as_ref(), tunnel)
+                .await?;
+            let steps = step(&SourceView {
+                record: Record::of(&migration),
+                domain,
+                job,
+                call: self.call,
+                tunnel,
+                stood_still: self.stood_still,
+            });
+            let Some(first) = steps.first().copied() else {
+                let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
+                let silent = domain == SourceDomain::Unknown && by_pod.is_none();
+                return Ok((moves || silent).then_some(MEASURED_EVERY));
+            };
+            for step in steps {
+                self.carry_out(step, &migration, handle.as_ref()).await?;
+            }
+            // What waits for an answer from elsewhere is not asked for again at once.
+            if matches!(first, SourceStep::Abort | SourceStep::Release(_) | SourceStep::Close) {
+                return Ok(Some(MEASURED_EVERY));
+            }
+        }
+        Ok(Some(MEASURED_EVERY))
+    }
+
+    async fn carry_out(
+        &mut self,
+        step: SourceStep,
+        migration: &VirtualMachineInstanceMigration,
+        handle: Option<&DomainHandle>,
+    ) -> Result<(), Trouble> {
+        let uid = migration.uid().unwrap_or_default();
+        match step {
+            SourceStep::Prepare => {
+                let own = self.tunnels.own().ok_or(Trouble::NoTunnel)?;
+                own.prepare(session(migration)).await?;
+            }
+            SourceStep::Pair => {
+                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                let target = migration
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.target.clone())
+                    .unwrap_or_default();
+                let peer = Peer {
+                    fingerprint: target.fingerprint.ok_or(Trouble::NoPeer)?,
+                    address: target.address,
+                };
+                session.tunnel.pair(&uid, peer).await?;
+            }
+            SourceStep::Say(state) => self.say(state, migration, handle).await?,
+            SourceStep::Start => {
+                if let Some(handle) = handle {
+                    self.start(migration, handle.clone()).await;
+                }
+            }
+            SourceStep::Abort => {
+                if let Some(handle) = handle {
+                    info!(migration = migration.name_any(), "it is given up");
+                    // It may have ended meanwhile, which the next look shows.
+                    if let Err(error) = handle.abort_job().await {
+                        info!(migration = migration.name_any(), error = %chain(&error), "libvirt does not give it up");
+                    }
+                }
+            }
+            SourceStep::Resume => {
+                if let Some(handle) = handle {
+                    warn!(
+                        migration = migration.name_any(),
+                        "the guest goes on here: it has not moved"
+                    );
+                    handle.resume().await?;
+                }
+            }
+            SourceStep::Release(proof) => {
+                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                session.tunnel.release(&uid, proof).await?;
+            }
+            SourceStep::Destroy => {
+                if let Some(handle) = handle {
+                    warn!(
+                        migration = migration.name_any(),
+                        "what is left of a guest that has moved is ended"
+                    );
+                    handle.destroy().await?;
+                }
+            }
+            SourceStep::Close => {
+                if let Some(session) = self.tunnels.session(&uid) {
+                    session.tunnel.close(&uid).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has libvirt move the guest. The call lasts as long as that.
+    async fn start(&mut self, migration: &VirtualMachineInstanceMigration, handle: DomainHandle) {
+        let status = migration.status.clone().unwrap_or_default();
+        let guest = status.guest.unwrap_or_default();
+        let configuration = configuration(status.migration_state.as_ref());
+        let bandwidth = Limits::new(&configuration, 0).ok().and_then(|limits| limits.bandwidth);
+        let socket = |name: &str| format!("unix://{RUN_FOLDER}/{name}");
+        let how = Migration {
+            destination: format!("qemu+unix:///session?socket={RUN_FOLDER}/{MIGRATION_LIBVIRT_SOCKET}"),
+            memory: socket(MIGRATION_MEMORY_SOCKET),
+            disks: (!guest.copied_disks.is_empty()).then(|| DiskCopy {
+                uri: socket(MIGRATION_DISKS_SOCKET),
+                targets: guest.copied_disks.clone(),
+                content: if guest.layers_only {
+                    CopiedContent::TopLayer
+                } else {
+                    CopiedContent::Whole
+                },
+            }),
+            // libvirt counts in MiB/s; less than one is one.
+            bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
+            auto_converge: configuration.allow_auto_converge.unwrap_or(false),
+            post_copy: false,
+            allow_unsafe: false,
+        };
+        if let Ok(limits) = Limits::new(&configuration, 0) {
+            let downtime = Monitor::new(limits).initial_downtime();
+            if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
+                info!(error = %chain(&error), "libvirt keeps its own limit of the downtime");
+            }
+        }
+        info!(migration = migration.name_any(), "the guest moves");
+        said::tell(
+            &self.shared.events,
+            migration,
+            Severity::Normal,
+            "Migrating",
+            "VirtualMachineInstance is migrating.".into(),
+        );
+        self.call = Call::Pending;
+        self.moving.spawn(async move { handle.migrate(how).await });
+    }
+
+    /// Tells the tunnel whether the guest is to stay paused at its target.
+    async fn tell_whether_paused(
+        &mut self,
+        uid: &str,
+        migration: &VirtualMachineInstanceMigration,
+        state: Option<&Result<State, CallError>>,
+        tunnel: SourceTunnel,
+    ) -> Result<(), Trouble> {
+        let paused = match state {
+            Some(Ok(State::Paused(PausedReason::User))) => !is_paused_to_move(migration),
+            Some(Ok(State::Running(_))) => false,
+            _ => return Ok(()),
+        };
+        let open = matches!(tunnel, SourceTunnel::Open { reply_read: false, .. });
+        if !open || self.keep_paused == Some(paused) || (self.keep_paused.is_none() && !paused) {
+            return Ok(());
+        }
+        if let Some(session) = self.tunnels.session(uid) {
+            session.tunnel.keep_paused(uid, paused).await?;
+            self.keep_paused = Some(paused);
+        }
+        Ok(())
+    }
+
+    /// Says how far the source is.
+    async fn say(
+        &mut self,
+        state: SourceState,
+        migration: &VirtualMachineInstanceMigration,
+        handle: Option<&DomainHandle>,
+    ) -> Result<(), Trouble> {
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let uid = migration.uid().unwrap_or_default();
+        let mut side = MigrationSource {
+            state: Some(state),
+            keep_paused: self.keep_paused.unwrap_or(before.keep_paused),
+            ..before.clone()
+        };
+        match state {
+            SourceState::Prepared => {
+                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                // The session is there: this only tells its fingerprint.
+                side.fingerprint = Some(session.tunnel.prepare(self::session(migration)).await?.fingerprint);
+            }
+            SourceState::Migrating => {
+                side.start_timestamp = Some(whole_seconds(clock::now()).0);
+                side.mode = Some(MigrationMode::PreCopy);
+            }
+            SourceState::Stayed => {
+                self.resume_if_paused_to_move(migration, handle).await?;
+                let (reason, message) = self.why_stayed(migration, before.state);
+                side.reason = Some(reason.into());
+                side.message = Some(message);
+            }
+            SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
+        }
+        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        info!(migration = migration.name_any(), ?state, "its source");
+        match state {
+            SourceState::Migrating => self.call = Call::Due,
+            SourceState::Stayed => {
+                let reason = side.message.unwrap_or_default();
+                let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
+                said::tell(&self.shared.events, migration, Severity::Warning, "Migrated", note);
+            }
+            SourceState::Stopped => {
+                let target = migration
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.target.clone())
+                    .unwrap_or_default();
+                let node = target.node.unwrap_or_default();
+                let note = format!("The VirtualMachineInstance migrated to node {node}.");
+                said::tell(&self.shared.events, migration, Severity::Normal, "Migrated", note);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A guest that was paused so that it could move goes on where it stays.
+    async fn resume_if_paused_to_move(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        handle: Option<&DomainHandle>,
+    ) -> Result<(), Trouble> {
+        if let Some(handle) = handle.filter(|_| is_paused_to_move(migration))
+            && matches!(handle.state().await?, State::Paused(PausedReason::User))
+        {
+            handle.resume().await?;
+        }
+        Ok(())
+    }
+
+    fn why_stayed(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        before: Option<SourceState>,
+    ) -> (&'static str, String) {
+        let record = Record::of(migration);
+        let abort = migration.status.as_ref().and_then(|status| status.abort.clone());
+        if let Some(abort) = abort {
+            return ("Aborted", format!("Live migration has been aborted: {}", abort.message));
+        }
+        if record.deleted {
+            return ("Aborted", "Live migration has been aborted".into());
+        }
+        match (&self.failure, before) {
+            (Some(failure), _) => ("LibvirtGaveUp", failure.clone()),
+            (None, Some(SourceState::Prepared)) if !record.is_over() => {
+                ("TunnelLost", "the tunnel was started anew and lost its session".into())
+            }
+            (None, Some(SourceState::Migrating)) => (
+                "MigrationEnded",
+                "the migration ended while this node's agent was away; the guest runs on".into(),
+            ),
+            _ => ("NotBegun", "the migration was over before it began".into()),
+        }
+    }
+
+    /// Measures a guest that moves, and does what is needed so that it ends.
+    async fn measure(
+        &mut self,
+        handle: &DomainHandle,
+        migration: &VirtualMachineInstanceMigration,
+        state: State,
+        info: Option<&JobInfo>,
+    ) {
+        let Some(info) = info.filter(|info| info.data.total > 0) else {
+            return;
+        };
+        let status = migration.status.clone().unwrap_or_default();
+        let configuration = configuration(status.migration_state.as_ref());
+        let to_move = is_paused_to_move(migration);
+        let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
+        let sample = sample(info, paused, false);
+        if self.monitor.is_none() {
+            self.monitor = Limits::new(&configuration, sample.data_total)
+                .map(|limits| Limits {
+                    post_copy: false,
+                    ..limits
+                })
+                .map(Monitor::new)
+                .ok();
+        }
+        let Some(monitor) = &mut self.monitor else { return };
+        for action in monitor.observe(&sample) {
+            info!(
+                migration = migration.name_any(),
+                reason = action.reason,
+                "{}",
+                action.sentence
+            );
+            said::tell(
+                &self.shared.events,
+                migration,
+                Severity::Normal,
+                action.reason,
+                action.sentence.clone(),
+            );
+            let result = match action.act {
+                Act::Tell => Ok(()),
+                Act::SetDowntime(downtime) => handle.set_max_downtime(milliseconds(downtime)).await,
+                Act::Pause => match self.write_mode(migration, MigrationMode::Paused).await {
+                    Ok(()) => handle.suspend().await,
+                    Err(_) => Ok(()),
+                },
+                Act::StartPostCopy => handle.start_post_copy().await,
+                Act::Abort => {
+                    self.failure = Some(action.sentence.clone());
+                    handle.abort_job().await
+                }
+            };
+            if let Err(error) = result {
+                info!(error = %chain(&error), "libvirt refuses it");
+                if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
+                    monitor.refused(action.act);
+                }
+            }
+        }
+        let Some(monitor) = &self.monitor else { return };
+        let written = Written {
+            at: clock::now(),
+            mode: sample.mode(),
+            progress: monitor.progress(&sample, clock::now()),
+        };
+        if !worth_writing(self.progress.as_ref(), &written) {
+            return;
+        }
+        // A migration that is over within seconds needs no word of its progress.
+        let first = self.progress.is_none();
+        self.progress = Some(written.clone());
+        if first {
+            return;
+        }
+        let migration = self.migration();
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let side = MigrationSource {
+            progress: Some(written.progress),
+            ..before
+        };
+        match said::source(&self.shared.client, &migration, &side).await {
+            Ok(answer) => self.written = Some(answer),
+            Err(error) => info!(error = %chain(&error), "progress could not be told"),
+        }
+    }
+
+    /// Says how the guest moves, before it is so: a new agent must know who has paused it.
+    async fn write_mode(
+        &mut self,
+        migration: &VirtualMachineInstanceMigration,
+        mode: MigrationMode,
+    ) -> Result<(), kube::Error> {
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let side = MigrationSource {
+            mode: Some(mode),
+            ..before
+        };
+        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        Ok(())
+    }
+}
+
+/// The guest was paused so that it can move, not by its user.
+fn is_paused_to_move(migration: &VirtualMachineInstanceMigration) -> bool {
+    let mode = migration
+        .status
+        .as_ref()
+        .and_then(|status| status.source.as_ref()?.mode);
+    mode == Some(MigrationMode::Paused)
+}
+
+fn configuration(state: Option<&MigrationState>) -> drydock_api::kubevirt::migration::MigrationConfiguration {
+    state
+        .and_then(|state| state.migration_configuration.clone())
+        .unwrap_or_default()
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
+    SessionSpec {
+        migration: migration.uid().unwrap_or_default(),
+        role: Role::Source,
+        pod_uid: seen::pod_uid(migration, Role::Source).unwrap_or_default().to_owned(),
+        domain: seen::domain_of(migration),
+    }
+}
+
+/// The next event of a guest that is connected.
+async fn hear(guest: &mut Option<Guest>) -> Option<DomainEvent> {
+    match guest {
+        Some(guest) => guest.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The answer to the call by which the guest moves; `None` if there is none to come.
+async fn moved(moving: &mut JoinSet<Result<(), CallError>>) -> Option<Result<(), CallError>> {
+    match moving.join_next().await {
+        Some(result) => result.ok(),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,396 @@
+//! One migration on the node that the guest comes to.
+
+use std::time::Duration;
+
+use drydock_api::{
+    facts::VirtType,
+    kubevirt::{
+        VirtualMachineInstanceMigration,
+        migration::{MigrationTarget, TargetState},
+    },
+    launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME},
+};
+use drydock_core::{
+    domain::full_cpu,
+    migration::{
+        record::Record,
+        target::{TargetDomain, TargetStep, TargetView, step},
+    },
+};
+use drydock_host::{
+    domain::{CallError, CpuComparison, Deadlines, DomainEvents, DomainHandle},
+    pod_folder::{FolderError, PodFolder},
+};
+use drydock_runtime::{Backoff, Severity, chain, clock, newer};
+use kube::ResourceExt;
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::{Seen, said, seen};
+use crate::{
+    guests::{Shared, open_gate},
+    tunnel::{
+        client::TunnelError,
+        local::{Peer, Role, SessionSpec},
+        tunnels::Tunnels,
+    },
+};
+
+/// Pause before what is on its way is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause after something failed: first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// Most that a launcher may say in its file.
+const READY_BYTES: u64 = 64 << 10;
+/// So many steps are taken before anything else is heard: more than a migration has.
+const STEPS: usize = 16;
+
+/// The task of one migration.
+pub(super) struct TargetTask {
+    shared: Shared,
+    tunnels: Tunnels,
+    seen: watch::Receiver<Seen>,
+    written: Option<VirtualMachineInstanceMigration>,
+    /// Whether the guest can run here: why not.
+    fits: Option<Result<(), Refusal>>,
+    backoff: Backoff,
+}
+
+/// Why a guest cannot run here.
+#[derive(Clone, Debug)]
+struct Refusal {
+    reason: &'static str,
+    message: String,
+}
+
+/// Why a step could not be taken now.
+#[derive(Debug, Error)]
+enum Trouble {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    #[error("there is no tunnel on this node")]
+    NoTunnel,
+    #[error("the source has not said by what it is known")]
+    NoPeer,
+    #[error("the API server refused or did not answer")]
+    Api(#[from] kube::Error),
+}
+
+/// libvirt in the pod.
+struct Guest {
+    handle: DomainHandle,
+    events: DomainEvents,
+}
+
+impl TargetTask {
+    /// The task of the migration that `seen` shows.
+    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>) -> Self {
+        Self {
+            shared,
+            tunnels,
+            seen,
+            written: None,
+            fits: None,
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+        }
+    }
+
+    /// Serves the migration until dropped.
+    pub(super) async fn run(mut self) {
+        let mut sessions = self.tunnels.sessions();
+        let mut guest: Option<Guest> = None;
+        loop {
+            self.seen.borrow_and_update();
+            sessions.borrow_and_update();
+            if guest.is_none() && !self.pod_has_ended() {
+                guest = self.connect().await;
+            }
+            let handle = guest.as_ref().map(|guest| guest.handle.clone());
+            let again = match self.look(handle.as_ref()).await {
+                Ok(again) => {
+                    self.backoff.reset();
+                    again
+                }
+                Err(trouble) => {
+                    if self.backoff.is_reset() {
+                        let migration = self.migration();
+                        warn!(migration = migration.name_any(), error = %chain(&trouble), "its target waits");
+                    }
+                    Some(self.backoff.delay())
+                }
+            };
+            let wake = again.map(|pause| clock::Instant::now() + pause);
+            let heard = async {
+                match &mut guest {
+                    Some(guest) => guest.events.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                _ = sessions.changed() => {}
+                event = heard => if event.is_none() { guest = None },
+                () = clock::sleep_until_instant(wake) => {}
+            }
+        }
+    }
+
+    fn migration(&self) -> VirtualMachineInstanceMigration {
+        let seen = self.seen.borrow().migration.as_ref().clone();
+        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
+    }
+
+    fn pod_has_ended(&self) -> bool {
+        self.seen
+            .borrow()
+            .pod
+            .as_ref()
+            .is_some_and(|pod| seen::target_by_pod(pod).is_some())
+    }
+
+    /// Connects to the pod's libvirt once its launcher is ready; gives up when something changes.
+    async fn connect(&mut self) -> Option<Guest> {
+        let migration = self.migration();
+        let uid = seen::pod_uid(&migration, Role::Target)?.to_owned();
+        let domain = seen::domain_of(&migration);
+        let connecting = async {
+            let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
+            folder.read_when_there(READY_FILE, READY_BYTES).await?;
+            DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
+        };
+        let connected = tokio::select! {
+            connected = connecting => connected,
+            _ = self.seen.changed() => {
+                self.seen.mark_changed();
+                return None;
+            }
+        };
+        match connected {
+            Ok((handle, events)) => Some(Guest { handle, events }),
+            Err(error) => {
+                warn!(migration = migration.name_any(), error = %chain(&error), "the pod's libvirt cannot be reached");
+                None
+            }
+        }
+    }
+
+    /// Does what is to be done now. Returns when to look again though nothing is heard.
+    async fn look(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
+        for _ in 0..STEPS {
+            let migration = self.migration();
+            let uid = migration.uid().unwrap_or_default();
+            // Before the guest: a tunnel that has no session resumes nothing after this.
+            let tunnel = seen::target_tunnel(&self.tunnels, &uid);
+            let by_pod = self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod));
+            let domain = match (by_pod, handle) {
+                (Some(ended), _) => ended,
+                (None, Some(handle)) => seen::target_domain(&handle.state().await),
+                (None, None) => TargetDomain::Unknown,
+            };
+            let steps = step(&TargetView {
+                record: Record::of(&migration),
+                tunnel,
+                domain,
+                fits: self.fits.as_ref().map(Result::is_ok),
+            });
+            let Some(first) = steps.first().copied() else {
+                let waits = matches!(domain, TargetDomain::Incoming | TargetDomain::Complete)
+                    || (domain == TargetDomain::Unknown && by_pod.is_none());
+                return Ok(waits.then_some(LOOK_AGAIN));
+            };
+            for step in steps {
+                self.carry_out(step, &migration, handle).await?;
+            }
+            if matches!(first, TargetStep::Close | TargetStep::TakeOver | TargetStep::Destroy) {
+                return Ok(Some(LOOK_AGAIN));
+            }
+        }
+        Ok(Some(LOOK_AGAIN))
+    }
+
+    async fn carry_out(
+        &mut self,
+        step: TargetStep,
+        migration: &VirtualMachineInstanceMigration,
+        handle: Option<&DomainHandle>,
+    ) -> Result<(), Trouble> {
+        let uid = migration.uid().unwrap_or_default();
+        let session = || self.tunnels.session(&uid).ok_or(Trouble::NoTunnel);
+        match step {
+            TargetStep::Check => {
+                if let Some(handle) = handle {
+                    self.fits = Some(self.compare(migration, handle).await?);
+                }
+            }
+            TargetStep::Prepare => {
+                let own = self.tunnels.own().ok_or(Trouble::NoTunnel)?;
+                own.prepare(self::session(migration)).await?;
+            }
+            TargetStep::Pair => {
+                let source = migration
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.source.clone())
+                    .unwrap_or_default();
+                let peer = Peer {
+                    fingerprint: source.fingerprint.ok_or(Trouble::NoPeer)?,
+                    address: None,
+                };
+                session()?.tunnel.pair(&uid, peer).await?;
+            }
+            TargetStep::Say(state) => self.say(state, migration).await?,
+            TargetStep::TakeOver => {
+                let source = migration
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.source.clone())
+                    .unwrap_or_default();
+                if source.keep_paused {
+                    // It stays as it is; that is all that there is to do.
+                    self.say(TargetState::Running, migration).await?;
+                } else if let Some(handle) = handle {
+                    handle.resume().await?;
+                }
+            }
+            TargetStep::Close => session()?.tunnel.close(&uid).await?,
+            TargetStep::Destroy => {
+                if let Some(handle) = handle {
+                    info!(
+                        migration = migration.name_any(),
+                        "the guest has not come: what is here of it is ended"
+                    );
+                    handle.destroy().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the pod's libvirt whether the guest can have its CPU here.
+    async fn compare(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        handle: &DomainHandle,
+    ) -> Result<Result<(), Refusal>, Trouble> {
+        let guest = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.guest.clone())
+            .unwrap_or_default();
+        let host = self.seen.borrow().host.clone();
+        let refuse = |reason, message| Ok(Err(Refusal { reason, message }));
+        let virt_type = match guest.virt_type.as_deref() {
+            Some("kvm") => VirtType::Kvm,
+            Some("qemu") => VirtType::Qemu,
+            _ => host.virt_type,
+        };
+        if virt_type != host.virt_type {
+            let message = format!(
+                "the guest runs by {}, and guests on this node by {}",
+                virt_type.as_str(),
+                host.virt_type.as_str()
+            );
+            return refuse("OtherVirtType", message);
+        }
+        let Some(cpu) = &guest.cpu else {
+            return refuse("GuestCPUUnknown", "the CPU that the guest has is not known".into());
+        };
+        let masked: Vec<&str> = cpu
+            .required
+            .iter()
+            .filter(|feature| host.masked.contains(*feature))
+            .map(String::as_str)
+            .collect();
+        if !masked.is_empty() {
+            let message = format!(
+                "this node does not offer CPU features that the guest has: {}",
+                masked.join(", ")
+            );
+            return refuse("CPUFeatureMissing", message);
+        }
+        let document = match full_cpu(cpu) {
+            Ok(document) => document,
+            Err(problem) => return refuse(problem.reason(), problem.to_string()),
+        };
+        match handle.compare_cpu(&document, virt_type).await {
+            Ok(CpuComparison::Fits) => Ok(Ok(())),
+            Ok(CpuComparison::Incompatible { message, .. }) => refuse("CPUFeatureMissing", message),
+            Err(CallError::Refused(error)) => refuse("CPUNotCompared", error.to_string()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Says how far the target is.
+    async fn say(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.target.clone())
+            .unwrap_or_default();
+        let uid = migration.uid().unwrap_or_default();
+        let mut side = MigrationTarget {
+            state: Some(state),
+            ..before.clone()
+        };
+        match state {
+            TargetState::Prepared => {
+                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                // The session is there: this only tells its fingerprint and address.
+                let prepared = session.tunnel.prepare(self::session(migration)).await?;
+                side.fingerprint = Some(prepared.fingerprint);
+                side.address = Some(prepared.address);
+            }
+            TargetState::Refused => {
+                if let Some(Err(refusal)) = &self.fits {
+                    side.reason = Some(refusal.reason.into());
+                    side.message = Some(refusal.message.clone());
+                }
+            }
+            TargetState::Complete | TargetState::Running | TargetState::Gone | TargetState::Ended => {}
+        }
+        let pod = self.seen.borrow().pod.clone().filter(|_| state == TargetState::Running);
+        let client = self.shared.client.clone();
+        let (written, ()) = tokio::join!(said::target(&client, migration, &side), async {
+            // Services may send to it at once.
+            if let Some(pod) = &pod
+                && let Err(error) = open_gate(&client, pod).await
+            {
+                warn!(error = %chain(&error), "a pod's readiness gate could not be set");
+            }
+        });
+        self.written = Some(written?);
+        info!(migration = migration.name_any(), ?state, "its target");
+        match state {
+            TargetState::Prepared => {
+                let note = "VirtualMachineInstance Migration Target Prepared.".to_owned();
+                said::tell(
+                    &self.shared.events,
+                    migration,
+                    Severity::Normal,
+                    "PreparingTarget",
+                    note,
+                );
+            }
+            TargetState::Refused => {
+                let note = side.message.unwrap_or_default();
+                said::tell(&self.shared.events, migration, Severity::Warning, "TargetRefused", note);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
+    SessionSpec {
+        migration: migration.uid().unwrap_or_default(),
+        role: Role::Target,
+        pod_uid: seen::pod_uid(migration, Role::Target).unwrap_or_default().to_owned(),
+        domain: seen::domain_of(migration),
+    }
+}

@@ -1,0 +1,60 @@
+//! Which migrations concern this node: the API server selects them, so that all others cost nothing.
+
+use std::sync::Arc;
+
+use drydock_api::kubevirt::VirtualMachineInstanceMigration;
+use drydock_runtime::{Cache, Signal, Watch, Watches};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+
+use crate::{guests::LauncherPods, tunnel::local::Role};
+
+/// Caches of the migrations from and to this node.
+pub(crate) struct MigrationWatches {
+    from: Cache<VirtualMachineInstanceMigration>,
+    to: Cache<VirtualMachineInstanceMigration>,
+    pods: LauncherPods,
+    changed: Signal,
+}
+
+impl MigrationWatches {
+    /// Starts watching for `node`; `changed` is also told of changes of `pods`.
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Signal) -> Self {
+        let side = |name: &'static str, field: &str| {
+            Watch::<VirtualMachineInstanceMigration>::all(client.clone(), name)
+                .optional()
+                .fields(format!("status.{field}.node={node}"))
+                .prune(|migration| migration.metadata.managed_fields = None)
+                .wakes(&changed)
+        };
+        Self {
+            from: watches.start(side("migrations from here", "source")),
+            to: watches.start(side("migrations to here", "target")),
+            pods,
+            changed,
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        tokio::join!(self.from.answered(), self.to.answered(), self.pods.answered());
+    }
+
+    /// Waits for a change since the last time.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// The migrations of which this node is that side.
+    pub(crate) fn migrations(&self, role: Role) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        match role {
+            Role::Source => self.from.all(),
+            Role::Target => self.to.all(),
+        }
+    }
+
+    /// The launcher pod with this UID, if it is on this node.
+    pub(crate) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
+        self.pods.with_uid(uid)
+    }
+}
