@@ -468,7 +468,7 @@ impl DomainHandle {
     }
 
     /// Sends the guest to another libvirt, and ends when that has ended, well or badly: after hours, if
-    /// it takes hours. [`migration`](self) says which end means what. It has a connection of its own, so
+    /// it takes hours. [`Migration`]'s module says which end means what. It has a connection of its own, so
     /// that everything else can be asked meanwhile, and no limit in time; a libvirtd that answers no
     /// keep-alives for two minutes ends it.
     ///
@@ -488,10 +488,11 @@ impl DomainHandle {
     }
 
     /// Ends the job that libvirt does to the domain: a migration from here is given up, and the guest goes
-    /// on here. When that has been done there is an event, and [`Self::migrate`] fails.
+    /// on here. When that has been done [`Self::migrate`] fails and there is no [`Self::job`] any more; there
+    /// is an event only if the guest stood still already.
     ///
     /// # Errors
-    /// As for all calls; it is refused if there is no job, or in post-copy.
+    /// As for all calls; it is refused if there is no job, if it is an incoming migration, or in post-copy.
     pub async fn abort_job(&self) -> Result<(), CallError> {
         self.call("ending the domain's job", self.deadlines.change, |calls| {
             calls.abort_job()
@@ -499,7 +500,8 @@ impl DomainHandle {
         .await
     }
 
-    /// The job that libvirt does to the domain, if there is one.
+    /// The job that libvirt does to the domain, if there is one. Of an incoming migration nothing is known but
+    /// that there is one.
     ///
     /// # Errors
     /// As for all calls; [`CallError::NoDomain`] if libvirt knows for certain of no such domain.
@@ -510,7 +512,8 @@ impl DomainHandle {
         .await
     }
 
-    /// The last job of the domain that has ended; libvirtd knows it until the next one, or its own end.
+    /// The last job of the domain that has ended well; libvirtd knows it until the next one begins, or until its
+    /// own end. After post-copy the target's knows none.
     ///
     /// # Errors
     /// As for all calls.

@@ -17,6 +17,7 @@ mod consoles;
 mod cpu;
 mod disks;
 mod element;
+mod full_cpu;
 mod identity;
 mod interfaces;
 mod memory;
@@ -31,6 +32,7 @@ use drydock_api::{facts::VirtType, kubevirt::VirtualMachineInstanceSpec, launche
 
 pub use consoles::VNC_SOCKET;
 pub use disks::{DiskTargetName, disk_alias, disk_targets};
+pub use full_cpu::full_cpu;
 pub use identity::{firmware_uuid, mac_address};
 pub use interfaces::{USUAL_TCP, USUAL_UDP};
 pub use memory::guest_memory;

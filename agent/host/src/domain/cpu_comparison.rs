@@ -51,3 +51,43 @@ fn missing(message: &str) -> Vec<String> {
         .map(str::to_owned)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u32, message: &str) -> LibvirtError {
+        LibvirtError {
+            call: "comparing a guest's CPU",
+            code,
+            domain: sys::VIR_FROM_CPU,
+            message: message.into(),
+        }
+    }
+
+    #[test]
+    fn features_are_those_that_libvirt_names() {
+        let prefix = "the CPU is incompatible with host CPU: ";
+        for (reason, expected) in [
+            ("Host CPU does not provide required features: avx512f", vec!["avx512f"]),
+            (
+                "Host CPU does not provide required features: avx512f, vmx-ept,  la57",
+                vec!["avx512f", "vmx-ept", "la57"],
+            ),
+            ("Host CPU does not provide required features: ", vec![]),
+            ("host CPU vendor does not match required CPU vendor Intel", vec![]),
+            ("", vec![]),
+        ] {
+            let message = format!("{prefix}{reason}");
+            let comparison = CpuComparison::from_error(error(sys::VIR_ERR_CPU_INCOMPATIBLE, &message));
+            let features = expected.into_iter().map(str::to_owned).collect();
+            assert_eq!(comparison, Ok(CpuComparison::Incompatible { message, features }));
+        }
+    }
+
+    #[test]
+    fn other_errors_say_nothing_of_the_cpu() {
+        let unknown = error(sys::VIR_ERR_CONFIG_UNSUPPORTED, "Unknown CPU model Foo");
+        assert_eq!(CpuComparison::from_error(unknown.clone()), Err(unknown));
+    }
+}

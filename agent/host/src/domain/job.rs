@@ -146,6 +146,37 @@ impl JobInfo {
         })
     }
 
+    /// A migration to here that is under way, of which only the source's libvirt knows more.
+    pub(crate) fn incoming() -> Self {
+        Self {
+            operation: JobOperation::IncomingMigration,
+            ..Self::begun()
+        }
+    }
+
+    /// A job of which nothing is known yet.
+    pub(crate) fn begun() -> Self {
+        Self {
+            job_type: JobType::Unbounded,
+            operation: JobOperation::Unknown(0),
+            elapsed: None,
+            remaining: None,
+            downtime: None,
+            setup: None,
+            data: Amount::default(),
+            memory: Amount::default(),
+            disk: Amount::default(),
+            memory_rate: None,
+            disk_rate: None,
+            dirty_rate: None,
+            iteration: None,
+            throttle: None,
+            post_copy_requests: None,
+            success: None,
+            error: None,
+        }
+    }
+
     /// It is under way.
     pub fn is_active(&self) -> bool {
         matches!(self.job_type, JobType::Bounded | JobType::Unbounded)
@@ -186,3 +217,6 @@ impl Said<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

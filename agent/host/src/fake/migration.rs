@@ -1,8 +1,7 @@
 //! Migrations from and to a [`FakeLibvirt`]: the test says how far they get.
 //!
-//! What happens, and in which order, is what libvirt 9.0 and 11.3 do.
-
-use std::time::Duration;
+//! What happens, and in which order, is what libvirt 9.0 and 11.3 do; [`crate::domain::Migration`]'s module
+//! tells of it.
 
 use tokio::sync::watch;
 use virt_sys as sys;
@@ -11,7 +10,7 @@ use super::guest::{Connection, FakeLibvirt, Inner, refusal};
 use crate::{
     background,
     domain::{
-        Amount, CpuComparison, DomainEvent, JobInfo, JobOperation, JobType, Lifecycle, Migration, PausedReason,
+        CpuComparison, DefinedDetail, DomainEvent, JobInfo, JobOperation, JobType, Lifecycle, Migration, PausedReason,
         ResumedDetail, RunningReason, ShutOffReason, StartedDetail, State, StoppedDetail, SuspendedDetail, WhichJob,
     },
     libvirt::LibvirtError,
@@ -33,26 +32,11 @@ pub(super) struct Migrations {
     comparison: Option<CpuComparison>,
 }
 
-/// The job of a migration that has just begun.
+/// The job of a migration that has just begun, of which libvirt says nothing else yet.
 pub fn migration_job(operation: JobOperation) -> JobInfo {
     JobInfo {
-        job_type: JobType::Unbounded,
         operation,
-        elapsed: Some(Duration::ZERO),
-        remaining: None,
-        downtime: None,
-        setup: None,
-        data: Amount::default(),
-        memory: Amount::default(),
-        disk: Amount::default(),
-        memory_rate: None,
-        disk_rate: None,
-        dirty_rate: None,
-        iteration: None,
-        throttle: None,
-        post_copy_requests: None,
-        success: None,
-        error: None,
+        ..JobInfo::begun()
     }
 }
 
@@ -96,16 +80,17 @@ impl FakeLibvirt {
     /// It is on the other side, and nothing is left of it here.
     pub fn guest_has_left(&self) {
         let mut inner = self.lock();
-        inner.job_ends(JobType::Completed, None);
         inner.state = Some(State::ShutOff(ShutOffReason::Migrated));
         inner.happen(Lifecycle::Stopped(StoppedDetail::Migrated));
+        let job = inner.job_completes(JobOperation::OutgoingMigration);
+        inner.tell(&DomainEvent::JobCompleted(Some(Box::new(job))));
         inner.migrations.end.send_replace(Some(Ok(())));
     }
 
     /// The migration is given up, for that reason. The guest goes on here.
     pub fn migration_fails(&self, message: &str) {
         let error = refusal("migrate", sys::VIR_ERR_OPERATION_FAILED, message);
-        self.lock().migration_fails(JobType::Failed, error);
+        self.lock().migration_fails(error);
     }
 }
 
@@ -121,47 +106,61 @@ impl FakeLibvirt {
         let mut inner = self.lock();
         inner.definition = Some(definition.to_owned());
         inner.state = Some(State::Paused(PausedReason::Migration));
-        inner.migrations.job = Some(migration_job(JobOperation::IncomingMigration));
+        inner.migrations.job = Some(JobInfo::incoming());
+        inner.migrations.completed = None;
         inner.happen(Lifecycle::Started(StartedDetail::Migrated));
     }
 
     /// All of it is here and stands still.
     pub fn guest_is_complete(&self) {
         let mut inner = self.lock();
-        inner.migrations.job = None;
+        inner.happen(Lifecycle::Defined(DefinedDetail::Added));
         inner.state = Some(State::Paused(PausedReason::User));
         inner.happen(Lifecycle::Suspended(SuspendedDetail::Paused));
+        inner.job_completes(JobOperation::IncomingMigration);
     }
 
-    /// It does not come, and nothing of it is here.
-    pub fn guest_does_not_arrive(&self) {
+    /// It runs here, and what is missing of it follows.
+    pub fn guest_arrives_by_post_copy(&self) {
+        let mut inner = self.lock();
+        inner.happen(Lifecycle::Defined(DefinedDetail::Added));
+        inner.state = Some(State::Running(RunningReason::PostCopy));
+        inner.happen(Lifecycle::Resumed(ResumedDetail::PostCopy));
+    }
+
+    /// Nothing of it is missing any more. libvirt keeps no completed job of this.
+    pub fn post_copy_is_complete(&self) {
+        let mut inner = self.lock();
+        inner.migrations.job = None;
+        inner.state = Some(State::Running(RunningReason::Migrated));
+        inner.happen(Lifecycle::Resumed(ResumedDetail::Migrated));
+    }
+
+    /// It does not come, and nothing of it is here: the source has given up (`Failed`), or its libvirt is
+    /// not heard of any more (`Destroyed`).
+    pub fn guest_does_not_arrive(&self, why: StoppedDetail) {
         let mut inner = self.lock();
         inner.migrations.job = None;
         inner.definition = None;
-        inner.happen(Lifecycle::Stopped(StoppedDetail::Failed));
+        inner.happen(Lifecycle::Stopped(why));
     }
 }
 
 impl Inner {
-    fn job_ends(&mut self, job_type: JobType, error: Option<String>) {
+    /// The job has ended well; what is known of it from now on.
+    fn job_completes(&mut self, operation: JobOperation) -> JobInfo {
         let job = self.migrations.job.take();
-        let job = job.unwrap_or_else(|| migration_job(JobOperation::OutgoingMigration));
-        let job = JobInfo {
-            job_type,
-            success: Some(job_type == JobType::Completed),
-            error,
-            ..job
-        };
-        self.migrations.completed = Some(job.clone());
-        let told = JobInfo {
+        let completed = JobInfo {
             job_type: JobType::Completed,
-            ..job
+            ..job.unwrap_or_else(|| migration_job(operation))
         };
-        self.tell(&DomainEvent::JobCompleted(Some(Box::new(told))));
+        self.migrations.completed = Some(completed.clone());
+        completed
     }
 
-    fn migration_fails(&mut self, job_type: JobType, error: LibvirtError) {
-        self.job_ends(job_type, Some(error.message.clone()));
+    /// A migration from here ends badly. libvirt tells nobody but its caller, unless the guest stood still.
+    fn migration_fails(&mut self, error: LibvirtError) {
+        self.migrations.job = None;
         if self.state == Some(State::Paused(PausedReason::Migration)) {
             self.state = Some(State::Running(RunningReason::MigrationCanceled));
             self.happen(Lifecycle::Resumed(ResumedDetail::Migrated));
@@ -184,6 +183,7 @@ impl Connection {
                 ));
             }
             inner.migrations.asked.push(migration.clone());
+            inner.migrations.completed = None;
             inner.migrations.job = Some(migration_job(JobOperation::OutgoingMigration));
             inner.migrations.end.send_replace(None);
             let asked = inner.migrations.asked.len();
@@ -217,15 +217,20 @@ impl Connection {
                 let message = "Requested operation is not valid: no job is active on the domain";
                 return Err(refusal(CALL, sys::VIR_ERR_OPERATION_INVALID, message));
             }
-            let message = "operation aborted: migration out job: canceled by client";
+            if inner.state == Some(State::Paused(PausedReason::PostCopy)) {
+                let message = "Requested operation is not valid: cannot abort migration in post-copy mode";
+                return Err(refusal(CALL, sys::VIR_ERR_OPERATION_INVALID, message));
+            }
+            let message = "operation aborted: job 'migration out' canceled by client";
             let error = refusal("migrate", sys::VIR_ERR_OPERATION_ABORTED, message);
-            inner.migration_fails(JobType::Cancelled, error);
+            inner.migration_fails(error);
             Ok(())
         })
     }
 
     pub(super) fn fake_job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
         self.question(|inner| {
+            // As libvirt's client here has it: what does not run has no job.
             inner.defined("job")?;
             Ok(match which {
                 WhichJob::Current => inner.migrations.job.clone(),
@@ -266,6 +271,7 @@ impl Connection {
                                started with VIR_MIGRATE_POSTCOPY flag";
                 return Err(refusal(CALL, sys::VIR_ERR_OPERATION_INVALID, message));
             }
+            inner.happen(Lifecycle::Suspended(SuspendedDetail::Migrated));
             inner.state = Some(State::Paused(PausedReason::PostCopy));
             inner.happen(Lifecycle::Suspended(SuspendedDetail::PostCopy));
             Ok(())
@@ -274,5 +280,195 @@ impl Connection {
 
     pub(super) fn fake_compare_cpu(&self) -> Result<CpuComparison, LibvirtError> {
         self.question(|inner| Ok(inner.migrations.comparison.clone().unwrap_or(CpuComparison::Fits)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::facts::VirtType;
+    use tokio::task::JoinSet;
+
+    use super::*;
+    use crate::domain::{CallError, DomainEvents, DomainHandle, Start};
+
+    async fn running(libvirt: &FakeLibvirt) -> (DomainHandle, DomainEvents) {
+        let (guest, events) = libvirt.connect("vm").await.unwrap();
+        guest.define("<domain/>").await.unwrap();
+        guest.create(Start::Running).await.unwrap();
+        (guest, events)
+    }
+
+    /// Begins a migration that ends when the test says so.
+    async fn begin(libvirt: &FakeLibvirt, guest: &DomainHandle, post_copy: bool) -> JoinSet<Result<(), CallError>> {
+        let before = libvirt.migrations().len();
+        let guest = guest.clone();
+        let migration = Migration {
+            post_copy,
+            ..Migration::default()
+        };
+        let mut moving = JoinSet::new();
+        moving.spawn(async move { guest.migrate(migration).await });
+        libvirt.migrations_begun(before + 1).await;
+        moving
+    }
+
+    async fn ended(mut moving: JoinSet<Result<(), CallError>>) -> Result<(), CallError> {
+        moving.join_next().await.unwrap().unwrap()
+    }
+
+    /// The events after the guest's start, up to and with this one.
+    async fn until(events: &mut DomainEvents, last: &str) -> Vec<String> {
+        let mut seen: Vec<String> = Vec::new();
+        while seen.last().is_none_or(|event| event != last) {
+            seen.push(match events.recv().await.unwrap() {
+                DomainEvent::Lifecycle(event) => event.to_string(),
+                DomainEvent::JobCompleted(job) => format!("job {}", job.unwrap().operation),
+                other => format!("{other:?}"),
+            });
+        }
+        seen
+    }
+
+    #[tokio::test]
+    async fn a_guest_leaves() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, mut events) = running(&libvirt).await;
+        until(&mut events, "Started Booted").await;
+        assert_eq!(guest.job().await, Ok(None));
+        let moving = begin(&libvirt, &guest, false).await;
+        let mut job = guest.job().await.unwrap().unwrap();
+        assert!(job.is_active());
+        job.iteration = Some(3);
+        libvirt.set_job(job.clone());
+        assert_eq!(guest.job().await, Ok(Some(job)));
+        assert_eq!(
+            guest.migrate(Migration::default()).await.unwrap_err().reason(),
+            "LibvirtRefused"
+        );
+        guest.set_max_downtime(300).await.unwrap();
+        guest.set_bandwidth(0).await.unwrap();
+        assert_eq!(libvirt.migration_limits(), (Some(300), Some(0)));
+        libvirt.migration_iterates(4);
+        libvirt.guest_leaves();
+        libvirt.guest_has_left();
+        assert_eq!(ended(moving).await, Ok(()));
+        assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Migrated)));
+        let completed = guest.completed_job().await.unwrap().unwrap();
+        assert_eq!((completed.job_type, completed.iteration), (JobType::Completed, Some(3)));
+        let seen = until(&mut events, "job Outgoing migration").await;
+        assert_eq!(
+            seen,
+            [
+                "MigrationIteration(4)",
+                "Suspended Migrated",
+                "Stopped Migrated",
+                "job Outgoing migration"
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_guest_stays() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, mut events) = running(&libvirt).await;
+        assert_eq!(guest.abort_job().await.unwrap_err().reason(), "LibvirtRefused");
+        let moving = begin(&libvirt, &guest, false).await;
+        guest.abort_job().await.unwrap();
+        let aborted = ended(moving).await.unwrap_err();
+        assert!(
+            aborted.is_answer() && aborted.to_string().contains("canceled"),
+            "{aborted}"
+        );
+        assert_eq!(guest.state().await, Ok(State::Running(RunningReason::Booted)));
+        let moving = begin(&libvirt, &guest, false).await;
+        libvirt.guest_leaves();
+        libvirt.migration_fails("the target is gone");
+        assert!(ended(moving).await.is_err());
+        assert_eq!(
+            guest.state().await,
+            Ok(State::Running(RunningReason::MigrationCanceled))
+        );
+        assert_eq!((guest.job().await, guest.completed_job().await), (Ok(None), Ok(None)));
+        let seen = until(&mut events, "Resumed Migrated").await;
+        assert_eq!(&seen[3..], ["Suspended Migrated", "Resumed Migrated"]);
+    }
+
+    #[tokio::test]
+    async fn a_migration_goes_on_when_nobody_waits_for_it() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, _events) = running(&libvirt).await;
+        let moving = begin(&libvirt, &guest, false).await;
+        libvirt.daemon_ends();
+        let lost = ended(moving).await.unwrap_err();
+        assert!(!lost.is_answer(), "{lost}");
+        let (guest, _events) = libvirt.connect("vm").await.unwrap();
+        assert!(guest.job().await.unwrap().is_some());
+        libvirt.guest_has_left();
+        assert_eq!(libvirt.state(), Some(State::ShutOff(ShutOffReason::Migrated)));
+    }
+
+    #[tokio::test]
+    async fn a_guest_arrives_or_does_not() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, mut events) = libvirt.connect("vm").await.unwrap();
+        libvirt.guest_arrives("<domain/>");
+        assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::Migration)));
+        assert_eq!(
+            guest.job().await.unwrap().unwrap().operation,
+            JobOperation::IncomingMigration
+        );
+        libvirt.guest_does_not_arrive(StoppedDetail::Failed);
+        assert_eq!(guest.state().await, Err(CallError::NoDomain));
+        libvirt.guest_arrives("<domain/>");
+        libvirt.guest_is_complete();
+        assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
+        let completed = guest.completed_job().await.unwrap().unwrap();
+        assert_eq!(completed.operation, JobOperation::IncomingMigration);
+        guest.resume().await.unwrap();
+        let seen = until(&mut events, "Resumed Unpaused").await;
+        let whole = [
+            "Started Migrated",
+            "Defined Added",
+            "Suspended Paused",
+            "Resumed Unpaused",
+        ];
+        assert_eq!(
+            (&seen[..2], &seen[2..]),
+            (
+                &["Started Migrated".into(), "Stopped Failed".into()][..],
+                &whole.map(String::from)[..]
+            )
+        );
+    }
+
+    #[tokio::test]
+    async fn post_copy_has_no_way_back() {
+        let libvirt = FakeLibvirt::default();
+        let (guest, _events) = running(&libvirt).await;
+        let moving = begin(&libvirt, &guest, true).await;
+        guest.start_post_copy().await.unwrap();
+        assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::PostCopy)));
+        assert_eq!(guest.abort_job().await.unwrap_err().reason(), "LibvirtRefused");
+        libvirt.guest_has_left();
+        assert_eq!(ended(moving).await, Ok(()));
+
+        let target = FakeLibvirt::default();
+        target.guest_arrives("<domain/>");
+        target.guest_arrives_by_post_copy();
+        assert_eq!(target.state(), Some(State::Running(RunningReason::PostCopy)));
+        target.post_copy_is_complete();
+        assert_eq!(target.state(), Some(State::Running(RunningReason::Migrated)));
+        let (guest, _events) = target.connect("vm").await.unwrap();
+        assert_eq!((guest.job().await, guest.completed_job().await), (Ok(None), Ok(None)));
+        let no = CpuComparison::Incompatible {
+            message: "no".into(),
+            features: vec!["avx2".into()],
+        };
+        assert_eq!(
+            guest.compare_cpu("<cpu/>", VirtType::Kvm).await,
+            Ok(CpuComparison::Fits)
+        );
+        target.set_cpu_comparison(no.clone());
+        assert_eq!(guest.compare_cpu("<cpu/>", VirtType::Kvm).await, Ok(no));
     }
 }

@@ -30,9 +30,14 @@ pub(crate) const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 /// The socket, below the volume.
 pub(crate) const SOCKET: &str = "libvirt/libvirt-sock";
 
+/// Where libvirtd and QEMU find the pod's scratch folder, whichever pod it is.
+pub(crate) const MOUNT: &str = "/mnt";
+
 /// The pod.
 pub(crate) struct Pod {
-    scratch: PathBuf,
+    /// The folder in which the pod's processes find everything, as this machine names it. Its `run` is the
+    /// volume, by a path that is short enough for sockets.
+    pub(crate) scratch: PathBuf,
     processes: Option<Child>,
 }
 
@@ -75,29 +80,24 @@ impl Pod {
 
     /// Starts libvirtd, and again whenever it ends.
     pub(crate) fn start_libvirtd(&mut self) {
-        let account = User::from_name("libvirt-qemu")
-            .unwrap()
-            .or_else(|| User::from_name("nobody").unwrap())
-            .unwrap();
-        let own = |path: &Path| {
-            fs::create_dir_all(path).unwrap();
-            chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
-        };
+        let account = account();
         for name in ["home", "config", "cache", "data"] {
-            own(&self.scratch.join(name));
+            self.own(&self.scratch.join(name));
         }
-        own(&self.volume());
+        self.own(&self.volume());
         // As in a pod, where the path is short: libvirtd could not open a socket at the long one.
         symlink(self.volume(), self.scratch.join("run")).unwrap();
         let settings = self.scratch.join("libvirtd.conf");
         let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
         fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim())).unwrap();
+        // Two pods have the same paths, as a guest that moves needs.
         let script = format!(
-            "while :; do setpriv --reuid={} --regid={} --clear-groups --no-new-privs --inh-caps=-all \
+            "mount --bind {scratch} {MOUNT} && while :; do setpriv --reuid={} --regid={} --clear-groups --no-new-privs --inh-caps=-all \
              libvirtd --timeout 0 --config {}; done",
             account.uid,
             account.gid,
-            settings.display()
+            settings.display(),
+            scratch = self.scratch.display(),
         );
         let log = File::create(self.scratch.join("log")).unwrap();
         let mut command = Command::new("setpriv");
@@ -126,6 +126,15 @@ impl Pod {
             .stderr(log)
             .process_group(0);
         self.processes = Some(command.spawn().unwrap());
+    }
+
+    /// Makes a folder that belongs to the pod's processes, or gives them what is there.
+    pub(crate) fn own(&self, path: &Path) {
+        if !path.exists() {
+            fs::create_dir_all(path).unwrap();
+        }
+        let account = account();
+        chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
     }
 
     /// The process that listens at libvirt's socket.
@@ -167,9 +176,22 @@ impl Drop for Pod {
     }
 }
 
+/// Who a pod's processes are.
+fn account() -> User {
+    let named = User::from_name("libvirt-qemu").unwrap();
+    named.or_else(|| User::from_name("nobody").unwrap()).unwrap()
+}
+
 /// Says that a test was skipped, and whether to skip it.
 pub(crate) fn skipped(test: &str) -> bool {
-    let programs = ["libvirtd", "qemu-system-x86_64", "unshare", "setpriv"];
+    let programs = [
+        "libvirtd",
+        "qemu-system-x86_64",
+        "qemu-img",
+        "qemu-io",
+        "unshare",
+        "setpriv",
+    ];
     let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
     let found = |program: &&str| folders.iter().any(|folder| Path::new(folder).join(program).exists());
     if let Some(program) = programs.iter().find(|program| !found(program)) {

@@ -122,7 +122,7 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
     let mut job_type = 0;
     let mut parameters = Parameters::new();
     // SAFETY: the domain is one of this open connection, and all places outlive the call.
-    succeeded(CALL, unsafe {
+    let asked = succeeded(CALL, unsafe {
         sys::virDomainGetJobStats(
             domain.0,
             &raw mut job_type,
@@ -130,7 +130,15 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
             &raw mut parameters.count,
             flags,
         )
-    })?;
+    });
+    match asked {
+        Ok(_) => {}
+        // "migration statistics are available only on the source host"
+        Err(error) if error.code == sys::VIR_ERR_OPERATION_UNSUPPORTED => return Ok(Some(JobInfo::incoming())),
+        // "domain is not running": what does not run has no job.
+        Err(error) if error.code == sys::VIR_ERR_OPERATION_INVALID => return Ok(None),
+        Err(error) => return Err(error),
+    }
     // SAFETY: libvirt gave that many parameters.
     let said = unsafe { read_parameters(parameters.list, parameters.count) };
     Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &said))

@@ -1,0 +1,73 @@
+//! The CPU of a running guest, in full: what another node's libvirt is asked whether it has.
+
+use drydock_api::kubevirt::status::GuestCpu;
+
+use super::{element::Element, problem::DomainProblem};
+
+/// The element `cpu` of a guest that has exactly this CPU, as `virConnectCompareHypervisorCPU` takes it.
+///
+/// Everything that the guest has is required. What it lacks of its model is disabled, so that a host
+/// may lack it too.
+///
+/// # Errors
+/// If a name has control characters, which no name of libvirt's has.
+pub fn full_cpu(cpu: &GuestCpu) -> Result<String, DomainProblem> {
+    let feature = |policy: &'static str| {
+        move |name: &String| {
+            Element::new("feature")
+                .with("policy", policy)
+                .with("name", name.as_str())
+        }
+    };
+    let mut element = Element::new("cpu")
+        .with("mode", "custom")
+        .with("match", "exact")
+        .with("check", "full")
+        .child(Element::text("model", cpu.model.as_str()).with("fallback", "forbid"));
+    if let Some(vendor) = &cpu.vendor {
+        element = element.child(Element::text("vendor", vendor.as_str()));
+    }
+    element
+        .children(cpu.required.iter().map(feature("require")))
+        .children(cpu.disabled.iter().map(feature("disable")))
+        .document()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_required_but_what_the_guest_lacks() {
+        let cpu = GuestCpu {
+            model: "Skylake-Client-IBRS".into(),
+            vendor: Some("Intel".into()),
+            required: vec!["vmx".into(), "ss".into()],
+            disabled: vec!["hle".into()],
+        };
+        let expected = "<cpu mode=\"custom\" match=\"exact\" check=\"full\">
+  <model fallback=\"forbid\">Skylake-Client-IBRS</model>
+  <vendor>Intel</vendor>
+  <feature policy=\"require\" name=\"vmx\"/>
+  <feature policy=\"require\" name=\"ss\"/>
+  <feature policy=\"disable\" name=\"hle\"/>
+</cpu>
+";
+        assert_eq!(full_cpu(&cpu).as_deref(), Ok(expected));
+    }
+
+    #[test]
+    fn names_are_text_and_nothing_else() {
+        let mut cpu = GuestCpu {
+            model: "</model><model>&".into(),
+            required: vec!["'/><feature name=\"".into()],
+            ..GuestCpu::default()
+        };
+        let xml = full_cpu(&cpu).unwrap();
+        assert_eq!(xml.matches("<model").count(), 1, "{xml}");
+        assert_eq!(xml.matches("<feature").count(), 1, "{xml}");
+        assert!(!xml.contains("<vendor"), "{xml}");
+        cpu.model = "a\0b".into();
+        assert_eq!(full_cpu(&cpu).unwrap_err().reason(), "ControlCharacters");
+    }
+}
