@@ -1,14 +1,21 @@
 //! What API servers are answered, as they would read it.
 
+use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_core::admission::{VERSION, change::CONTROLLER};
-use kube::core::{
-    DynamicObject,
-    admission::{AdmissionRequest, AdmissionResponse, AdmissionReview},
+use kube::{
+    Client,
+    core::{
+        DynamicObject,
+        admission::{AdmissionRequest, AdmissionResponse, AdmissionReview},
+    },
 };
 use serde_json::{Value, json};
 
-use super::handlers;
-use crate::configuration_in_force::ConfigurationInForce;
+use super::{handlers, migrations::ClusterState};
+use crate::{
+    asked_api_server::api_server, configuration_in_force::ConfigurationInForce, instances::Instances,
+    migrations::Migrations,
+};
 
 fn instance() -> Value {
     json!({
@@ -45,7 +52,14 @@ fn asked(operation: &str, user: &str, new: &Value, old: &Value) -> AdmissionRequ
 }
 
 async fn answer(path: &str, question: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
-    let handlers = handlers(ConfigurationInForce::default());
+    answered_with(path, question, api_server().0).await
+}
+
+/// The answer, where the cluster has one instance, `vm`, and the API server is there to be asked.
+async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
+    let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
+    let state = ClusterState::new(client, instances, Migrations::filled([]));
+    let handlers = handlers(ConfigurationInForce::default(), state);
     let (_, handler) = handlers.get(path).unwrap();
     handler.answer(question).await
 }
@@ -78,23 +92,65 @@ async fn defaults_are_a_patch_that_keeps_what_is_there() {
     assert!(let_through.allowed && let_through.patch.is_none());
 }
 
-#[tokio::test]
-async fn migrations_are_labelled() {
-    let migration = json!({
+fn migration(of: &str) -> Value {
+    json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstanceMigration",
         "metadata": {"generateName": "move-"},
-        "spec": {"vmiName": "vm"},
-    });
+        "spec": {"vmiName": of},
+    })
+}
+
+#[tokio::test]
+async fn migrations_are_labelled_and_held() {
     let path = "/mutate/virtualmachineinstancemigrations";
-    let response = answer(path, asked("CREATE", "somebody", &migration, &Value::Null)).await;
+    let response = answer(path, asked("CREATE", "somebody", &migration("vm"), &Value::Null)).await;
     let patch: json_patch::Patch = serde_json::from_slice(&response.patch.unwrap()).unwrap();
-    let mut whole = migration;
+    let mut whole = migration("vm");
     json_patch::patch(&mut whole, &patch).unwrap();
     assert_eq!(whole["metadata"]["labels"], json!({"kubevirt.io/vmi-name": "vm"}));
+    assert_eq!(whole["metadata"]["finalizers"], json!([MIGRATION_FINALIZER]));
     whole["metadata"]["labels"] = json!({});
     let update = answer(path, asked("UPDATE", "somebody", &whole, &whole)).await;
     assert!(update.allowed && update.patch.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_migration_is_created_if_its_instance_can_be_moved_and_the_asker_may_ask_for_it() {
+    let path = "/validate/virtualmachineinstancemigrations";
+    let create = |user: &str, migration: &Value| asked("CREATE", user, migration, &Value::Null);
+    assert!(answer(path, create("somebody", &migration("vm"))).await.allowed);
+
+    let (client, mut server) = api_server();
+    let served = async { server.asked().await.refuse(404, "NotFound") };
+    let missing = migration("db");
+    let (response, ()) = tokio::join!(answered_with(path, create("somebody", &missing), client), served);
+    assert!(!response.allowed);
+    assert_eq!(
+        (response.result.code, response.result.message.as_str()),
+        (422, "the VMI \"db\" does not exist under the cluster")
+    );
+
+    let mut urgent = migration("vm");
+    urgent["spec"]["priority"] = json!("system-critical");
+    assert!(answer(path, create(CONTROLLER, &urgent)).await.allowed);
+    let response = answer(path, create("somebody", &urgent)).await;
+    let causes = response.result.details.unwrap().causes;
+    assert_eq!(
+        (causes[0].reason.as_str(), causes[0].field.as_str()),
+        ("FieldReserved", "spec.priority")
+    );
+
+    // A change is not asked about the cluster.
+    let (mut old, mut new) = (migration("db"), migration("db"));
+    old["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "db"});
+    new["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "vm"});
+    assert!(answer(path, asked("UPDATE", "somebody", &old, &old)).await.allowed);
+    let response = answer(path, asked("UPDATE", "somebody", &new, &old)).await;
+    assert_eq!(
+        response.result.message,
+        "selector label can't be modified on an in-flight migration"
+    );
 }
 
 #[tokio::test]

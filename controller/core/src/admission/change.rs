@@ -4,12 +4,13 @@
 //!  old, new, who ─▶ being deleted, or the same spec? ── yes ─▶ allowed
 //!                    └ no ─▶ VirtualMachineInstance: only the controller, which fills in defaults
 //!                            VirtualMachine, ReplicaSet: reviewed as if it were created
+//!  Migration: nothing, and while it is in flight not its label either
 //! ```
 
 use drydock_api::kubevirt::names::{CREATED_BY, NODE_NAME};
 use serde_json::Value;
 
-use super::{At, Kind, Refusal, Refusals, review};
+use super::{At, Kind, Refusal, Refusals, migration, review};
 
 /// User name of the controller.
 pub const CONTROLLER: &str = "system:serviceaccount:drydock:drydock-controller";
@@ -36,10 +37,14 @@ pub fn review_change(old: &Value, new: &Value, kind: Kind, user: &str) -> Vec<Re
     let is_being_deleted = new
         .pointer("/metadata/deletionTimestamp")
         .is_some_and(|time| !time.is_null());
-    if is_being_deleted || old.get("spec") == new.get("spec") {
-        return Vec::new();
-    }
     let mut refusals = Refusals::default();
+    if kind == Kind::Migration {
+        // One that is being deleted is in flight until it has been given up.
+        migration::check_change(old, new, &mut refusals);
+    }
+    if is_being_deleted || old.get("spec") == new.get("spec") {
+        return refusals.into_vec();
+    }
     match kind {
         // Nothing that an instance is can change while it runs.
         Kind::Instance if user != CONTROLLER => refusals.immutable(&At::root("spec"), RESTRICTED),

@@ -1,79 +1,138 @@
-//! What a VirtualMachineInstanceMigration may ask for.
+//! What a VirtualMachineInstanceMigration may ask for, and when.
+//!
+//! ```text
+//!  manifest ─▶ prepared() ─▶ check(), review_asker() ─▶ review_instance(), review_in_flight()
+//!              label, finalizer     its own fields            what the cluster says
+//! ```
+
+use std::collections::BTreeMap;
 
 use drydock_api::kubevirt::{
-    Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase,
-    names::conditions::LIVE_MIGRATABLE,
+    Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    migration::MigrationPhase,
+    names::{MIGRATION_FINALIZER, conditions::LIVE_MIGRATABLE},
 };
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{At, Refusal, Refusals, rules::is_label_value};
+use super::{
+    At, Refusal, Refusals,
+    change::CONTROLLER,
+    rules::{is_label_value, reference, selector},
+};
 
 /// Label of a migration: the instance that moves, for whoever looks for its migrations.
 pub const INSTANCE_LABEL: &str = "kubevirt.io/vmi-name";
 
-/// What the cluster knows of the instance that is to move.
-#[derive(Clone, Copy, Debug)]
-pub struct Moved<'a> {
-    /// The instance; `None` if there is none of that name.
-    pub instance: Option<&'a VirtualMachineInstance>,
-    /// Migrations of that instance, whatever their phase.
-    pub migrations: &'a [&'a VirtualMachineInstanceMigration],
-}
+/// KubeVirt's words, which clients know.
+const LABEL_REMOVED: &str = "selector label can't be removed from an in-flight migration";
+const LABEL_MODIFIED: &str = "selector label can't be modified on an in-flight migration";
 
-/// A new migration with the label that names its instance. `None` if it has it, or cannot: names of
-/// instances can be longer than labels.
-pub fn labelled(raw: &Value) -> Option<Value> {
-    let name = raw
-        .pointer("/spec/vmiName")?
-        .as_str()
-        .filter(|name| is_label_value(name))?;
+/// A new migration with the label that names its instance, and the finalizer by which its deletion
+/// gives it up in good order. `None` if it has both.
+///
+/// Names of instances can be longer than labels; such a migration goes without.
+pub fn prepared(raw: &Value) -> Option<Value> {
     let mut wanted = raw.clone();
+    let name = raw.pointer("/spec/vmiName")?.as_str()?;
     let metadata = wanted.get_mut("metadata")?.as_object_mut()?;
-    let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
-    let before = labels.as_object_mut()?.insert(INSTANCE_LABEL.into(), name.into());
-    (before.as_ref().and_then(Value::as_str) != Some(name)).then_some(wanted)
+    if is_label_value(name) {
+        let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
+        labels.as_object_mut()?.insert(INSTANCE_LABEL.into(), name.into());
+    }
+    let finalizers = metadata
+        .entry("finalizers")
+        .or_insert_with(|| Value::Array(Vec::new()))
+        .as_array_mut()?;
+    if !finalizers.iter().any(|name| name == MIGRATION_FINALIZER) {
+        finalizers.push(MIGRATION_FINALIZER.into());
+    }
+    (wanted != *raw).then_some(wanted)
 }
 
 /// What its own fields say.
 pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
-    let name = raw.pointer("/spec/vmiName").and_then(Value::as_str).unwrap_or_default();
-    if name.is_empty() {
-        refusals.required(&At::root("spec.vmiName"), "the VirtualMachineInstance that is to move");
+    let at = At::root("spec.vmiName");
+    match raw.pointer("/spec/vmiName").and_then(Value::as_str) {
+        None | Some("") => refusals.required(&at, "the VirtualMachineInstance that is to move"),
+        Some(name) => reference(name, &at, refusals),
+    }
+    if let Some(labels) = raw.pointer("/spec/addedNodeSelector") {
+        let at = At::root("spec.addedNodeSelector");
+        match BTreeMap::<String, String>::deserialize(labels) {
+            Ok(labels) => selector(&labels, &at, refusals),
+            Err(error) => refusals.malformed(&at, &error.to_string()),
+        }
     }
 }
 
-/// What the state of the instance says, in KubeVirt's words. What is not known yet is no reason to
-/// refuse: the migration itself waits for it or fails.
-pub fn review_state(name: &str, moved: Moved<'_>) -> Option<Refusal> {
+/// What only the controller may ask for: nobody else moves to the head of the queue.
+pub fn review_asker(raw: &Value, user: &str) -> Vec<Refusal> {
     let mut refusals = Refusals::default();
-    let at = At::root("spec.vmiName");
-    let Some(instance) = moved.instance else {
-        refusals.wrong_state(&at, format!("the VMI \"{name}\" does not exist under the cluster"));
-        return refusals.into_vec().pop();
+    let priority = raw.pointer("/spec/priority").filter(|priority| !priority.is_null());
+    if priority.is_some() && user != CONTROLLER {
+        refusals.reserved(&At::root("spec.priority"), CONTROLLER);
+    }
+    refusals.into_vec()
+}
+
+/// What may not change while a migration is in flight, beside its spec: the label by which its
+/// instance's migrations are found. It may be put right.
+pub(super) fn check_change(old: &Value, new: &Value, refusals: &mut Refusals) {
+    let label = |raw: &Value| Some(raw.get("metadata")?.get("labels")?.get(INSTANCE_LABEL)?.clone());
+    let phase = new.pointer("/status/phase").and_then(Value::as_str);
+    let is_over = [MigrationPhase::Succeeded, MigrationPhase::Failed]
+        .iter()
+        .any(|last| phase == Some(last.as_str()));
+    let (before, after) = (label(old), label(new));
+    if is_over || before.is_none() || before == after {
+        return;
+    }
+    let at = At::root(&format!("metadata.labels[{INSTANCE_LABEL}]"));
+    match after {
+        None => refusals.immutable(&at, LABEL_REMOVED),
+        Some(name) if Some(&name) == new.pointer("/spec/vmiName") => {}
+        Some(_) => refusals.immutable(&at, LABEL_MODIFIED),
+    }
+}
+
+/// What the instance of this name says, in KubeVirt's words; there is none if it is `None`.
+///
+/// What is not known yet is no reason to refuse: the migration itself waits for it or fails.
+pub fn review_instance(name: &str, instance: Option<&VirtualMachineInstance>) -> Option<Refusal> {
+    let Some(instance) = instance else {
+        return refusal(format!("the VMI \"{name}\" does not exist under the cluster"));
     };
-    let status = instance.status.clone().unwrap_or_default();
-    let migratable = status
+    let status = instance.status.as_ref()?;
+    if status.phase.is_some_and(Phase::is_final) {
+        return refusal("Cannot migrate VMI in finalized state.".into());
+    }
+    let condition = status
         .conditions
         .iter()
-        .find(|condition| condition.type_ == LIVE_MIGRATABLE);
-    let unfinished = moved.migrations.iter().find(|migration| !is_finished(migration));
-    if status.phase.is_some_and(Phase::is_final) {
-        refusals.wrong_state(&at, "Cannot migrate VMI in finalized state.".into());
-    } else if let Some(condition) = migratable.filter(|condition| condition.status == "False") {
-        let reason = condition.reason.as_deref().unwrap_or_default();
-        let message = condition.message.as_deref().unwrap_or_default();
-        refusals.wrong_state(&at, format!("Cannot migrate VMI, Reason: {reason}, Message: {message}"));
-    } else if let Some(other) = unfinished {
-        let other = other.metadata.name.as_deref().unwrap_or_default();
-        let words = format!(
-            "in-flight migration detected. Active migration job ({other}) is currently running for VMI {name}."
-        );
-        refusals.wrong_state(&at, words);
-    }
-    refusals.into_vec().pop()
+        .find(|condition| condition.type_ == LIVE_MIGRATABLE && condition.status == "False")?;
+    let reason = condition.reason.as_deref().unwrap_or_default();
+    let message = condition.message.as_deref().unwrap_or_default();
+    refusal(format!("Cannot migrate VMI, Reason: {reason}, Message: {message}"))
 }
 
-fn is_finished(migration: &VirtualMachineInstanceMigration) -> bool {
-    let phase = migration.status.as_ref().and_then(|status| status.phase);
-    matches!(phase, Some(MigrationPhase::Succeeded | MigrationPhase::Failed))
+/// Whether another migration of the same instance keeps a new one out, in KubeVirt's words.
+///
+/// Of two that are created at the same time neither sees the other: the controller goes on with the
+/// older one and fails the other.
+pub fn review_in_flight(other: &VirtualMachineInstanceMigration) -> Option<Refusal> {
+    let phase = other.status.as_ref().and_then(|status| status.phase);
+    if phase.is_some_and(MigrationPhase::is_final) {
+        return None;
+    }
+    let (job, name) = (other.metadata.name.as_deref().unwrap_or_default(), &other.spec.vmi_name);
+    refusal(format!(
+        "in-flight migration detected. Active migration job ({job}) is currently already in progress for VMI {name}."
+    ))
+}
+
+fn refusal(words: String) -> Option<Refusal> {
+    let mut refusals = Refusals::default();
+    refusals.wrong_state(&At::root("spec.vmiName"), words);
+    refusals.into_vec().pop()
 }

@@ -26,6 +26,8 @@ pub enum Reason {
     Duplicate,
     /// It contradicts another field.
     Conflict,
+    /// It is somebody else's to set.
+    Reserved,
     /// It cannot be changed.
     Immutable,
     /// What it names is not in a state for it.
@@ -43,6 +45,7 @@ impl Reason {
             Self::Required => "FieldValueRequired",
             Self::Duplicate => "FieldValueDuplicate",
             Self::Conflict => "FieldConflict",
+            Self::Reserved => "FieldReserved",
             Self::Immutable => "FieldImmutable",
             Self::WrongState => "WrongState",
         }
@@ -184,6 +187,12 @@ impl Refusals {
     pub(super) fn conflict(&mut self, at: &At, with: impl fmt::Display) {
         let message = format!("{at} cannot be set together with {with}");
         self.add(Reason::Conflict, at, message);
+    }
+
+    /// Something that only one user may set.
+    pub(super) fn reserved(&mut self, at: &At, user: &str) {
+        let message = format!("{at} can only be set by {user}; leave it out");
+        self.add(Reason::Reserved, at, message);
     }
 
     /// Values that are right one by one and cannot be had together.

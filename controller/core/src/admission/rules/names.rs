@@ -85,7 +85,7 @@ pub(super) fn labels(metadata: Option<&Value>, at: &At, refusals: &mut Refusals)
 }
 
 /// A map of labels.
-pub(super) fn selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
+pub(in crate::admission) fn selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
     for (key, value) in labels {
         pair(key, value, at, refusals);
     }
@@ -115,7 +115,7 @@ pub(super) fn label_value(value: &str, at: &At, refusals: &mut Refusals) {
 }
 
 /// The name of another object, of a kind that has names like DNS subdomains.
-pub(super) fn reference(name: &str, at: &At, refusals: &mut Refusals) {
+pub(in crate::admission) fn reference(name: &str, at: &At, refusals: &mut Refusals) {
     if !is_dns_subdomain(name) {
         refusals.not_allowed(at, name, DNS_SUBDOMAIN);
     }

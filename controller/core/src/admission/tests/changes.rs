@@ -2,14 +2,14 @@
 
 use std::{fs, path::Path};
 
-use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, names::MIGRATION_FINALIZER};
 use serde_json::{Value, json};
 
 use super::{
     super::{
         Kind, Reason,
         change::{CONTROLLER, RESERVED_LABELS, review_change},
-        migration::{INSTANCE_LABEL, Moved, labelled, review_state},
+        migration::{INSTANCE_LABEL, prepared, review_asker, review_in_flight, review_instance},
         sentence,
     },
     instance, machine, put, told,
@@ -86,41 +86,55 @@ fn migration(phase: Option<&str>) -> VirtualMachineInstanceMigration {
 
 #[test]
 fn migrations_are_refused_in_kubevirts_words() {
-    let of = |status: Value| -> VirtualMachineInstance {
+    let said = |status: Value| {
         let mut object = instance();
         put(&mut object, "/status", status);
-        serde_json::from_value(object).unwrap()
+        let instance: VirtualMachineInstance = serde_json::from_value(object).unwrap();
+        review_instance("vm", Some(&instance)).map(|refusal| refusal.message)
     };
-    let condition = |status: &str| {
+    let condition = |type_: &str, status: &str| {
         json!({"phase": "Running", "conditions": [
-            {"type": "LiveMigratable", "status": status, "reason": "DisksNotLiveMigratable", "message": "no RWX"},
+            {"type": "Ready", "status": "False", "reason": "Other", "message": "of something else"},
+            {"type": type_, "status": status, "reason": "DisksNotLiveMigratable", "message": "no RWX"},
         ]})
     };
-    let refused = |instance: Option<&VirtualMachineInstance>, migrations: &[&VirtualMachineInstanceMigration]| {
-        review_state("vm", Moved { instance, migrations }).map(|refusal| refusal.message)
-    };
-    let running = of(json!({"phase": "Running"}));
+    let missing = review_instance("vm", None).unwrap();
+    assert_eq!(missing.message, "the VMI \"vm\" does not exist under the cluster");
     assert_eq!(
-        refused(None, &[]).unwrap(),
-        "the VMI \"vm\" does not exist under the cluster"
+        (missing.reason, missing.field.as_str()),
+        (Reason::WrongState, "spec.vmiName")
     );
-    assert_eq!(
-        refused(Some(&of(json!({"phase": "Succeeded"}))), &[]).unwrap(),
-        "Cannot migrate VMI in finalized state."
-    );
-    assert_eq!(
-        refused(Some(&of(condition("False"))), &[]).unwrap(),
-        "Cannot migrate VMI, Reason: DisksNotLiveMigratable, Message: no RWX"
-    );
-    // What is not known is no reason.
-    assert_eq!(refused(Some(&of(condition("Unknown"))), &[]), None);
-    assert_eq!(refused(Some(&running), &[]), None);
+    for (status, words) in [
+        (
+            json!({"phase": "Succeeded"}),
+            Some("Cannot migrate VMI in finalized state."),
+        ),
+        (
+            json!({"phase": "Failed"}),
+            Some("Cannot migrate VMI in finalized state."),
+        ),
+        (
+            condition("LiveMigratable", "False"),
+            Some("Cannot migrate VMI, Reason: DisksNotLiveMigratable, Message: no RWX"),
+        ),
+        // What is not known is no reason.
+        (condition("LiveMigratable", "Unknown"), None),
+        (condition("LiveMigratable", "True"), None),
+        (condition("StorageLiveMigratable", "False"), None),
+        (json!({"phase": "Running"}), None),
+        (json!({"phase": "Scheduling"}), None),
+        (Value::Null, None),
+    ] {
+        assert_eq!(said(status.clone()).as_deref(), words, "{status}");
+    }
     for finished in ["Succeeded", "Failed"] {
-        assert_eq!(refused(Some(&running), &[&migration(Some(finished))]), None);
+        assert_eq!(review_in_flight(&migration(Some(finished))), None);
     }
     for unfinished in [None, Some("Pending"), Some("Running")] {
-        let words = refused(Some(&running), &[&migration(unfinished)]).unwrap();
-        assert!(words.starts_with("in-flight migration detected."), "{words}");
+        assert_eq!(
+            review_in_flight(&migration(unfinished)).unwrap().message,
+            "in-flight migration detected. Active migration job (move) is currently already in progress for VMI vm."
+        );
     }
 }
 
@@ -129,28 +143,122 @@ fn a_migration_names_its_instance_and_nothing_more() {
     let asked = |spec: Value| told(&json!({"metadata": {"name": "move"}, "spec": spec}), Kind::Migration);
     assert_eq!(asked(json!({"vmiName": "vm", "addedNodeSelector": {"a": "b"}})), "");
     assert!(asked(json!({"vmiName": ""})).starts_with("spec.vmiName must be set"));
+    for (spec, words) in [
+        (
+            json!({"vmiName": "../../secrets/x"}),
+            "spec.vmiName: `../../secrets/x` is not allowed; allowed: up to 253",
+        ),
+        (
+            json!({"vmiName": "vm", "addedNodeSelector": {"a b": "c"}}),
+            "spec.addedNodeSelector: `a b` is not allowed",
+        ),
+        (
+            json!({"vmiName": "vm", "addedNodeSelector": {"a": "b/c"}}),
+            "spec.addedNodeSelector.a: `b/c` is not allowed",
+        ),
+        (
+            json!({"vmiName": "vm", "addedNodeSelector": ["a"]}),
+            "spec.addedNodeSelector cannot be read",
+        ),
+    ] {
+        assert!(
+            asked(spec.clone()).starts_with(words),
+            "{spec}: {}",
+            asked(spec.clone())
+        );
+    }
     assert!(
         asked(json!({"vmiName": "vm", "sendTo": {"migrationID": "x"}})).starts_with("spec.sendTo is not supported")
     );
-    let priority = json!({"vmiName": "vm", "priority": "system-critical"});
-    assert!(asked(priority).starts_with("spec.priority is not supported"));
     let (old, new) = (json!({"spec": {"vmiName": "a"}}), json!({"spec": {"vmiName": "b"}}));
     let refusals = review_change(&old, &new, Kind::Migration, CONTROLLER);
     assert_eq!(sentence(&refusals), "update of Migration object's spec is restricted");
 }
 
 #[test]
-fn a_migration_is_labelled_with_its_instance() {
-    let bare = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm"}});
-    let whole = labelled(&bare).unwrap();
+fn only_the_controller_says_how_urgent_a_migration_is() {
+    let urgent = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm", "priority": "system-critical"}});
+    assert_eq!(told(&urgent, Kind::Migration), "");
+    assert_eq!(review_asker(&urgent, CONTROLLER), []);
+    for user in [SOMEBODY, "", "system:serviceaccount:other:drydock-controller"] {
+        let refusals = review_asker(&urgent, user);
+        assert_eq!(
+            sentence(&refusals),
+            "spec.priority can only be set by system:serviceaccount:drydock:drydock-controller; leave it out"
+        );
+        assert_eq!(
+            (refusals[0].reason, refusals[0].field.as_str()),
+            (Reason::Reserved, "spec.priority")
+        );
+    }
+    for spec in [json!({"vmiName": "vm"}), json!({"vmiName": "vm", "priority": null})] {
+        assert_eq!(review_asker(&json!({"spec": spec}), SOMEBODY), []);
+    }
+}
+
+#[test]
+fn a_migration_is_labelled_with_its_instance_and_held_until_it_is_over() {
+    let bare = json!({"metadata": {"name": "move", "finalizers": ["example.com/mine"]}, "spec": {"vmiName": "vm"}});
+    let whole = prepared(&bare).unwrap();
     assert_eq!(whole["metadata"]["labels"][INSTANCE_LABEL], "vm");
-    assert_eq!(labelled(&whole), None);
+    assert_eq!(
+        whole["metadata"]["finalizers"],
+        json!(["example.com/mine", "kubevirt.io/migrationJobFinalize"])
+    );
+    assert_eq!(prepared(&whole), None);
     let mut wrong = whole.clone();
     wrong["metadata"]["labels"][INSTANCE_LABEL] = json!("other");
-    assert_eq!(labelled(&wrong), Some(whole));
+    assert_eq!(prepared(&wrong), Some(whole));
     let long = json!({"metadata": {}, "spec": {"vmiName": "x".repeat(64)}});
-    assert_eq!(labelled(&long), None);
-    assert_eq!(labelled(&json!({"spec": {"vmiName": "vm"}})), None);
+    assert_eq!(
+        prepared(&long).unwrap()["metadata"],
+        json!({"finalizers": [MIGRATION_FINALIZER]})
+    );
+    // What cannot be read is left as it is.
+    for unreadable in [
+        json!({"spec": {"vmiName": "vm"}}),
+        json!({"metadata": {}, "spec": {"vmiName": 7}}),
+        json!({"metadata": {}}),
+        json!({"metadata": {"labels": 7}, "spec": {"vmiName": "vm"}}),
+        json!({"metadata": {"finalizers": 7}, "spec": {"vmiName": "vm"}}),
+    ] {
+        assert_eq!(prepared(&unreadable), None, "{unreadable}");
+    }
+}
+
+#[test]
+fn a_migration_in_flight_keeps_the_label_of_its_instance() {
+    let labelled = |label: Option<&str>, phase: &str| {
+        let labels = label.map(|label| json!({(INSTANCE_LABEL): label}));
+        json!({"metadata": {"labels": labels}, "spec": {"vmiName": "vm"}, "status": {"phase": phase}})
+    };
+    for (before, after, phase, words) in [
+        (Some("vm"), Some("vm"), "Running", ""),
+        (
+            Some("vm"),
+            None,
+            "Running",
+            "selector label can't be removed from an in-flight migration",
+        ),
+        (
+            Some("vm"),
+            Some("db"),
+            "Pending",
+            "selector label can't be modified on an in-flight migration",
+        ),
+        (Some("vm"), None, "Succeeded", ""),
+        (Some("vm"), Some("db"), "Failed", ""),
+        // It is put right.
+        (Some("db"), Some("vm"), "Running", ""),
+        (None, Some("vm"), "Running", ""),
+    ] {
+        let (old, mut new) = (labelled(before, phase), labelled(after, phase));
+        let told = sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY));
+        assert_eq!(told, words, "{before:?} to {after:?}");
+        // One that is being deleted still is in flight.
+        put(&mut new, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
+        assert_eq!(sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY)), words);
+    }
 }
 
 #[test]

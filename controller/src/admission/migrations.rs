@@ -1,0 +1,102 @@
+//! Whether a migration may be created, by what the cluster says of its instance.
+//!
+//! ```text
+//!  caches ─▶ core: review ─ nothing against it ─▶ allowed
+//!                         └ something ─▶ asked of the API server ─▶ still so: refused
+//!                                                                 └ not so, or no answer: allowed
+//! ```
+//!
+//! The common case asks nobody. A cache may be a moment behind, so that it proves neither that an
+//! instance is missing nor that a migration is still in flight: what speaks against a migration is
+//! confirmed before it is said. What slips through is settled by the controller, which also fails the
+//! younger one of two migrations that were created at the same time.
+
+use std::{fmt::Debug, time::Duration};
+
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
+use drydock_core::admission::{
+    Refusal,
+    migration::{review_in_flight, review_instance},
+};
+use drydock_runtime::{Key, chain};
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use crate::{instances::Instances, migrations::Migrations};
+
+/// How long confirming may take: well within the time that an API server gives the webhook.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
+
+/// Knows the state of instances and of their migrations.
+#[derive(Clone)]
+pub(crate) struct ClusterState {
+    client: Client,
+    instances: Instances,
+    migrations: Migrations,
+}
+
+impl ClusterState {
+    /// By these caches, and by the API server where they are not enough.
+    pub(crate) fn new(client: Client, instances: Instances, migrations: Migrations) -> Self {
+        Self {
+            client,
+            instances,
+            migrations,
+        }
+    }
+
+    /// What keeps this instance from being moved by a new migration, if that is certain.
+    pub(super) async fn review(&self, instance: &Key) -> Option<Refusal> {
+        match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
+            Ok(Ok(refusal)) => refusal,
+            Ok(Err(error)) => {
+                warn!(%instance, error = %chain(&error), "its migration is admitted unseen: the API server did not say how it is");
+                None
+            }
+            Err(_) => {
+                warn!(%instance, "its migration is admitted unseen: the API server did not answer in time");
+                None
+            }
+        }
+    }
+
+    async fn confirmed(&self, key: &Key) -> kube::Result<Option<Refusal>> {
+        let shown = self.instances.get(key);
+        if review_instance(&key.name, shown.as_deref()).is_some() {
+            let instance = self.get::<VirtualMachineInstance>(key).await?;
+            let refusal = review_instance(&key.name, instance.as_ref());
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+        for shown in self.migrations.of_instance(key) {
+            if review_in_flight(&shown).is_none() {
+                continue;
+            }
+            let other = self
+                .get::<VirtualMachineInstanceMigration>(&Key::of(shown.as_ref()))
+                .await?;
+            let refusal = other
+                .filter(|other| *other.spec.vmi_name == *key.name)
+                .and_then(|other| review_in_flight(&other));
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+        Ok(None)
+    }
+
+    /// An object as the API server has it now.
+    async fn get<K>(&self, key: &Key) -> kube::Result<Option<K>>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default());
+        api.get_opt(&key.name).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! What is asked of the API server, and what is answered.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::asked_api_server::{ApiServer, api_server};
+
+const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/vm";
+const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/";
+
+fn instance(phase: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "shop"}, "spec": {"domain": {}}, "status": {"phase": phase},
+    })
+}
+
+fn migration(name: &str, of: &str, phase: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": name, "namespace": "shop"}, "spec": {"vmiName": of}, "status": {"phase": phase},
+    })
+}
+
+fn state(instances: &[Value], migrations: &[Value]) -> (ClusterState, ApiServer) {
+    let (client, server) = api_server();
+    let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+    let instances = Instances::filled(
+        instances
+            .iter()
+            .map(|value| serde_json::from_value(value.clone()).unwrap()),
+    );
+    let migrations = Migrations::filled(migrations.iter().map(read));
+    (ClusterState::new(client, instances, migrations), server)
+}
+
+/// A request that is expected, and its answer: an object, or none.
+type Exchange = (String, Option<Value>);
+
+/// What is answered, where exactly these things are asked of the API server.
+async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exchange>) -> Option<String> {
+    let (state, mut server) = state(instances, migrations);
+    let served = async move {
+        for (path, answer) in exchanges {
+            let asked = server.asked().await;
+            assert_eq!((&asked.method, asked.path()), (&Method::GET, path.as_str()));
+            match answer {
+                Some(object) => asked.with(&object),
+                None => asked.refuse(404, "NotFound"),
+            }
+        }
+        server
+    };
+    let key = Key::namespaced("shop", "vm");
+    let (refusal, mut server) = tokio::join!(state.review(&key), served);
+    drop(state);
+    assert!(server.is_left_alone().await);
+    refusal.map(|refusal| refusal.message)
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_asked_where_the_caches_have_nothing_against_it() {
+    let running = [instance("Running")];
+    assert_eq!(reviewed(&running, &[], vec![]).await, None);
+    let others = [
+        migration("before", "vm", "Succeeded"),
+        migration("failed", "vm", "Failed"),
+        migration("another", "db", "Running"),
+    ];
+    assert_eq!(reviewed(&running, &others, vec![]).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_caches_have_against_it_is_said_only_if_it_is_still_so() {
+    let missing = "the VMI \"vm\" does not exist under the cluster";
+    let ended = "Cannot migrate VMI in finalized state.";
+    let busy = "in-flight migration detected. Active migration job (now) is currently already in progress for VMI vm.";
+    let one = |answer: Option<Value>| vec![(INSTANCE.to_owned(), answer)];
+    let now = || [migration("now", "vm", "Running")];
+    let of = |name: &str, answer: Option<Value>| (format!("{MIGRATION}{name}"), answer);
+
+    // Not in the cache.
+    assert_eq!(reviewed(&[], &[], one(None)).await.as_deref(), Some(missing));
+    assert_eq!(reviewed(&[], &[], one(Some(instance("Running")))).await, None);
+    assert_eq!(
+        reviewed(&[], &[], one(Some(instance("Failed")))).await.as_deref(),
+        Some(ended)
+    );
+    // Ended in the cache; another one may have its name by now.
+    let failed = [instance("Failed")];
+    assert_eq!(
+        reviewed(&failed, &[], one(Some(instance("Failed")))).await.as_deref(),
+        Some(ended)
+    );
+    assert_eq!(reviewed(&failed, &[], one(Some(instance("Running")))).await, None);
+    assert_eq!(reviewed(&failed, &[], one(None)).await.as_deref(), Some(missing));
+    // In flight in the cache.
+    let running = [instance("Running")];
+    let answered = |answer: Option<Value>| vec![of("now", answer)];
+    let still = answered(Some(migration("now", "vm", "Running")));
+    assert_eq!(reviewed(&running, &now(), still).await.as_deref(), Some(busy));
+    let over = answered(Some(migration("now", "vm", "Succeeded")));
+    assert_eq!(reviewed(&running, &now(), over).await, None);
+    assert_eq!(reviewed(&running, &now(), answered(None)).await, None);
+    let renamed = answered(Some(migration("now", "db", "Running")));
+    assert_eq!(reviewed(&running, &now(), renamed).await, None);
+    // The first that is still in flight is enough.
+    let several = [
+        migration("a", "vm", "Running"),
+        migration("now", "vm", "Pending"),
+        migration("z", "vm", "Pending"),
+    ];
+    let asked = vec![of("a", None), of("now", Some(migration("now", "vm", "Pending")))];
+    assert_eq!(reviewed(&running, &several, asked).await.as_deref(), Some(busy));
+    // An instance that has come meanwhile may be on its way already.
+    let mut both = one(Some(instance("Running")));
+    both.extend(answered(Some(migration("now", "vm", "Running"))));
+    assert_eq!(reviewed(&[], &now(), both).await.as_deref(), Some(busy));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_confirmed_is_left_to_the_controller() {
+    let key = Key::namespaced("shop", "vm");
+    for code in [403, 500] {
+        let (state, mut server) = state(&[], &[]);
+        let served = async { server.asked().await.refuse(code, "Broken") };
+        let (refusal, ()) = tokio::join!(state.review(&key), served);
+        assert_eq!(refusal, None, "{code}");
+    }
+    // Nor does it keep the API server waiting.
+    let (state, mut server) = state(&[], &[]);
+    let served = async { server.asked().await };
+    let (refusal, _unanswered) = tokio::join!(state.review(&key), served);
+    assert_eq!(refusal, None);
+}
