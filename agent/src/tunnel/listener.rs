@@ -5,17 +5,23 @@
 //!                                                                                             a socket in the pod
 //! ```
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::AsRawFd,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_MEMORY_SOCKET};
 use drydock_host::pod_folder::FolderError;
 use drydock_runtime::{Process, chain, clock::Instant};
 use rustls::{CertificateError, server::Acceptor};
-use std::os::fd::AsRawFd;
 use tokio::{
     io::AsyncReadExt,
     net::{TcpListener, TcpStream, UnixStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
@@ -24,7 +30,7 @@ use tracing::{debug, info, warn};
 use super::{
     control, identity,
     refusal::{RefusalLog, StreamRefusal},
-    session::{Paired, Session},
+    session::{Paired, Session, lock},
     sessions::Sessions,
     stream_header::{self, Stream},
     streams,
@@ -34,6 +40,8 @@ use super::{
 const SAY_WITHIN: Duration = Duration::from_secs(5);
 /// Connections that have not said so yet.
 const UNKNOWN: usize = 64;
+/// Of these, connections from one address: one that floods the port keeps no other out.
+const UNKNOWN_FROM_ONE: usize = 16;
 /// The wait after a connection could not be accepted, as when no descriptor is left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
@@ -43,6 +51,9 @@ pub(super) struct Port {
     sessions: Sessions,
     process: Process,
     unknown: Arc<Semaphore>,
+    /// Connections that have not said who they are, by address.
+    by_address: Mutex<HashMap<IpAddr, usize>>,
+    from_one: usize,
     log: RefusalLog,
     say_within: Duration,
 }
@@ -54,6 +65,8 @@ impl Port {
             sessions: sessions.clone(),
             process: process.clone(),
             unknown: Arc::new(Semaphore::new(UNKNOWN)),
+            by_address: Mutex::default(),
+            from_one: UNKNOWN_FROM_ONE,
             log: RefusalLog::default(),
             say_within: SAY_WITHIN,
         }
@@ -61,8 +74,9 @@ impl Port {
 
     /// The same with other limits.
     #[cfg(test)]
-    pub(super) fn with_limits(mut self, unknown: usize, say_within: Duration) -> Self {
+    pub(super) fn with_limits(mut self, unknown: usize, from_one: usize, say_within: Duration) -> Self {
         self.unknown = Arc::new(Semaphore::new(unknown));
+        self.from_one = from_one;
         self.say_within = say_within;
         self
     }
@@ -83,7 +97,7 @@ impl Port {
     }
 
     fn take(self: &Arc<Self>, connection: TcpStream, from: SocketAddr) {
-        let Ok(unknown) = Arc::clone(&self.unknown).try_acquire_owned() else {
+        let Some(unknown) = self.place(from.ip()) else {
             self.refuse(from, StreamRefusal::TooManyConnections, None);
             return;
         };
@@ -96,6 +110,22 @@ impl Port {
                 Err((refusal, detail)) => port.refuse(from, refusal, detail.as_deref()),
             }
         });
+    }
+
+    /// A place for a connection that has not said who it is, if there is one.
+    fn place(self: &Arc<Self>, from: IpAddr) -> Option<UnknownPlace> {
+        let permit = Arc::clone(&self.unknown).try_acquire_owned().ok()?;
+        let mut by_address = lock(&self.by_address);
+        let count = by_address.entry(from).or_default();
+        if *count >= self.from_one {
+            return None;
+        }
+        *count += 1;
+        Some(UnknownPlace {
+            port: Arc::clone(self),
+            from,
+            _permit: permit,
+        })
     }
 
     /// Finds out who it is and what for.
@@ -166,6 +196,26 @@ impl Port {
         if let Some(more) = self.log.admits(refusal, Instant::now()) {
             let reason = refusal.reason();
             warn!(%from, reason, detail, more, "a connection was refused: {refusal}");
+        }
+    }
+}
+
+/// The place of a connection that has not said who it is, until this is dropped.
+#[derive(Debug)]
+struct UnknownPlace {
+    port: Arc<Port>,
+    from: IpAddr,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for UnknownPlace {
+    fn drop(&mut self) {
+        let mut by_address = lock(&self.port.by_address);
+        if let Some(count) = by_address.get_mut(&self.from) {
+            *count -= 1;
+            if *count == 0 {
+                by_address.remove(&self.from);
+            }
         }
     }
 }

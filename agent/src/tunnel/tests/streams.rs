@@ -54,7 +54,7 @@ async fn all_streams_carry_what_comes_both_ways_whatever_its_pieces() {
             (17, 20_000),
             (4096, 300_000),
             (70_000, 3_000_000),
-            (8 << 20, 16 << 20),
+            (4 << 20, 8 << 20),
         ] {
             let ours = source.connect(from).await;
             let (theirs, _) = listener.accept().await.unwrap();
@@ -101,7 +101,7 @@ async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
     let ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
     let (mut theirs, _) = listener.accept().await.unwrap();
     // More than all buffers on the way hold is never taken.
-    let bytes = noise(64 << 20, 3);
+    let bytes = noise(32 << 20, 3);
     let mut written = 0;
     loop {
         let more = tokio::time::timeout(std::time::Duration::from_millis(300), ours.writable()).await;
