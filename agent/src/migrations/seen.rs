@@ -92,10 +92,10 @@ pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
     match state {
         Err(CallError::NoDomain) => TargetDomain::Absent,
         Err(_) | Ok(State::NoState | State::Unknown { .. }) => TargetDomain::Unknown,
-        Ok(State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)) => {
-            TargetDomain::Incoming
-        }
-        Ok(State::Paused(_)) => TargetDomain::Complete,
+        // libvirt says so once all of it has come. Before, it is paused for other reasons: it starts up,
+        // it migrates.
+        Ok(State::Paused(PausedReason::User)) => TargetDomain::Complete,
+        Ok(State::Paused(_)) => TargetDomain::Incoming,
         Ok(State::Running(_) | State::Blocked | State::ShuttingDown | State::PmSuspended) => TargetDomain::Running,
         Ok(State::ShutOff(_) | State::Crashed(_)) => TargetDomain::Over,
     }

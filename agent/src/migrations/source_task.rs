@@ -124,7 +124,7 @@ impl SourceTask {
         loop {
             self.seen.borrow_and_update();
             sessions.borrow_and_update();
-            if guest.is_none() && !self.pod_has_ended() {
+            if guest.is_none() && !self.pod_has_ended() && !Record::of(&self.migration()).source_is_settled() {
                 guest = self.connect().await;
             }
             let again = match self.look(guest.as_mut()).await {

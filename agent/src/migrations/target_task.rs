@@ -254,7 +254,12 @@ impl TargetTask {
                     // It stays as it is; that is all that there is to do.
                     self.say(TargetState::Running, migration).await?;
                 } else if let Some(handle) = handle {
-                    handle.resume().await?;
+                    match handle.resume().await {
+                        // The tunnel was faster.
+                        Err(CallError::Refused(_))
+                            if seen::target_domain(&handle.state().await) == TargetDomain::Running => {}
+                        result => result?,
+                    }
                 }
             }
             TargetStep::Close => session()?.tunnel.close(&uid).await?,
