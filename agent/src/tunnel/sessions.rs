@@ -294,6 +294,8 @@ impl Sessions {
                 () = stopping.cancelled(), if !self.0.drained.is_cancelled() && self.is_empty() => {
                     self.tell_now();
                     self.0.drained.cancel();
+                    // What the other sides have closed ends here too.
+                    lock(&self.0.table).values().for_each(|session| session.closed.cancel());
                     return;
                 }
             }

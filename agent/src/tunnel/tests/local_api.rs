@@ -233,4 +233,7 @@ async fn a_session_that_the_peer_has_closed_keeps_no_tunnel_from_ending() {
     world.source.process.stop();
     let mut sessions = world.source.client.sessions();
     while sessions.changed().await.is_ok() {}
+    let process = &world.source.process;
+    let run = process.run(futures::stream::pending(), std::time::Duration::from_secs(60));
+    run.await.unwrap();
 }
