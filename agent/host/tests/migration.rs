@@ -14,7 +14,7 @@ use drydock_api::{facts::VirtType, kubevirt::status::GuestCpu};
 use drydock_core::domain::full_cpu;
 use drydock_host::domain::{
     CallError, CopiedContent, CpuComparison, Deadlines, DiskCopy, DomainEvent, DomainEvents, DomainHandle,
-    JobOperation, JobType, LiveDomain, Migration, PausedReason, RunningReason, ShutOffReason, Start, State,
+    JobOperation, JobType, Lifecycle, LiveDomain, Migration, PausedReason, RunningReason, ShutOffReason, Start, State,
 };
 use nix::sys::signal::Signal;
 use pod::{MOUNT, Pod, SOCKET, skipped};
@@ -260,6 +260,42 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
     // And one that was never there.
     let refused = source.guest.migrate(migration()).await.unwrap_err();
     assert!(matches!(refused, CallError::Refused(_)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_guest_that_stood_still_to_move_goes_on_if_it_cannot() {
+    if skipped("a_guest_that_stood_still_to_move_goes_on_if_it_cannot") {
+        return;
+    }
+    let Pair { mut source, mut target } = Pair::new("").await;
+    let tunnel = Tunnel::new(&source.pod, &target.pod);
+    tunnel.hold(Stream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    // The call that would tell the target that everything is there does not get to it.
+    tunnel.hold(Stream::Libvirt);
+    tunnel.release(Stream::Memory);
+    assert_eq!(source.until("Suspended Migrated").await, ["Suspended Migrated"]);
+    tunnel.cut(Stream::Libvirt);
+    let ended = moving.ended().await.unwrap_err();
+    assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
+    // By QEMU itself, when it was not through yet, or by libvirt, which then names the migration.
+    let resumed = loop {
+        match source.events.recv().await.unwrap() {
+            DomainEvent::Lifecycle(event) => break event,
+            other => println!("{other:?}"),
+        }
+    };
+    assert!(matches!(resumed, Lifecycle::Resumed(_)), "{resumed}");
+    let state = source.guest.state().await.unwrap();
+    assert!(
+        matches!(
+            state,
+            State::Running(RunningReason::Unpaused | RunningReason::MigrationCanceled)
+        ),
+        "{state}"
+    );
+    target.until("Stopped Destroyed").await;
+    assert_eq!(target.guest.state().await, Err(CallError::NoDomain));
 }
 
 #[tokio::test]

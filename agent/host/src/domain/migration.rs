@@ -26,7 +26,7 @@
 //! | on its way | none (running); a `MigrationIteration` for each pass | `Started Migrated` (paused, migrating) |
 //! | moved | `Suspended Migrated` (paused, migrating), perhaps `Shutdown`, `Stopped Migrated` (shut off, migrated), `JobCompleted` | `Defined Added`, `Suspended Paused` (paused, user) |
 //! | given up before it stood still | **none** | `Stopped Failed`; no domain |
-//! | given up after that | `Resumed Migrated` (running, migration canceled) | `Stopped Destroyed` or `Failed`; no domain |
+//! | given up after that | `Resumed Migrated` (running, migration canceled); if QEMU itself goes on, `Resumed Unpaused` (running, unpaused) | `Stopped Destroyed` or `Failed`; no domain |
 //! | the way between the libvirtds is cut | as the two above | `Stopped Destroyed`; no domain |
 //! | by post-copy | `Suspended Migrated`, `Suspended Post-copy` (paused, post-copy), then as when moved | `Defined Added`, `Resumed Post-copy` (running, post-copy), `Resumed Migrated` (running, migrated) |
 //!
