@@ -310,6 +310,14 @@ impl Cluster {
     /// If no token can be had.
     pub async fn as_agent_of(&self, node: &str) -> Result<Client> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
+        self.as_agent_in(&pod).await
+    }
+
+    /// A client with a token of the agents' service account, bound to a pod of Drydock's namespace.
+    ///
+    /// # Errors
+    /// If no token can be had.
+    pub async fn as_agent_in(&self, pod: &str) -> Result<Client> {
         let token = self.kubectl(&[
             "-n",
             "drydock",
@@ -318,7 +326,7 @@ impl Cluster {
             "drydock-agent",
             "--bound-object-kind=Pod",
             "--bound-object-name",
-            &pod,
+            pod,
         ])?;
         let mut kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
         for user in &mut kubeconfig.auth_infos {
