@@ -174,7 +174,7 @@ impl InstanceTask {
             failed_create: None,
         };
         observed.moving = moving(observed, &migrations);
-        let (misfit, targets) = self.fit(&instance, &pods);
+        let (misfit, targets) = self.fit(&instance, &pods, observed.moving.moved_to);
         observed.misfit = misfit.as_deref();
         observed.targets = targets.as_ref();
         let mut todo = plan(&observed);
@@ -240,7 +240,12 @@ impl InstanceTask {
     }
 
     /// Why no node can take it, where its pod is on none; whether another could, where it runs.
-    fn fit(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>]) -> (Option<String>, Option<Targets>) {
+    fn fit(
+        &self,
+        instance: &VirtualMachineInstance,
+        pods: &[Arc<Pod>],
+        moved_to: Option<&str>,
+    ) -> (Option<String>, Option<Targets>) {
         let status = instance.status.as_ref();
         let running = status.and_then(|status| status.phase) == Some(Phase::Running);
         let unplaced = pods
@@ -252,7 +257,11 @@ impl InstanceTask {
         let requirements = self.launchers.requirements(&instance.spec);
         self.launchers.nodes.with_views(|views| {
             if running {
-                let targets = placement::migration_targets(instance, &requirements, views);
+                let mut instance = instance.clone();
+                if let (Some(status), Some(node)) = (&mut instance.status, moved_to) {
+                    status.node_name = Some(node.to_owned());
+                }
+                let targets = placement::migration_targets(&instance, &requirements, views);
                 return (None, Some(targets));
             }
             let fit = placement::fit(&requirements, &instance.spec, views);

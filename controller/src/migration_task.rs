@@ -10,7 +10,7 @@
 
 mod turns;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -53,6 +53,9 @@ use turns::Turns;
 pub(crate) const AT_ONCE: usize = 8;
 /// So many ended migrations of an instance are kept. KubeVirt's.
 const KEPT: usize = 5;
+/// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
+/// whole seconds, so it is between one second and two.
+const BRIEF: Duration = Duration::from_secs(2);
 /// Most steps that are taken in one look: more than there are phases.
 const STEPS: usize = 12;
 
@@ -165,10 +168,7 @@ impl MigrationTask {
             self.instances.answered(),
             self.launchers.answered()
         );
-        let mut pause = drydock_runtime::Backoff::new(
-            std::time::Duration::from_millis(200),
-            std::time::Duration::from_secs(10),
-        );
+        let mut pause = drydock_runtime::Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         loop {
             match Api::<VirtualMachineInstanceMigration>::all(self.client.clone())
                 .list(&ListParams::default())
@@ -284,6 +284,9 @@ impl MigrationTask {
                             };
                             change.sides = Some(sides);
                         }
+                        if phase == MigrationPhase::Succeeded && record.phase == Some(MigrationPhase::TargetReady) {
+                            entered.push(MigrationPhase::Running);
+                        }
                         record.phase = Some(phase);
                         entered.push(phase);
                         // Both sides act on what is written, so it is written before anything is read.
@@ -311,6 +314,15 @@ impl MigrationTask {
             }
         }
         change.enter = entered;
+        if change.enter == [MigrationPhase::Running] && change.abort.is_none() && !change.source_gone {
+            // A guest that has moved within the next moment needs no word of it on the way.
+            let ready = since(&migration, MigrationPhase::TargetReady);
+            if let Some(at) = ready.and_then(|at| at.checked_add(BRIEF).ok())
+                && at > now
+            {
+                return Ok(Wake::At(at));
+            }
+        }
         change.waiting = self.waiting(&uid, &record, refused.as_deref(), &gathered);
         self.write(key, &migration, &change, now).await?;
         if record.is_over() {
@@ -373,11 +385,7 @@ impl MigrationTask {
     fn deadline(&self, migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> Option<Deadline> {
         let status = migration.status.as_ref()?;
         let phase = status.phase?;
-        let since = status
-            .phase_transition_timestamps
-            .iter()
-            .find(|transition| transition.phase == phase)
-            .map(|transition| transition.phase_transition_timestamp)?;
+        let since = since(migration, phase)?;
         let annotations = migration.metadata.annotations.clone().unwrap_or_default();
         let (part, since) = match phase {
             MigrationPhase::Scheduling => {
@@ -663,6 +671,13 @@ impl Gathered {
             (scheduled.status == "False").then(|| scheduled.message.clone().unwrap_or_default())
         })
     }
+}
+
+/// When a migration first reached a phase, in whole seconds.
+fn since(migration: &VirtualMachineInstanceMigration, phase: MigrationPhase) -> Option<jiff::Timestamp> {
+    let mut transitions = migration.status.as_ref()?.phase_transition_timestamps.iter();
+    let reached = transitions.find(|transition| transition.phase == phase)?;
+    Some(reached.phase_transition_timestamp)
 }
 
 /// What is known beyond the failure itself: what a side has said, or which deadline has passed.

@@ -27,7 +27,7 @@ use drydock_host::{
     document::ParseError,
     domain::{
         AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
-        PausedReason, ShutOffReason, Start, State, Versions,
+        PausedReason, ShutOffReason, Start, State, StoppedDetail, SuspendedDetail, Versions,
     },
     pod_folder::{FolderError, PodFolder},
 };
@@ -110,6 +110,8 @@ struct Known {
     agent: Option<GuestAgent>,
     /// The guest's agent came, went, or may know something new.
     ask_agent: bool,
+    /// It stands still in order to move, and has not gone on here.
+    has_left: bool,
 }
 
 impl GuestTask {
@@ -326,6 +328,10 @@ impl GuestTask {
             // What is known of a migration is asked for when something else has happened.
             DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
             DomainEvent::Lifecycle(event) => match event {
+                // It has left, which its migration tells; libvirt shuts down what it leaves behind.
+                Lifecycle::Stopped(StoppedDetail::Migrated) => {}
+                Lifecycle::Shutdown(_) if known.has_left => {}
+                Lifecycle::Suspended(SuspendedDetail::Migrated) => known.has_left = true,
                 Lifecycle::Shutdown(_) => {
                     let note = "The VirtualMachineInstance is shutting down.".to_owned();
                     say(Severity::Normal, "ShuttingDown", note);
@@ -334,7 +340,10 @@ impl GuestTask {
                     let note = format!("The VirtualMachineInstance has stopped: {}.", event.detail());
                     say(Severity::Normal, "Stopped", note);
                 }
-                Lifecycle::Started(_) | Lifecycle::Resumed(_) => known.live = None,
+                Lifecycle::Started(_) | Lifecycle::Resumed(_) => {
+                    known.has_left = false;
+                    known.live = None;
+                }
                 _ => {}
             },
         }

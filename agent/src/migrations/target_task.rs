@@ -39,6 +39,8 @@ use crate::{
 
 /// Pause before what is on its way is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A guest that is complete goes on within milliseconds. Only one that still waits after this is told of.
+const COMPLETE_FOR: Duration = Duration::from_secs(1);
 /// Pause after something failed: first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Most that a launcher may say in its file.
@@ -54,6 +56,7 @@ pub(super) struct TargetTask {
     written: Option<VirtualMachineInstanceMigration>,
     /// Whether the guest can run here: why not.
     fits: Option<Result<(), Refusal>>,
+    complete_since: Option<clock::Instant>,
     backoff: Backoff,
 }
 
@@ -96,6 +99,7 @@ impl TargetTask {
             seen,
             written: None,
             fits: None,
+            complete_since: None,
             backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
@@ -203,6 +207,9 @@ impl TargetTask {
                     || (domain == TargetDomain::Unknown && by_pod.is_none());
                 return Ok(waits.then_some(LOOK_AGAIN));
             };
+            if first == TargetStep::Say(TargetState::Complete) && self.is_just_complete() {
+                return Ok(Some(COMPLETE_FOR));
+            }
             for step in steps {
                 self.carry_out(step, &migration, handle).await?;
             }
@@ -211,6 +218,13 @@ impl TargetTask {
             }
         }
         Ok(Some(LOOK_AGAIN))
+    }
+
+    /// Whether the guest was first seen complete within [`COMPLETE_FOR`].
+    fn is_just_complete(&mut self) -> bool {
+        let now = clock::Instant::now();
+        let since = *self.complete_since.get_or_insert(now);
+        now.duration_since(since) < COMPLETE_FOR
     }
 
     async fn carry_out(

@@ -32,6 +32,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
     conditions::{Status, whole_seconds},
+    launcher_pod::MIGRATION_UID,
     vm_conditions::condition,
 };
 use ending::{Ended, ended};
@@ -241,6 +242,12 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     }
 }
 
+/// A migration has made the pod, for a guest to arrive in.
+fn is_for_migration(pod: &Pod) -> bool {
+    let labels = pod.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key(MIGRATION_UID))
+}
+
 fn uid(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
 }
@@ -315,7 +322,7 @@ fn wanted_status(
     let old_phase = before.phase.unwrap_or_default();
     let mut wanted = VirtualMachineInstanceStatus {
         node_name: (observed.moving.moved_to.map(str::to_owned)).or_else(|| before.node_name.clone()),
-        migration_state: observed.moving.state.cloned(),
+        migration_state: migration_state(observed, before),
         qos_class: before.qos_class.clone(),
         active_pods: active_pods(observed, before, fates),
         volume_status: observed.claims.to_vec(),
@@ -416,6 +423,23 @@ fn wanted_status(
     wanted
 }
 
+/// What is said of the newest migration. One that has brought the guest is over for the instance, a
+/// moment before the migration itself says so.
+fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
+    let mut state = observed.moving.state.cloned();
+    let told = before.migration_state.as_ref();
+    if let Some(told) = told
+        .filter(|told| told.completed && Some(&told.migration_uid) == state.as_ref().map(|state| &state.migration_uid))
+    {
+        return Some(told.clone());
+    }
+    if let Some(state) = state.as_mut().filter(|_| observed.moving.moved_to.is_some()) {
+        state.completed = true;
+        state.end_timestamp = state.end_timestamp.or_else(|| Some(whole_seconds(observed.now).0));
+    }
+    state
+}
+
 /// The phase of an instance whose guest does not run yet.
 fn early_phase(before: Phase, pod: Option<&Pod>) -> Phase {
     let Some(pod) = pod else {
@@ -451,11 +475,16 @@ fn active_pods(
         if matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) {
             continue;
         }
-        let bound = observed
+        let pod = observed
             .pods
             .iter()
-            .find(|pod| pod.metadata.uid.as_deref() == Some(uid))
-            .and_then(|pod| pod.spec.as_ref()?.node_name.clone());
+            .find(|pod| pod.metadata.uid.as_deref() == Some(uid));
+        let bound = pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone());
+        // One that a migration has made counts once the migration is told where it goes.
+        let comes = pod.is_some_and(|pod| is_for_migration(pod)) && !observed.moving.under_way;
+        if comes && !before.active_pods.contains_key(uid) {
+            continue;
+        }
         if let Some(node) = bound.or_else(|| before.active_pods.get(uid).cloned()) {
             active.insert(uid.clone(), node);
         }

@@ -95,7 +95,7 @@ pub fn moving<'a>(
     Moving {
         under_way: under_way.is_some(),
         moved_to: under_way.and_then(|migration| moved_to(&facts(migration))),
-        state: begun.filter(|state| state.start_timestamp.is_some() || state.completed),
+        state: begun,
     }
 }
 

@@ -259,7 +259,10 @@ fn state(
     let aborted = migration.metadata.deletion_timestamp.is_some() || after.abort.is_some();
     Some(MigrationState {
         migration_uid: migration.metadata.uid.clone(),
-        start_timestamp: source.start_timestamp,
+        // Both sides prepare from here on; when the guest itself began to move is the source's to say.
+        start_timestamp: before
+            .start_timestamp
+            .or_else(|| named.is_some().then(|| whole_seconds(now).0)),
         end_timestamp: before.end_timestamp.or_else(|| over.then(|| whole_seconds(now).0)),
         mode: source.mode,
         source_node: named.and_then(|side| side.node.clone()),
@@ -267,7 +270,7 @@ fn state(
         target_node: after.target.as_ref().and_then(|side| side.node.clone()),
         target_pod: after.target.as_ref().and_then(|side| side.pod.clone()),
         target_node_address: target.address.clone(),
-        target_node_domain_detected: matches!(target.state, Some(TargetState::Complete | TargetState::Running)),
+        target_node_domain_detected: target.state == Some(TargetState::Running),
         completed: over,
         failed: after.phase == Some(MigrationPhase::Failed),
         failure_reason: failed
