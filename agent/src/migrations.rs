@@ -26,11 +26,15 @@ use drydock_core::migration::record::Record;
 use drydock_runtime::{CancellationToken, Process};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     guests::{Host, Shared},
-    tunnel::{local::Role, tunnels::Tunnels},
+    tunnel::{
+        client::TunnelError,
+        local::Role,
+        tunnels::{KnownSessions, Tunnels},
+    },
 };
 use source_task::SourceTask;
 use target_task::TargetTask;
@@ -88,21 +92,26 @@ impl Migrations {
         if stopping.run_until_cancelled(self.watches.answered()).await.is_none() {
             return;
         }
+        let mut sessions = self.tunnels.sessions();
+        let mut closing = JoinSet::new();
         loop {
             let host = self.host.borrow_and_update().clone();
             if let Some(host) = host {
-                self.look(&host);
+                let present = self.look(&host);
+                self.close_others(&sessions.borrow_and_update(), &present, &mut closing);
             }
             tokio::select! {
                 () = stopping.cancelled() => return,
                 () = self.watches.changed() => {}
+                _ = sessions.changed() => {}
+                Some(_) = closing.join_next() => {}
                 changed = self.host.changed() => if changed.is_err() { return },
             }
         }
     }
 
     /// Starts and stops tasks, and tells those that go on what has changed.
-    fn look(&mut self, host: &Arc<Host>) {
+    fn look(&mut self, host: &Arc<Host>) -> BTreeSet<(String, bool)> {
         let mut present = BTreeSet::new();
         for role in [Role::Source, Role::Target] {
             for migration in self.watches.migrations(role) {
@@ -128,6 +137,24 @@ impl Migrations {
             }
             keep
         });
+        present
+    }
+
+    /// Closes sessions of the tunnels that nobody needs: of migrations that are over and settled here, or
+    /// gone. (One that is being made belongs to a migration that the watches have shown.)
+    fn close_others(
+        &self,
+        known: &KnownSessions,
+        present: &BTreeSet<(String, bool)>,
+        closing: &mut JoinSet<Result<(), TunnelError>>,
+    ) {
+        for (uid, session) in &known.sessions {
+            if present.contains(&(uid.clone(), session.state.role == Role::Source)) {
+                continue;
+            }
+            let (uid, tunnel) = (uid.clone(), session.tunnel.clone());
+            closing.spawn(async move { tunnel.close(&uid).await });
+        }
     }
 
     fn tell(&mut self, key: (String, bool), role: Role, seen: Seen) {

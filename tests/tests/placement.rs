@@ -104,6 +104,7 @@ fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
         suffix: "abcde",
         host_uuid: "00000000-0000-4000-8000-000000000002",
         emulation,
+        arriving: None,
     };
     let migration = MigrationTarget {
         uid: "3b0f1c6e-0000-4000-8000-000000000003",

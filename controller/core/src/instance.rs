@@ -21,7 +21,7 @@ use std::{
 use drydock_api::{
     kubevirt::{
         Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
-        migration::MigrationState,
+        migration::{MigrationMode, MigrationState},
         names::{FINALIZER, NODE_NAME, conditions as types},
         status::{PhaseTransition, VolumeStatus},
     },
@@ -424,20 +424,23 @@ fn wanted_status(
 }
 
 /// What is said of the newest migration. One that has brought the guest is over for the instance, a
-/// moment before the migration itself says so.
+/// moment before the migration itself says so. How it gets on is said there; here it is only said when
+/// it begins, ends, is given up or disturbs the guest.
 fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
-    let mut state = observed.moving.state.cloned();
-    let told = before.migration_state.as_ref();
-    if let Some(told) = told
-        .filter(|told| told.completed && Some(&told.migration_uid) == state.as_ref().map(|state| &state.migration_uid))
-    {
-        return Some(told.clone());
-    }
-    if let Some(state) = state.as_mut().filter(|_| observed.moving.moved_to.is_some()) {
+    let mut state = observed.moving.state.cloned()?;
+    if observed.moving.moved_to.is_some() {
         state.completed = true;
         state.end_timestamp = state.end_timestamp.or_else(|| Some(whole_seconds(observed.now).0));
     }
-    state
+    let disturbs = |state: &MigrationState| state.mode.filter(|mode| *mode != MigrationMode::PreCopy);
+    let same = |told: &&MigrationState| {
+        told.migration_uid == state.migration_uid
+            && (told.completed
+                || (!state.completed
+                    && told.abort_requested == state.abort_requested
+                    && disturbs(told) == disturbs(&state)))
+    };
+    Some(before.migration_state.as_ref().filter(same).cloned().unwrap_or(state))
 }
 
 /// The phase of an instance whose guest does not run yet.

@@ -213,10 +213,15 @@ pub fn differs(migration: &VirtualMachineInstanceMigration, wanted: &VirtualMach
             .as_ref()
             .map(|side| [side.node.clone(), side.pod.clone(), side.pod_uid.clone()])
     };
+    // What the sides say is told again with whatever else there is to tell.
+    let state = |status: &VirtualMachineInstanceMigrationStatus| {
+        let state = status.migration_state.clone().unwrap_or_default();
+        (state.completed, state.failure_reason, state.abort_status)
+    };
     !(current.phase == wanted.phase
         && current.reason == wanted.reason
         && current.conditions == wanted.conditions
-        && current.migration_state == wanted.migration_state
+        && state(&current) == state(wanted)
         && current.abort == wanted.abort
         && current.source_gone == wanted.source_gone
         && names(&current.source) == names(&wanted.source))
