@@ -16,7 +16,7 @@ from embedded.layout import DEFAULT_NAME
 from embedded.progress import Progress
 from verify.install import install
 
-from . import inspection, machines
+from . import inspection, machines, migration
 from .stage import Stage
 
 
@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
             stage = Stage(made, progress)
             inspection.show(stage)
             machines.show(stage)
+            migration.show(stage)
             stage.summary()
         finally:
             if arguments.keep:

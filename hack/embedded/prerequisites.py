@@ -53,6 +53,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "qemu-system-x86",
         "qemu-utils",
     ),
+    # What benchmarks compare with.
+    "bench": ("openssl", "socat"),
 }
 
 TOOLCHAINS = {

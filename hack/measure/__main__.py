@@ -2,34 +2,57 @@
 
   inspect   the node agent: inspection, labels, what it costs when idle (about 20 minutes)
   vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
+  migration live migration against virsh, and the tunnel against socat (about 20 minutes)
   all       everything
 
-Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok"}: the reference is the raw tool measured in
-the same run, or a number of KubeVirt's that its name says. Exits with 1 if a figure is not within its budget.
+Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
+tool measured in the same run, or a number of KubeVirt's that its name says; `value` is a median, `least` the smallest
+sample, `load` how busy the machine was. Exits with 1 if a figure is not within its budget.
 A cluster of its own is brought up and taken away again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 from embedded import cluster, prerequisites
+from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
 from verify.install import install
 
-from . import agent_cost, guest_memory, guest_start, guest_writes, inspection_time, reactions
+from . import (
+    agent_cost,
+    guest_memory,
+    guest_start,
+    guest_writes,
+    inspection_time,
+    migration_time,
+    reactions,
+    tunnel_throughput,
+)
 from .api import Api
-from .figure import Figure
+from .figure import SAMPLES, Figure
 
 NAME = "bench"
 
-BENCHMARKS = {
-    "inspect": (inspection_time.measure, reactions.measure, agent_cost.measure),
-    "vms": (guest_memory.measure, guest_writes.measure, guest_start.measure),
-}
+Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
+
+
+def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
+    """The parts of each benchmark."""
+    return {
+        "inspect": (inspection_time.measure, reactions.measure, agent_cost.measure),
+        "vms": (guest_memory.measure, guest_writes.measure, guest_start.measure),
+        "migration": (
+            functools.partial(migration_time.measure, samples=samples),
+            functools.partial(tunnel_throughput.measure, samples=samples),
+        ),
+    }
 
 
 def main(argv: list[str]) -> int:
@@ -37,12 +60,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="hack/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all"])
+    known = benchmarks(SAMPLES)
+    parser.add_argument("benchmark", choices=[*known, "all"])
+    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of each figure of `migration` (default {SAMPLES})")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     progress = Progress()
-    names = list(BENCHMARKS) if arguments.benchmark == "all" else [arguments.benchmark]
+    names = list(known) if arguments.benchmark == "all" else [arguments.benchmark]
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
         made = cluster.up(NAME, progress=progress)
@@ -51,7 +76,7 @@ def main(argv: list[str]) -> int:
             api = Api(made)
             figures: list[Figure] = []
             for name in names:
-                for part in BENCHMARKS[name]:
+                for part in benchmarks(arguments.samples)[name]:
                     for figure in part(made, api, progress):
                         print(figure.line(), flush=True)
                         figures.append(figure)

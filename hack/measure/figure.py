@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SAMPLES = 7
 
@@ -14,15 +15,19 @@ SAMPLES = 7
 class Figure:
     """A value, what it is compared with, and whether it keeps its budget.
 
-    `budget` is the most that `value` may be, or, if `relative`, the most that `value / reference` may be.
+    `budget` is the most that `value` may be, or, if `relative`, the most that `value / reference` may be; without one the
+    figure is told and not judged. `least` is the smallest sample, which a busy machine disturbs less than the median, and
+    `load` how many processes of the machine wanted to run when it was measured.
     """
 
     name: str
     value: float
     unit: str
     reference: float | None
-    budget: float
+    budget: float | None
     relative: bool = False
+    least: float | None = None
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
 
     @property
     def ratio(self) -> float | None:
@@ -31,7 +36,9 @@ class Figure:
 
     @property
     def ok(self) -> bool:
-        """Within the budget."""
+        """Within the budget, if there is one."""
+        if self.budget is None:
+            return True
         if not self.relative:
             return self.value <= self.budget
         return self.ratio is not None and self.ratio <= self.budget
@@ -48,13 +55,15 @@ class Figure:
                 "ratio": None if ratio is None else round(ratio, 3),
                 "budget": self.budget,
                 "ok": self.ok,
+                "least": None if self.least is None else _rounded(self.least),
+                "load": round(self.load, 1),
             }
         )
 
 
-def median(samples: Sequence[float]) -> float:
+def median(samples: Sequence[float], wanted: int = SAMPLES) -> float:
     """The median of enough samples."""
-    assert len(samples) >= SAMPLES, f"{len(samples)} samples; at least {SAMPLES} are needed"
+    assert len(samples) >= wanted, f"{len(samples)} samples; at least {wanted} are needed"
     return statistics.median(samples)
 
 

@@ -14,7 +14,7 @@ from embedded.progress import Progress
 from .api import Api
 from .figure import SAMPLES, Figure, median
 from .guests import Guest, instance, instances
-from .pods import memory, processes, wait_until
+from .pods import memory, the_process, wait_until
 
 GUESTS = 4
 SETTLE = 30
@@ -49,7 +49,7 @@ class Beside:
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     """Four guests on the first node, once they have booted and stood still for half a minute."""
     node = made.nodes[0].name
-    (agent,) = processes(made, node, "drydock-agent")
+    agent = the_process(made, node, "drydock-agent", "run")
     progress.say(f"agent without guests for {WINDOW} s")
     before = median(list(_agent(made, node, agent)))
     with instances(api) as watch:

@@ -33,12 +33,25 @@ def pod_of(made: Cluster, application: str, node: str) -> str:
     return names[0]
 
 
-def processes(made: Cluster, node: str, command: str) -> list[int]:
-    """Pids, as the node sees them, of the processes with this command name."""
+def processes(made: Cluster, node: str, command: str, task: str | None = None) -> list[int]:
+    """Pids, as the node sees them, of the processes with this command name, and this first argument if one is given."""
     # The kernel keeps fifteen characters of a command's name.
-    command = command[:15]
-    script = f'for p in /proc/[0-9]*; do [ "$(cat $p/comm 2>/dev/null)" = {command} ] && echo ${{p#/proc/}}; done; true'
-    return [int(pid) for pid in made.in_node(node, ["sh", "-c", script]).split()]
+    script = f'''
+for p in /proc/[0-9]*; do
+  [ "$(cat $p/comm 2>/dev/null)" = {command[:15]} ] || continue
+  echo "${{p#/proc/}} $(tr '\\0' ' ' < $p/cmdline 2>/dev/null)"
+done
+true'''
+    rows = [line.split() for line in made.in_node(node, ["sh", "-c", script]).splitlines()]
+    return [int(row[0]) for row in rows if task is None or row[2:3] == [task]]
+
+
+def the_process(made: Cluster, node: str, command: str, task: str) -> int:
+    """Pid of the one process that does a task."""
+    found = processes(made, node, command, task)
+    if len(found) != 1:
+        raise Failure(f"{len(found)} processes of {command} {task} on {node}")
+    return found[0]
 
 
 def memory(made: Cluster, node: str, pid: int) -> Memory:

@@ -1,0 +1,124 @@
+"""Third part of the main job: a running guest goes to another node."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from embedded.errors import Failure
+from measure.standstill import longest_gap, ticks
+
+from .stage import PATIENCE, Stage
+
+GUEST = "traveller"
+MOVE = "traveller-moves"
+
+INSTANCE = f"""
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata:
+  name: {GUEST}
+spec:
+  domain:
+    resources: {{requests: {{memory: 256Mi}}}}
+  volumes:
+    - name: root
+      containerDisk: {{image: "kubevirt/fedora-cloud-container-disk-demo:latest"}}
+    - name: init
+      cloudInitNoCloud:
+        userData: |
+          #cloud-config
+          drydock: {{ count: 50ms }}
+          runcmd: ["head -c 96M /dev/urandom > /tmp/content"]
+"""
+
+MIGRATION = f"""
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstanceMigration
+metadata:
+  name: {MOVE}
+spec:
+  vmiName: {GUEST}
+"""
+
+FINAL = ("Succeeded", "Failed")
+
+
+def show(stage: Stage) -> None:
+    """The one scene, and everything put back."""
+    stage.scene(
+        "It moves",
+        """A guest that counts, twenty numbers a second, goes to the other node while it runs. Its memory and its disks
+        follow through a tunnel with keys made for this one move. It counts on there: none is left out, none comes twice.""",
+    )
+    stage.kubectl("apply", "-f", "-", input=INSTANCE)
+    try:
+        stage.until(
+            f"{GUEST} to run",
+            lambda: stage.read("vmi", GUEST).get("status", {}).get("phase") == "Running",  # type: ignore[attr-defined]
+            "a guest that counts was started",
+        )
+        pod = stage.cluster.kubectl("get", "pods", "-l", f"vm.kubevirt.io/name={GUEST}", "-o", "jsonpath={.items[0].metadata.name}")
+        stage.until("it to count", lambda: "drydock-guest ready" in "\n".join(_log(stage, pod)), "it booted and counts")
+        stage.kubectl("apply", "-f", "-", input=MIGRATION)
+        _judge(stage, *_watched(stage))
+    finally:
+        stage.cluster.kubectl("delete", "vmi", GUEST, "--ignore-not-found", "--timeout=60s")
+
+
+def _watched(stage: Stage) -> tuple[dict[str, Any], float]:
+    """Show how far the migration is until it is over, and how many seconds that took."""
+    begun, shown = time.monotonic(), ""
+    while True:
+        migration: dict[str, Any] = stage.read("vmim", MOVE)
+        if (text := progress(migration)) != shown:
+            shown = text
+            print(f"  {time.monotonic() - begun:5.1f} s  {text}", flush=True)
+        if migration.get("status", {}).get("phase") in FINAL:
+            return migration, time.monotonic() - begun
+        if time.monotonic() - begun > PATIENCE:
+            raise Failure(f"waited {PATIENCE} s in vain for {MOVE} to end: {text}")
+        time.sleep(0.05)
+
+
+def progress(migration: dict[str, Any]) -> str:
+    """Phase, target, and how much has moved, of a migration."""
+    status = migration.get("status", {})
+    parts = [status.get("phase", "new")]
+    if node := status.get("target", {}).get("node"):
+        parts.append(f"to {node}")
+    if summary := status.get("source", {}).get("progress", {}).get("summary"):
+        parts.append(summary)
+    if status.get("phase") == "Failed":
+        parts.append(status.get("reason", "for no known reason"))
+    return ", ".join(parts)
+
+
+def _judge(stage: Stage, migration: dict[str, Any], lasted: float) -> None:
+    """See in the guest's own words that it has lost nothing."""
+    status = migration["status"]
+    if status["phase"] != "Succeeded":
+        raise Failure(f"{GUEST} has not moved: {status.get('reason')}", str(status.get("conditions")))
+    source, target = (status[side]["pod"] for side in ("source", "target"))
+    stage.until(
+        "it to count on there",
+        lambda: bool(ticks([], _log(stage, target))),
+        f"a guest that runs moved to {status['target']['node']}",
+    )
+    found = ticks(_log(stage, source), _log(stage, target))
+    print(f"\n$ kubectl logs {source} | tail -n 2; kubectl logs {target} | grep tick | head -n 2")
+    there = ticks([], _log(stage, target))[0].number
+    for tick in found:
+        if there - 2 <= tick.number < there + 2:
+            print(f"  {tick.at:%H:%M:%S.%f}  tick {tick.number}")
+    gap = longest_gap(found)
+    stage.kubectl("get", "vmim", "-o", "wide")
+    stage.note(
+        f"the move took {lasted:.1f} s, and the guest stood still for {gap * 1000:.0f} ms; "
+        f"of its {len(found)} numbers none is missing"
+    )
+
+
+def _log(stage: Stage, pod: str) -> list[str]:
+    return stage.cluster.kubectl("logs", pod, "--timestamps").splitlines()
+

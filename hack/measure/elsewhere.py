@@ -1,0 +1,124 @@
+"""What an agent's memory has of virtual machines on other nodes: nothing, however many there are.
+
+The objects belong to a node that does not exist. The controller would make pods for them, and its webhooks, without
+which none can be made, do not answer while it is away; so it is sent away and they are told to let things pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+from embedded.progress import Progress
+
+from .api import Api
+from .figure import SAMPLES, Figure, median
+from .guests import instance
+from .pods import memory, the_process, wait_until
+
+OBJECTS = 5000
+CLIENTS = 8
+NAMESPACE = "elsewhere"
+NODE = "no-node"
+SETTLE = 30
+WINDOW = 60
+# MiB. One object of them takes some KiB as the API server sends it.
+GROWTH = 1
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+DEPLOYMENT = "deployment/drydock-controller"
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """RssAnon of the first node's agent before and after."""
+    node = made.nodes[0].name
+    agent = the_process(made, node, "drydock-agent", "run")
+    progress.say(f"agent without instances of other nodes: {SETTLE} s, then a window of {WINDOW} s")
+    before = _anonymous(made, node, agent)
+    with _without_controller(made, api):
+        made.kubectl("create", "namespace", NAMESPACE)
+        try:
+            with progress.step(f"{OBJECTS} instances of another node"), ThreadPoolExecutor(CLIENTS) as pool:
+                list(pool.map(lambda first: _create(api, range(first, OBJECTS, CLIENTS)), range(CLIENTS)))
+            after = _anonymous(made, node, agent)
+        finally:
+            with progress.step("taking them away"):
+                made.kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=290s")
+    progress.say(f"agent: {before:.2f} MiB of RssAnon before, {after:.2f} MiB with {OBJECTS} instances of another node")
+    yield Figure("agent.RssAnon-growth-by-5000-vmis-elsewhere", max(0.0, after - before), "MiB", None, GROWTH)
+
+
+def _anonymous(made: Cluster, node: str, agent: int) -> float:
+    wait_until(time.monotonic() + SETTLE)
+    begun, found = time.monotonic(), []
+    for sample in range(SAMPLES):
+        wait_until(begun + WINDOW * (sample + 1) / SAMPLES)
+        found.append(memory(made, node, agent).anonymous)
+    return median(found)
+
+
+def _create(api: Api, numbers: range) -> None:
+    """Make instances that run on a node that is not there, over one connection."""
+    connection = api.connect()
+    path = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstances"
+    status = {"status": {"phase": "Running", "nodeName": NODE}}
+    with contextlib.closing(connection):
+        for number in numbers:
+            made = instance(f"elsewhere-{number}", NODE)
+            made["metadata"]["namespace"] = NAMESPACE
+            _ask(connection, "POST", path, made, "application/json")
+            _ask(connection, "PATCH", f"{path}/elsewhere-{number}/status", status, "application/merge-patch+json")
+
+
+def _ask(connection: http.client.HTTPSConnection, method: str, path: str, body: Any, kind: str) -> None:
+    connection.request(method, path, json.dumps(body), {"Content-Type": kind, "Accept": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status >= 400:
+        raise Failure(f"{method} {path}: {answer.status}", text.decode(errors="replace")[:500])
+
+
+@contextlib.contextmanager
+def _without_controller(made: Cluster, api: Api) -> Iterator[None]:
+    replicas = json.loads(made.kubectl("-n", "drydock", "get", DEPLOYMENT, "-o", "json"))["spec"]["replicas"]
+    policies = failure_policies(api.get(WEBHOOKS)["items"])
+    made.kubectl("-n", "drydock", "scale", DEPLOYMENT, "--replicas=0")
+    try:
+        made.kubectl(
+            "-n", "drydock", "wait", "pod", "-l", "app.kubernetes.io/name=drydock-controller", "--for=delete", "--timeout=90s"
+        )
+        for name, before in policies.items():
+            api.request("PATCH", f"{WEBHOOKS}/{name}", policy_patch(["Ignore"] * len(before)), JSON_PATCH)
+        yield
+    finally:
+        for name, before in policies.items():
+            api.request("PATCH", f"{WEBHOOKS}/{name}", policy_patch(before), JSON_PATCH)
+        made.kubectl("-n", "drydock", "scale", DEPLOYMENT, f"--replicas={replicas}")
+        made.kubectl("-n", "drydock", "rollout", "status", DEPLOYMENT, "--timeout=120s")
+
+
+JSON_PATCH = "application/json-patch+json"
+
+
+def failure_policies(configurations: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What becomes of requests that Drydock's webhooks do not answer, for each webhook of each configuration."""
+    return {
+        found["metadata"]["name"]: [webhook["failurePolicy"] for webhook in found["webhooks"]]
+        for found in configurations
+        if found["metadata"]["name"].startswith("drydock")
+    }
+
+
+def policy_patch(policies: list[str]) -> list[dict[str, str]]:
+    """Sets them, and leaves all else as it is."""
+    return [
+        {"op": "replace", "path": f"/webhooks/{number}/failurePolicy", "value": policy}
+        for number, policy in enumerate(policies)
+    ]

@@ -1,0 +1,128 @@
+"""How long a migration takes beside libvirt's own work, and what it asks of the API server; the same by virsh.
+
+    created ─▶ pod of the target starts ─▶ job of libvirt ─▶ Succeeded
+               └ Kubernetes               └ libvirt, QEMU      the rest is Drydock's
+
+Both run on one machine, and the two take turns, so that what else happens there disturbs both alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from .api import Api, Watch
+from .audit import Request, requests, split
+from .figure import SAMPLES, Figure, median
+from .guest_start import VIRSH
+from .guests import PODS, Guest, in_pod, instances
+from .movers import Kind, Moved, move
+from .pods import wait_until
+from .raw_migration import ByHand
+from .standstill import longest_gap
+
+KINDS = (
+    Kind("256Mi", 256, 128),
+    Kind("1Gi", 1024, 768),
+    Kind("256Mi-dirtying", 256, 96, dirties=True),
+)
+
+# KubeVirt v1.9's components, by the audit log of the same kind of cluster.
+KUBEVIRT_REQUESTS = 61
+REQUESTS = 20
+CONTROL_PLANE = 0.3
+WALL = 1.05
+DOWNTIME = 0.03
+
+# What is written late comes within this.
+SETTLE = 3
+
+
+@dataclass
+class Series:
+    """All migrations of one guest and of one like it, in seconds."""
+
+    moved: list[Moved] = field(default_factory=list)
+    asked: list[list[Request]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    by_hand: list[float] = field(default_factory=list)
+    by_hand_gaps: list[float] = field(default_factory=list)
+
+
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+    """Guests of each kind, one after the other."""
+    with instances(api) as watch:
+        for kind in KINDS:
+            series = _series(made, api, watch, kind, samples, progress)
+            if kind is KINDS[0]:
+                yield from _times(series, samples, progress)
+            yield from _against_virsh(kind, series, samples)
+
+
+def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, progress: Progress) -> Series:
+    guest = Guest(api, watch, kind.manifest())
+    guest.ready()
+    guest.line("drydock-guest ready")
+    source = guest.pod()
+    # As it was defined, not as it runs: libvirt is to do the same work again.
+    domain = in_pod(made, source["metadata"]["name"], f"{VIRSH} dumpxml --inactive $({VIRSH} list --name)")
+    # The first brings the images, and lends its target's pod.
+    by_hand = ByHand(made, api, kind.name.lower(), move(made, api, guest.name))
+    series = Series()
+    try:
+        by_hand.start(source, domain)
+        by_hand.wait_for("drydock-guest ready")
+        by_hand.move()
+        for turn in range(samples):
+            since = datetime.now(timezone.utc)
+            moved = move(made, api, guest.name)
+            wait_until(time.monotonic() + SETTLE)
+            series.asked.append(list(asked(made, since)))
+            series.moved.append(moved)
+            series.gaps.append(longest_gap(moved.ticks))
+            virsh, job, ticks = by_hand.move()
+            series.by_hand.append(job.elapsed)
+            series.by_hand_gaps.append(longest_gap(ticks))
+            progress.say(
+                f"{kind.name} {turn + 1} of {samples}: {moved.total:.2f} s = pod {moved.pod:.2f} + job {moved.job.elapsed:.2f} "
+                f"+ {moved.outside:.2f}; stood still {series.gaps[-1] * 1000:.0f} ms (libvirt: {moved.job.downtime * 1000:.0f}); "
+                f"virsh: job {job.elapsed:.2f} s of {virsh:.2f}, stood still {series.by_hand_gaps[-1] * 1000:.0f} ms "
+                f"(libvirt: {job.downtime * 1000:.0f})"
+            )
+    finally:
+        by_hand.end()
+    guest.delete()
+    return series
+
+
+def asked(made: Cluster, since: datetime) -> Iterator[Request]:
+    """What Drydock has asked of the API server for a migration: all but leases and the renewal of watches."""
+    for request in requests(made, since, datetime.now(timezone.utc)):
+        if request.resource != "leases" and request.verb != "watch":
+            yield request
+
+
+def _times(series: Series, samples: int, progress: Progress) -> Iterator[Figure]:
+    def figure(name: str, values: list[float], unit: str, reference: float | None, budget: float | None) -> Figure:
+        return Figure(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
+
+    progress.say(f"requests of the last migration: {split(series.asked[-1])}")
+    yield figure("created-to-Succeeded", [moved.total for moved in series.moved], "s", None, None)
+    yield figure("target-pod-start", [moved.pod for moved in series.moved], "s", None, None)
+    yield figure("control-plane", [moved.outside for moved in series.moved], "s", None, CONTROL_PLANE)
+    counts = [float(len(each)) for each in series.asked]
+    yield figure("requests vs kubevirt", counts, "requests", KUBEVIRT_REQUESTS, REQUESTS)
+
+
+def _against_virsh(kind: Kind, series: Series, samples: int) -> Iterator[Figure]:
+    jobs = [moved.job.elapsed for moved in series.moved]
+    raw = median(series.by_hand, samples)
+    yield Figure(f"migration.{kind.name}.job vs virsh", median(jobs, samples), "s", raw, WALL, True, min(jobs))
+    still, raw_still = median(series.gaps, samples), median(series.by_hand_gaps, samples)
+    more = min(series.gaps) - min(series.by_hand_gaps)
+    yield Figure(f"migration.{kind.name}.standstill over virsh's", still - raw_still, "s", raw_still, DOWNTIME, least=more)

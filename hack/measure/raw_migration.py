@@ -1,0 +1,181 @@
+"""The same migration by hand: `virsh migrate --live --p2p` between pods that nobody but their launchers looks after.
+
+    pod like a guest's ── virsh migrate ─▶ libvirt ─▶ migration/*.sock ─▶ relay ─▶ pod like a migration's target
+
+The pods are copies of those that Drydock made for a guest and for its migration, without what Drydock knows them by. The
+domain, its disks and what is in its memory are the same. On the target virsh lets the guest go on at once, as people do
+by hand: a reply that is lost then leaves two guests, which Drydock rules out, at the price of one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+
+from .api import PATIENCE, Api
+from .guest_start import VIRSH, raw_pod
+from .guests import NAMESPACE, PODS, in_pod
+from .movers import Job, Moved, around, job_of, log_of
+from .pods import the_process
+from .standstill import Tick
+
+HACK = Path(__file__).resolve().parent.parent
+VARIABLE = "DRYDOCK_GUEST"
+FOLDER = "/run/drydock"
+GROUPS = Path("/sys/fs/cgroup")
+
+START = f"""
+set -eu
+printf %s "$1" > {FOLDER}/tmp/domain.xml
+{VIRSH} define {FOLDER}/tmp/domain.xml > /dev/null
+{VIRSH} start "$2" > /dev/null
+"""
+
+# $1: the domain, $2: the disks to copy, if any, $3: how. Prints when it began and when it was over.
+MIGRATE = f"""
+set -eu
+disks=
+[ -z "$2" ] || disks="$3 --disks-uri unix://{FOLDER}/migration/disks.sock --migrate-disks $2"
+date +%s.%N
+{VIRSH} migrate --live --p2p --persistent --migrateuri unix://{FOLDER}/migration/memory.sock $disks \\
+  "$1" "qemu+unix:///session?socket={FOLDER}/migration/libvirt.sock" > /dev/null
+date +%s.%N
+"""
+
+
+class ByHand:
+    """A guest that is migrated by hand, over and over."""
+
+    def __init__(self, made: Cluster, api: Api, name: str, moved: Moved) -> None:
+        """It is to be moved as `moved` was."""
+        self._made, self._api, self._name = made, api, name
+        status = moved.migration["status"]
+        self._target = api.get(f"{PODS}/{status['target']['pod']}")
+        self._disks = ",".join(status["guest"].get("copiedDisks", []))
+        self._copy = "--copy-storage-inc" if status["guest"].get("layersOnly") else "--copy-storage-all"
+        self._domain = json.loads(variable(self._target))["domain"]
+        self._nodes = [node.name for node in made.nodes]
+        self._number = 0
+        self._pods: list[dict[str, Any]] = []
+
+    def start(self, source: dict[str, Any], domain: str) -> None:
+        """Start it as in the pod `source`, from the definition `domain`."""
+        in_pod(self._made, self._create(source)["metadata"]["name"], START, domain, self._domain)
+
+    def wait_for(self, words: str) -> None:
+        """Wait until the guest has printed `words`."""
+        until = time.monotonic() + PATIENCE
+        while not any(words in line for line in log_of(self._api, self._pods[-1]["metadata"]["name"])):
+            if time.monotonic() > until:
+                raise Failure(f"the guest started by hand has not printed {words!r}")
+            time.sleep(1)
+
+    def move(self) -> tuple[float, Job, list[Tick]]:
+        """To a new pod on the other node: what virsh took in seconds, libvirt's record, and the ticks."""
+        source, target = self._pods[-1], self._create(self._target)
+        names = source["metadata"]["name"], target["metadata"]["name"]
+        with relay(self._folder(source), self._folder(target), self._group_of_tunnel(source)):
+            begun = time.monotonic()
+            output = in_pod(self._made, names[0], MIGRATE, self._domain, self._disks, self._copy)
+            lasted = time.monotonic() - begun
+        first, last = (float(text) for text in output.split())
+        job = job_of(self._made, names[1])
+        found = around(self._api, *names, lasted)
+        self._delete(source)
+        return last - first, job, found
+
+    def end(self) -> None:
+        """Take what is left of its pods away, and the guest with them."""
+        for pod in list(self._pods):
+            self._delete(pod)
+
+    def _create(self, like: dict[str, Any]) -> dict[str, Any]:
+        node = self._nodes[self._number % len(self._nodes)]
+        self._number += 1
+        identity = str(uuid.uuid4())
+        manifest = lone_pod(like, f"raw-{self._name}-{identity[:8]}", node, identity)
+        name = manifest["metadata"]["name"]
+        self._pods.append(self._api.request("POST", PODS, manifest))
+        self._made.kubectl("-n", NAMESPACE, "wait", "pod", name, "--for=condition=ContainersReady", "--timeout=60s")
+        until = time.monotonic() + PATIENCE
+        while not any(line.endswith("launcher: ready for the guest") for line in log_of(self._api, name)):
+            if time.monotonic() > until:
+                raise Failure(f"the launcher of {name} does not get ready")
+            time.sleep(0.2)
+        self._pods[-1] = self._api.get(f"{PODS}/{name}")
+        return self._pods[-1]
+
+    def _delete(self, pod: dict[str, Any]) -> None:
+        self._pods.remove(pod)
+        self._api.request("DELETE", f"{PODS}/{pod['metadata']['name']}?gracePeriodSeconds=0")
+
+    def _group_of_tunnel(self, pod: dict[str, Any]) -> Path:
+        """The control group of the tunnel on a pod's node: what stands in for it is to get no other share of processors."""
+        node = pod["spec"]["nodeName"]
+        pid = the_process(self._made, node, "drydock-agent", "tunnel")
+        return processors_group(self._made.in_node(node, ["cat", f"/proc/{pid}/cgroup"]))
+
+    def _folder(self, pod: dict[str, Any]) -> Path:
+        """The folder that launcher and agent share, as this machine sees it."""
+        nodes: Any = self._made.description["nodes"]
+        (root,) = (f"/proc/{node['pid']}/root" for node in nodes if node["name"] == pod["spec"]["nodeName"])
+        uid = pod["metadata"]["uid"]
+        return Path(f"{root}/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/run")
+
+
+def lone_pod(like: dict[str, Any], name: str, node: str, identity: str) -> dict[str, Any]:
+    """A pod in which the same launcher prepares the same guest, on a node, unknown to Drydock."""
+    made = raw_pod(like)
+    made["metadata"]["name"] = name
+    spec = made["spec"]
+    spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    if "hostname" in like["spec"]:
+        spec["hostname"] = like["spec"]["hostname"]
+    (container,) = spec["containers"]
+    del container["command"]
+    # Two libvirts of one identity refuse to migrate to each other.
+    guest = {**json.loads(variable(like)), "hostUuid": identity}
+    container["env"] = [{"name": VARIABLE, "value": json.dumps(guest)}]
+    return made
+
+
+def processors_group(text: str, root: Path = GROUPS) -> Path:
+    """The control group that shares processors out, in cgroup v1 or v2, by what the kernel says of a process."""
+    groups = [line.split(":", 2) for line in text.splitlines()]
+    for _, controllers, path in groups:
+        if "cpu" in controllers.split(","):
+            return root / controllers / path.strip("/")
+    (path,) = (path for _, controllers, path in groups if not controllers)
+    return root / path.strip("/")
+
+
+def variable(pod: dict[str, Any]) -> str:
+    """What a launcher was told of its guest."""
+    (value,) = (entry["value"] for entry in pod["spec"]["containers"][0]["env"] if entry["name"] == VARIABLE)
+    return value
+
+
+@contextlib.contextmanager
+def relay(source: Path, target: Path, group: Path | None = None) -> Iterator[None]:
+    """A process, of a control group, that carries what the source pod's libvirt and QEMU send to the target pod."""
+    argv = [sys.executable, "-m", "measure.relay", str(source), str(target)]
+    with subprocess.Popen(argv, cwd=HACK, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            if process.stdout.readline().strip() != "listening":
+                raise Failure("the relay between two pods does not listen")
+            if group is not None:
+                (group / "cgroup.procs").write_text(str(process.pid))
+            yield
+        finally:
+            process.stdin.close()

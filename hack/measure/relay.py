@@ -1,0 +1,102 @@
+"""A plain relay between the sockets of two pods, for migrations without Drydock: `python3 -m measure.relay FROM TO`.
+
+    FROM/migration/libvirt.sock ──▶ TO/libvirt/libvirt-sock
+    FROM/migration/memory.sock  ──▶ TO/migration/memory.sock
+    FROM/migration/disks.sock   ──▶ TO/migration/disks.sock
+
+It says `listening` once it does, and ends with its standard input. Both pods are on this machine: nothing is encrypted,
+and no network is between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+ROUTES = {
+    "migration/libvirt.sock": "libvirt/libvirt-sock",
+    "migration/memory.sock": "migration/memory.sock",
+    "migration/disks.sock": "migration/disks.sock",
+}
+BUFFER = 256 * 1024
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at a path of any length, owned like the folder that it is in."""
+    path.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(f"/proc/self/fd/{folder}/{path.name}")
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+        server.listen()
+        return server
+    finally:
+        os.close(folder)
+
+
+def connect(path: Path) -> socket.socket:
+    """A connection to a socket at a path of any length."""
+    found = os.open(path, os.O_PATH)
+    try:
+        client = socket.socket(socket.AF_UNIX)
+        try:
+            client.connect(f"/proc/self/fd/{found}")
+        except OSError:
+            client.close()
+            raise
+        return client
+    finally:
+        os.close(found)
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    """Pass on what comes, then that it has ended."""
+    buffer = memoryview(bytearray(BUFFER))
+    with contextlib.suppress(OSError):
+        while length := source.recv_into(buffer):
+            target.sendall(buffer[:length])
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def carry(near: socket.socket, far: socket.socket) -> None:
+    """Carry a connection both ways until both have ended."""
+    with near, far:
+        other = threading.Thread(target=copy, args=(far, near), daemon=True)
+        other.start()
+        copy(near, far)
+        other.join()
+
+
+def serve(server: socket.socket, target: Path) -> None:
+    """Carry each connection, until the socket is closed."""
+    while True:
+        try:
+            near, _ = server.accept()
+        except OSError:
+            return
+        try:
+            far = connect(target)
+        except OSError as error:
+            print(f"{target}: {error}", file=sys.stderr)
+            near.close()
+            continue
+        threading.Thread(target=carry, args=(near, far), daemon=True).start()
+
+
+def main(near: Path, far: Path) -> None:
+    """Relay until standard input ends."""
+    for here, there in ROUTES.items():
+        threading.Thread(target=serve, args=(listen(near / here), far / there), daemon=True).start()
+    print("listening", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,158 @@
+"""What is read of guests that move, what a pod for a move by hand is like, and what carries it."""
+
+import json
+import socket
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from embedded.errors import Failure
+from measure.migration_time import KINDS
+from measure.movers import Job, parse_job
+from measure.raw_migration import lone_pod, processors_group, relay, variable
+from measure.relay import ROUTES, connect, listen
+from measure.standstill import longest_gap, ticks
+
+
+def line(second: float, said: str) -> str:
+    """A line of a pod's log."""
+    return f"2026-05-01T12:00:{second:09.6f}Z {said}"
+
+
+def tick(second: float, number: int, boot: str = "aa") -> str:
+    """A tick in it."""
+    return line(second, f"guest: tick {number} boot={boot} wall=1.000 up=1.000 late=0ms")
+
+
+class Standstills(unittest.TestCase):
+    def test_the_longest_gap_is_found_across_two_pods(self) -> None:
+        source = [line(0, "launcher: ready for the guest"), tick(1.0, 7), tick(1.02, 8), tick(1.05, 9)]
+        target = [line(1.1, "launcher: ready for the guest"), tick(1.25, 10), tick(1.27, 11)]
+        found = ticks(source, target)
+        self.assertEqual([one.number for one in found], [7, 8, 9, 10, 11])
+        self.assertAlmostEqual(longest_gap(found), 0.2)
+
+    def test_a_line_that_the_move_cut_in_two_is_one(self) -> None:
+        whole = tick(1.2, 8)
+        head, tail = whole.split("wall=")
+        source = [tick(1.0, 7), line(1.01, head.partition(" ")[2] + "wall=")]
+        target = [line(1.3, f"guest: {tail}"), tick(1.4, 9)]
+        found = ticks(source, target)
+        self.assertEqual([one.number for one in found], [7, 8, 9])
+        self.assertAlmostEqual(longest_gap(found), 0.3)
+
+    def test_what_a_guest_does_not_say_twice_is_noticed(self) -> None:
+        for name, found in (
+            ("missing", [tick(1, 7), tick(2, 9)]),
+            ("twice", [tick(1, 7), tick(2, 7)]),
+            ("back", [tick(1, 7), tick(2, 6)]),
+            ("another boot", [tick(1, 7), tick(2, 8, "bb")]),
+            ("too few", [tick(1, 7)]),
+        ):
+            with self.subTest(name), self.assertRaises(Failure):
+                longest_gap(ticks(found, []))
+
+
+class Jobs(unittest.TestCase):
+    def test_libvirts_record_is_read(self) -> None:
+        text = (
+            "Job type:         Completed   \n"
+            "Time elapsed:     1891         ms\nTime elapsed w/o network: 1884         ms\n"
+            "Dirty rate:       0            pages/s\n"
+            "Total downtime:   131          ms\nDowntime w/o network: 124          ms\n"
+        )
+        self.assertEqual(parse_job(text), Job(1.891, 0.131))
+
+    def test_a_record_of_nothing_is_no_record(self) -> None:
+        with self.assertRaisesRegex(Failure, "Time elapsed"):
+            parse_job("Job type:         None        \n")
+
+
+class Pods(unittest.TestCase):
+    def test_a_pod_by_hand_has_the_launcher_and_nothing_that_drydock_knows_it_by(self) -> None:
+        guest = {"domain": "default_vm", "hostUuid": "one", "disks": [{"name": "root", "blank": {"size": 5}}]}
+        like: dict[str, Any] = {
+            "metadata": {"name": "virt-launcher-vm", "labels": {"kubevirt.io": "virt-launcher"}, "ownerReferences": [{}]},
+            "spec": {
+                "hostname": "vm",
+                "securityContext": {"runAsUser": 107},
+                "nodeSelector": {"kubevirt.io/schedulable": "true"},
+                "volumes": [{"name": "run", "emptyDir": {}}],
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "readinessGates": [{"conditionType": "drydock.dev/guest-running"}],
+                "containers": [
+                    {
+                        "name": "compute",
+                        "image": "launcher@sha256:1",
+                        "imagePullPolicy": "IfNotPresent",
+                        "resources": {},
+                        "securityContext": {},
+                        "volumeMounts": [],
+                        "env": [{"name": "DRYDOCK_GUEST", "value": json.dumps(guest)}],
+                    }
+                ],
+            },
+        }
+        made = lone_pod(like, "raw-1", "node2", "two")
+        self.assertEqual(json.loads(variable(made)), {**guest, "hostUuid": "two"})
+        self.assertEqual(made["metadata"], {"name": "raw-1"})
+        self.assertEqual(made["spec"]["nodeSelector"], {"kubernetes.io/hostname": "node2"})
+        self.assertNotIn("command", made["spec"]["containers"][0])
+        self.assertNotIn("readinessGates", made["spec"])
+
+    def test_kinds_can_be_told_apart_by_what_they_are(self) -> None:
+        small, _, dirtying = (kind.manifest() for kind in KINDS)
+        self.assertEqual(small["spec"]["domain"]["resources"]["requests"]["memory"], "256Mi")
+        self.assertNotIn("nodeSelector", small["spec"])
+        scripts = [made["spec"]["volumes"][-1]["cloudInitNoCloud"]["userData"] for made in (small, dirtying)]
+        self.assertEqual(["/tmp/dirty" in script for script in scripts], [False, True])
+
+
+class Groups(unittest.TestCase):
+    def test_the_group_is_found_in_both_versions(self) -> None:
+        root = Path("/groups")
+        for text, path in (
+            ("0::/nodes/node1/pod\n", "/groups/nodes/node1/pod"),
+            ("9:cpuset:/a\n4:cpu,cpuacct:/nodes/pod\n1:name=systemd:/b\n0::/c\n", "/groups/cpu,cpuacct/nodes/pod"),
+        ):
+            self.assertEqual(processors_group(text, root), Path(path))
+
+
+class Relays(unittest.TestCase):
+    def test_bytes_and_ends_pass_both_ways_at_paths_of_any_length(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            near, far = (Path(folder) / f"{name}{'x' * 120}" for name in ("near", "far"))
+            for pod in (near, far):
+                for part in ("migration", "libvirt"):
+                    (pod / part).mkdir(parents=True)
+            with relay(near, far):
+                for here, there in ROUTES.items():
+                    with self.subTest(here), listen(far / there) as server, connect(near / here) as client:
+                        client.sendall(b"asked" * 1000)
+                        client.shutdown(socket.SHUT_WR)
+                        with server.accept()[0] as arrived:
+                            self.assertEqual(_all(arrived), b"asked" * 1000)
+                            arrived.sendall(b"answered")
+                        self.assertEqual(_all(client), b"answered")
+
+    def test_one_who_finds_nobody_is_told_at_once(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            near, far = Path(folder) / "near", Path(folder) / "far"
+            for pod in (near, far):
+                for part in ("migration", "libvirt"):
+                    (pod / part).mkdir(parents=True)
+            with relay(near, far), connect(near / "migration/memory.sock") as client:
+                self.assertEqual(_all(client), b"")
+
+
+def _all(connection: socket.socket) -> bytes:
+    found = b""
+    while piece := connection.recv(65536):
+        found += piece
+    return found
+
+
+if __name__ == "__main__":
+    unittest.main()

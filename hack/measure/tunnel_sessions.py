@@ -1,0 +1,99 @@
+"""Two tunnels on this machine with a session between them, as agents make one; see agent/src/tunnel/local.rs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embedded.errors import Failure
+
+# The launcher's user, to whom the sockets in a pod's folder belong.
+LAUNCHER = 107
+
+
+class Tunnel:
+    """One process of `drydock-agent tunnel`, and the folder of one pod on its node."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.owner, self.pod = str(uuid.uuid4()), str(uuid.uuid4())
+        self.run = folder / "kubelet" / "pods" / self.pod / "volumes" / "kubernetes.io~empty-dir" / "run"
+        for name in ("migration", "libvirt"):
+            (self.run / name).mkdir(parents=True)
+            os.chown(self.run / name, LAUNCHER, LAUNCHER)
+        self._sockets = folder / "sockets"
+        self._sockets.mkdir()
+        self._log = (folder / "log").open("w+")
+        argv = [str(program), "tunnel", "--kubelet", str(folder / "kubelet"), "--pod-uid", self.owner]
+        argv += ["--address", "127.0.0.1", "--port", "0", "--admin", "127.0.0.1:0", "--sockets", str(self._sockets)]
+        self.process = subprocess.Popen(argv, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
+        self._connection: socket.socket | None = None
+
+    def call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Ask it to do something; its answer."""
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.sendall(json.dumps({"id": 1, "call": call}).encode() + b"\n")
+        for line in self._lines:
+            said = json.loads(line)
+            if "answer" in said:
+                result: dict[str, Any] = said["answer"]["result"]
+                if "refused" in result:
+                    raise Failure(f"the tunnel refuses {next(iter(call))}", result["refused"]["message"])
+                return result
+        raise Failure("the tunnel has ended", self._said())
+
+    def end(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._lines.close()
+            self._connection.close()
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
+
+    def _connect(self) -> socket.socket:
+        path = self._sockets / f"{self.owner}.sock"
+        while self.process.poll() is None:
+            connection = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                connection.connect(str(path))
+                self._lines = connection.makefile("r")
+                return connection
+            connection.close()
+            # It has not begun to listen. Whether it ever does shows in the loop's condition.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.02)
+        raise Failure("a tunnel did not start", self._said())
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:]
+
+
+@contextlib.contextmanager
+def session(program: Path, folder: Path) -> Iterator[tuple[Tunnel, Tunnel]]:
+    """Source and target of a migration."""
+    migration = str(uuid.uuid4())
+    made: list[Tunnel] = []
+    try:
+        for role in ("source", "target"):
+            (folder / role).mkdir()
+            made.append(Tunnel(program, folder / role))
+        prepared = [
+            tunnel.call({"prepare": {"migration": migration, "role": role, "podUid": tunnel.pod, "domain": "default_vm"}})
+            for role, tunnel in zip(("source", "target"), made)
+        ]
+        # The target first: a source dials once it knows whom.
+        for tunnel, other in zip(reversed(made), prepared):
+            tunnel.call({"pair": {"migration": migration, "peer": other["prepared"]}})
+        yield made[0], made[1]
+    finally:
+        for tunnel in made:
+            tunnel.end()

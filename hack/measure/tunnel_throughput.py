@@ -1,0 +1,218 @@
+"""What the tunnel carries, and what that costs, against socat with TLS and without it.
+
+    this process ─unix─▶ tunnel or socat ─TCP on the loopback─▶ tunnel or socat ─unix─▶ this process
+
+On one machine the processors are the limit, not a network: encryption shows as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+from embedded.progress import Progress
+from oci.binaries import target_folder
+from verify.runner import REPOSITORY
+
+from .api import PATIENCE, Api
+from .figure import SAMPLES, Figure, median
+from .relay import connect, listen
+from .tunnel_sessions import session
+
+GIB = 1 << 30
+SIZE = GIB
+PIECE = 1 << 20
+STREAMS = 4
+# A tenth slower than the other tool at most.
+SLOWER = 1 / 0.9
+# Of each side: idle, and two buffers of 64 KiB each way for every stream, with as much again in TLS.
+MEMORY = 8
+
+SOCAT = ("socat", "-b", "65536")
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """Two processes that carry whatever comes to one socket to another one."""
+
+    entrance: Path
+    exit: socket.socket
+    pids: tuple[int, int]
+
+
+Carriers = Callable[[Path], contextlib.AbstractContextManager[Carrier]]
+
+
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+    """The three take turns."""
+    program = target_folder(REPOSITORY) / "release" / "drydock-agent"
+    if not program.exists():
+        raise Failure(f"there is no {program}; hack/images builds it")
+    carriers: dict[str, Carriers] = {
+        "tunnel": lambda folder: _tunnel(program, folder),
+        "socat TLS": _socat_tls,
+        "socat TCP": _socat_tcp,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in carriers}
+    spent: dict[str, list[float]] = {name: [] for name in carriers}
+    for turn in range(samples):
+        for name, carrier in carriers.items():
+            with tempfile.TemporaryDirectory(prefix="drydock-bench-") as scratch, carrier(Path(scratch)) as carrying:
+                before = sum(map(_processor_seconds, carrying.pids))
+                seconds[name].append(push(carrying, 1, SIZE) * GIB / SIZE)
+                spent[name].append((sum(map(_processor_seconds, carrying.pids)) - before) * GIB / SIZE)
+        progress.say(
+            f"throughput {turn + 1} of {samples}, seconds of a GiB (of processors): "
+            + ", ".join(f"{name} {seconds[name][-1]:.2f} ({spent[name][-1]:.2f})" for name in carriers)
+        )
+    for other, budget in (("socat TLS", SLOWER), ("socat TCP", None)):
+        for what, of in (("seconds-per-GiB", seconds), ("processor-seconds-per-GiB", spent)):
+            ours, theirs = of["tunnel"], median(of[other], samples)
+            yield Figure(f"tunnel.{what} vs {other}", median(ours, samples), "s", theirs, budget, budget is not None, min(ours))
+    yield from _memory(program, samples, progress)
+
+
+def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Figure]:
+    idle, busy = [], []
+    for _ in range(samples):
+        with tempfile.TemporaryDirectory(prefix="drydock-bench-") as scratch, _tunnel(program, Path(scratch)) as carrying:
+            idle.append(max(map(_anonymous, carrying.pids)))
+            seen: list[float] = []
+            push(carrying, STREAMS, SIZE // STREAMS, lambda: seen.append(max(map(_anonymous, carrying.pids))))
+            busy.append(max(seen))
+    progress.say(f"RssAnon of a tunnel with a session: {median(idle, samples):.1f} MiB before it carries anything")
+    yield Figure(f"tunnel.RssAnon-with-{STREAMS}-streams", median(busy, samples), "MiB", None, MEMORY, least=min(busy))
+
+
+def push(carrying: Carrier, streams: int, size: int, look: Callable[[], None] | None = None) -> float:
+    """Send so many bytes through each of so many streams; seconds until the last one has come.
+
+    `look` is called when all streams stand still because nobody reads at their ends, and then while they flow.
+    """
+    readable = threading.Event()
+    ended = threading.Barrier(streams + 1, timeout=PATIENCE)
+    counts: list[int] = []
+    senders: list[threading.Thread] = []
+
+    def drain(connection: socket.socket) -> None:
+        buffer, count = bytearray(PIECE), 0
+        readable.wait()
+        with connection:
+            while count < size and (length := connection.recv_into(buffer)):
+                count += length
+        counts.append(count)
+        ended.wait()
+
+    def accept() -> None:
+        for _ in range(streams):
+            threading.Thread(target=drain, args=(carrying.exit.accept()[0],), daemon=True).start()
+
+    def send(connection: socket.socket) -> None:
+        piece = bytes(PIECE)
+        for _ in range(size // PIECE):
+            connection.sendall(piece)
+        connection.shutdown(socket.SHUT_WR)
+
+    if look is None:
+        readable.set()
+    threading.Thread(target=accept, daemon=True).start()
+    begun = time.monotonic()
+    with contextlib.ExitStack() as open_:
+        for _ in range(streams):
+            connection = open_.enter_context(connect(carrying.entrance))
+            senders.append(threading.Thread(target=send, args=(connection,), daemon=True))
+            senders[-1].start()
+        if look is not None:
+            for stalled in (True, False):
+                for _ in range(10):
+                    time.sleep(0.05)
+                    look()
+                if stalled:
+                    readable.set()
+        try:
+            ended.wait()
+        except threading.BrokenBarrierError as error:
+            raise Failure(f"{size} bytes did not arrive on each of {streams} streams within {PATIENCE} s") from error
+        lasted = time.monotonic() - begun
+        for sender in senders:
+            sender.join()
+    if counts != [size] * streams:
+        raise Failure(f"of {streams} × {size} bytes came {counts}")
+    return lasted
+
+
+@contextlib.contextmanager
+def _tunnel(program: Path, folder: Path) -> Iterator[Carrier]:
+    with session(program, folder) as (source, target), listen(target.run / "migration" / "memory.sock") as exit_:
+        pids = source.process.pid, target.process.pid
+        yield Carrier(source.run / "migration" / "memory.sock", exit_, pids)
+
+
+@contextlib.contextmanager
+def _socat_tls(folder: Path) -> Iterator[Carrier]:
+    certificate = folder / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"]
+    made += ["-subj", "/CN=bench", "-keyout", str(certificate), "-out", str(folder / "public.pem")]
+    subprocess.run(made, check=True, stderr=subprocess.DEVNULL)
+    with certificate.open("a") as file:
+        file.write((folder / "public.pem").read_text())
+    tls = f"cert={certificate},cafile={folder / 'public.pem'},verify=1,openssl-min-proto-version=TLS1.3"
+    with _socat(folder, f"OPENSSL-LISTEN:%d,bind=127.0.0.1,nodelay,{tls}", f"OPENSSL:127.0.0.1:%d,nodelay,commonname=bench,{tls}") as made_:
+        yield made_
+
+
+@contextlib.contextmanager
+def _socat_tcp(folder: Path) -> Iterator[Carrier]:
+    with _socat(folder, "TCP-LISTEN:%d,bind=127.0.0.1,nodelay", "TCP:127.0.0.1:%d,nodelay") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _socat(folder: Path, listens: str, dials: str) -> Iterator[Carrier]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    entrance = folder / "entrance"
+    with contextlib.ExitStack() as stack:
+        exit_ = stack.enter_context(listen(folder / "exit"))
+        pids = []
+        for near, far, listening in (
+            (listens % port, f"UNIX-CONNECT:{folder / 'exit'}", lambda: _listens(port)),
+            (f"UNIX-LISTEN:{entrance}", dials % port, entrance.exists),
+        ):
+            process = subprocess.Popen([*SOCAT, near, far], stdin=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            pids.append(process.pid)
+            while not listening():
+                if process.poll() is not None:
+                    raise Failure(f"socat ended with {process.returncode}: {near}")
+                time.sleep(0.02)
+        yield Carrier(entrance, exit_, (pids[0], pids[1]))
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody listens at a port of the loopback; to connect would be taken for the one connection."""
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in table)
+
+
+def _processor_seconds(pid: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _anonymous(pid: int) -> float:
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if not found:
+        raise Failure(f"process {pid} has ended")
+    return int(found[1]) / 1024
