@@ -196,3 +196,6 @@ fn source_pod(facts: &Facts<'_>) -> SourcePod {
         .is_some_and(|drydock| drydock.ended_pods.iter().any(|ended| ended == uid));
     if said { SourcePod::Over } else { SourcePod::Alive }
 }
+
+#[cfg(test)]
+mod tests;

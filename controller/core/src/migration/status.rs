@@ -293,3 +293,6 @@ fn state(
         migration_configuration: configuration,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! From objects as the API server has them to what the steps take.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::migration::cluster::{ClusterStep, Failure, step};
+use drydock_api::kubevirt::migration::MigrationPhase;
+
+fn migration(status: &Value) -> VirtualMachineInstanceMigration {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": "m", "namespace": "default", "uid": "u", "finalizers": [MIGRATION_FINALIZER]},
+        "spec": {"vmiName": "vm"}, "status": status,
+    }))
+    .unwrap()
+}
+
+fn named(phase: &str, source: Option<&str>, target: Option<&str>) -> VirtualMachineInstanceMigration {
+    migration(&json!({
+        "phase": phase, "guest": {"instanceUID": "i"},
+        "source": {"node": "a", "pod": "p", "podUID": "p", "state": source},
+        "target": {"node": "b", "pod": "q", "podUID": "q", "state": target},
+    }))
+}
+
+fn instance(uid: &str, status: &Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "default", "uid": uid},
+        "spec": {"domain": {"devices": {}}}, "status": status,
+    }))
+    .unwrap()
+}
+
+fn up() -> Value {
+    json!({"phase": "Running", "nodeName": "a"})
+}
+
+/// A pod; one of the migration if `of` says so.
+fn pod(uid: &str, of: Option<&str>, state: &Value) -> Arc<Pod> {
+    let labels = of.map(|of| json!({MIGRATION_UID: of}));
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "uid": uid, "labels": labels},
+        "spec": {"nodeName": if of.is_some() { "b" } else { "a" }, "containers": []},
+        "status": {"phase": "Running", "containerStatuses": [{
+            "name": "compute", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": state,
+            "containerID": "c"}]},
+    }))
+    .map(Arc::new)
+    .unwrap()
+}
+
+fn running() -> Value {
+    json!({"running": {}})
+}
+
+fn said(outcome: &str) -> Value {
+    json!({"terminated": {"exitCode": 0, "message": json!({"outcome": outcome, "message": "m"}).to_string()}})
+}
+
+fn facts<'a>(
+    migration: &'a VirtualMachineInstanceMigration,
+    instance: Option<&'a VirtualMachineInstance>,
+    pods: &'a [Arc<Pod>],
+) -> Facts<'a> {
+    Facts {
+        migration,
+        instance,
+        instance_confirmed: true,
+        pods,
+        pods_confirmed: true,
+        source_node: NodeState::Ready,
+        target_node: NodeState::Ready,
+        another: false,
+        may_place: false,
+        has_slot: false,
+        overdue: false,
+    }
+}
+
+#[test]
+fn an_instance_of_the_same_name_is_another_one() {
+    let migration = named("Running", None, None);
+    for (uid, status, expected) in [
+        ("i", up(), Instance::Running),
+        ("j", up(), Instance::Missing),
+        ("i", json!({"phase": "Running", "nodeName": "b"}), Instance::Moved),
+        ("i", json!({"phase": "Failed", "nodeName": "a"}), Instance::Ended),
+        (
+            "i",
+            json!({"phase": "Scheduled", "nodeName": "a"}),
+            Instance::NotRunning,
+        ),
+        (
+            "i",
+            json!({"phase": "Running", "nodeName": "a", "conditions": [{"type": "LiveMigratable", "status": "False"}]}),
+            Instance::NotMigratable,
+        ),
+    ] {
+        let instance = instance(uid, &status);
+        assert_eq!(
+            view(&facts(&migration, Some(&instance), &[])).instance,
+            expected,
+            "{status}"
+        );
+    }
+    let mut unknown = facts(&migration, None, &[]);
+    assert_eq!(view(&unknown).instance, Instance::Missing);
+    unknown.instance_confirmed = false;
+    assert_eq!(view(&unknown).instance, Instance::Unknown);
+}
+
+#[test]
+fn pods_are_known_by_their_uid_and_end_by_what_their_launcher_says() {
+    let migration = named("Running", None, None);
+    let instance = instance("i", &up());
+    for (source, target, expected) in [
+        (running(), running(), (SourcePod::Alive, TargetPod::Ready)),
+        (said("Migrated"), running(), (SourcePod::Left, TargetPod::Ready)),
+        (
+            said("Crashed"),
+            json!({"waiting": {}}),
+            (SourcePod::Over, TargetPod::Coming),
+        ),
+        (running(), said("Failed"), (SourcePod::Alive, TargetPod::Over)),
+    ] {
+        let pods = [pod("p", None, &source), pod("q", Some("u"), &target)];
+        let seen = view(&facts(&migration, Some(&instance), &pods));
+        assert_eq!((seen.source_pod, seen.target_pod), expected);
+    }
+    // A pod of another migration is none of this one's.
+    let pods = [pod("p", None, &running()), pod("q", Some("other"), &running())];
+    assert_eq!(
+        view(&facts(&migration, Some(&instance), &pods)).target_pod,
+        TargetPod::Missing
+    );
+    let mut cached = facts(&migration, Some(&instance), &pods);
+    cached.pods_confirmed = false;
+    assert_eq!(view(&cached).target_pod, TargetPod::Unknown);
+}
+
+#[test]
+fn an_instance_moves_when_the_guest_has_left_and_arrived() {
+    let instance = instance("i", &up());
+    let pods = [pod("p", None, &running()), pod("q", Some("u"), &running())];
+    let at = |source, target| {
+        let migration = Arc::new(named("Running", source, target));
+        let moving = moving(std::slice::from_ref(&migration), |migration| Facts {
+            migration,
+            ..facts(migration, None, &[])
+        })
+        .moved_to
+        .map(str::to_owned);
+        let moved = moved_to(&facts(&migration, Some(&instance), &pods)).map(str::to_owned);
+        assert_eq!(moving, moved);
+        moved
+    };
+    assert_eq!(at(Some("Migrating"), Some("Prepared")), None);
+    assert_eq!(at(Some("Released"), Some("Complete")), None);
+    assert_eq!(at(Some("Released"), Some("Running")), None);
+    assert_eq!(at(Some("Stopped"), Some("Complete")), None);
+    assert_eq!(at(Some("Stopped"), Some("Running")).as_deref(), Some("b"));
+    assert_eq!(at(Some("Stopped"), Some("Ended")).as_deref(), Some("b"));
+}
+
+#[test]
+fn a_target_pod_that_vanishes_is_only_believed_to_when_the_api_server_says_so() {
+    let migration = migration(&json!({"phase": "Scheduling"}));
+    let instance = instance("i", &up());
+    let mut facts = facts(&migration, Some(&instance), &[]);
+    facts.pods_confirmed = false;
+    assert_eq!(step(&view(&facts)), [ClusterStep::Confirm]);
+    facts.pods_confirmed = true;
+    assert_eq!(step(&view(&facts)), [ClusterStep::Fail(Failure::PodRemoved)]);
+}
+
+#[test]
+fn a_node_that_is_not_named_cannot_be_gone() {
+    let migration = migration(&json!({"phase": "Pending"}));
+    let instance = instance("i", &up());
+    let mut facts = facts(&migration, Some(&instance), &[]);
+    facts.source_node = NodeState::Gone;
+    facts.target_node = NodeState::Gone;
+    let seen = view(&facts);
+    assert!(!seen.source_node_gone && !seen.target_node_gone && seen.has_finalizer);
+    assert_eq!(seen.record.phase, Some(MigrationPhase::Pending));
+}

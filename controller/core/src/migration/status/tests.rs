@@ -1,0 +1,194 @@
+//! What the controller writes of a migration, from its first phase to its last.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const EARLY: &str = "2026-01-01T00:00:00Z";
+const LATE: &str = "2026-01-01T00:00:09Z";
+
+fn migration(status: &Value) -> VirtualMachineInstanceMigration {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": "m", "namespace": "default", "uid": "u"},
+        "spec": {"vmiName": "vm"}, "status": status,
+    }))
+    .unwrap()
+}
+
+fn side(of: &str) -> [String; 3] {
+    [format!("node-{of}"), format!("pod-{of}"), format!("uid-{of}")]
+}
+
+fn sides() -> Sides {
+    Sides {
+        source: side("a"),
+        target: side("b"),
+        guest: MigratedGuest {
+            instance_uid: Some("i".into()),
+            ..MigratedGuest::default()
+        },
+        configuration: configuration(&crate::configuration::Configuration::default().migrations),
+    }
+}
+
+fn changed(
+    before: &VirtualMachineInstanceMigration,
+    change: &Change,
+    now: &str,
+) -> VirtualMachineInstanceMigrationStatus {
+    after(before, change, now.parse().unwrap())
+}
+
+/// A migration whose sides are named and have spoken.
+fn under_way() -> VirtualMachineInstanceMigration {
+    let change = Change {
+        enter: vec![MigrationPhase::PreparingTarget],
+        sides: Some(sides()),
+        ..Change::default()
+    };
+    let status = changed(&migration(&json!(null)), &change, EARLY);
+    let mut migration = migration(&serde_json::to_value(status).unwrap());
+    let status = migration.status.as_mut().unwrap();
+    let source = status.source.as_mut().unwrap();
+    source.fingerprint = Some("aa".into());
+    source.mode = Some(drydock_api::kubevirt::migration::MigrationMode::PreCopy);
+    let target = status.target.as_mut().unwrap();
+    target.state = Some(TargetState::Running);
+    target.address = Some("10.0.0.1:9445".into());
+    migration
+}
+
+#[test]
+fn each_phase_is_recorded_once_also_those_that_are_passed_through() {
+    let change = Change {
+        enter: vec![MigrationPhase::Pending, MigrationPhase::Scheduling],
+        ..Change::default()
+    };
+    let status = changed(&migration(&json!(null)), &change, EARLY);
+    assert_eq!(status.phase, Some(MigrationPhase::Scheduling));
+    assert_eq!(status.migration_state, None);
+    let again = changed(&migration(&serde_json::to_value(&status).unwrap()), &change, LATE);
+    assert_eq!(again.phase_transition_timestamps, status.phase_transition_timestamps);
+    assert_eq!(again.phase_transition_timestamps.len(), 2);
+}
+
+#[test]
+fn what_the_sides_say_is_theirs() {
+    let status = changed(&under_way(), &Change::default(), LATE);
+    let source = status.source.unwrap();
+    assert_eq!(
+        (source.node.as_deref(), source.pod_uid.as_deref(), source.fingerprint),
+        (Some("node-a"), Some("uid-a"), None)
+    );
+    let target = status.target.unwrap();
+    assert_eq!(
+        (target.pod.as_deref(), target.address, target.state),
+        (Some("pod-b"), None, None)
+    );
+    assert_eq!(status.guest.and_then(|guest| guest.instance_uid).as_deref(), Some("i"));
+}
+
+#[test]
+fn the_same_is_told_in_kubevirts_words() {
+    let state = changed(&under_way(), &Change::default(), LATE).migration_state.unwrap();
+    assert_eq!(
+        (
+            state.source_node.as_deref(),
+            state.target_pod.as_deref(),
+            state.target_node_address.as_deref()
+        ),
+        (Some("node-a"), Some("pod-b"), Some("10.0.0.1:9445"))
+    );
+    assert_eq!(state.start_timestamp.unwrap().to_string(), EARLY);
+    assert!(!state.completed && state.target_node_domain_detected && state.end_timestamp.is_none());
+    assert_eq!(
+        state.migration_configuration.unwrap().completion_timeout_per_gib,
+        Some(150)
+    );
+}
+
+#[test]
+fn an_end_has_a_time_and_a_reason() {
+    let ended = Change {
+        enter: vec![MigrationPhase::Succeeded],
+        ..Change::default()
+    };
+    let status = changed(&under_way(), &ended, LATE);
+    let state = status.migration_state.unwrap();
+    assert!(state.completed && !state.failed);
+    assert_eq!(state.end_timestamp.unwrap().to_string(), LATE);
+    let failed = Change {
+        fail: Some((Failure::GuestStayed, "the stream broke".into())),
+        ..Change::default()
+    };
+    let status = changed(&under_way(), &failed, LATE);
+    assert_eq!(
+        (status.phase, status.reason.as_deref()),
+        (Some(MigrationPhase::Failed), Some("GuestStayed"))
+    );
+    let state = status.migration_state.unwrap();
+    assert!(state.completed && state.failed);
+    assert_eq!(
+        state.failure_reason.as_deref(),
+        Some("source node reported migration failed: the stream broke")
+    );
+}
+
+#[test]
+fn a_migration_that_fails_before_it_has_sides_says_why_too() {
+    let failed = Change {
+        fail: Some((Failure::Overdue, "no node took the target pod".into())),
+        ..Change::default()
+    };
+    let status = changed(&migration(&json!({"phase": "Scheduling"})), &failed, LATE);
+    let state = status.migration_state.unwrap();
+    assert_eq!(
+        state.failure_reason.as_deref(),
+        Some("it took too long: no node took the target pod")
+    );
+    assert_eq!(state.start_timestamp, None);
+}
+
+#[test]
+fn what_it_waits_for_is_said_while_it_does() {
+    let waiting = |message: &str| Change {
+        waiting: Some(Waiting {
+            reason: "ClusterLimit".into(),
+            message: message.into(),
+        }),
+        ..Change::default()
+    };
+    let first = changed(&migration(&json!({"phase": "Pending"})), &waiting("place 2"), EARLY);
+    assert_eq!(first.conditions[0].reason.as_deref(), Some("ClusterLimit"));
+    let before = migration(&serde_json::to_value(&first).unwrap());
+    assert!(!differs(&before, &changed(&before, &waiting("place 2"), LATE)));
+    let done = changed(&before, &Change::default(), LATE);
+    assert!(done.conditions.is_empty() && differs(&before, &done));
+}
+
+#[test]
+fn an_abort_is_told_once_and_what_became_of_it() {
+    let abort = Change {
+        abort: Some((Failure::Overdue, String::new())),
+        ..Change::default()
+    };
+    let status = changed(&under_way(), &abort, EARLY);
+    assert_eq!(status.abort.as_ref().unwrap().reason, "DeadlineExceeded");
+    assert_eq!(
+        status.migration_state.as_ref().unwrap().abort_status.as_deref(),
+        Some("Aborting")
+    );
+    let before = migration(&serde_json::to_value(&status).unwrap());
+    let other = Change {
+        abort: Some((Failure::PodEnded, String::new())),
+        fail: Some((Failure::GuestStayed, String::new())),
+        ..Change::default()
+    };
+    let status = changed(&before, &other, LATE);
+    assert_eq!(status.abort.unwrap().reason, "DeadlineExceeded");
+    assert_eq!(
+        status.migration_state.unwrap().abort_status.as_deref(),
+        Some("Succeeded")
+    );
+}
