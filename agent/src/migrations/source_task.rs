@@ -232,6 +232,14 @@ impl SourceTask {
                 (None, Some(info)) => seen::job(info),
                 (None, None) => Job::Unknown,
             };
+            // libvirt may have let the guest go on before the job was read.
+            let domain = match &handle {
+                Some(handle) if domain == SourceDomain::Leaving && job == Job::None => {
+                    let again = seen::source_domain(&handle.state().await);
+                    if again == domain { domain } else { SourceDomain::Unknown }
+                }
+                _ => domain,
+            };
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, job == Job::Outgoing) {
                 let info = info
                     .as_ref()
@@ -437,7 +445,7 @@ impl SourceTask {
                 side.reason = Some(reason.into());
                 side.message = Some(message);
             }
-            SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
+            SourceState::Halted | SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
         }
         self.written = Some(said::source(&self.shared.client, migration, &side).await?);
         info!(migration = migration.name_any(), ?state, "its source");
@@ -495,7 +503,7 @@ impl SourceTask {
             (None, Some(SourceState::Prepared)) if !record.is_over() => {
                 ("TunnelLost", "the tunnel was started anew and lost its session".into())
             }
-            (None, Some(SourceState::Migrating)) => (
+            (None, Some(SourceState::Migrating | SourceState::Halted)) => (
                 "MigrationEnded",
                 "the migration ended while this node's agent was away; the guest runs on".into(),
             ),

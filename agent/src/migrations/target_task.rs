@@ -196,6 +196,11 @@ impl TargetTask {
                 (None, Some(handle)) => seen::target_domain(&handle.state().await),
                 (None, None) => TargetDomain::Unknown,
             };
+            // It may have been told to let the guest go on, which ran and ended meanwhile.
+            let tunnel = match domain {
+                TargetDomain::Over => seen::target_tunnel(&self.tunnels, &uid),
+                _ => tunnel,
+            };
             let steps = step(&TargetView {
                 record: Record::of(&migration),
                 tunnel,

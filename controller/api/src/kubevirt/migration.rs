@@ -129,8 +129,16 @@ pub struct VirtualMachineInstanceMigrationStatus {
 
 /// A rule in the API server's language: a side's state stays, or becomes one that may follow it.
 fn only_forward<S: Copy + Serialize>(side: &str, all: &[S], may_follow: fn(S, S) -> bool) -> String {
-    let allowed = |before: S| all.iter().filter(|after| may_follow(**after, before)).copied().collect::<Vec<_>>();
-    let rows: Vec<String> = all.iter().map(|before| format!("{}: {}", json!(before), json!(allowed(*before)))).collect();
+    let allowed = |before: S| {
+        all.iter()
+            .filter(|after| may_follow(**after, before))
+            .copied()
+            .collect::<Vec<_>>()
+    };
+    let rows: Vec<String> = all
+        .iter()
+        .map(|before| format!("{}: {}", json!(before), json!(allowed(*before))))
+        .collect();
     let rows = rows.join(", ").replace('"', "'");
     format!(
         "!has(oldSelf.{side}) || !has(oldSelf.{side}.state) || (has(self.{side}) && has(self.{side}.state) \
@@ -280,6 +288,8 @@ pub enum SourceState {
     Prepared,
     /// The guest is about to move, or moves.
     Migrating,
+    /// The guest stands still, and nothing moves it any more: what the target has decides.
+    Halted,
     /// The guest will not run here again, whatever happens: the target may let it go on.
     Released,
     /// The guest has left, and nothing of it runs here any more.
@@ -292,9 +302,10 @@ pub enum SourceState {
 
 impl SourceState {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Prepared,
         Self::Migrating,
+        Self::Halted,
         Self::Released,
         Self::Stopped,
         Self::Stayed,
@@ -305,7 +316,7 @@ impl SourceState {
     pub fn may_follow(self, before: Self) -> bool {
         match before {
             Self::Prepared => true,
-            Self::Migrating => self >= before,
+            Self::Migrating | Self::Halted => self >= before,
             Self::Released => matches!(self, Self::Released | Self::Stopped),
             Self::Stopped | Self::Stayed | Self::Ended => self == before,
         }

@@ -202,12 +202,14 @@ pub enum Whereabouts {
 pub fn whereabouts(view: &ClusterView) -> Whereabouts {
     let record = &view.record;
     let arrived = record.target == Some(TargetState::Running);
+    let lost_there = matches!(record.target, Some(TargetState::Ended | TargetState::Gone)) || view.target_node_gone;
+    let over_here = view.source_pod == SourcePod::Over || view.source_node_gone;
+    let released = record.source == Some(SourceState::Released);
     let left = record.source == Some(SourceState::Stopped)
         || view.source_pod == SourcePod::Left
-        || (record.source == Some(SourceState::Released)
-            && (view.source_pod == SourcePod::Over || view.source_node_gone))
-        || (arrived && (view.source_pod == SourcePod::Over || view.source_node_gone));
-    let lost_there = record.target == Some(TargetState::Ended) || view.target_node_gone;
+        || (over_here && (released || arrived))
+        // Its agent has promised never to let it go on, and the target cannot any more.
+        || (released && lost_there);
     if left && (arrived || lost_there) {
         Whereabouts::Target
     } else {
@@ -271,7 +273,9 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     let fail = |failure| vec![ClusterStep::Fail(failure)];
     if whereabouts(view) == Whereabouts::Target {
         return match (view.instance, record.target) {
-            (Instance::Moved | Instance::Missing | Instance::Ended, Some(TargetState::Running)) => {
+            (Instance::Moved | Instance::Missing | Instance::Ended, Some(TargetState::Running))
+                if !view.target_node_gone =>
+            {
                 vec![ClusterStep::Enter(MigrationPhase::Succeeded)]
             }
             (Instance::Moved | Instance::Missing | Instance::Ended, _) => fail(Failure::LostOnTarget),
@@ -286,23 +290,40 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     if record.source == Some(SourceState::Stayed) {
         return fail(given_up(view).unwrap_or(match record.target {
             Some(TargetState::Refused) => Failure::TargetRefused,
+            Some(TargetState::Gone) => Failure::TargetLost,
             _ => Failure::GuestStayed,
-        }));
-    }
-    if record.source == Some(SourceState::Ended) {
-        return fail(Failure::GuestEnded);
-    }
-    let nothing_arrives = matches!(record.target, Some(TargetState::Refused | TargetState::Gone));
-    if nothing_arrives && !record.source_has_let_go() {
-        return fail(given_up(view).unwrap_or(match record.target {
-            Some(TargetState::Refused) => Failure::TargetRefused,
-            _ if view.source_node_gone => Failure::SourceNodeGone,
-            _ => Failure::TargetLost,
         }));
     }
     // Without `TargetReady` the source has not begun.
     let begun = record.phase != Some(MigrationPhase::PreparingTarget);
-    let reason = given_up(view);
+    if record.source == Some(SourceState::Ended) {
+        // It may have ended after its tunnel had let go: what the target has decides.
+        let waits = matches!(record.target, Some(TargetState::Prepared | TargetState::Complete));
+        return if waits && begun && target_may_run(view) {
+            Vec::new()
+        } else {
+            fail(Failure::GuestEnded)
+        };
+    }
+    let nothing_arrives = match record.target {
+        Some(TargetState::Refused) => Some(Failure::TargetRefused),
+        Some(TargetState::Gone) => Some(Failure::TargetLost),
+        _ => None,
+    };
+    if let Some(failure) = nothing_arrives
+        && (!begun || view.source_node_gone)
+    {
+        return fail(given_up(view).unwrap_or(failure));
+    }
+    // Both copies are lost.
+    if view.source_node_gone && (view.target_node_gone || record.target == Some(TargetState::Ended)) {
+        return fail(Failure::SourceNodeGone);
+    }
+    if view.target_node_gone && record.source == Some(SourceState::Halted) {
+        return fail(Failure::TargetLost);
+    }
+    // The source may have let go all the same: its word counts.
+    let reason = given_up(view).or(nothing_arrives);
     if let Some(failure) = reason.filter(|_| !begun) {
         return fail(failure);
     }
@@ -326,6 +347,11 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     };
     steps.extend(next.map(ClusterStep::Enter));
     steps
+}
+
+/// The target has a pod in which a guest may run.
+fn target_may_run(view: &ClusterView) -> bool {
+    !view.target_node_gone && !matches!(view.target_pod, TargetPod::Over | TargetPod::Missing)
 }
 
 /// Why a migration that has sides is given up, if it is.
@@ -361,7 +387,8 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let mut steps = Vec::new();
     let pod = matches!(view.target_pod, TargetPod::Coming | TargetPod::Ready);
-    if record.has_failed() && pod && whereabouts(view) == Whereabouts::Source {
+    let empty = record.target != Some(TargetState::Running) && whereabouts(view) == Whereabouts::Source;
+    if record.has_failed() && pod && empty {
         steps.push(ClusterStep::DeletePod);
     }
     // An agent that still has to let its guest go on needs the object for it.
@@ -374,3 +401,6 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     }
     steps
 }
+
+#[cfg(test)]
+mod tests;

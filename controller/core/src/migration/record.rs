@@ -77,3 +77,35 @@ impl Record {
         matches!(self.source, Some(SourceState::Released | SourceState::Stopped))
     }
 }
+
+/// Any record that objects can say.
+#[cfg(test)]
+pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> {
+    use proptest::{option, prelude::*, sample::select};
+    let phase = select(vec![
+        MigrationPhase::Pending,
+        MigrationPhase::Scheduling,
+        MigrationPhase::Scheduled,
+        MigrationPhase::PreparingTarget,
+        MigrationPhase::TargetReady,
+        MigrationPhase::Running,
+        MigrationPhase::Succeeded,
+        MigrationPhase::Failed,
+    ]);
+    let source = select(SourceState::ALL.to_vec());
+    let target = select(TargetState::ALL.to_vec());
+    (
+        option::of(phase),
+        any::<[bool; 3]>(),
+        option::of(source),
+        option::of(target),
+    )
+        .prop_map(|(phase, [deleted, abort, source_gone], source, target)| Record {
+            phase,
+            deleted,
+            abort,
+            source_gone,
+            source,
+            target,
+        })
+}

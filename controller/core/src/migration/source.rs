@@ -85,7 +85,11 @@ pub enum SourceTunnel {
     },
 }
 
-/// What the source's agent sees.
+/// What the source's agent sees: first the object and the tunnel, then the domain, its job, and the domain
+/// once more, until both readings of the domain agree. A job that was read before the guest stood still
+/// says nothing of it; a tunnel without session lets nothing through after that.
+///
+/// Of its own side it knows what it said last, or what the API server, not a cache, said when it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceView {
     /// What the object says.
@@ -130,7 +134,8 @@ pub enum SourceStep {
 pub fn step(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     let open = matches!(view.tunnel, SourceTunnel::Open { .. });
-    if record.source == Some(SourceState::Stayed) || (record.is_over() && record.source_is_settled()) {
+    let settled = matches!(record.source, Some(SourceState::Stayed | SourceState::Ended));
+    if settled || (record.is_over() && record.source_is_settled()) {
         return if open { vec![SourceStep::Close] } else { Vec::new() };
     }
     match view.domain {
@@ -157,9 +162,15 @@ fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
 fn ended(view: &SourceView) -> Vec<SourceStep> {
     match view.record.source {
         Some(SourceState::Released | SourceState::Stopped) => gone(view, Proof::SourceStopped),
-        Some(SourceState::Ended) => Vec::new(),
-        // It stood still until its end, so the target has its last state.
-        Some(SourceState::Migrating) if reply_read(view) || view.stood_still => gone(view, Proof::SourceStopped),
+        Some(SourceState::Migrating | SourceState::Halted) if reply_read(view) => gone(view, Proof::SourceStopped),
+        // It stood still until its end. If the target has all of it, that is its last state.
+        Some(SourceState::Migrating) if view.stood_still => vec![SourceStep::Say(SourceState::Halted)],
+        Some(SourceState::Halted) => match view.record.target {
+            Some(TargetState::Complete | TargetState::Running | TargetState::Ended) => gone(view, Proof::SourceStopped),
+            Some(TargetState::Gone | TargetState::Refused) => vec![SourceStep::Say(SourceState::Ended)],
+            _ if view.record.is_over() => vec![SourceStep::Say(SourceState::Ended)],
+            _ => Vec::new(),
+        },
         // It may have gone on after it stood still; what the target has would be an old state.
         _ => vec![SourceStep::Say(SourceState::Ended)],
     }
@@ -168,9 +179,11 @@ fn ended(view: &SourceView) -> Vec<SourceStep> {
 /// The guest stands still in order to leave.
 fn leaving(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
-    if record.source == Some(SourceState::Released) {
+    if record.source_has_let_go() {
         let mut steps = release(view, Proof::SourceGone);
-        if view.job == Job::None && record.target == Some(TargetState::Running) {
+        // Nothing waits for what is left here: the guest is the target's, whatever became of it there.
+        let taken = matches!(record.target, Some(TargetState::Running | TargetState::Ended)) || record.is_over();
+        if view.job == Job::None && taken {
             steps.push(SourceStep::Destroy);
         }
         return steps;
@@ -183,12 +196,25 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
         (Job::Outgoing, _) if record.is_given_up() => vec![SourceStep::Abort],
         (Job::Outgoing, _) => Vec::new(),
         // libvirtd was lost meanwhile, and nothing goes on by itself.
-        (Job::None, Some(TargetState::Complete | TargetState::Running)) if !record.has_failed() => {
+        (Job::None, Some(TargetState::Complete | TargetState::Running | TargetState::Ended))
+            if !record.has_failed() =>
+        {
             vec![SourceStep::Say(SourceState::Released)]
         }
         (Job::None, Some(TargetState::Gone | TargetState::Refused)) => vec![SourceStep::Resume],
-        (Job::None, _) if record.has_failed() => vec![SourceStep::Resume],
-        (Job::None, _) => Vec::new(),
+        (Job::None, _) if record.has_failed() => adrift(view),
+        (Job::None, _) if record.source == Some(SourceState::Halted) => Vec::new(),
+        (Job::None, _) => vec![SourceStep::Say(SourceState::Halted)],
+    }
+}
+
+/// The target is gone for good without a word. Its guest ran there only if this tunnel told it to, which
+/// a tunnel that was lost has forgotten.
+fn adrift(view: &SourceView) -> Vec<SourceStep> {
+    match view.tunnel {
+        SourceTunnel::Unknown => Vec::new(),
+        SourceTunnel::Open { .. } => vec![SourceStep::Resume],
+        SourceTunnel::Missing => vec![SourceStep::Destroy],
     }
 }
 
@@ -222,11 +248,16 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             SourceTunnel::Open { paired: false, .. } => vec![SourceStep::Pair],
             SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Migrating)],
         },
-        Some(SourceState::Migrating) => match view.call {
+        Some(SourceState::Migrating | SourceState::Halted) => match view.call {
             Call::Due if !record.is_given_up() => vec![SourceStep::Start],
             // libvirt has answered that it moves, or is about to say how it went.
             Call::Pending | Call::Succeeded => Vec::new(),
-            Call::Due | Call::Failed | Call::Unknown => vec![SourceStep::Say(SourceState::Stayed)],
+            // A call of an earlier process may still be on its way to libvirt: it finds no session.
+            Call::Due | Call::Failed | Call::Unknown => match view.tunnel {
+                SourceTunnel::Unknown => Vec::new(),
+                SourceTunnel::Open { .. } => vec![SourceStep::Close],
+                SourceTunnel::Missing => vec![SourceStep::Say(SourceState::Stayed)],
+            },
         },
         _ => Vec::new(),
     }
@@ -255,3 +286,6 @@ fn release(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
 fn reply_read(view: &SourceView) -> bool {
     matches!(view.tunnel, SourceTunnel::Open { reply_read: true, .. })
 }
+
+#[cfg(test)]
+mod tests;

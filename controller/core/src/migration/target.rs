@@ -52,8 +52,11 @@ pub enum TargetTunnel {
     },
 }
 
-/// What the target's agent sees. The tunnel must be read before the guest: a tunnel that has no session
-/// resumes nothing after that.
+/// What the target's agent sees: first the object and the tunnel, then the guest, since a tunnel without
+/// session resumes nothing after that; and if the guest is over, the tunnel once more, since it may have
+/// been told to let the guest go on meanwhile.
+///
+/// Of its own side it knows what it said last, or what the API server, not a cache, said when it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetView {
     /// What the object says.
@@ -87,22 +90,30 @@ pub enum TargetStep {
 
 /// What the target's agent does, in this order; none if it waits. Each is safe to repeat.
 pub fn step(view: &TargetView) -> Vec<TargetStep> {
-    let said = |state| view.record.target == Some(state);
     match view.domain {
         TargetDomain::Unknown => Vec::new(),
-        TargetDomain::Running if said(TargetState::Running) || view.record.has_failed() => Vec::new(),
-        TargetDomain::Running => vec![TargetStep::Say(TargetState::Running)],
+        TargetDomain::Running => running(view),
         TargetDomain::Over => over(view),
         TargetDomain::Complete => complete(view),
-        TargetDomain::Incoming if is_kept_by_source(view) => discard(view),
+        TargetDomain::Incoming if is_kept_by_source(view) || is_disowned(view) || is_halted(view) => discard(view),
         TargetDomain::Incoming => pair(view),
         TargetDomain::Absent => absent(view),
     }
 }
 
+fn running(view: &TargetView) -> Vec<TargetStep> {
+    match view.record.target {
+        None | Some(TargetState::Prepared | TargetState::Complete) if !view.record.has_failed() => {
+            vec![TargetStep::Say(TargetState::Running)]
+        }
+        Some(TargetState::Running) if view.record.is_over() => close(view),
+        _ => Vec::new(),
+    }
+}
+
 fn absent(view: &TargetView) -> Vec<TargetStep> {
     let record = &view.record;
-    let given_up = record.is_given_up() || record.source_gone || is_kept_by_source(view);
+    let given_up = record.is_given_up() || record.source_gone || is_halted(view) || is_kept_by_source(view);
     match record.target {
         Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
         None if given_up => vec![TargetStep::Say(TargetState::Gone)],
@@ -114,7 +125,8 @@ fn absent(view: &TargetView) -> Vec<TargetStep> {
             (Some(true), TargetTunnel::Missing) => vec![TargetStep::Prepare],
             (Some(true), TargetTunnel::Open { .. }) => vec![TargetStep::Say(TargetState::Prepared)],
         },
-        Some(_) => match view.tunnel {
+        Some(TargetState::Running) => vec![TargetStep::Say(TargetState::Ended)],
+        Some(TargetState::Prepared | TargetState::Complete) => match view.tunnel {
             TargetTunnel::Unknown => Vec::new(),
             // Nothing can arrive any more.
             TargetTunnel::Missing => vec![TargetStep::Say(TargetState::Gone)],
@@ -129,7 +141,9 @@ fn complete(view: &TargetView) -> Vec<TargetStep> {
     let released = matches!(view.tunnel, TargetTunnel::Open { released: true, .. });
     match view.record.target {
         // Its user keeps it paused.
-        Some(TargetState::Running) => Vec::new(),
+        Some(TargetState::Running) if view.record.is_over() => close(view),
+        Some(TargetState::Running | TargetState::Ended) => Vec::new(),
+        _ if is_disowned(view) => discard(view),
         _ if taken_over => vec![TargetStep::Say(TargetState::Running)],
         _ if released || view.record.source_has_let_go() => vec![TargetStep::TakeOver],
         _ if is_kept_by_source(view) || view.record.source_gone => discard(view),
@@ -147,7 +161,9 @@ fn over(view: &TargetView) -> Vec<TargetStep> {
         // A release that is on its way must find no session before nothing is said to have run.
         _ if never_ran => vec![TargetStep::Close, TargetStep::Say(TargetState::Gone)],
         _ if matches!(view.tunnel, TargetTunnel::Unknown) => Vec::new(),
-        _ if is_kept_by_source(view) => vec![TargetStep::Say(TargetState::Gone)],
+        _ if is_kept_by_source(view) && view.record.target != Some(TargetState::Running) => {
+            vec![TargetStep::Say(TargetState::Gone)]
+        }
         _ => vec![TargetStep::Say(TargetState::Ended)],
     }
 }
@@ -155,6 +171,16 @@ fn over(view: &TargetView) -> Vec<TargetStep> {
 /// The guest stays on its source, or has ended there: what is here is of no use.
 fn is_kept_by_source(view: &TargetView) -> bool {
     matches!(view.record.source, Some(SourceState::Stayed | SourceState::Ended)) || view.record.has_failed()
+}
+
+/// Nothing more comes from the source, which waits to be told whether all of the guest is here.
+fn is_halted(view: &TargetView) -> bool {
+    view.record.source == Some(SourceState::Halted)
+}
+
+/// It has been said that nothing is here and nothing will run here, which the others rely on.
+fn is_disowned(view: &TargetView) -> bool {
+    matches!(view.record.target, Some(TargetState::Refused | TargetState::Gone))
 }
 
 fn discard(view: &TargetView) -> Vec<TargetStep> {
@@ -180,3 +206,6 @@ fn pair(view: &TargetView) -> Vec<TargetStep> {
         _ => Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests;

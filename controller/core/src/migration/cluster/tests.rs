@@ -1,0 +1,477 @@
+use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, TargetState as T};
+use proptest::{prelude::*, sample::select};
+
+use super::{
+    ClusterStep as Do, ClusterView, Failure as F, Instance as I, SourcePod, TargetPod as Pod, Whereabouts, step,
+    whereabouts,
+};
+use crate::migration::record::Record;
+
+/// A migration that nobody has looked at, of an instance that runs.
+fn fresh() -> ClusterView {
+    ClusterView {
+        record: Record::default(),
+        another: false,
+        instance: I::Running,
+        target_pod: Pod::Missing,
+        source_pod: SourcePod::Alive,
+        source_node_gone: false,
+        target_node_gone: false,
+        may_place: false,
+        has_slot: false,
+        overdue: false,
+        has_finalizer: true,
+    }
+}
+
+fn pending() -> ClusterView {
+    let mut view = fresh();
+    view.record.phase = Some(P::Pending);
+    view
+}
+
+fn scheduled() -> ClusterView {
+    let mut view = pending();
+    view.record.phase = Some(P::Scheduled);
+    view.target_pod = Pod::Ready;
+    view
+}
+
+fn preparing() -> ClusterView {
+    let mut view = scheduled();
+    view.record.phase = Some(P::PreparingTarget);
+    view.has_slot = true;
+    view
+}
+
+/// The guest is on its way.
+fn running() -> ClusterView {
+    let mut view = preparing();
+    view.record.phase = Some(P::Running);
+    view.record.source = Some(S::Migrating);
+    view.record.target = Some(T::Prepared);
+    view
+}
+
+/// The guest has arrived, and has left its source.
+fn arrived() -> ClusterView {
+    let mut view = running();
+    view.record.source = Some(S::Stopped);
+    view.record.target = Some(T::Running);
+    view
+}
+
+fn failed() -> ClusterView {
+    let mut view = running();
+    view.record.phase = Some(P::Failed);
+    view.record.source = Some(S::Stayed);
+    view
+}
+
+/// What is asked: the view's name, how it differs, and what is done.
+type Row = (&'static str, fn(&mut ClusterView), &'static [Do]);
+
+fn check(from: fn() -> ClusterView, rows: &[Row]) {
+    for (what, change, expected) in rows {
+        let mut view = from();
+        change(&mut view);
+        assert_eq!(step(&view), *expected, "{what}: {view:?}");
+    }
+}
+
+#[test]
+fn it_is_queued_unless_an_older_one_is_not_over() {
+    check(
+        fresh,
+        &[
+            ("alone", |_| {}, &[Do::Enter(P::Pending)]),
+            ("another", |v| v.another = true, &[Do::Fail(F::AnotherMigration)]),
+        ],
+    );
+}
+
+#[test]
+fn a_pod_is_made_when_it_may_be() {
+    check(
+        pending,
+        &[
+            ("not yet", |_| {}, &[]),
+            ("now", |v| v.may_place = true, &[Do::CreatePod]),
+            (
+                "the caches do not show one",
+                |v| (v.may_place, v.target_pod) = (true, Pod::Unknown),
+                &[Do::CreatePod],
+            ),
+            (
+                "an old one is going",
+                |v| (v.may_place, v.target_pod) = (true, Pod::Leaving),
+                &[],
+            ),
+            ("not known", |v| (v.may_place, v.instance) = (true, I::Unknown), &[]),
+            (
+                "the guest does not run",
+                |v| (v.may_place, v.instance) = (true, I::NotRunning),
+                &[],
+            ),
+            ("it comes", |v| v.target_pod = Pod::Coming, &[Do::Enter(P::Scheduling)]),
+            ("it is there", |v| v.target_pod = Pod::Ready, &[Do::Enter(P::Scheduled)]),
+            ("it has ended", |v| v.target_pod = Pod::Over, &[Do::Fail(F::PodEnded)]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
+            ("too late", |v| v.overdue = true, &[Do::Fail(F::Overdue)]),
+            (
+                "no instance",
+                |v| v.instance = I::Missing,
+                &[Do::Fail(F::InstanceMissing)],
+            ),
+            ("it has ended", |v| v.instance = I::Ended, &[Do::Fail(F::InstanceEnded)]),
+            (
+                "it cannot",
+                |v| v.instance = I::NotMigratable,
+                &[Do::Fail(F::NotMigratable)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn sides_are_named_with_a_slot() {
+    check(
+        scheduled,
+        &[
+            ("no slot", |_| {}, &[]),
+            ("a slot", |v| v.has_slot = true, &[Do::Enter(P::PreparingTarget)]),
+            (
+                "the guest has stopped",
+                |v| (v.has_slot, v.instance) = (true, I::NotRunning),
+                &[],
+            ),
+            ("not seen", |v| v.target_pod = Pod::Unknown, &[Do::Confirm]),
+            ("no pod", |v| v.target_pod = Pod::Missing, &[Do::Fail(F::PodRemoved)]),
+            ("it leaves", |v| v.target_pod = Pod::Leaving, &[Do::Fail(F::PodRemoved)]),
+            ("it has ended", |v| v.target_pod = Pod::Over, &[Do::Fail(F::PodEnded)]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
+        ],
+    );
+}
+
+#[test]
+fn until_both_are_ready_the_controller_ends_it_by_itself() {
+    check(
+        preparing,
+        &[
+            (
+                "ended",
+                |v| v.record.source = Some(S::Ended),
+                &[Do::Fail(F::GuestEnded)],
+            ),
+            ("nobody is ready", |_| {}, &[]),
+            ("the target is", |v| v.record.target = Some(T::Prepared), &[]),
+            ("the source is", |v| v.record.source = Some(S::Prepared), &[]),
+            (
+                "both are",
+                |v| (v.record.source, v.record.target) = (Some(S::Prepared), Some(T::Prepared)),
+                &[Do::Enter(P::TargetReady)],
+            ),
+            (
+                "refused",
+                |v| v.record.target = Some(T::Refused),
+                &[Do::Fail(F::TargetRefused)],
+            ),
+            ("lost", |v| v.record.target = Some(T::Gone), &[Do::Fail(F::TargetLost)]),
+            (
+                "stayed",
+                |v| v.record.source = Some(S::Stayed),
+                &[Do::Fail(F::GuestStayed)],
+            ),
+            ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
+            ("too late", |v| v.overdue = true, &[Do::Fail(F::Overdue)]),
+            (
+                "the target's node",
+                |v| v.target_node_gone = true,
+                &[Do::Fail(F::TargetLost)],
+            ),
+            (
+                "the source's node",
+                |v| v.source_node_gone = true,
+                &[Do::Fail(F::SourceNodeGone)],
+            ),
+            (
+                "the source's pod",
+                |v| v.source_pod = SourcePod::Over,
+                &[Do::Fail(F::GuestEnded)],
+            ),
+            (
+                "the target's pod",
+                |v| v.target_pod = Pod::Over,
+                &[Do::Fail(F::PodEnded)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
+    check(
+        running,
+        &[
+            ("it moves", |_| {}, &[]),
+            (
+                "said to be ready",
+                |v| v.record.phase = Some(P::TargetReady),
+                &[Do::Enter(P::Running)],
+            ),
+            (
+                "ready, not begun",
+                |v| (v.record.phase, v.record.source) = (Some(P::TargetReady), Some(S::Prepared)),
+                &[],
+            ),
+            ("deleted", |v| v.record.deleted = true, &[Do::Abort(F::Canceled)]),
+            ("too late", |v| v.overdue = true, &[Do::Abort(F::Overdue)]),
+            ("told already", |v| (v.overdue, v.record.abort) = (true, true), &[]),
+            (
+                "too late to give up",
+                |v| (v.overdue, v.record.source) = (true, Some(S::Released)),
+                &[],
+            ),
+            (
+                "the instance ended",
+                |v| v.instance = I::Ended,
+                &[Do::Abort(F::InstanceEnded)],
+            ),
+            (
+                "the target's pod leaves",
+                |v| v.target_pod = Pod::Leaving,
+                &[Do::Abort(F::PodRemoved)],
+            ),
+            ("no word of the pod", |v| v.target_pod = Pod::Unknown, &[]),
+            (
+                "the source's node is gone",
+                |v| v.source_node_gone = true,
+                &[Do::TellSourceGone, Do::Abort(F::SourceNodeGone)],
+            ),
+            (
+                "the source's node is gone, as told",
+                |v| (v.source_node_gone, v.record.source_gone, v.record.abort) = (true, true, true),
+                &[],
+            ),
+            (
+                "nothing arrived from it",
+                |v| (v.source_node_gone, v.record.target) = (true, Some(T::Gone)),
+                &[Do::Fail(F::SourceNodeGone)],
+            ),
+            (
+                "stayed",
+                |v| v.record.source = Some(S::Stayed),
+                &[Do::Fail(F::GuestStayed)],
+            ),
+            (
+                "stayed since deleted",
+                |v| (v.record.source, v.record.deleted) = (Some(S::Stayed), true),
+                &[Do::Fail(F::Canceled)],
+            ),
+            // Its tunnel may have let go before it ended.
+            ("ended", |v| v.record.source = Some(S::Ended), &[]),
+            (
+                "ended, and nothing arrived",
+                |v| (v.record.source, v.record.target) = (Some(S::Ended), Some(T::Gone)),
+                &[Do::Fail(F::GuestEnded)],
+            ),
+            (
+                "ended, and the target is lost",
+                |v| (v.record.source, v.target_pod) = (Some(S::Ended), Pod::Over),
+                &[Do::Fail(F::GuestEnded)],
+            ),
+            (
+                "ended, and the target's node is gone",
+                |v| (v.record.source, v.target_node_gone) = (Some(S::Ended), true),
+                &[Do::Fail(F::GuestEnded)],
+            ),
+            // The source may have let go all the same.
+            (
+                "nothing arrives",
+                |v| v.record.target = Some(T::Gone),
+                &[Do::Abort(F::TargetLost)],
+            ),
+            (
+                "nothing arrives, as the source knows",
+                |v| (v.record.target, v.record.abort) = (Some(T::Gone), true),
+                &[],
+            ),
+            (
+                "nothing arrived, stayed",
+                |v| (v.record.target, v.record.source) = (Some(T::Gone), Some(S::Stayed)),
+                &[Do::Fail(F::TargetLost)],
+            ),
+            (
+                "both nodes are gone",
+                |v| (v.source_node_gone, v.target_node_gone) = (true, true),
+                &[Do::Fail(F::SourceNodeGone)],
+            ),
+            (
+                "the source's node is gone, and it ended on the target",
+                |v| (v.source_node_gone, v.record.target) = (true, Some(T::Ended)),
+                &[Do::Fail(F::SourceNodeGone)],
+            ),
+            (
+                "it waits for a target whose node is gone",
+                |v| (v.target_node_gone, v.record.source) = (true, Some(S::Halted)),
+                &[Do::Fail(F::TargetLost)],
+            ),
+            ("it waits for the target", |v| v.record.source = Some(S::Halted), &[]),
+            ("complete", |v| v.record.target = Some(T::Complete), &[]),
+        ],
+    );
+}
+
+#[test]
+fn it_has_succeeded_when_the_instance_is_on_the_target() {
+    check(
+        arrived,
+        &[
+            ("the instance is told first", |_| {}, &[]),
+            ("moved", |v| v.instance = I::Moved, &[Do::Enter(P::Succeeded)]),
+            ("and ended", |v| v.instance = I::Ended, &[Do::Enter(P::Succeeded)]),
+            ("not known", |v| v.instance = I::Unknown, &[]),
+            (
+                "the source is about to stop",
+                |v| v.record.source = Some(S::Released),
+                &[],
+            ),
+            (
+                "the source is about to stop, and it is deleted",
+                |v| (v.record.source, v.record.deleted) = (Some(S::Released), true),
+                &[],
+            ),
+            (
+                "the source's pod says that it left",
+                |v| (v.record.source, v.source_pod, v.instance) = (Some(S::Migrating), SourcePod::Left, I::Moved),
+                &[Do::Enter(P::Succeeded)],
+            ),
+            (
+                "lost there",
+                |v| (v.record.target, v.instance) = (Some(T::Ended), I::Moved),
+                &[Do::Fail(F::LostOnTarget)],
+            ),
+            (
+                "its node is gone",
+                |v| (v.target_node_gone, v.record.target, v.instance) = (true, Some(T::Complete), I::Moved),
+                &[Do::Fail(F::LostOnTarget)],
+            ),
+            (
+                "its node is gone, and the source has not stopped",
+                |v| {
+                    (v.target_node_gone, v.instance) = (true, I::Moved);
+                    v.record.source = Some(S::Released);
+                },
+                &[Do::Fail(F::LostOnTarget)],
+            ),
+            (
+                "it ended there before it ran",
+                |v| (v.record.target, v.instance) = (Some(T::Gone), I::Moved),
+                &[Do::Fail(F::LostOnTarget)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn what_is_over_leaves_nothing_behind() {
+    check(
+        failed,
+        &[
+            ("an empty pod", |_| {}, &[Do::DeletePod]),
+            ("it leaves", |v| v.target_pod = Pod::Leaving, &[]),
+            ("it has ended", |v| v.target_pod = Pod::Over, &[]),
+            (
+                "deleted",
+                |v| (v.record.deleted, v.target_pod) = (true, Pod::Over),
+                &[Do::RemoveFinalizer],
+            ),
+            (
+                "deleted, the source has to let its guest go on",
+                |v| (v.record.deleted, v.target_pod, v.record.source) = (true, Pod::Over, Some(S::Migrating)),
+                &[],
+            ),
+            (
+                "deleted, the source's node is gone",
+                |v| {
+                    (v.record.deleted, v.target_pod) = (true, Pod::Over);
+                    (v.record.source, v.source_node_gone) = (Some(S::Migrating), true);
+                },
+                &[Do::RemoveFinalizer],
+            ),
+            (
+                "its finalizer is off",
+                |v| (v.record.deleted, v.target_pod, v.has_finalizer) = (true, Pod::Over, false),
+                &[],
+            ),
+        ],
+    );
+    check(
+        arrived,
+        &[(
+            "a guest runs in the pod",
+            |v| (v.record.phase, v.instance) = (Some(P::Succeeded), I::Moved),
+            &[],
+        )],
+    );
+}
+
+fn instance() -> impl Strategy<Value = I> {
+    let all = [
+        I::Unknown,
+        I::Missing,
+        I::Ended,
+        I::NotRunning,
+        I::NotMigratable,
+        I::Running,
+        I::Moved,
+    ];
+    select(all.to_vec())
+}
+
+prop_compose! {
+    fn view()(
+        record in crate::migration::record::any_record(),
+        instance in instance(),
+        target_pod in select(vec![Pod::Unknown, Pod::Missing, Pod::Coming, Pod::Ready, Pod::Leaving, Pod::Over]),
+        source_pod in select(vec![SourcePod::Alive, SourcePod::Left, SourcePod::Over]),
+        [another, source_node_gone, target_node_gone, may_place, has_slot, overdue, has_finalizer] in any::<[bool; 7]>(),
+    ) -> ClusterView {
+        ClusterView {
+            record, another, instance, target_pod, source_pod, source_node_gone, target_node_gone, may_place,
+            has_slot, overdue, has_finalizer,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+
+    #[test]
+    fn laws_of_every_view(view in view()) {
+        let steps = step(&view);
+        let record = view.record;
+        for step in &steps {
+            match step {
+                Do::Enter(P::Failed) => prop_assert!(false, "a failure has a reason"),
+                Do::Enter(phase) => prop_assert!(record.phase < Some(*phase), "{steps:?}"),
+                Do::Fail(_) => prop_assert!(!record.is_over(), "{steps:?}"),
+                Do::Abort(_) => prop_assert!(!record.abort, "{steps:?}"),
+                Do::TellSourceGone => prop_assert!(view.source_node_gone && !record.source_gone, "{steps:?}"),
+                Do::RemoveFinalizer => prop_assert!(record.deleted && record.is_over(), "{steps:?}"),
+                Do::CreatePod => prop_assert!(view.may_place && !record.deleted, "{steps:?}"),
+                Do::DeletePod => prop_assert!(record.has_failed() && record.target != Some(T::Running), "{steps:?}"),
+                Do::Confirm => prop_assert!(view.target_pod == Pod::Unknown, "{steps:?}"),
+            }
+        }
+        // The instance is told first.
+        if whereabouts(&view) == Whereabouts::Target && view.instance == I::Running {
+            prop_assert!(steps.iter().all(|step| !matches!(step, Do::Enter(P::Succeeded) | Do::Fail(_)))
+                || !record.has_sides(), "{steps:?}");
+        }
+        // A phase is the last thing that is written, and the only one.
+        let phases = steps.iter().filter(|step| matches!(step, Do::Enter(_) | Do::Fail(_))).count();
+        prop_assert!(phases <= 1, "{steps:?}");
+    }
+}

@@ -1,0 +1,462 @@
+use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, TargetState as T};
+use proptest::{prelude::*, sample::select};
+
+use super::{Call, Job, SourceDomain as D, SourceStep as Do, SourceTunnel, SourceView, step};
+use crate::migration::{hand_over::Proof, record::Record};
+
+/// A session to which nothing has happened.
+const OPEN: SourceTunnel = SourceTunnel::Open {
+    paired: false,
+    reply_read: false,
+    acknowledged: false,
+};
+const PAIRED: SourceTunnel = SourceTunnel::Open {
+    paired: true,
+    reply_read: false,
+    acknowledged: false,
+};
+const READ: SourceTunnel = SourceTunnel::Open {
+    paired: true,
+    reply_read: true,
+    acknowledged: false,
+};
+const ACKNOWLEDGED: SourceTunnel = SourceTunnel::Open {
+    paired: true,
+    reply_read: false,
+    acknowledged: true,
+};
+
+/// A guest that runs, of whose migration both sides are named.
+fn named() -> SourceView {
+    SourceView {
+        record: Record {
+            phase: Some(P::PreparingTarget),
+            ..Record::default()
+        },
+        domain: D::Running,
+        job: Job::None,
+        call: Call::Unknown,
+        tunnel: SourceTunnel::Missing,
+        stood_still: false,
+    }
+}
+
+/// Both sides are ready.
+fn ready() -> SourceView {
+    let mut view = named();
+    view.record.phase = Some(P::TargetReady);
+    view.record.source = Some(S::Prepared);
+    view.record.target = Some(T::Prepared);
+    view.tunnel = PAIRED;
+    view
+}
+
+/// libvirt moves the guest.
+fn moving() -> SourceView {
+    let mut view = ready();
+    view.record.phase = Some(P::Running);
+    view.record.source = Some(S::Migrating);
+    view.job = Job::Outgoing;
+    view.call = Call::Pending;
+    view
+}
+
+/// The guest stands still, and the target has all of it.
+fn leaving() -> SourceView {
+    let mut view = moving();
+    view.domain = D::Leaving;
+    view.record.target = Some(T::Complete);
+    view
+}
+
+/// libvirtd was lost while the guest stood still.
+fn halted() -> SourceView {
+    let mut view = leaving();
+    view.record.source = Some(S::Halted);
+    view.record.target = Some(T::Prepared);
+    (view.job, view.call) = (Job::None, Call::Failed);
+    view
+}
+
+/// The source has let go.
+fn let_go() -> SourceView {
+    let mut view = leaving();
+    view.record.source = Some(S::Released);
+    view
+}
+
+/// What is asked: the view's name, how it differs, and what is done.
+type Row = (&'static str, fn(&mut SourceView), &'static [Do]);
+
+fn check(from: fn() -> SourceView, rows: &[Row]) {
+    for (what, change, expected) in rows {
+        let mut view = from();
+        change(&mut view);
+        assert_eq!(step(&view), *expected, "{what}: {view:?}");
+    }
+}
+
+#[test]
+fn a_session_is_opened_once_both_sides_are_named() {
+    check(
+        named,
+        &[
+            ("sides are named", |_| {}, &[Do::Prepare]),
+            ("not yet", |v| v.record.phase = Some(P::Scheduled), &[]),
+            ("nobody has looked", |v| v.record.phase = None, &[]),
+            ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
+            ("open", |v| v.tunnel = OPEN, &[Do::Say(S::Prepared)]),
+            ("paused by its user", |v| v.domain = D::Paused, &[Do::Prepare]),
+            ("libvirt is down", |v| v.domain = D::Unknown, &[]),
+            ("its job is not known", |v| v.job = Job::Unknown, &[]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Say(S::Stayed)]),
+            ("given up", |v| v.record.abort = true, &[Do::Say(S::Stayed)]),
+            ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Say(S::Stayed)]),
+            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Say(S::Ended)]),
+        ],
+    );
+}
+
+#[test]
+fn it_is_said_that_the_guest_moves_before_libvirt_is_asked() {
+    check(
+        ready,
+        &[
+            ("both are ready", |_| {}, &[Do::Say(S::Migrating)]),
+            ("no peer", |v| v.tunnel = OPEN, &[Do::Pair]),
+            ("not yet", |v| v.record.phase = Some(P::PreparingTarget), &[]),
+            (
+                "the key is lost",
+                |v| v.tunnel = SourceTunnel::Missing,
+                &[Do::Say(S::Stayed)],
+            ),
+            ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Say(S::Stayed)]),
+            ("given up", |v| v.record.abort = true, &[Do::Say(S::Stayed)]),
+            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Say(S::Ended)]),
+        ],
+    );
+}
+
+#[test]
+fn libvirt_is_asked_once() {
+    check(
+        moving,
+        &[
+            ("said", |v| (v.job, v.call) = (Job::None, Call::Due), &[Do::Start]),
+            (
+                "given up meanwhile",
+                |v| (v.job, v.call, v.record.abort) = (Job::None, Call::Due, true),
+                &[Do::Close],
+            ),
+            ("it moves", |_| {}, &[]),
+            ("the call is on its way", |v| v.job = Job::None, &[]),
+            ("of another process", |v| v.call = Call::Unknown, &[]),
+            (
+                "over, and of another process",
+                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Unknown, SourceTunnel::Missing),
+                &[Do::Say(S::Stayed)],
+            ),
+            ("failed", |v| (v.job, v.call) = (Job::None, Call::Failed), &[Do::Close]),
+            (
+                "failed, and closed",
+                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Failed, SourceTunnel::Missing),
+                &[Do::Say(S::Stayed)],
+            ),
+            // Said to have stayed with an open session, the guest could leave all the same.
+            (
+                "the call of an earlier process may be on its way",
+                |v| (v.job, v.call) = (Job::None, Call::Unknown),
+                &[Do::Close],
+            ),
+            (
+                "the same, the tunnel is down",
+                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Unknown, SourceTunnel::Unknown),
+                &[],
+            ),
+            (
+                "succeeded, and libvirt is about to stop it",
+                |v| (v.job, v.call) = (Job::None, Call::Succeeded),
+                &[],
+            ),
+            ("deleted", |v| v.record.deleted = true, &[Do::Abort]),
+            ("given up", |v| v.record.abort = true, &[Do::Abort]),
+            ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
+            ("the session is lost", |v| v.tunnel = SourceTunnel::Missing, &[]),
+            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Say(S::Ended)]),
+        ],
+    );
+}
+
+#[test]
+fn it_lets_go_by_proof_and_says_so_first() {
+    check(
+        leaving,
+        &[
+            ("the target has it, the reply is not read", |_| {}, &[]),
+            ("the reply is read", |v| v.tunnel = READ, &[Do::Say(S::Released)]),
+            (
+                "it is too late to give up",
+                |v| (v.tunnel, v.record.deleted) = (READ, true),
+                &[Do::Say(S::Released)],
+            ),
+            ("given up in time", |v| v.record.deleted = true, &[Do::Abort]),
+            (
+                "stopped",
+                |v| v.domain = D::Left,
+                &[Do::Say(S::Stopped), Do::Release(Proof::SourceStopped)],
+            ),
+            (
+                "stopped, as the target knows",
+                |v| (v.domain, v.tunnel) = (D::Left, READ),
+                &[Do::Say(S::Stopped)],
+            ),
+            (
+                "stopped, without a session",
+                |v| (v.domain, v.tunnel) = (D::Left, SourceTunnel::Missing),
+                &[Do::Say(S::Stopped)],
+            ),
+            (
+                "ended after it may have gone on",
+                |v| v.domain = D::Ended,
+                &[Do::Say(S::Ended)],
+            ),
+            (
+                "ended while it stood still, the target may not have all of it",
+                |v| (v.domain, v.stood_still) = (D::Ended, true),
+                &[Do::Say(S::Halted)],
+            ),
+            (
+                "ended after the reply was read",
+                |v| (v.domain, v.tunnel) = (D::Ended, READ),
+                &[Do::Say(S::Stopped)],
+            ),
+            ("libvirtd was lost", |v| v.job = Job::None, &[Do::Say(S::Released)]),
+            ("its job is not known", |v| v.job = Job::Unknown, &[]),
+            (
+                "libvirtd was lost, the target not said to have it",
+                |v| (v.job, v.record.target) = (Job::None, Some(T::Prepared)),
+                &[Do::Say(S::Halted)],
+            ),
+            (
+                "libvirtd was lost, it ended on the target",
+                |v| (v.job, v.record.target) = (Job::None, Some(T::Ended)),
+                &[Do::Say(S::Released)],
+            ),
+            (
+                "libvirtd was lost, the target has nothing",
+                |v| (v.job, v.record.target) = (Job::None, Some(T::Gone)),
+                &[Do::Resume],
+            ),
+            (
+                "it runs on the target already",
+                |v| v.domain = D::PostCopy,
+                &[Do::Say(S::Released)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_halted_guest_goes_where_the_target_says() {
+    check(
+        halted,
+        &[
+            ("the target has not said", |_| {}, &[]),
+            ("it has nothing", |v| v.record.target = Some(T::Gone), &[Do::Resume]),
+            (
+                "it has it",
+                |v| v.record.target = Some(T::Complete),
+                &[Do::Say(S::Released)],
+            ),
+            (
+                "it ran there",
+                |v| v.record.target = Some(T::Ended),
+                &[Do::Say(S::Released)],
+            ),
+            (
+                "the reply was read after all",
+                |v| v.tunnel = READ,
+                &[Do::Say(S::Released)],
+            ),
+            (
+                "the target's node is gone, and was told nothing",
+                |v| v.record.phase = Some(P::Failed),
+                &[Do::Resume],
+            ),
+            (
+                "the target's node is gone, and may have been told",
+                |v| (v.record.phase, v.tunnel) = (Some(P::Failed), SourceTunnel::Missing),
+                &[Do::Destroy],
+            ),
+            (
+                "the target's node is gone, the tunnel is down",
+                |v| (v.record.phase, v.tunnel) = (Some(P::Failed), SourceTunnel::Unknown),
+                &[],
+            ),
+            ("it goes on again", |v| v.domain = D::Running, &[Do::Close]),
+            (
+                "it goes on again, closed",
+                |v| (v.domain, v.tunnel) = (D::Running, SourceTunnel::Missing),
+                &[Do::Say(S::Stayed)],
+            ),
+            ("it ended", |v| v.domain = D::Ended, &[]),
+            (
+                "it ended, the target has all of it",
+                |v| (v.domain, v.record.target) = (D::Ended, Some(T::Complete)),
+                &[Do::Say(S::Stopped), Do::Release(Proof::SourceStopped)],
+            ),
+            (
+                "it ended, the target has nothing",
+                |v| (v.domain, v.record.target) = (D::Ended, Some(T::Gone)),
+                &[Do::Say(S::Ended)],
+            ),
+            (
+                "it ended, the target's node is gone",
+                |v| (v.domain, v.record.phase) = (D::Ended, Some(P::Failed)),
+                &[Do::Say(S::Ended)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn the_target_is_told_until_it_has_taken_over() {
+    check(
+        let_go,
+        &[
+            ("said on the object", |_| {}, &[Do::Release(Proof::SourceGone)]),
+            ("told", |v| v.tunnel = ACKNOWLEDGED, &[]),
+            ("the tunnel tells by itself", |v| v.tunnel = READ, &[]),
+            ("the session is lost", |v| v.tunnel = SourceTunnel::Missing, &[]),
+            (
+                "given up too late",
+                |v| v.record.deleted = true,
+                &[Do::Release(Proof::SourceGone)],
+            ),
+            (
+                "libvirtd was lost, and it runs there",
+                |v| (v.job, v.tunnel, v.record.target) = (Job::None, ACKNOWLEDGED, Some(T::Running)),
+                &[Do::Destroy],
+            ),
+            (
+                "libvirtd was lost, and it ended there",
+                |v| (v.job, v.record.target) = (Job::None, Some(T::Ended)),
+                &[Do::Release(Proof::SourceGone), Do::Destroy],
+            ),
+            (
+                "libvirtd was lost, and it is over",
+                |v| (v.job, v.tunnel, v.record.phase) = (Job::None, SourceTunnel::Missing, Some(P::Failed)),
+                &[Do::Destroy],
+            ),
+            (
+                "libvirt stops it by itself",
+                |v| (v.tunnel, v.record.target) = (ACKNOWLEDGED, Some(T::Running)),
+                &[],
+            ),
+            (
+                "stopped",
+                |v| (v.domain, v.tunnel) = (D::Left, READ),
+                &[Do::Say(S::Stopped)],
+            ),
+            (
+                "ended",
+                |v| (v.domain, v.tunnel) = (D::Ended, READ),
+                &[Do::Say(S::Stopped)],
+            ),
+            ("somebody resumed it", |v| v.domain = D::Running, &[]),
+        ],
+    );
+}
+
+#[test]
+fn what_is_over_is_closed_and_no_more() {
+    check(
+        moving,
+        &[
+            ("stayed", |v| v.record.source = Some(S::Stayed), &[Do::Close]),
+            (
+                "stayed, libvirt is down",
+                |v| (v.record.source, v.domain) = (Some(S::Stayed), D::Unknown),
+                &[Do::Close],
+            ),
+            (
+                "stayed and closed",
+                |v| (v.record.source, v.tunnel) = (Some(S::Stayed), SourceTunnel::Missing),
+                &[],
+            ),
+            (
+                "stopped, and the target may have to be told",
+                |v| (v.record.source, v.domain) = (Some(S::Stopped), D::Left),
+                &[Do::Release(Proof::SourceStopped)],
+            ),
+            (
+                "stopped, and over",
+                |v| (v.record.source, v.record.phase, v.domain) = (Some(S::Stopped), Some(P::Succeeded), D::Left),
+                &[Do::Close],
+            ),
+        ],
+    );
+}
+
+fn tunnel() -> impl Strategy<Value = SourceTunnel> {
+    let open = any::<[bool; 3]>().prop_map(|[paired, reply_read, acknowledged]| SourceTunnel::Open {
+        paired,
+        reply_read,
+        acknowledged,
+    });
+    prop_oneof![Just(SourceTunnel::Unknown), Just(SourceTunnel::Missing), open]
+}
+
+prop_compose! {
+    fn view()(
+        record in crate::migration::record::any_record(),
+        domain in select(vec![D::Unknown, D::Running, D::Paused, D::Leaving, D::PostCopy, D::Left, D::Ended]),
+        job in select(vec![Job::Unknown, Job::None, Job::Outgoing]),
+        call in select(vec![Call::Unknown, Call::Due, Call::Pending, Call::Failed, Call::Succeeded]),
+        tunnel in tunnel(),
+        stood_still in any::<bool>(),
+    ) -> SourceView {
+        SourceView { record, domain, job, call, tunnel, stood_still }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+
+    #[test]
+    fn laws_of_every_view(view in view()) {
+        let steps = step(&view);
+        let record = view.record;
+        let does = |wanted: Do| steps.contains(&wanted);
+        let open = matches!(view.tunnel, SourceTunnel::Open { .. });
+        for step in &steps {
+            match step {
+                Do::Say(state) => prop_assert!(record.source.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
+                Do::Close | Do::Pair | Do::Release(_) => prop_assert!(open, "{steps:?}"),
+                Do::Start => prop_assert!(view.call == Call::Due && record.source == Some(S::Migrating)),
+                Do::Abort => prop_assert!(view.job == Job::Outgoing && record.is_given_up()),
+                // What goes on again, or is ended, must be known to stand still with nobody at work on it.
+                Do::Resume => prop_assert!(view.domain == D::Leaving && view.job == Job::None && !record.source_has_let_go()),
+                Do::Destroy => {
+                    prop_assert!(view.domain == D::Leaving && view.job == Job::None, "{steps:?}");
+                    prop_assert!(record.source_has_let_go() || view.tunnel == SourceTunnel::Missing, "{steps:?}");
+                }
+                Do::Prepare => prop_assert!(view.tunnel == SourceTunnel::Missing && record.source.is_none()),
+            }
+        }
+        if matches!(record.source, Some(S::Stayed | S::Ended)) {
+            prop_assert!(steps.iter().all(|step| *step == Do::Close), "{steps:?}");
+        } else if view.domain == D::Unknown && !record.is_over() {
+            prop_assert!(steps.is_empty(), "{steps:?}");
+        }
+        // The target is told only what is on the object, or will be by then.
+        if steps.iter().any(|step| matches!(step, Do::Release(_))) {
+            prop_assert!(record.source_has_let_go() || does(Do::Say(S::Stopped)), "{steps:?}");
+        }
+        // Unknown is not gone: what the tunnel does not say changes nothing but the object.
+        if view.tunnel == SourceTunnel::Unknown {
+            prop_assert!(!does(Do::Prepare) && !does(Do::Say(S::Prepared)) && !does(Do::Say(S::Migrating)));
+        }
+    }
+}

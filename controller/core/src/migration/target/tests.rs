@@ -1,0 +1,364 @@
+use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, TargetState as T};
+use proptest::{prelude::*, sample::select};
+
+use super::{TargetDomain as D, TargetStep as Do, TargetTunnel, TargetView, step};
+use crate::migration::record::Record;
+
+/// A session to which nothing has happened.
+const OPEN: TargetTunnel = TargetTunnel::Open {
+    paired: false,
+    released: false,
+    taken_over: false,
+};
+const PAIRED: TargetTunnel = TargetTunnel::Open {
+    paired: true,
+    released: false,
+    taken_over: false,
+};
+const RELEASED: TargetTunnel = TargetTunnel::Open {
+    paired: true,
+    released: true,
+    taken_over: false,
+};
+const TAKEN_OVER: TargetTunnel = TargetTunnel::Open {
+    paired: true,
+    released: true,
+    taken_over: true,
+};
+
+/// Both sides are named, and nobody has asked whether the guest fits.
+fn named() -> TargetView {
+    TargetView {
+        record: Record {
+            phase: Some(P::PreparingTarget),
+            ..Record::default()
+        },
+        tunnel: TargetTunnel::Missing,
+        domain: D::Absent,
+        fits: None,
+    }
+}
+
+/// It waits for the guest.
+fn prepared() -> TargetView {
+    let mut view = named();
+    view.record.phase = Some(P::TargetReady);
+    view.record.source = Some(S::Prepared);
+    view.record.target = Some(T::Prepared);
+    view.tunnel = PAIRED;
+    view
+}
+
+/// All of the guest is here, and the source has not let go.
+fn complete() -> TargetView {
+    let mut view = prepared();
+    view.record.phase = Some(P::Running);
+    view.record.source = Some(S::Migrating);
+    view.record.target = Some(T::Complete);
+    view.domain = D::Complete;
+    view
+}
+
+/// The guest runs here.
+fn running() -> TargetView {
+    let mut view = complete();
+    view.record.source = Some(S::Released);
+    view.tunnel = TAKEN_OVER;
+    view.domain = D::Running;
+    view
+}
+
+/// What is asked: the view's name, how it differs, and what is done.
+type Row = (&'static str, fn(&mut TargetView), &'static [Do]);
+
+fn check(from: fn() -> TargetView, rows: &[Row]) {
+    for (what, change, expected) in rows {
+        let mut view = from();
+        change(&mut view);
+        assert_eq!(step(&view), *expected, "{what}: {view:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_fits_is_waited_for() {
+    check(
+        named,
+        &[
+            ("not asked", |_| {}, &[Do::Check]),
+            ("it fits", |v| v.fits = Some(true), &[Do::Prepare]),
+            ("it does not", |v| v.fits = Some(false), &[Do::Say(T::Refused)]),
+            (
+                "the tunnel is down",
+                |v| (v.fits, v.tunnel) = (Some(true), TargetTunnel::Unknown),
+                &[],
+            ),
+            (
+                "it listens",
+                |v| (v.fits, v.tunnel) = (Some(true), OPEN),
+                &[Do::Say(T::Prepared)],
+            ),
+            ("libvirt is down", |v| v.domain = D::Unknown, &[]),
+            ("not named yet", |v| v.record.phase = Some(P::Scheduled), &[]),
+            ("given up", |v| v.record.abort = true, &[Do::Say(T::Gone)]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Say(T::Gone)]),
+            ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Say(T::Gone)]),
+            (
+                "the source is gone for good",
+                |v| v.record.source_gone = true,
+                &[Do::Say(T::Gone)],
+            ),
+            (
+                "the guest stays",
+                |v| v.record.source = Some(S::Stayed),
+                &[Do::Say(T::Gone)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn nothing_arrives_without_a_session() {
+    check(
+        prepared,
+        &[
+            ("it waits", |_| {}, &[]),
+            ("no peer", |v| v.tunnel = OPEN, &[Do::Pair]),
+            ("no peer yet", |v| (v.tunnel, v.record.source) = (OPEN, None), &[]),
+            (
+                "the session is lost",
+                |v| v.tunnel = TargetTunnel::Missing,
+                &[Do::Say(T::Gone)],
+            ),
+            ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, &[]),
+            ("given up", |v| v.record.abort = true, &[Do::Close]),
+            (
+                "given up and closed",
+                |v| (v.record.abort, v.tunnel) = (true, TargetTunnel::Missing),
+                &[Do::Say(T::Gone)],
+            ),
+            ("the guest stays", |v| v.record.source = Some(S::Stayed), &[Do::Close]),
+            (
+                "the guest has ended there",
+                |v| v.record.source = Some(S::Ended),
+                &[Do::Close],
+            ),
+            // Its libvirtd was lost while the guest stood still: it waits for a word.
+            (
+                "nothing moves it any more",
+                |v| v.record.source = Some(S::Halted),
+                &[Do::Close],
+            ),
+            (
+                "it came, and nothing moves it any more",
+                |v| (v.record.source, v.domain) = (Some(S::Halted), D::Incoming),
+                &[Do::Close],
+            ),
+            (
+                "nothing moves it any more, closed",
+                |v| (v.record.source, v.tunnel) = (Some(S::Halted), TargetTunnel::Missing),
+                &[Do::Say(T::Gone)],
+            ),
+            ("it comes", |v| v.domain = D::Incoming, &[]),
+            (
+                "it comes, no peer",
+                |v| (v.domain, v.tunnel) = (D::Incoming, OPEN),
+                &[Do::Pair],
+            ),
+            (
+                "it comes, and its source says that it stays",
+                |v| (v.domain, v.record.source) = (D::Incoming, Some(S::Stayed)),
+                &[Do::Close],
+            ),
+            (
+                "it comes, and can come no further",
+                |v| (v.domain, v.record.source, v.tunnel) = (D::Incoming, Some(S::Stayed), TargetTunnel::Missing),
+                &[Do::Destroy],
+            ),
+            ("said to be gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
+            ("refused", |v| v.record.target = Some(T::Refused), &[Do::Close]),
+            (
+                "said to be gone, and closed",
+                |v| (v.record.target, v.tunnel) = (Some(T::Gone), TargetTunnel::Missing),
+                &[],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_complete_guest_waits_for_its_sources_word() {
+    check(
+        complete,
+        &[
+            ("said", |_| {}, &[]),
+            (
+                "not said",
+                |v| v.record.target = Some(T::Prepared),
+                &[Do::Say(T::Complete)],
+            ),
+            ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, &[]),
+            ("the session is lost", |v| v.tunnel = TargetTunnel::Missing, &[]),
+            (
+                "nothing moves it any more",
+                |v| (v.record.source, v.record.target) = (Some(S::Halted), Some(T::Prepared)),
+                &[Do::Say(T::Complete)],
+            ),
+            ("said to be gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
+            ("given up", |v| v.record.abort = true, &[]),
+            ("deleted", |v| v.record.deleted = true, &[]),
+            ("the tunnel heard", |v| v.tunnel = RELEASED, &[Do::TakeOver]),
+            (
+                "the tunnel left it paused",
+                |v| v.tunnel = TAKEN_OVER,
+                &[Do::Say(T::Running)],
+            ),
+            (
+                "the object says",
+                |v| v.record.source = Some(S::Released),
+                &[Do::TakeOver],
+            ),
+            (
+                "the object says, the session is lost",
+                |v| (v.record.source, v.tunnel) = (Some(S::Stopped), TargetTunnel::Missing),
+                &[Do::TakeOver],
+            ),
+            (
+                "its user keeps it paused",
+                |v| (v.record.source, v.record.target) = (Some(S::Stopped), Some(T::Running)),
+                &[],
+            ),
+            (
+                "the source keeps it",
+                |v| v.record.source = Some(S::Stayed),
+                &[Do::Close],
+            ),
+            ("it ended there", |v| v.record.source = Some(S::Ended), &[Do::Close]),
+            (
+                "the source keeps it, closed",
+                |v| (v.record.source, v.tunnel) = (Some(S::Stayed), TargetTunnel::Missing),
+                &[Do::Destroy],
+            ),
+            (
+                "the source keeps it, the tunnel is down",
+                |v| (v.record.source, v.tunnel) = (Some(S::Stayed), TargetTunnel::Unknown),
+                &[],
+            ),
+            (
+                "the source's node is gone",
+                |v| v.record.source_gone = true,
+                &[Do::Close],
+            ),
+            (
+                "the source's node is gone, and had let go",
+                |v| (v.record.source_gone, v.tunnel) = (true, RELEASED),
+                &[Do::TakeOver],
+            ),
+            ("libvirt is down", |v| v.domain = D::Unknown, &[]),
+        ],
+    );
+}
+
+#[test]
+fn how_a_guest_ended_is_told_from_whether_it_ran() {
+    check(
+        running,
+        &[
+            ("not said", |_| {}, &[Do::Say(T::Running)]),
+            ("said", |v| v.record.target = Some(T::Running), &[]),
+            (
+                "said, and over",
+                |v| (v.record.target, v.record.phase) = (Some(T::Running), Some(P::Succeeded)),
+                &[Do::Close],
+            ),
+            ("said to be gone", |v| v.record.target = Some(T::Gone), &[]),
+            (
+                "ended after it ran",
+                |v| (v.domain, v.record.target) = (D::Over, Some(T::Running)),
+                &[Do::Say(T::Ended)],
+            ),
+            (
+                "ended after it was let go",
+                |v| v.domain = D::Over,
+                &[Do::Say(T::Ended)],
+            ),
+            (
+                "ended before it was let go",
+                |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Migrating), PAIRED),
+                &[Do::Close, Do::Say(T::Gone)],
+            ),
+            (
+                "ended, nobody knows whether it was let go",
+                |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Migrating), TargetTunnel::Missing),
+                &[Do::Say(T::Ended)],
+            ),
+            (
+                "ended, and the tunnel is down",
+                |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Migrating), TargetTunnel::Unknown),
+                &[],
+            ),
+            (
+                "discarded, as the source keeps it",
+                |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Stayed), TargetTunnel::Missing),
+                &[Do::Say(T::Gone)],
+            ),
+            (
+                "said to have ended",
+                |v| (v.domain, v.record.target) = (D::Over, Some(T::Ended)),
+                &[Do::Close],
+            ),
+        ],
+    );
+}
+
+fn tunnel() -> impl Strategy<Value = TargetTunnel> {
+    let open = any::<[bool; 3]>().prop_map(|[paired, released, taken_over]| TargetTunnel::Open {
+        paired,
+        released,
+        taken_over,
+    });
+    prop_oneof![Just(TargetTunnel::Unknown), Just(TargetTunnel::Missing), open]
+}
+
+prop_compose! {
+    fn view()(
+        record in crate::migration::record::any_record(),
+        tunnel in tunnel(),
+        domain in select(vec![D::Unknown, D::Absent, D::Incoming, D::Complete, D::Running, D::Over]),
+        fits in any::<Option<bool>>(),
+    ) -> TargetView {
+        TargetView { record, tunnel, domain, fits }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+
+    #[test]
+    fn laws_of_every_view(view in view()) {
+        let steps = step(&view);
+        let record = view.record;
+        let open = matches!(view.tunnel, TargetTunnel::Open { .. });
+        let released = matches!(view.tunnel, TargetTunnel::Open { released: true, .. });
+        for step in &steps {
+            match step {
+                Do::Say(state) => prop_assert!(record.target.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
+                Do::Close | Do::Pair => prop_assert!(open, "{steps:?}"),
+                // Nothing is on its way that lets it go on, and the source has not let go of it.
+                Do::Destroy => {
+                    prop_assert!(view.tunnel == TargetTunnel::Missing, "{steps:?}");
+                    prop_assert!(matches!(view.domain, D::Incoming | D::Complete), "{steps:?}");
+                    prop_assert!(view.domain == D::Incoming || record.target != Some(T::Running), "{steps:?}");
+                }
+                Do::TakeOver => prop_assert!(view.domain == D::Complete && (released || record.source_has_let_go())),
+                Do::Check => prop_assert!(view.fits.is_none() && record.target.is_none()),
+                Do::Prepare => prop_assert!(view.tunnel == TargetTunnel::Missing && record.target.is_none()),
+            }
+        }
+        if view.domain == D::Unknown {
+            prop_assert!(steps.is_empty(), "{steps:?}");
+        }
+        if view.tunnel == TargetTunnel::Unknown {
+            prop_assert!(!steps.contains(&Do::Prepare) && !steps.contains(&Do::Destroy), "{steps:?}");
+        }
+    }
+}
