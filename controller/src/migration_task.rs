@@ -147,6 +147,7 @@ impl MigrationTask {
         let sweeping = async {
             loop {
                 surroundings.notified().await;
+                task.turn();
                 task.migrations.for_each(|key, migration| {
                     if !Record::of(migration).is_over() {
                         task.work.add(key.clone());
@@ -234,11 +235,18 @@ impl MigrationTask {
             return Ok(Wake::OnChange);
         };
         let mut gathered = self.gather(key, &migration).await?;
-        if Record::of(&migration).is_over() {
-            self.turns.finished(&migration.uid().unwrap_or_default());
-        }
-        self.turn();
         let uid = migration.uid().unwrap_or_default();
+        let over = Record::of(&migration).is_over();
+        if over {
+            if gathered.instance.is_none() && gathered.instance_confirmed {
+                self.delete(key, &migration).await?;
+                return Ok(Wake::OnChange);
+            }
+            self.turns.finished(&uid);
+        }
+        if over || self.turns.is_news(&uid, self.entry(&migration).as_ref()) {
+            self.turn();
+        }
         let now = clock::now();
         let mut change = Change::default();
         let mut entered = Vec::new();
@@ -341,7 +349,7 @@ impl MigrationTask {
         let instance_key = instance_of(key, migration);
         let mut instance = self.instances.get(&instance_key);
         let mut instance_confirmed = false;
-        if instance.is_none() && !Record::of(migration).is_over() {
+        if instance.is_none() {
             let api = Api::<VirtualMachineInstance>::namespaced(
                 self.client.clone(),
                 key.namespace.as_deref().unwrap_or_default(),
@@ -484,7 +492,12 @@ impl MigrationTask {
                 .or_insert_with(|| value.clone());
         }
         let (uid, name) = (migration.uid().unwrap_or_default(), migration.name_any());
-        let arrival = Purpose::Arrival(MigrationTarget { uid: &uid, name: &name });
+        let limits = self.launchers.configuration.get().migrations.clone();
+        let arrival = Purpose::Arrival(MigrationTarget {
+            uid: &uid,
+            name: &name,
+            full: &self.turns.full_targets(&limits),
+        });
         let (pod, made) = self.launchers.create(&instance, arrival).await?;
         if made {
             info!(migration = %Key::of(migration), pod, "its target pod is made");
@@ -606,22 +619,26 @@ impl MigrationTask {
         ended.sort_by_key(|other| (other.metadata.creation_timestamp.clone(), other.uid()));
         let surplus = ended.len().saturating_sub(KEPT);
         for old in ended.iter().take(surplus) {
-            if old.metadata.deletion_timestamp.is_some() {
-                continue;
-            }
-            let parameters = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: old.uid(),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            match self.api(key).delete(&old.name_any(), &parameters).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
-                result => drop(result?),
-            }
+            self.delete(key, old).await?;
         }
         Ok(())
+    }
+
+    async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
+        if migration.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: migration.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self.api(key).delete(&migration.name_any(), &parameters).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            result => result.map(drop),
+        }
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {

@@ -84,11 +84,11 @@ impl Migrations {
             .collect()
     }
 
-    /// Has the migrations of an instance looked at that are not over.
-    pub(crate) fn add_unfinished(&self, instance: &Key, work: &KeyedWork) {
+    /// Has the migrations of an instance looked at that are not over; all of them if it is gone.
+    pub(crate) fn add_of(&self, instance: &Key, gone: bool, work: &KeyedWork) {
         let namespace = instance.namespace.as_deref().unwrap_or_default();
         for migration in self.of_instance(instance) {
-            if !Record::of(&migration).is_over() {
+            if gone || !Record::of(&migration).is_over() {
                 work.add(Key::namespaced(
                     namespace,
                     migration.metadata.name.as_deref().unwrap_or_default(),

@@ -140,8 +140,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let all_instances = Instances::start(&client, &watches, move |change| {
         of_instances.hear(change);
         of_machines.hear(change);
-        if let Change::Object { key, .. } = change {
-            known.add_unfinished(key, &of_migrations);
+        if let Change::Object { key, new, .. } = change {
+            known.add_of(key, new.is_none(), &of_migrations);
         }
         for set in sets_of_change(change) {
             of_sets.add(set);
@@ -191,7 +191,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         configuration,
         launcher_image,
         move |instance| {
-            known.add_unfinished(&instance, &of_migrations);
+            known.add_of(&instance, false, &of_migrations);
             of_instances.add(instance);
         },
     );

@@ -27,8 +27,8 @@ pub(super) struct Turns(Mutex<State>);
 struct State {
     reservations: Reservations,
     waiting: BTreeMap<String, Wait>,
-    /// Names of migrations by UID, `namespace/name`.
-    names: BTreeMap<String, String>,
+    /// Migrations by UID, as they were last entered in the queue.
+    known: BTreeMap<String, Entry>,
 }
 
 impl Turns {
@@ -37,20 +37,13 @@ impl Turns {
         let mut state = self.lock();
         state.reservations = Reservations::rebuilt(entries);
         state.waiting.clear();
-        state.names = entries
-            .iter()
-            .map(|entry| (entry.uid.clone(), entry.name.clone()))
-            .collect();
+        state.known = by_uid(entries);
     }
 
     /// Gives places and slots. Returns the names of those that have to be looked at: they got one, or
     /// wait for something else than before.
     pub(super) fn grant(&self, limits: &Migrations, entries: &[Entry], now: Timestamp) -> Vec<String> {
         let mut state = self.lock();
-        let names: BTreeMap<String, String> = entries
-            .iter()
-            .map(|entry| (entry.uid.clone(), entry.name.clone()))
-            .collect();
         let grants = state.reservations.grant(limits, entries, now);
         let waiting: BTreeMap<String, Wait> = grants.waiting.into_iter().collect();
         let changed = waiting
@@ -58,7 +51,10 @@ impl Turns {
             .filter(|(uid, wait)| state.waiting.get(*uid).map(|before| before.reason) != Some(wait.reason))
             .map(|(uid, _)| uid);
         let woken = grants.place.iter().chain(&grants.slots).chain(changed);
-        let woken = woken.filter_map(|uid| names.get(uid).cloned()).collect();
+        let known = by_uid(entries);
+        let woken = woken
+            .filter_map(|uid| known.get(uid).map(|entry| entry.name.clone()))
+            .collect();
         // A place in the queue alone is no news: what was said stays until the reason changes.
         let before = std::mem::take(&mut state.waiting);
         state.waiting = waiting
@@ -69,7 +65,7 @@ impl Turns {
                 (uid, wait)
             })
             .collect();
-        state.names.extend(names);
+        state.known.extend(known);
         woken
     }
 
@@ -93,22 +89,40 @@ impl Turns {
         let mut state = self.lock();
         state.reservations.finished(uid);
         state.waiting.remove(uid);
-        state.names.remove(uid);
+        state.known.remove(uid);
+    }
+
+    /// Whether a migration is not in the queue as it is now, so that it may be somebody's turn.
+    pub(super) fn is_news(&self, uid: &str, entry: Option<&Entry>) -> bool {
+        self.lock().known.get(uid) != entry
+    }
+
+    /// Nodes at which as many guests arrive as may at once.
+    pub(super) fn full_targets(&self, limits: &Migrations) -> Vec<String> {
+        let state = self.lock();
+        let mut arriving: BTreeMap<&str, u32> = BTreeMap::new();
+        for (_, _, target) in state.reservations.slots() {
+            *arriving.entry(target).or_default() += 1;
+        }
+        let full = arriving
+            .into_iter()
+            .filter(|(_, count)| *count >= limits.inbound_per_node);
+        full.map(|(node, _)| node.to_owned()).collect()
     }
 
     /// The watch has shown that there is no migration of this name any more.
     pub(super) fn missing(&self, name: &str) {
         let mut state = self.lock();
         let gone: Vec<String> = state
-            .names
+            .known
             .iter()
-            .filter(|(_, known)| *known == name)
+            .filter(|(_, known)| known.name == name)
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in gone {
             state.reservations.finished(&uid);
             state.waiting.remove(&uid);
-            state.names.remove(&uid);
+            state.known.remove(&uid);
         }
     }
 
@@ -120,6 +134,10 @@ impl Turns {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn by_uid(entries: &[Entry]) -> BTreeMap<String, Entry> {
+    entries.iter().map(|entry| (entry.uid.clone(), entry.clone())).collect()
 }
 
 /// A migration as the queue takes it; `None` if it is over, or about to be before it began.

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use drydock_api::kubevirt::names::CREATED_BY;
 use k8s_openapi::{
-    api::core::v1::{Affinity, Pod, PodAffinityTerm, PodAntiAffinity},
+    api::core::v1::{
+        Affinity, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodAntiAffinity,
+        PreferredSchedulingTerm,
+    },
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 
@@ -14,6 +17,10 @@ use super::{PodInput, pod};
 pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
 /// Annotation of a target's pod: name of the migration. KubeVirt's name.
 pub const MIGRATION_NAME: &str = "kubevirt.io/migrationJobName";
+/// How much it counts that a node is not full of guests that arrive; the most that there is.
+const NOT_FULL: i32 = 100;
+/// So many full nodes are named at most: a pod is no list of a large cluster's nodes.
+const MOST_FULL: usize = 50;
 /// The label by which nodes are told apart.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
@@ -24,6 +31,8 @@ pub struct MigrationTarget<'a> {
     pub uid: &'a str,
     /// Its name.
     pub name: &'a str,
+    /// Nodes that are better left alone, since as many guests arrive there as may at once.
+    pub full: &'a [String],
 }
 
 /// The pod for a migration: the instance's, on no node that has a pod of this instance.
@@ -52,6 +61,25 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
             .required_during_scheduling_ignored_during_execution
             .get_or_insert_default();
         required.push(apart);
+        let preferred = migration.full.iter().map(|node| PreferredSchedulingTerm {
+            weight: NOT_FULL,
+            preference: NodeSelectorTerm {
+                match_fields: Some(vec![NodeSelectorRequirement {
+                    key: "metadata.name".into(),
+                    operator: "NotIn".into(),
+                    values: Some(vec![node.clone()]),
+                }]),
+                match_expressions: None,
+            },
+        });
+        let preferred: Vec<_> = preferred.take(MOST_FULL).collect();
+        if !preferred.is_empty() {
+            let nodes = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
+            nodes
+                .preferred_during_scheduling_ignored_during_execution
+                .get_or_insert_default()
+                .extend(preferred);
+        }
     }
     pod
 }

@@ -144,6 +144,7 @@ fn a_target_is_the_same_pod_on_another_node() {
     let migration = MigrationTarget {
         uid: "m-1",
         name: "move",
+        full: &[],
     };
     let mut target = target_pod(&input, migration);
     let labels = target.metadata.labels.as_mut().unwrap();
