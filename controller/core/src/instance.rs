@@ -475,7 +475,10 @@ fn active_pods(
 ) -> BTreeMap<String, String> {
     let mut active = BTreeMap::new();
     for (uid, fate) in fates {
-        if matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) {
+        // The pod that a guest has left by a migration is told of together with where it is.
+        let left = observed.moving.under_way && observed.moving.moved_to.is_none();
+        let told = left && before.active_pods.contains_key(uid);
+        if matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) && !told {
             continue;
         }
         let pod = observed
