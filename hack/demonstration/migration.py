@@ -29,7 +29,20 @@ spec:
         userData: |
           #cloud-config
           drydock: {{ count: 50ms }}
-          runcmd: ["head -c 96M /dev/urandom > /tmp/content"]
+          runcmd:
+            - head -c 8M /dev/urandom > /tmp/piece
+            - for i in 0 1 2 3 4 5 6 7 8 9; do cat /tmp/piece >> /tmp/content; done
+"""
+
+# On one machine a guest this small would have moved before anybody has seen it.
+CONFIGURATION = """
+apiVersion: hco.kubevirt.io/v1beta1
+kind: HyperConverged
+metadata:
+  name: kubevirt-hyperconverged
+  namespace: drydock
+spec:
+  liveMigrationConfig: {bandwidthPerMigration: 16Mi}
 """
 
 MIGRATION = f"""
@@ -49,10 +62,12 @@ def show(stage: Stage) -> None:
     stage.scene(
         "It moves",
         """A guest that counts, twenty numbers a second, goes to the other node while it runs. Its memory and its disks
-        follow through a tunnel with keys made for this one move. It counts on there: none is left out, none comes twice.""",
+        follow through a tunnel with keys made for this one move, at 16 MiB a second, so that it can be watched. It counts
+        on there: no number is left out, and none comes twice.""",
     )
-    stage.kubectl("apply", "-f", "-", input=INSTANCE)
     try:
+        stage.kubectl("apply", "-f", "-", input=CONFIGURATION)
+        stage.kubectl("apply", "-f", "-", input=INSTANCE)
         stage.until(
             f"{GUEST} to run",
             lambda: stage.read("vmi", GUEST).get("status", {}).get("phase") == "Running",  # type: ignore[attr-defined]
@@ -60,10 +75,12 @@ def show(stage: Stage) -> None:
         )
         pod = stage.cluster.kubectl("get", "pods", "-l", f"vm.kubevirt.io/name={GUEST}", "-o", "jsonpath={.items[0].metadata.name}")
         stage.until("it to count", lambda: "drydock-guest ready" in "\n".join(_log(stage, pod)), "it booted and counts")
+        stage.cluster.kubectl("wait", "hyperconverged", "--all", "-n", "drydock", "--for=condition=InForce", "--timeout=60s")
         stage.kubectl("apply", "-f", "-", input=MIGRATION)
         _judge(stage, *_watched(stage))
     finally:
-        stage.cluster.kubectl("delete", "vmi", GUEST, "--ignore-not-found", "--timeout=60s")
+        stage.cluster.kubectl("delete", "hyperconverged", "--all", "-n", "drydock")
+        stage.cluster.kubectl("delete", f"vmim/{MOVE}", f"vmi/{GUEST}", "--ignore-not-found", "--timeout=60s")
 
 
 def _watched(stage: Stage) -> tuple[dict[str, Any], float]:

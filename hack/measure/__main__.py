@@ -1,6 +1,6 @@
 """hack/bench NAME: measures, one line of JSON for each figure on standard output.
 
-  inspect   the node agent: inspection, labels, what it costs when idle (about 20 minutes)
+  inspect   the node agent: inspection, labels, what it costs when idle (about 30 minutes)
   vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
   migration live migration against virsh, and the tunnel against socat (about 20 minutes)
   all       everything
@@ -27,6 +27,7 @@ from verify.install import install
 
 from . import (
     agent_cost,
+    elsewhere,
     guest_memory,
     guest_start,
     guest_writes,
@@ -46,7 +47,7 @@ Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
     """The parts of each benchmark."""
     return {
-        "inspect": (inspection_time.measure, reactions.measure, agent_cost.measure),
+        "inspect": (inspection_time.measure, reactions.measure, agent_cost.measure, elsewhere.measure),
         "vms": (guest_memory.measure, guest_writes.measure, guest_start.measure),
         "migration": (
             functools.partial(migration_time.measure, samples=samples),

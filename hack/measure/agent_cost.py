@@ -28,7 +28,8 @@ KUBEVIRT_PROCESSOR = 1.1
 LEASE_EVERY = 10
 # kube ends and renews each watch after about five minutes.
 WATCH_RENEWED_EVERY = 290
-WATCHES = 6
+# Two of configuration, node, Hypervisor, pods, instances, migrations from the node and to it.
+WATCHES = 8
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
