@@ -56,6 +56,14 @@ def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
     }
 
 
+def at_least_one(text: str) -> int:
+    """A number of samples."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return number
+
+
 def main(argv: list[str]) -> int:
     """Run benchmarks and print their figures as they come."""
     parser = argparse.ArgumentParser(
@@ -63,7 +71,7 @@ def main(argv: list[str]) -> int:
     )
     known = benchmarks(SAMPLES)
     parser.add_argument("benchmark", choices=[*known, "all"])
-    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of each figure of `migration` (default {SAMPLES})")
+    parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration` (default {SAMPLES})")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     arguments = parser.parse_args(argv)
     os.umask(0o022)

@@ -112,6 +112,11 @@ class Watch:
         with self._changed:
             return len(self._states)
 
+    def seen(self) -> list[tuple[float, dict[str, Any]]]:
+        """All states so far, each with the instant at which it was seen."""
+        with self._changed:
+            return [(at, found) for at, _, found in self._states]
+
     def close(self) -> None:
         """Stop watching."""
         with contextlib.suppress(OSError):

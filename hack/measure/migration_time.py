@@ -8,6 +8,7 @@ Both run on one machine, and the two take turns, so that what else happens there
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from .figure import SAMPLES, Figure, median
 from .guest_start import VIRSH
 from .guests import PODS, Guest, in_pod, instances
 from .movers import Kind, Moved, move
-from .pods import wait_until
+from .pods import memory, the_process, wait_until
 from .raw_migration import ByHand
 from .standstill import longest_gap
 
@@ -38,6 +39,7 @@ REQUESTS = 20
 CONTROL_PLANE = 0.3
 WALL = 1.05
 DOWNTIME = 0.03
+MEMORY = 12
 
 # What is written late comes within this.
 SETTLE = 3
@@ -62,6 +64,9 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
             if kind is KINDS[0]:
                 yield from _times(series, samples, progress)
             yield from _against_virsh(kind, series, samples)
+    node = made.nodes[0].name
+    both = [memory(made, node, the_process(made, node, "drydock-agent", task)).anonymous for task in ("run", "tunnel")]
+    yield Figure("agent-and-tunnel.RssAnon after migrations", sum(both), "MiB", None, MEMORY)
 
 
 def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, progress: Progress) -> Series:
@@ -112,11 +117,19 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Figure]
         return Figure(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
 
     progress.say(f"requests of the last migration: {split(series.asked[-1])}")
+    progress.say(f"seconds from its creation, in the middle: {milestones([moved.stages for moved in series.moved])}")
     yield figure("created-to-Succeeded", [moved.total for moved in series.moved], "s", None, None)
     yield figure("target-pod-start", [moved.pod for moved in series.moved], "s", None, None)
     yield figure("control-plane", [moved.outside for moved in series.moved], "s", None, CONTROL_PLANE)
     counts = [float(len(each)) for each in series.asked]
     yield figure("requests vs kubevirt", counts, "requests", KUBEVIRT_REQUESTS, REQUESTS)
+
+
+def milestones(found: list[dict[str, float]]) -> str:
+    """For people: when each stage was reached that all went through, in order."""
+    names = [name for name in found[0] if all(name in each for each in found)]
+    middle = {name: statistics.median(each[name] for each in found) for name in names}
+    return ", ".join(f"{name} {at:.2f}" for name, at in sorted(middle.items(), key=lambda item: item[1]))
 
 
 def _against_virsh(kind: Kind, series: Series, samples: int) -> Iterator[Figure]:

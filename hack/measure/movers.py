@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,7 @@ class Moved:
     job: Job
     ticks: list[Tick]
     migration: dict[str, Any]
+    stages: dict[str, float]
 
     @property
     def outside(self) -> float:
@@ -100,9 +102,22 @@ def move(made: Cluster, api: Api, name: str) -> Moved:
         target = status["target"]["podUID"]
         created, _ = pods.until(lambda _, found: found["metadata"]["uid"] == target)
         ready, _ = pods.until(lambda _, found: found["metadata"]["uid"] == target and _containers_ready(found))
+        reached = stages((at - begun, found) for at, found in migrations.seen() if found["metadata"]["uid"] == uid)
     job = job_of(made, status["target"]["pod"])
     found = around(api, status["source"]["pod"], status["target"]["pod"], ended - begun)
-    return Moved(ended - begun, ready - created, job, found, migration)
+    return Moved(ended - begun, ready - created, job, found, migration, {**reached, "pod made": created - begun, "pod ready": ready - begun})
+
+
+def stages(states: Iterable[tuple[float, dict[str, Any]]]) -> dict[str, float]:
+    """When a migration was first seen in each phase, and each side of it in each state."""
+    found: dict[str, float] = {}
+    for at, migration in states:
+        status = migration.get("status", {})
+        said = [status.get("phase"), *(f"{side} {status.get(side, {}).get('state', '')}" for side in ("source", "target"))]
+        for stage in said:
+            if stage and not stage.endswith(" "):
+                found.setdefault(stage, at)
+    return found
 
 
 def job_of(made: Cluster, pod: str) -> Job:

@@ -41,6 +41,10 @@ printf %s "$1" > {FOLDER}/tmp/domain.xml
 {VIRSH} start "$2" > /dev/null
 """
 
+# A libvirt that has just begun asks its QEMU what it can do, which takes as long as a small migration. Drydock's agent
+# has it do so before, when it asks whether the guest fits.
+ACQUAINT = f"{VIRSH} domcapabilities > /dev/null"
+
 # $1: the domain, $2: the disks to copy, if any, $3: how. Prints when it began and when it was over.
 MIGRATE = f"""
 set -eu
@@ -84,6 +88,7 @@ class ByHand:
         """To a new pod on the other node: what virsh took in seconds, libvirt's record, and the ticks."""
         source, target = self._pods[-1], self._create(self._target)
         names = source["metadata"]["name"], target["metadata"]["name"]
+        in_pod(self._made, names[1], ACQUAINT)
         with relay(self._folder(source), self._folder(target), self._group_of_tunnel(source)):
             begun = time.monotonic()
             output = in_pod(self._made, names[0], MIGRATE, self._domain, self._disks, self._copy)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from embedded.errors import Failure
-from measure.migration_time import KINDS
-from measure.movers import Job, parse_job
+from measure.migration_time import KINDS, milestones
+from measure.movers import Job, parse_job, stages
 from measure.raw_migration import lone_pod, processors_group, relay, variable
 from measure.relay import ROUTES, connect, listen
 from measure.standstill import longest_gap, ticks
@@ -67,6 +67,23 @@ class Jobs(unittest.TestCase):
     def test_a_record_of_nothing_is_no_record(self) -> None:
         with self.assertRaisesRegex(Failure, "Time elapsed"):
             parse_job("Job type:         None        \n")
+
+
+class Stages(unittest.TestCase):
+    def test_each_counts_from_when_it_was_first_seen(self) -> None:
+        states: list[dict[str, Any]] = [
+            {},
+            {"phase": "Scheduling", "source": {"node": "node1"}},
+            {"phase": "Running", "source": {"state": "Migrating"}},
+            {"phase": "Running", "source": {"state": "Stopped"}, "target": {"state": "Running"}},
+        ]
+        found = stages((float(at), {"status": status}) for at, status in enumerate(states))
+        expected = {"Scheduling": 1.0, "Running": 2.0, "source Migrating": 2.0, "source Stopped": 3.0, "target Running": 3.0}
+        self.assertEqual(found, expected)
+
+    def test_only_what_all_went_through_has_a_middle(self) -> None:
+        found = [{"b": 2.0, "a": 1.0}, {"a": 3.0, "b": 4.0, "c": 5.0}, {"a": 2.0, "b": 9.0}]
+        self.assertEqual(milestones(found), "a 2.00, b 4.00")
 
 
 class Pods(unittest.TestCase):
