@@ -59,6 +59,8 @@ pub(crate) struct Migrations {
     host: watch::Receiver<Option<Arc<Host>>>,
     process: Process,
     running: BTreeMap<(String, bool), Running>,
+    /// Nothing was looked at yet: what there is may have been begun by an earlier process.
+    first: bool,
 }
 
 /// The task of one side.
@@ -83,6 +85,7 @@ impl Migrations {
             host,
             process,
             running: BTreeMap::new(),
+            first: true,
         }
     }
 
@@ -137,6 +140,7 @@ impl Migrations {
             }
             keep
         });
+        self.first = false;
         present
     }
 
@@ -170,15 +174,16 @@ impl Migrations {
         let (sender, receiver) = watch::channel(seen);
         let stop = self.process.stopping().child_token();
         let (ended, shared, tunnels) = (stop.clone(), self.shared.clone(), self.tunnels.clone());
+        let first = self.first;
         match role {
             Role::Source => {
-                let task = SourceTask::new(shared, tunnels, receiver);
+                let task = SourceTask::new(shared, tunnels, receiver, first);
                 self.process.spawn(name, async move {
                     ended.run_until_cancelled(task.run()).await;
                 });
             }
             Role::Target => {
-                let task = TargetTask::new(shared, tunnels, receiver);
+                let task = TargetTask::new(shared, tunnels, receiver, first);
                 self.process.spawn(name, async move {
                     ended.run_until_cancelled(task.run()).await;
                 });

@@ -14,6 +14,24 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+/// A migration as the API server itself has it, past every cache; `None` if there is none any more. What
+/// an earlier process has said of a side must be known before anything is done for it.
+///
+/// # Errors
+/// If the API server does not answer.
+pub(super) async fn now(
+    client: &Client,
+    migration: &VirtualMachineInstanceMigration,
+) -> kube::Result<Option<VirtualMachineInstanceMigration>> {
+    let api =
+        Api::<VirtualMachineInstanceMigration>::namespaced(client.clone(), &migration.namespace().unwrap_or_default());
+    let found = api.get_opt(&migration.name_any()).await?;
+    Ok(found.filter(|found| found.uid() == migration.uid()).map(|mut found| {
+        found.metadata.managed_fields = None;
+        found
+    }))
+}
+
 /// Applies the agent's part of `status.source`.
 ///
 /// # Errors

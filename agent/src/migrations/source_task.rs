@@ -63,6 +63,8 @@ pub(super) struct SourceTask {
     tunnels: Tunnels,
     seen: watch::Receiver<Seen>,
     written: Option<VirtualMachineInstanceMigration>,
+    /// The API server has to be asked what was said of it before.
+    ask: bool,
     call: Call,
     /// The call by which the guest moves, if it is under way.
     moving: JoinSet<Result<(), CallError>>,
@@ -99,13 +101,14 @@ struct Guest {
 }
 
 impl SourceTask {
-    /// The task of the migration that `seen` shows.
-    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>) -> Self {
+    /// The task of the migration that `seen` shows; `ask` if an earlier process may have served it.
+    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, ask: bool) -> Self {
         Self {
             shared,
             tunnels,
             seen,
             written: None,
+            ask,
             call: Call::Unknown,
             moving: JoinSet::new(),
             failure: None,
@@ -216,6 +219,13 @@ impl SourceTask {
     async fn look(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
+            if self.ask {
+                let Some(now) = said::now(&self.shared.client, &self.migration()).await? else {
+                    return Ok(None);
+                };
+                self.written = Some(now);
+                self.ask = false;
+            }
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();
             let tunnel = seen::source_tunnel(&self.tunnels, &uid);

@@ -54,6 +54,8 @@ pub(super) struct TargetTask {
     tunnels: Tunnels,
     seen: watch::Receiver<Seen>,
     written: Option<VirtualMachineInstanceMigration>,
+    /// The API server has to be asked what was said of it before.
+    ask: bool,
     /// Whether the guest can run here: why not.
     fits: Option<Result<(), Refusal>>,
     complete_since: Option<clock::Instant>,
@@ -91,13 +93,14 @@ struct Guest {
 }
 
 impl TargetTask {
-    /// The task of the migration that `seen` shows.
-    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>) -> Self {
+    /// The task of the migration that `seen` shows; `ask` if an earlier process may have served it.
+    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, ask: bool) -> Self {
         Self {
             shared,
             tunnels,
             seen,
             written: None,
+            ask,
             fits: None,
             complete_since: None,
             backoff: Backoff::new(RETRY.0, RETRY.1),
@@ -186,6 +189,13 @@ impl TargetTask {
     /// Does what is to be done now. Returns when to look again though nothing is heard.
     async fn look(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
         for _ in 0..STEPS {
+            if self.ask {
+                let Some(now) = said::now(&self.shared.client, &self.migration()).await? else {
+                    return Ok(None);
+                };
+                self.written = Some(now);
+                self.ask = false;
+            }
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();
             // Before the guest: a tunnel that has no session resumes nothing after this.
