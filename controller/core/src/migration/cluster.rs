@@ -257,7 +257,7 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
             vec![ClusterStep::Enter(MigrationPhase::Scheduling)]
         }
         TargetPod::Coming => Vec::new(),
-        TargetPod::Ready if phase < Some(MigrationPhase::Scheduled) && !view.has_slot => {
+        TargetPod::Ready if phase < Some(MigrationPhase::Scheduled) => {
             vec![ClusterStep::Enter(MigrationPhase::Scheduled)]
         }
         TargetPod::Ready if view.has_slot && view.instance == Instance::Running => {
