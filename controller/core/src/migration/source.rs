@@ -9,6 +9,10 @@
 //!                                                     └──── libvirt: stopped, migrated ▶ Stopped
 //! ```
 //!
+//! A guest that stands still with no job, while the target has not said that it is complete, is said to
+//! be `Halted`: the target answers, and it goes to `Released`, or back to `Stayed`. Before it is said to
+//! stay, the session is closed, since a call of an earlier process may still be on its way to libvirt.
+//!
 //! libvirt resumes the source when the target's last reply is lost, although the target holds the
 //! whole guest. So the target is only told to go on by proof that nothing resumes the source any
 //! more: libvirt has read that reply, or has stopped the guest as migrated, or the guest has ended

@@ -1,0 +1,124 @@
+//! Everything that can happen to a migration, as far as a few faults go.
+//!
+//! ```text
+//!  world ── each event that can happen: agents and controllers look and do, one step after the other;
+//!    ▲      libvirt goes on; messages arrive, late or never; processes and nodes are lost ──▶ worlds
+//!    └────────────────── those that are new, breadth first ◀── laws hold? ◀─────────────────────┘
+//! ```
+//!
+//! The steps are those of `drydock_core::migration`, as the binaries call them; the rest is a model.
+//! Laws of every world are in [`laws::broken`]. Besides, from every world a good end must be reachable
+//! without a further fault ([`laws::is_settled`]): whoever goes on trying gets there.
+//!
+//! What is explored, each to its end:
+//!
+//! | from | faults | what else | worlds | depth |
+//! |---|---|---|---|---|
+//! | a new object | 1 | | 157 thousand | 53 |
+//! | both sides ready | 2 | | 2.1 million | 41 |
+//! | both sides ready | 1 | the controller has old copies of the object, and is interrupted | 1.0 million | 45 |
+//! | both sides ready | 1 | domain and job are read one after the other | 373 thousand | 50 |
+//!
+//! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, a cut
+//! connection, an end of the guest on either side, an agent that learns of everything late, a deletion of
+//! the object, of the instance or of the target's pod, or a deadline. The ignored test goes further.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
+
+mod laws;
+mod moves;
+mod mutants;
+mod search;
+mod world;
+
+use moves::How;
+use mutants::Mutant;
+use search::{Found, search};
+use world::World;
+
+/// What was found, for whoever has to understand it.
+fn story(found: &Found) -> String {
+    let Some((law, trace)) = &found.broken else {
+        return format!("{} worlds, depth {}", found.worlds, found.depth);
+    };
+    let mut text = format!("{law:?} after {} events, among {} worlds\n", trace.len(), found.worlds);
+    for (event, world) in trace {
+        let (phase, source, target) = (world.api.phase, world.api.source, world.api.target);
+        text += &format!(
+            "  {event:?}: {:?} here, {:?} there, {:?}; {phase:?}, {source:?}, {target:?}; pods {:?}, {:?}\n",
+            world.here, world.there, world.move_, world.source_pod, world.target_pod,
+        );
+    }
+    text + &format!("{:#?}", trace.last())
+}
+
+fn holds(first: World, how: How) {
+    let found = search(first, how);
+    println!("{}", story(&found));
+    assert!(found.broken.is_none(), "{}", story(&found));
+}
+
+#[test]
+fn from_a_new_object() {
+    holds(World::new(1, 1), How::default());
+}
+
+#[test]
+fn from_both_sides_ready() {
+    holds(World::ready(2, 1), How::default());
+}
+
+#[test]
+fn with_a_controller_that_knows_the_object_as_it_was() {
+    let how = How {
+        stale: true,
+        ..How::default()
+    };
+    holds(World::ready(1, 1), how);
+}
+
+#[test]
+fn with_a_source_that_reads_one_thing_after_the_other() {
+    let how = How {
+        piecewise: true,
+        ..How::default()
+    };
+    holds(World::ready(1, 1), how);
+}
+
+#[test]
+#[ignore = "takes minutes and gigabytes: cargo test --release -p drydock-core --test migration_search -- --ignored --test-threads 1"]
+fn with_more_faults() {
+    let piecewise = How {
+        piecewise: true,
+        ..How::default()
+    };
+    let stale = How {
+        stale: true,
+        ..How::default()
+    };
+    // The second takes over at any time, and the first goes on with what it had begun.
+    holds(World::ready(0, 2), stale);
+    holds(World::ready(1, 2), stale);
+    holds(World::ready(2, 1), piecewise);
+    holds(World::new(2, 1), How::default());
+    holds(World::ready(3, 1), How::default());
+}
+
+#[test]
+fn a_guard_that_is_left_out_is_missed() {
+    let mut survivors = Vec::new();
+    for mutant in Mutant::ALL {
+        let how = How {
+            mutant: Some(mutant),
+            piecewise: mutant == Mutant::ReadsTheJobFirst,
+            stale: mutant == Mutant::ControllerWritesWithoutVersion,
+        };
+        let found = search(World::ready(mutant.faults(), 1), how);
+        match &found.broken {
+            Some((law, trace)) => println!("{mutant:?}: {law:?} after {} of {}", trace.len(), found.worlds),
+            None => survivors.push(mutant),
+        }
+    }
+    assert!(survivors.is_empty(), "{survivors:?}");
+}

@@ -1,0 +1,808 @@
+//! What can happen next in a world.
+
+use drydock_api::kubevirt::migration::{MigrationPhase, SourceState};
+use drydock_core::migration::{
+    cluster::{self, ClusterStep, ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
+    hand_over::{self, GuestHere, Proof, Release, SourceSide, TakenOver, TargetSide},
+    record::Record,
+    source::{self, Call, Job, SourceDomain, SourceStep, SourceView},
+    target::{self, TargetDomain, TargetStep, TargetView},
+};
+
+use super::{
+    laws::Broken,
+    mutants::Mutant,
+    world::{Move, Node, Order, SourceAgent, TargetAgent, World},
+};
+
+/// Something that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    // The three, and what they see.
+    SourceSeesObject,
+    SourceSeesTunnel,
+    SourceReadsDomain,
+    SourceReadsJob,
+    SourceLooks,
+    SourceDoes(SourceStep),
+    TargetSeesObject,
+    TargetSeesTunnel,
+    TargetLooks,
+    TargetDoes(TargetStep),
+    TargetDoesNotFit,
+    ControllerSeesObject(u8),
+    ControllerLooks(u8),
+    ControllerDoes(u8, Order),
+    // libvirt.
+    Begins,
+    StandsStill,
+    IsComplete,
+    ReplyIsRead,
+    Stops,
+    GoesOn,
+    IncomingVanishes,
+    // Tunnels.
+    TunnelSeesReplyRead,
+    ReleaseIsSent,
+    ReleaseArrives,
+    TunnelActs,
+    AcknowledgeArrives,
+    // The cluster.
+    PodIsReady,
+    SourcePodEnds,
+    TargetPodEnds,
+    NodeIsGone(Side),
+    GuestIsEnded(Side),
+    // Faults, and what users do.
+    Deleted,
+    DeadlinePasses,
+    InstanceEnds,
+    TargetPodDeleted,
+    GuestKilled(Side),
+    NodeDies(Side),
+    AgentIsLate(Side),
+    AgentCrashes(Side),
+    TunnelCrashes(Side),
+    LibvirtdCrashes,
+    LibvirtdCrashesBeforeItReads,
+    ConnectionCut,
+    ControllerCrashes(u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Target,
+}
+
+/// What is searched.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct How {
+    /// The guard that is left out.
+    pub(crate) mutant: Option<Mutant>,
+    /// The source reads domain, job and domain one after the other, instead of both at once.
+    pub(crate) piecewise: bool,
+    /// Controllers look at what they have seen of the object, instead of at the object.
+    pub(crate) stale: bool,
+}
+
+/// How the search is told what can happen: the event, whether it is a fault, what the world is then,
+/// or what law it breaks.
+pub(crate) type Visit<'a> = dyn FnMut(Event, bool, Result<World, Broken>) + 'a;
+
+/// Everything that can happen next.
+pub(crate) fn events(world: &World, how: How, visit: &mut Visit<'_>) {
+    let mut out = Out { world, how, visit };
+    out.source();
+    out.target();
+    out.controller(0);
+    out.controller(1);
+    out.libvirt();
+    out.tunnels();
+    out.cluster();
+    out.deadline();
+    out.faults();
+}
+
+struct Out<'a, 'v> {
+    world: &'a World,
+    how: How,
+    visit: &'a mut Visit<'v>,
+}
+
+impl Out<'_, '_> {
+    /// Something happens, in a fair world again and again.
+    fn happens(&mut self, event: Event, change: impl FnOnce(&mut World)) {
+        self.tries(event, |world| {
+            change(world);
+            Ok(())
+        });
+    }
+
+    fn tries(&mut self, event: Event, change: impl FnOnce(&mut World) -> Result<(), Broken>) {
+        let mut next = *self.world;
+        let result = change(&mut next);
+        self.settle(&mut next);
+        if result.is_err() || next != *self.world {
+            (self.visit)(event, false, result.map(|()| next));
+        }
+    }
+
+    /// Something happens that need not.
+    fn strikes(&mut self, event: Event, change: impl FnOnce(&mut World)) {
+        let mut next = *self.world;
+        change(&mut next);
+        self.settle(&mut next);
+        if next != *self.world {
+            next.faults -= 1;
+            (self.visit)(event, true, Ok(next));
+        }
+    }
+
+    fn settle(&self, next: &mut World) {
+        for controller in &mut next.controllers {
+            if controller.todo[0].is_none() {
+                controller.fresh = false;
+            }
+            if !self.how.stale {
+                controller.seen = Record::default();
+            }
+        }
+        next.settle();
+    }
+
+    fn source(&mut self) {
+        let world = self.world;
+        if world.source_node != Node::Up {
+            return;
+        }
+        if let Some(step) = world.source.todo[0] {
+            self.tries(Event::SourceDoes(step), |w| {
+                w.source.todo = [w.source.todo[1], None];
+                let done = source_does(w, step);
+                if matches!(
+                    step,
+                    SourceStep::Prepare | SourceStep::Pair | SourceStep::Release(_) | SourceStep::Close
+                ) {
+                    w.source.tunnel = w.source_tunnel();
+                }
+                done
+            });
+            return;
+        }
+        if !world.exists() {
+            self.happens(Event::SourceDoes(SourceStep::Close), |w| w.source_session = None);
+            return;
+        }
+        self.happens(Event::SourceSeesObject, |w| {
+            w.source.seen = w.api;
+            w.source.tunnel = w.source_tunnel();
+        });
+        self.happens(Event::SourceSeesTunnel, |w| w.source.tunnel = w.source_tunnel());
+        let job_first = self.how.mutant == Some(Mutant::ReadsTheJobFirst);
+        match world.source.read {
+            None if self.how.piecewise => {
+                self.happens(Event::SourceReadsDomain, |w| w.source.read = Some((w.here, None)));
+            }
+            Some((domain, None)) => {
+                self.happens(Event::SourceReadsJob, |w| w.source.read = Some((domain, Some(w.job()))));
+            }
+            // It went on meanwhile, so what was read does not belong together.
+            Some((SourceDomain::Leaving, Some(Job::None))) if world.here != SourceDomain::Leaving && !job_first => {
+                self.happens(Event::SourceLooks, |w| w.source.read = None);
+            }
+            read => {
+                let job = read.and_then(|(_, job)| job).unwrap_or_else(|| world.job());
+                let mut record = world.source.seen;
+                record.source = world.api.source;
+                let view = SourceView {
+                    record,
+                    domain: read.map_or(world.here, |(domain, _)| if job_first { world.here } else { domain }),
+                    job,
+                    call: world.source.call,
+                    tunnel: world.source.tunnel,
+                    stood_still: world.source.stood_still,
+                };
+                let steps = Mutant::source(self.how.mutant, &view, source::step);
+                self.happens(Event::SourceLooks, |w| {
+                    w.source.read = None;
+                    fill(&mut w.source.todo, &steps);
+                });
+            }
+        }
+    }
+
+    fn target(&mut self) {
+        let world = self.world;
+        if world.target_node != Node::Up {
+            return;
+        }
+        if !world.exists() {
+            self.happens(Event::TargetDoes(TargetStep::Close), |w| w.target_session = None);
+            return;
+        }
+        if world.target.todo[0].is_none() {
+            self.happens(Event::TargetSeesObject, |w| {
+                w.target.seen = w.api;
+                w.target.tunnel = w.target_tunnel();
+            });
+            self.happens(Event::TargetSeesTunnel, |w| w.target.tunnel = w.target_tunnel());
+        }
+        if let Some(step) = world.target.todo[0] {
+            if step == TargetStep::Check {
+                self.happens(Event::TargetDoesNotFit, |w| {
+                    w.target.todo = [w.target.todo[1], None];
+                    w.target.fits = Some(false);
+                });
+            }
+            self.tries(Event::TargetDoes(step), |w| {
+                w.target.todo = [w.target.todo[1], None];
+                let done = target_does(w, step);
+                if matches!(step, TargetStep::Prepare | TargetStep::Pair | TargetStep::Close) {
+                    w.target.tunnel = w.target_tunnel();
+                }
+                done
+            });
+        } else {
+            let mut record = world.target.seen;
+            record.target = world.api.target;
+            let over = world.there == TargetDomain::Over;
+            let view = TargetView {
+                record,
+                tunnel: if over {
+                    world.target_tunnel()
+                } else {
+                    world.target.tunnel
+                },
+                domain: world.there,
+                fits: world.target.fits,
+            };
+            let steps = Mutant::target(self.how.mutant, &view, target::step);
+            self.happens(Event::TargetLooks, |w| fill(&mut w.target.todo, &steps));
+        }
+    }
+
+    fn controller(&mut self, index: u8) {
+        let world = self.world;
+        let at = usize::from(index);
+        let controller = world.controllers[at];
+        if !controller.alive {
+            return;
+        }
+        if let Some(order) = controller.todo[0] {
+            let mutant = self.how.mutant;
+            self.tries(Event::ControllerDoes(index, order), |w| {
+                let todo = &mut w.controllers[at].todo;
+                *todo = [todo[1], todo[2], None];
+                controller_does(w, at, order, mutant)
+            });
+            return;
+        }
+        if self.how.stale {
+            self.happens(Event::ControllerSeesObject(index), |w| w.controllers[at].seen = w.api);
+        }
+        if !world.exists() {
+            return;
+        }
+        let seen = if self.how.stale { controller.seen } else { world.api };
+        let view = cluster_view(world, seen);
+        let mut orders = Vec::new();
+        let whereabouts = Mutant::whereabouts(self.how.mutant, &view, whereabouts);
+        if whereabouts == Whereabouts::Target && !world.moved && !seen.is_over() {
+            orders.push(Order::MoveInstance);
+        }
+        orders.extend(
+            Mutant::cluster(self.how.mutant, &view, cluster::step)
+                .into_iter()
+                .map(Order::Step),
+        );
+        if !self.how.stale {
+            let mutant = self.how.mutant;
+            self.tries(Event::ControllerLooks(index), |w| {
+                w.controllers[at].fresh = true;
+                orders
+                    .iter()
+                    .try_for_each(|order| controller_does(w, at, *order, mutant))
+            });
+            return;
+        }
+        self.happens(Event::ControllerLooks(index), |w| {
+            let controller = &mut w.controllers[at];
+            controller.fresh = !orders.is_empty() && seen == w.api;
+            fill(&mut controller.todo, &orders);
+        });
+    }
+
+    fn libvirt(&mut self) {
+        let world = self.world;
+        if world.source_node == Node::Up {
+            match world.move_ {
+                Move::None => {}
+                Move::Asked => self.happens(Event::Begins, |w| {
+                    let can = w.linked()
+                        && w.here == SourceDomain::Running
+                        && w.there == TargetDomain::Absent
+                        && w.target_pod == TargetPod::Ready;
+                    if can {
+                        w.move_ = Move::Perform;
+                        w.there = TargetDomain::Incoming;
+                    } else {
+                        w.answer(Call::Failed);
+                    }
+                }),
+                Move::Perform => self.happens(Event::StandsStill, |w| {
+                    w.move_ = Move::Still;
+                    w.here = SourceDomain::Leaving;
+                    w.source.stood_still = true;
+                }),
+                Move::Still => self.happens(Event::IsComplete, |w| {
+                    w.move_ = Move::Reply;
+                    w.there = TargetDomain::Complete;
+                }),
+                Move::Reply => self.happens(Event::ReplyIsRead, |w| {
+                    w.move_ = Move::Read;
+                    w.source_session.iter_mut().for_each(|session| session.drained = true);
+                }),
+                Move::Read => self.happens(Event::Stops, |w| {
+                    w.here = SourceDomain::Left;
+                    w.answer(Call::Succeeded);
+                }),
+                Move::Failing => self.tries(Event::GoesOn, |w| {
+                    w.answer(Call::Failed);
+                    w.source.stood_still = false;
+                    resume_here(w)
+                }),
+            }
+        }
+        let fed = matches!(world.move_, Move::Perform | Move::Still) && world.source_node == Node::Up;
+        if world.there == TargetDomain::Incoming && !fed {
+            self.happens(Event::IncomingVanishes, |w| w.there = TargetDomain::Absent);
+        }
+    }
+
+    fn tunnels(&mut self) {
+        let world = self.world;
+        if let Some(session) = world.source_session {
+            if session.drained {
+                self.happens(Event::TunnelSeesReplyRead, |w| {
+                    w.source_session.iter_mut().for_each(|session| {
+                        session.reply_read = true;
+                        session.proven = true;
+                    });
+                });
+            }
+            let mut side = SourceSide::default();
+            if session.proven {
+                side.prove(Proof::ReplyConsumed);
+            }
+            let told = side.release().is_some() && !session.acknowledged;
+            if told && world.linked() {
+                self.happens(Event::ReleaseIsSent, |w| w.release = true);
+            }
+        }
+        let Some(session) = world.target_session else { return };
+        if world.release {
+            self.happens(Event::ReleaseArrives, |w| {
+                w.target_session.iter_mut().for_each(|session| session.released = true);
+            });
+        }
+        let mut side = TargetSide::default();
+        if session.released || self.how.mutant == Some(Mutant::TunnelResumesWhatIsComplete) {
+            side.released(Release {
+                proof: Proof::ReplyConsumed,
+                keep_paused: false,
+            });
+        }
+        if session.taken_over {
+            side.take_over(TakenOver::Resumed);
+        }
+        let guest = match world.there {
+            TargetDomain::Unknown => GuestHere::Unknown,
+            TargetDomain::Absent | TargetDomain::Over => GuestHere::Absent,
+            TargetDomain::Incoming => GuestHere::Incoming,
+            TargetDomain::Complete => GuestHere::Complete,
+            TargetDomain::Running => GuestHere::HasRun,
+        };
+        match side.step(guest) {
+            hand_over::TargetStep::Wait => {}
+            hand_over::TargetStep::Resume => self.tries(Event::TunnelActs, resume_there),
+            hand_over::TargetStep::TakeOver(_) => self.happens(Event::TunnelActs, |w| {
+                w.target_session
+                    .iter_mut()
+                    .for_each(|session| session.taken_over = true);
+            }),
+            hand_over::TargetStep::Acknowledge(_) if world.linked() => self.happens(Event::AcknowledgeArrives, |w| {
+                w.source_session
+                    .iter_mut()
+                    .filter(|session| session.proven)
+                    .for_each(|session| session.acknowledged = true);
+            }),
+            hand_over::TargetStep::Acknowledge(_) => {}
+        }
+    }
+
+    fn cluster(&mut self) {
+        let world = self.world;
+        if world.target_pod == TargetPod::Coming && world.target_node == Node::Up {
+            self.happens(Event::PodIsReady, |w| w.target_pod = TargetPod::Ready);
+        }
+        if world.source_node == Node::Up {
+            match world.here {
+                SourceDomain::Left => self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Left),
+                SourceDomain::Ended => self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Over),
+                _ => {}
+            }
+        }
+        if world.target_node == Node::Up {
+            match (world.target_pod, world.there) {
+                (TargetPod::Ready, TargetDomain::Over) => {
+                    self.happens(Event::TargetPodEnds, |w| w.target_pod = TargetPod::Over);
+                }
+                // A pod that is deleted ends what is in it.
+                (TargetPod::Leaving, TargetDomain::Absent | TargetDomain::Over) => {
+                    self.happens(Event::TargetPodEnds, |w| w.target_pod = TargetPod::Missing);
+                }
+                (TargetPod::Leaving, _) => self.happens(Event::GuestIsEnded(Side::Target), end_there),
+                _ => {}
+            }
+        }
+        if world.source_node == Node::Down {
+            self.happens(Event::NodeIsGone(Side::Source), |w| w.source_node = Node::Gone);
+        }
+        if world.target_node == Node::Down {
+            self.happens(Event::NodeIsGone(Side::Target), |w| w.target_node = Node::Gone);
+        }
+        if world.ended {
+            self.happens(Event::GuestIsEnded(Side::Source), end_here);
+            self.happens(Event::GuestIsEnded(Side::Target), end_there);
+        }
+    }
+
+    /// Each phase has its deadline, which passes where nothing else goes on, and may pass anywhere.
+    fn deadline(&mut self) {
+        let world = self.world;
+        let down = world.source_node != Node::Up || world.target_node != Node::Up;
+        if world.api.is_over() {
+        } else if down || !world.api.has_sides() {
+            self.happens(Event::DeadlinePasses, |w| w.overdue = true);
+        } else if world.faults > 0 {
+            self.strikes(Event::DeadlinePasses, |w| w.overdue = true);
+        }
+    }
+
+    fn faults(&mut self) {
+        let world = self.world;
+        if world.faults == 0 {
+            return;
+        }
+        if world.exists() {
+            self.strikes(Event::Deleted, |w| w.write(|api| api.deleted = true));
+        }
+        self.strikes(Event::InstanceEnds, |w| (w.ended, w.struck) = (true, true));
+        if matches!(world.target_pod, TargetPod::Coming | TargetPod::Ready) {
+            self.strikes(Event::TargetPodDeleted, |w| {
+                w.target_pod = TargetPod::Leaving;
+                // Whoever deletes a pod in which a guest runs, or is about to, ends the guest.
+                w.struck = true;
+            });
+        }
+        if world.lives_here() {
+            self.strikes(Event::GuestKilled(Side::Source), |w| {
+                w.struck = true;
+                end_here(w);
+            });
+        }
+        if world.target_node == Node::Up {
+            self.strikes(Event::GuestKilled(Side::Target), |w| {
+                if matches!(w.there, TargetDomain::Complete | TargetDomain::Running) {
+                    w.struck = true;
+                }
+                end_there(w);
+            });
+            self.strikes(Event::AgentIsLate(Side::Target), |w| w.target.late = true);
+            self.strikes(Event::AgentCrashes(Side::Target), |w| {
+                w.target = TargetAgent {
+                    fits: None,
+                    todo: [None; 2],
+                    ..w.target
+                };
+            });
+            self.strikes(Event::TunnelCrashes(Side::Target), |w| {
+                w.target_session = None;
+                w.cut();
+            });
+            self.strikes(Event::NodeDies(Side::Target), |w| {
+                if matches!(w.there, TargetDomain::Complete | TargetDomain::Running) {
+                    w.struck = true;
+                }
+                w.target_node = Node::Down;
+                w.target_session = None;
+                w.cut();
+            });
+        }
+        if world.source_node == Node::Up {
+            self.strikes(Event::AgentIsLate(Side::Source), |w| w.source.late = true);
+            self.strikes(Event::AgentCrashes(Side::Source), |w| {
+                w.source = SourceAgent {
+                    read: None,
+                    call: Call::Unknown,
+                    stood_still: false,
+                    todo: [None; 2],
+                    ..w.source
+                };
+            });
+            self.strikes(Event::TunnelCrashes(Side::Source), |w| {
+                w.source_session = None;
+                w.cut();
+            });
+            self.strikes(Event::NodeDies(Side::Source), |w| {
+                // Until the object says so nobody need know that the target has the last state: a
+                // tunnel that was told lets the guest go on if it can before the node is said to be gone.
+                w.struck |= !w.ran_there && !w.api.source_has_let_go();
+                w.source_node = Node::Down;
+                w.source_session = None;
+                w.move_ = Move::None;
+            });
+            self.strikes(Event::LibvirtdCrashes, |w| crash_libvirtd(w, false));
+            if world.move_ == Move::Reply {
+                self.strikes(Event::LibvirtdCrashesBeforeItReads, |w| crash_libvirtd(w, true));
+            }
+        }
+        self.strikes(Event::ConnectionCut, World::cut);
+        for index in 0..2 {
+            let at = usize::from(index);
+            self.strikes(Event::ControllerCrashes(index), |w| {
+                // The first is the old leader: it is followed by the second, where there is one.
+                w.controllers[at].todo = [None; 3];
+                if w.controllers[1].alive && at == 0 {
+                    w.controllers[0].alive = false;
+                }
+            });
+        }
+    }
+}
+
+fn fill<T: Copy, const N: usize>(todo: &mut [Option<T>; N], steps: &[T]) {
+    assert!(steps.len() <= N, "more steps than the model has room for");
+    for (place, step) in todo.iter_mut().zip(steps) {
+        *place = Some(*step);
+    }
+}
+
+/// What a controller sees now: pods, nodes and instance as they are, the object as it last saw it.
+fn cluster_view(world: &World, record: Record) -> ClusterView {
+    ClusterView {
+        record,
+        another: false,
+        instance: match (world.ended, world.moved) {
+            (true, _) => Instance::Ended,
+            (false, true) => Instance::Moved,
+            (false, false) => Instance::Running,
+        },
+        target_pod: world.target_pod,
+        source_pod: world.source_pod,
+        source_node_gone: world.source_node == Node::Gone,
+        target_node_gone: world.target_node == Node::Gone,
+        may_place: true,
+        has_slot: true,
+        overdue: world.overdue,
+        has_finalizer: world.finalizer,
+    }
+}
+
+/// libvirtd ends and another begins: what moved is given up, what stood still goes on standing still.
+/// What it had not read is gone from the socket as if it had.
+fn crash_libvirtd(world: &mut World, drains: bool) {
+    if drains {
+        world
+            .source_session
+            .iter_mut()
+            .for_each(|session| session.drained = true);
+    }
+    if world.move_ != Move::None {
+        world.answer(Call::Failed);
+    }
+    world.source.stood_still = false;
+}
+
+fn end_here(world: &mut World) {
+    if world.lives_here() {
+        world.here = SourceDomain::Ended;
+        if world.move_ != Move::None {
+            world.answer(Call::Failed);
+        }
+    }
+}
+
+fn end_there(world: &mut World) {
+    match world.there {
+        TargetDomain::Incoming => {
+            world.there = TargetDomain::Absent;
+            world.cut();
+        }
+        TargetDomain::Complete | TargetDomain::Running => world.there = TargetDomain::Over,
+        _ => {}
+    }
+}
+
+fn resume_here(world: &mut World) -> Result<(), Broken> {
+    if world.here == SourceDomain::Leaving {
+        world.here = SourceDomain::Running;
+        if world.ran_there || world.there == TargetDomain::Running {
+            return Err(Broken::ResumedOldState);
+        }
+    }
+    Ok(())
+}
+
+fn resume_there(world: &mut World) -> Result<(), Broken> {
+    if world.there == TargetDomain::Complete {
+        world.there = TargetDomain::Running;
+        if world.ran_on || world.runs_here() {
+            return Err(Broken::ResumedOldState);
+        }
+    }
+    Ok(())
+}
+
+fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
+    match step {
+        SourceStep::Prepare => {
+            world.source_session.get_or_insert_default();
+        }
+        SourceStep::Pair => world
+            .source_session
+            .iter_mut()
+            .for_each(|session| session.paired = true),
+        SourceStep::Say(state) => {
+            if world.exists() && world.api.source.is_none_or(|before| state.may_follow(before)) {
+                world.write(|api| api.source = Some(state));
+                if state == SourceState::Migrating && world.source.call == Call::Unknown {
+                    world.source.call = Call::Due;
+                }
+            }
+        }
+        SourceStep::Start => {
+            if world.move_ == Move::None {
+                world.move_ = Move::Asked;
+                world.source.call = Call::Pending;
+            } else {
+                world.source.call = Call::Failed;
+            }
+        }
+        SourceStep::Abort => {
+            if matches!(world.move_, Move::Perform | Move::Still) {
+                world.move_ = Move::Failing;
+            }
+        }
+        SourceStep::Resume if world.move_ == Move::None => {
+            world.source.stood_still = false;
+            return resume_here(world);
+        }
+        SourceStep::Resume => {}
+        SourceStep::Release(_) => world
+            .source_session
+            .iter_mut()
+            .for_each(|session| session.proven = true),
+        SourceStep::Destroy => {
+            // A tunnel that is lost may have told a target that is lost: nobody knows.
+            let unknown = world.source_session.is_none() && world.target_node == Node::Gone;
+            if world.lives_here() && !world.ran_there && !world.struck && !unknown {
+                return Err(Broken::DestroyedOnlyCopy);
+            }
+            end_here(world);
+        }
+        SourceStep::Close => {
+            world.source_session = None;
+            world.cut();
+        }
+    }
+    Ok(())
+}
+
+fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
+    match step {
+        TargetStep::Check => world.target.fits = Some(true),
+        TargetStep::Prepare => {
+            world.target_session.get_or_insert_default();
+        }
+        TargetStep::Pair => world
+            .target_session
+            .iter_mut()
+            .for_each(|session| session.paired = true),
+        TargetStep::Say(state) => {
+            if world.exists() && world.api.target.is_none_or(|before| state.may_follow(before)) {
+                world.write(|api| api.target = Some(state));
+            }
+        }
+        TargetStep::TakeOver => return resume_there(world),
+        TargetStep::Close => {
+            world.target_session = None;
+            world.cut();
+        }
+        TargetStep::Destroy => {
+            is_only_copy_there(world)?;
+            end_there(world);
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is about to be ended on the target is needed.
+fn is_only_copy_there(world: &World) -> Result<(), Broken> {
+    if world.ended || world.target_node != Node::Up {
+        return Ok(());
+    }
+    let needed = match world.there {
+        TargetDomain::Running => true,
+        // A source that was struck may have run on, unless it has said that it let go.
+        TargetDomain::Complete => {
+            !world.ran_on && !world.lives_here() && (!world.struck || world.api.source_has_let_go())
+        }
+        _ => false,
+    };
+    if needed { Err(Broken::DestroyedOnlyCopy) } else { Ok(()) }
+}
+
+fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mutant>) -> Result<(), Broken> {
+    let fresh = world.controllers[at].fresh || mutant == Some(Mutant::ControllerWritesWithoutVersion);
+    let step = match order {
+        Order::MoveInstance => {
+            if world.runs_here() || (world.lives_here() && !world.api.source_has_let_go()) {
+                return Err(Broken::MovedTooEarly);
+            }
+            world.moved = true;
+            return Ok(());
+        }
+        Order::Step(step) => step,
+    };
+    match step {
+        ClusterStep::Confirm => return Ok(()),
+        ClusterStep::CreatePod => {
+            if world.target_pod == TargetPod::Missing {
+                world.target_pod = TargetPod::Coming;
+            }
+            return Ok(());
+        }
+        ClusterStep::DeletePod => {
+            is_only_copy_there(world)?;
+            if matches!(world.target_pod, TargetPod::Coming | TargetPod::Ready) {
+                world.target_pod = TargetPod::Leaving;
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
+    if !fresh || !world.exists() {
+        world.controllers[at].todo = [None; 3];
+        return Ok(());
+    }
+    let was_over = world.api.is_over();
+    match step {
+        ClusterStep::Enter(MigrationPhase::Succeeded) if !was_over => {
+            if !world.ran_there || world.lives_here() {
+                return Err(Broken::SucceededWithoutGuest);
+            }
+            world.api.phase = Some(MigrationPhase::Succeeded);
+        }
+        ClusterStep::Enter(phase) if !was_over => {
+            if world.api.phase > Some(phase) {
+                return Err(Broken::WentBack);
+            }
+            world.api.phase = Some(phase);
+        }
+        ClusterStep::Fail(_) if !was_over => world.api.phase = Some(MigrationPhase::Failed),
+        ClusterStep::Abort(_) => world.api.abort = true,
+        ClusterStep::TellSourceGone => world.api.source_gone = true,
+        ClusterStep::RemoveFinalizer => world.finalizer = false,
+        _ => {}
+    }
+    // Its own write gives it the next version; every other's is old then.
+    for (other, controller) in world.controllers.iter_mut().enumerate() {
+        controller.fresh = other == at;
+        if other == at {
+            controller.seen = world.api;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! All worlds that can be reached, breadth first, so that what is found is shortest.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+    ops::Range,
+};
+
+use super::{
+    laws::{Broken, broken, is_settled},
+    moves::{Event, How, events},
+    world::World,
+};
+
+/// What a search has found.
+pub(crate) struct Found {
+    /// Worlds.
+    pub(crate) worlds: usize,
+    /// Events from the first world to the farthest.
+    pub(crate) depth: usize,
+    /// The law that is broken, and how.
+    pub(crate) broken: Option<(Broken, Vec<(Event, World)>)>,
+}
+
+/// Looks at every world that can be reached from the first.
+pub(crate) fn search(first: World, how: How) -> Found {
+    let mut search = Search {
+        how,
+        ..Search::default()
+    };
+    search.run(first)
+}
+
+#[derive(Default)]
+struct Search {
+    how: How,
+    worlds: Vec<World>,
+    known: HashMap<World, u32, BuildHasherDefault<Mix>>,
+    /// From which world each was first reached.
+    parents: Vec<u32>,
+    /// What a fair world leads to: from, to.
+    fair: Vec<(u32, u32)>,
+}
+
+impl Search {
+    fn run(&mut self, first: World) -> Found {
+        self.add(first, 0);
+        let mut depth = 0;
+        let mut level: Range<usize> = 0..1;
+        while !level.is_empty() {
+            for at in level.clone() {
+                if let Some((event, law, world)) = self.visit(at) {
+                    let mut trace = self.trace(at);
+                    trace.push((event, world));
+                    return self.found(depth + 1, Some((law, trace)));
+                }
+            }
+            depth += 1;
+            level = level.end..self.worlds.len();
+        }
+        let stuck = self.stuck().map(|at| (Broken::NeverEnds, self.trace(at)));
+        self.found(depth - 1, stuck)
+    }
+
+    fn found(&self, depth: usize, broken: Option<(Broken, Vec<(Event, World)>)>) -> Found {
+        Found {
+            worlds: self.worlds.len(),
+            depth,
+            broken,
+        }
+    }
+
+    /// Adds what can follow on a world; the first law that is broken ends it.
+    fn visit(&mut self, at: usize) -> Option<(Event, Broken, World)> {
+        let world = self.worlds[at];
+        let from = u32::try_from(at).unwrap();
+        let mut found = None;
+        let mut next = Vec::new();
+        events(
+            &world,
+            self.how,
+            &mut |event, fault, result| match result.map(|to| (to, broken(&to))) {
+                Ok((to, None)) => next.push((to, fault)),
+                Ok((to, Some(law))) => found = found.or(Some((event, law, to))),
+                Err(law) => found = found.or(Some((event, law, world))),
+            },
+        );
+        for (to, fault) in next {
+            let to = self.add(to, from);
+            if !fault {
+                self.fair.push((from, to));
+            }
+        }
+        found
+    }
+
+    fn add(&mut self, world: World, parent: u32) -> u32 {
+        let next = u32::try_from(self.worlds.len()).unwrap();
+        let at = *self.known.entry(world).or_insert(next);
+        if at == next {
+            self.worlds.push(world);
+            self.parents.push(parent);
+        }
+        at
+    }
+
+    /// The first world from which nothing leads to a good end but luck: with no more faults, what can
+    /// always happen does happen at some time.
+    fn stuck(&mut self) -> Option<usize> {
+        let count = self.worlds.len();
+        // Who leads to each world: a list for each, one after the other.
+        let mut ends = vec![0_u32; count + 1];
+        for (_, to) in &self.fair {
+            ends[*to as usize] += 1;
+        }
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += *end;
+            *end = sum;
+        }
+        let mut before = vec![0_u32; self.fair.len()];
+        for (from, to) in &self.fair {
+            let end = &mut ends[*to as usize];
+            *end -= 1;
+            before[*end as usize] = *from;
+        }
+        let mut good = vec![false; count];
+        let mut todo: Vec<u32> = Vec::new();
+        for (at, world) in self.worlds.iter().enumerate() {
+            if is_settled(world) {
+                good[at] = true;
+                todo.push(u32::try_from(at).unwrap());
+            }
+        }
+        while let Some(at) = todo.pop() {
+            let at = at as usize;
+            for from in &before[ends[at] as usize..ends[at + 1] as usize] {
+                if !std::mem::replace(&mut good[*from as usize], true) {
+                    todo.push(*from);
+                }
+            }
+        }
+        good.iter().position(|good| !good)
+    }
+
+    /// How a world was reached.
+    fn trace(&self, at: usize) -> Vec<(Event, World)> {
+        let mut path = vec![at];
+        while path[path.len() - 1] != 0 {
+            path.push(self.parents[path[path.len() - 1]] as usize);
+        }
+        path.reverse();
+        path.windows(2)
+            .map(|pair| (self.between(pair[0], pair[1]), self.worlds[pair[1]]))
+            .collect()
+    }
+
+    fn between(&self, from: usize, to: usize) -> Event {
+        let mut between = None;
+        events(&self.worlds[from], self.how, &mut |event, _, result| {
+            if result == Ok(self.worlds[to]) {
+                between = Some(event);
+            }
+        });
+        between.unwrap()
+    }
+}
+
+/// A hash for small values of our own.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value.cast_unsigned() as u64);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}

@@ -1,0 +1,388 @@
+//! A migration as it really is: objects, processes, libvirt on both sides, and what each part knows.
+//!
+//! libvirt does what was seen of it: a source whose last reply is lost goes on; one that has read it
+//! never does; one whose libvirtd was lost while it stood still goes on standing still.
+
+use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
+use drydock_core::migration::{
+    cluster::{ClusterStep, SourcePod, TargetPod},
+    record::Record,
+    source::{Call, Job, SourceDomain, SourceStep, SourceTunnel},
+    target::{TargetDomain, TargetStep, TargetTunnel},
+};
+
+/// Everything about one migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    /// The object, as the API server has it.
+    pub(crate) api: Record,
+    /// Its finalizer is on.
+    pub(crate) finalizer: bool,
+    /// The instance's node name is the target's.
+    pub(crate) moved: bool,
+    /// The instance was ended by its user.
+    pub(crate) ended: bool,
+    /// The deadline has passed.
+    pub(crate) overdue: bool,
+    pub(crate) source_pod: SourcePod,
+    pub(crate) target_pod: TargetPod,
+    pub(crate) source_node: Node,
+    pub(crate) target_node: Node,
+    /// How far libvirt is.
+    pub(crate) move_: Move,
+    /// The guest on the source: never unknown.
+    pub(crate) here: SourceDomain,
+    /// The guest on the target: never unknown.
+    pub(crate) there: TargetDomain,
+    /// It has run there.
+    pub(crate) ran_there: bool,
+    /// It ran on the source after the target had all of it.
+    pub(crate) ran_on: bool,
+    /// Something has ended the guest or its node: nobody is to blame if it runs nowhere.
+    pub(crate) struck: bool,
+    pub(crate) source_session: Option<SourceSession>,
+    pub(crate) target_session: Option<TargetSession>,
+    /// A release is on its way.
+    pub(crate) release: bool,
+    pub(crate) source: SourceAgent,
+    pub(crate) target: TargetAgent,
+    pub(crate) controllers: [Controller; 2],
+    /// How many more faults may happen.
+    pub(crate) faults: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Node {
+    Up,
+    Down,
+    /// Down, and said to be gone for good.
+    Gone,
+}
+
+/// How far the source's libvirt is with moving the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Move {
+    None,
+    /// The call is on its way to libvirtd.
+    Asked,
+    Perform,
+    /// The guest stands still, and the rest of it moves.
+    Still,
+    /// The target has it, and the reply that says so is on its way.
+    Reply,
+    /// The reply has been read.
+    Read,
+    /// The connection broke; libvirt is about to let the guest go on.
+    Failing,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct SourceSession {
+    pub(crate) paired: bool,
+    /// The last reply went through, and nothing of it is left in the socket.
+    pub(crate) drained: bool,
+    /// The tunnel has seen that.
+    pub(crate) reply_read: bool,
+    pub(crate) proven: bool,
+    pub(crate) acknowledged: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct TargetSession {
+    pub(crate) paired: bool,
+    pub(crate) released: bool,
+    pub(crate) taken_over: bool,
+}
+
+/// A process that looks, and then does one step after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SourceAgent {
+    /// The object as it last saw it, but for its own side, of which it knows all.
+    pub(crate) seen: Record,
+    /// What it is told comes late. Else it knows at once.
+    pub(crate) late: bool,
+    pub(crate) tunnel: SourceTunnel,
+    /// The domain as it was before the job was read, and the job.
+    pub(crate) read: Option<(SourceDomain, Option<Job>)>,
+    pub(crate) call: Call,
+    pub(crate) stood_still: bool,
+    pub(crate) todo: [Option<SourceStep>; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TargetAgent {
+    pub(crate) seen: Record,
+    /// What it is told comes late. Else it knows at once.
+    pub(crate) late: bool,
+    pub(crate) tunnel: TargetTunnel,
+    pub(crate) fits: Option<bool>,
+    pub(crate) todo: [Option<TargetStep>; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Controller {
+    pub(crate) seen: Record,
+    pub(crate) todo: [Option<Order>; 3],
+    /// Nobody has written the object since it looked.
+    pub(crate) fresh: bool,
+    pub(crate) alive: bool,
+}
+
+/// What a controller does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Order {
+    Step(ClusterStep),
+    /// The instance's node name becomes the target's.
+    MoveInstance,
+}
+
+impl World {
+    pub(crate) fn new(faults: u8, controllers: usize) -> Self {
+        let controller = |alive| Controller {
+            seen: Record::default(),
+            todo: [None; 3],
+            fresh: false,
+            alive,
+        };
+        Self {
+            api: Record::default(),
+            finalizer: true,
+            moved: false,
+            ended: false,
+            overdue: false,
+            source_pod: SourcePod::Alive,
+            target_pod: TargetPod::Missing,
+            source_node: Node::Up,
+            target_node: Node::Up,
+            move_: Move::None,
+            here: SourceDomain::Running,
+            there: TargetDomain::Absent,
+            ran_there: false,
+            ran_on: false,
+            struck: false,
+            source_session: None,
+            target_session: None,
+            release: false,
+            source: SourceAgent::NEW,
+            target: TargetAgent::NEW,
+            controllers: [controller(true), controller(controllers > 1)],
+            faults,
+        }
+    }
+
+    /// Both sides are ready, as each knows.
+    pub(crate) fn ready(faults: u8, controllers: usize) -> Self {
+        let mut world = Self::new(faults, controllers);
+        world.api.phase = Some(MigrationPhase::TargetReady);
+        world.api.source = Some(SourceState::Prepared);
+        world.api.target = Some(TargetState::Prepared);
+        world.target_pod = TargetPod::Ready;
+        world.source_session = Some(SourceSession::default());
+        world.target_session = Some(TargetSession::default());
+        world.source.tunnel = world.source_tunnel();
+        world.target.tunnel = world.target_tunnel();
+        world.source.seen = world.api;
+        world.target.seen = world.api;
+        world.settle();
+        world
+    }
+
+    /// The object is there.
+    pub(crate) fn exists(&self) -> bool {
+        !self.api.deleted || self.finalizer
+    }
+
+    pub(crate) fn job(&self) -> Job {
+        match self.move_ {
+            Move::None | Move::Asked => Job::None,
+            _ => Job::Outgoing,
+        }
+    }
+
+    pub(crate) fn source_tunnel(&self) -> SourceTunnel {
+        self.source_session
+            .map_or(SourceTunnel::Missing, |session| SourceTunnel::Open {
+                paired: session.paired,
+                reply_read: session.reply_read,
+                acknowledged: session.acknowledged,
+            })
+    }
+
+    pub(crate) fn target_tunnel(&self) -> TargetTunnel {
+        self.target_session
+            .map_or(TargetTunnel::Missing, |session| TargetTunnel::Open {
+                paired: session.paired,
+                released: session.released,
+                taken_over: session.taken_over,
+            })
+    }
+
+    /// Both tunnels can talk to each other.
+    pub(crate) fn linked(&self) -> bool {
+        self.source_session.is_some_and(|session| session.paired)
+            && self.target_session.is_some_and(|session| session.paired)
+            && self.source_node == Node::Up
+            && self.target_node == Node::Up
+    }
+
+    /// The guest runs on its source.
+    pub(crate) fn runs_here(&self) -> bool {
+        self.here == SourceDomain::Running && self.source_node == Node::Up
+    }
+
+    /// The guest runs on its target.
+    pub(crate) fn runs_there(&self) -> bool {
+        self.there == TargetDomain::Running && self.target_node == Node::Up
+    }
+
+    /// There is a guest on the source that runs, or may be made to run.
+    pub(crate) fn lives_here(&self) -> bool {
+        matches!(self.here, SourceDomain::Running | SourceDomain::Leaving) && self.source_node == Node::Up
+    }
+
+    /// What goes through the tunnel is cut off.
+    pub(crate) fn cut(&mut self) {
+        if matches!(self.move_, Move::Perform | Move::Still | Move::Reply) {
+            self.move_ = Move::Failing;
+        }
+    }
+
+    /// The object is written by others than controllers, whose version is old then.
+    pub(crate) fn write(&mut self, change: impl FnOnce(&mut Record)) {
+        let before = self.api;
+        change(&mut self.api);
+        if self.api != before {
+            self.controllers
+                .iter_mut()
+                .for_each(|controller| controller.fresh = false);
+        }
+    }
+
+    /// The call has come to an end.
+    pub(crate) fn answer(&mut self, answer: Call) {
+        self.move_ = Move::None;
+        if self.source.call == Call::Pending {
+            self.source.call = answer;
+        }
+    }
+
+    /// What follows at once from what is, and nothing kept that makes no difference any more, so that
+    /// worlds that are alike are equal.
+    pub(crate) fn settle(&mut self) {
+        let complete = self.there == TargetDomain::Complete;
+        self.ran_on = complete && (self.ran_on || self.runs_here());
+        self.ran_there |= self.there == TargetDomain::Running;
+        match &mut self.target_session {
+            Some(session) if !session.released => {}
+            _ => self.release = false,
+        }
+        if let Some(session) = &mut self.source_session {
+            session.drained &= !session.reply_read;
+        }
+        self.overdue &= !self.api.is_over();
+        self.source.stood_still &=
+            self.api.source == Some(SourceState::Migrating) && self.here != SourceDomain::Running;
+        if self.api.source > Some(SourceState::Migrating) && self.move_ == Move::None {
+            self.source.call = Call::Unknown;
+        }
+        if self.api.target.is_some() {
+            self.target.fits = None;
+        }
+        // Nobody acts, or on nothing any more.
+        if self.source_node != Node::Up || !self.exists() {
+            self.source = SourceAgent {
+                late: true,
+                ..SourceAgent::NEW
+            };
+        }
+        if self.target_node != Node::Up || !self.exists() {
+            self.target = TargetAgent {
+                late: true,
+                ..TargetAgent::NEW
+            };
+        }
+        if !self.source.late {
+            self.source.seen = self.api;
+            self.source.tunnel = self.source_tunnel();
+        }
+        if !self.target.late {
+            self.target.seen = self.api;
+            self.target.tunnel = self.target_tunnel();
+        }
+        self.source.seen = seen_by_source(self.source.seen);
+        self.target.seen = seen_by_target(self.target.seen);
+    }
+}
+
+impl SourceAgent {
+    const NEW: Self = Self {
+        seen: NOTHING,
+        late: false,
+        tunnel: SourceTunnel::Missing,
+        read: None,
+        call: Call::Unknown,
+        stood_still: false,
+        todo: [None; 2],
+    };
+}
+
+impl TargetAgent {
+    const NEW: Self = Self {
+        seen: NOTHING,
+        late: false,
+        tunnel: TargetTunnel::Missing,
+        fits: None,
+        todo: [None; 2],
+    };
+}
+
+const NOTHING: Record = Record {
+    phase: None,
+    deleted: false,
+    abort: false,
+    source_gone: false,
+    source: None,
+    target: None,
+};
+
+/// What of a record is nothing to either side.
+fn seen_by_a_side(record: Record) -> Record {
+    if !record.has_sides() {
+        return Record::default();
+    }
+    Record {
+        // Given up is given up.
+        abort: record.abort || record.deleted,
+        deleted: false,
+        phase: match record.phase {
+            Some(MigrationPhase::Running) => Some(MigrationPhase::TargetReady),
+            phase => phase,
+        },
+        ..record
+    }
+}
+
+/// What the source's agent makes use of, so that worlds that are alike to it are equal. Its own side
+/// it takes from what it said last.
+pub(crate) fn seen_by_source(record: Record) -> Record {
+    Record {
+        source_gone: false,
+        source: None,
+        target: record.target.filter(|state| *state != TargetState::Prepared),
+        ..seen_by_a_side(record)
+    }
+}
+
+/// What the target's agent makes use of.
+pub(crate) fn seen_by_target(record: Record) -> Record {
+    Record {
+        source: record.source.map(|state| match state {
+            SourceState::Prepared | SourceState::Migrating => SourceState::Prepared,
+            SourceState::Halted => SourceState::Halted,
+            SourceState::Released | SourceState::Stopped => SourceState::Released,
+            SourceState::Stayed | SourceState::Ended => SourceState::Stayed,
+        }),
+        target: None,
+        ..seen_by_a_side(record)
+    }
+}
