@@ -106,8 +106,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) -> Left {
     let mut channel = Channel::new(stream);
     let left = speak_as_source(session, &mut channel).await;
-    session.update(|facts| facts.connected = false);
+    session.update(|facts| {
+        facts.connected = false;
+        if let Some(trouble) = broken(&left) {
+            facts.trouble = Some(trouble);
+        }
+    });
     conclude(session, left, &mut channel).await
+}
+
+/// How the channel broke, for people. A target that refuses this side does so only when the channel is
+/// open: TLS 1.3 lets the dialling side begin before its certificate has been looked at.
+fn broken(left: &Result<Left, LinesCodecError>) -> Option<String> {
+    match left {
+        Ok(Left::Over) => None,
+        Ok(Left::Broken) => Some("the target has closed the control channel".to_owned()),
+        Err(error) => Some(format!("the control channel to the target is broken: {}", chain(error))),
+    }
 }
 
 async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(

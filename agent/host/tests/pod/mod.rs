@@ -21,7 +21,7 @@ use std::{
 use drydock_host::pod_folder::PodFolder;
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::{Pid, User, geteuid, mkdtemp},
+    unistd::{Pid, geteuid, mkdtemp},
 };
 
 /// UID of the pod, as long as Kubernetes makes them.
@@ -29,6 +29,9 @@ pub(crate) const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 
 /// The socket, below the volume.
 pub(crate) const SOCKET: &str = "libvirt/libvirt-sock";
+
+/// User and group of a pod's processes, as in launcher pods. This machine need not know them.
+const ACCOUNT: u32 = 107;
 
 /// Where libvirtd and QEMU find the pod's scratch folder, whichever pod it is.
 pub(crate) const MOUNT: &str = "/mnt";
@@ -80,7 +83,6 @@ impl Pod {
 
     /// Starts libvirtd, and again whenever it ends.
     pub(crate) fn start_libvirtd(&mut self) {
-        let account = account();
         for name in ["home", "config", "cache", "data"] {
             self.own(&self.scratch.join(name));
         }
@@ -90,13 +92,17 @@ impl Pod {
         let settings = self.scratch.join("libvirtd.conf");
         let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
         fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim())).unwrap();
+        // libvirt asks for the names of its user and group.
+        let names = "root:x:0:0::/:/bin/sh\nguest:x:107:107::/:/bin/false\n";
+        fs::write(self.scratch.join("passwd"), names).unwrap();
+        fs::write(self.scratch.join("group"), "root:x:0:\nguest:x:107:\n").unwrap();
         // Two pods have the same paths, as a guest that moves needs.
         let script = format!(
-            "mount --bind {scratch} {MOUNT} && while :; do setpriv --reuid={} --regid={} --clear-groups --no-new-privs --inh-caps=-all \
-             libvirtd --timeout 0 --config {}; done",
-            account.uid,
-            account.gid,
-            settings.display(),
+            "mount --bind {scratch} {MOUNT} && mount --bind {scratch}/passwd /etc/passwd && \
+             mount --bind {scratch}/group /etc/group && while :; do \
+             setpriv --reuid={ACCOUNT} --regid={ACCOUNT} --clear-groups --no-new-privs --inh-caps=-all \
+             libvirtd --timeout 0 --config {settings}; done",
+            settings = settings.display(),
             scratch = self.scratch.display(),
         );
         let log = File::create(self.scratch.join("log")).unwrap();
@@ -133,8 +139,7 @@ impl Pod {
         if !path.exists() {
             fs::create_dir_all(path).unwrap();
         }
-        let account = account();
-        chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
+        chown(path, Some(ACCOUNT), Some(ACCOUNT)).unwrap();
     }
 
     /// The process that listens at libvirt's socket.
@@ -174,12 +179,6 @@ impl Drop for Pod {
         }
         let _ = fs::remove_dir_all(&self.scratch);
     }
-}
-
-/// Who a pod's processes are.
-fn account() -> User {
-    let named = User::from_name("libvirt-qemu").unwrap();
-    named.or_else(|| User::from_name("nobody").unwrap()).unwrap()
 }
 
 /// Says that a test was skipped, and whether to skip it.

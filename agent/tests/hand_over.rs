@@ -1,0 +1,361 @@
+//! Guests that are handed over from one libvirt to another by real tunnels, while something goes wrong: at
+//! any time the guest runs on one side at most, and in the end on one.
+//!
+//! What makes two guests when it is left to libvirt when the guest goes on is tried that way as well.
+//!
+//! Tests that need what is not installed, or root, say so by name and pass. `DRYDOCK_HAND_OVERS` is how
+//! often each is done (2), `DRYDOCK_REPLY_DELAY` for how many seconds a late reply is held (3).
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
+
+#[path = "hand_over/guest.rs"]
+mod guest;
+#[path = "hand_over/network.rs"]
+mod network;
+#[path = "hand_over/node.rs"]
+mod node;
+#[path = "../host/tests/pod/mod.rs"]
+#[expect(dead_code, reason = "not all of the pod's helpers are needed here")]
+mod pod;
+#[path = "hand_over/reply.rs"]
+mod reply;
+#[path = "hand_over/tunnel.rs"]
+mod tunnel;
+#[path = "hand_over/world.rs"]
+mod world;
+
+use std::time::Duration;
+
+use drydock_host::domain::{PausedReason, RunningReason, ShutOffReason, State};
+use network::Held;
+use nix::sys::signal::{Signal, kill};
+use node::{Moving, resumed};
+use reply::Fate;
+use serde_json::{Value, json};
+use tunnel::Tunnel;
+use world::{World, number, runs, skipped};
+
+/// How long a late reply is held. Nothing is measured in it: that something goes on by itself would need a
+/// time-out of somebody, of which there is none, or longer than a test may take.
+fn delay() -> Duration {
+    Duration::from_secs(u64::try_from(number("DRYDOCK_REPLY_DELAY", 3)).unwrap())
+}
+
+#[tokio::test]
+async fn a_guest_goes_on_once_and_misses_nothing() {
+    if skipped("a_guest_goes_on_once_and_misses_nothing") {
+        return;
+    }
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare().await;
+        world.moves().await;
+        world.is_taken_over(&migration).await;
+        world.target.runs().await;
+        assert_eq!(world.target.state().await, State::Running(RunningReason::Unpaused));
+        assert_eq!(world.source.state().await, State::ShutOff(ShutOffReason::Migrated));
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+/// How the source's libvirtd does not get the reply that is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    /// The connection ends instead.
+    AtOnce,
+    /// It ends after a while.
+    Late,
+    /// The source's tunnel is killed.
+    WithTunnel,
+}
+
+const LOSSES: [Loss; 3] = [Loss::AtOnce, Loss::Late, Loss::WithTunnel];
+
+impl Loss {
+    fn fate(self) -> Fate {
+        match self {
+            Self::AtOnce => Fate::IsLost,
+            Self::Late | Self::WithTunnel => Fate::Waits,
+        }
+    }
+
+    /// Loses a reply that waits.
+    async fn happen(self, world: &mut World) {
+        match self {
+            Self::AtOnce => {}
+            Self::Late => world.reply.decide(Fate::IsLost),
+            Self::WithTunnel => world.source.tunnel.kill().await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
+    if skipped("left_to_libvirt_a_reply_that_is_lost_makes_two_guests") {
+        return;
+    }
+    let mut world = World::new().await;
+    for loss in (0..runs()).flat_map(|_| LOSSES) {
+        let migration = world.prepare().await;
+        world.reply.decide(loss.fate());
+        let count = world.reply.count();
+        let migrating = world.source.migrating_unpaused();
+        world.reply.came_after(count).await;
+        // It goes on here, whether or not the source knows.
+        world.target.runs().await;
+        loss.happen(&mut world).await;
+        migrating.ended().await.unwrap_err();
+        world.source.until("Resumed Migrated").await;
+        let both = (world.source.state().await, world.target.state().await);
+        assert_eq!(
+            both,
+            (
+                State::Running(RunningReason::MigrationCanceled),
+                State::Running(RunningReason::Migrated)
+            ),
+            "{loss:?}"
+        );
+        for node in [&world.source, &world.target] {
+            node.runs().await;
+            assert_eq!(node.status_in_qemu().await, "running");
+        }
+        let (here, there) = (world.source.said(), world.target.said());
+        assert!(here.also_said(&there) > 0, "{loss:?}");
+        if loss == Loss::WithTunnel {
+            world.source.tunnel = Tunnel::start(&world.source.pod).await;
+        }
+        world.close(&migration).await;
+        world.source.clear().await;
+        world.target.clear().await;
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_is_lost_leaves_the_guest_at_the_source_and_it_can_move_again() {
+    if skipped("a_reply_that_is_lost_leaves_the_guest_at_the_source_and_it_can_move_again") {
+        return;
+    }
+    let mut world = World::new().await;
+    for loss in (0..runs()).flat_map(|_| LOSSES) {
+        let migration = world.prepare().await;
+        world.reply.decide(loss.fate());
+        let count = world.reply.count();
+        let moving = Moving::begin(&world.source.guest);
+        world.reply.came_after(count).await;
+        loss.happen(&mut world).await;
+        let refused = moving.ended().await.unwrap_err();
+        assert!(refused.is_answer(), "{refused:?}");
+        world.source.until("Resumed Migrated").await;
+        world.source.runs().await;
+        assert_eq!(
+            world.source.state().await,
+            State::Running(RunningReason::MigrationCanceled)
+        );
+        assert_eq!(world.source.status_in_qemu().await, "running");
+        world.stands_still_at_target(&migration).await;
+        if loss == Loss::WithTunnel {
+            world.source.tunnel = Tunnel::start(&world.source.pod).await;
+        } else {
+            let session = world.source.tunnel.now(&migration).await;
+            assert_eq!(
+                (&session["reply"], &session["released"]),
+                (&json!("none"), &Value::Null)
+            );
+        }
+        world.close(&migration).await;
+        let came = world.target.clear().await;
+        assert_eq!(resumed(&came), 0, "{came:?}");
+
+        let migration = world.pair().await;
+        world.moves().await;
+        world.is_taken_over(&migration).await;
+        world.target.runs().await;
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn while_the_reply_is_late_nobody_runs() {
+    if skipped("while_the_reply_is_late_nobody_runs") {
+        return;
+    }
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare().await;
+        let moving = world.moves_up_to_the_reply().await;
+        let before = world.source.said();
+        tokio::time::sleep(delay()).await;
+        assert_eq!(world.source.said(), before);
+        assert_eq!(world.source.state().await, State::Paused(PausedReason::Migration));
+        world.stands_still_at_target(&migration).await;
+        assert_eq!(world.source.tunnel.now(&migration).await["reply"], "none");
+        world.reply.decide(Fate::Passes);
+        assert_eq!(moving.ended().await, Ok(()));
+        world.is_taken_over(&migration).await;
+        world.target.runs().await;
+        assert_eq!(world.source.said(), before);
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn a_libvirtd_that_dies_when_it_has_read_the_reply_never_lets_its_guest_go_on() {
+    if skipped("a_libvirtd_that_dies_when_it_has_read_the_reply_never_lets_its_guest_go_on") {
+        return;
+    }
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare().await;
+        let libvirtd = world.source.pod.libvirtd().await;
+        let moving = Moving::begin(&world.source.guest);
+        let consumed = |session: &Value| session["reply"] == "consumed";
+        world.source.tunnel.until(&migration, consumed).await;
+        kill(libvirtd, Signal::SIGKILL).unwrap();
+        let ended = moving.ended().await;
+        world.is_taken_over(&migration).await;
+        world.target.runs().await;
+
+        world.source.connect_again().await;
+        // Asking QEMU waits until the new libvirtd has taken it up.
+        let status = world.source.try_status_in_qemu().await;
+        let state = world.source.state().await;
+        println!("the call: {ended:?}; the source: {state}, {status:?}");
+        match state {
+            State::Paused(PausedReason::Migration) => assert_eq!(status, Ok("postmigrate".to_owned())),
+            // It was killing its QEMU already.
+            State::ShutOff(_) => {}
+            other => panic!("{other}"),
+        }
+        world.target.runs().await;
+        assert_eq!(world.target.state().await, State::Running(RunningReason::Unpaused));
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_is_lost_with_its_tunnel_is_not_guessed() {
+    if skipped("a_release_that_is_lost_with_its_tunnel_is_not_guessed") {
+        return;
+    }
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare().await;
+        let moving = world.moves_up_to_the_reply().await;
+        world.network.hold(Held::ToTarget);
+        world.reply.decide(Fate::Passes);
+        assert_eq!(moving.ended().await, Ok(()));
+        let consumed = |session: &Value| session["reply"] == "consumed";
+        let session = world.source.tunnel.until(&migration, consumed).await;
+        assert_eq!(session["acknowledged"], false);
+        world.source.tunnel.kill().await;
+        world.network.cut();
+        world.network.hold(Held::Nothing);
+        let alone = |session: &Value| session["connected"] == false;
+        world.target.tunnel.until(&migration, alone).await;
+        world.stands_still_at_target(&migration).await;
+
+        // What another process says in its name counts for nothing.
+        world.source.tunnel = Tunnel::start(&world.source.pod).await;
+        let source = world.source.tunnel.prepare(&migration, "source").await;
+        let peer = json!({"fingerprint": source["fingerprint"]});
+        let pair = json!({"pair": {"migration": migration, "peer": peer}});
+        assert_eq!(world.target.tunnel.call(pair).await["refused"]["reason"], "OtherPeer");
+        let target = world.target.tunnel.prepare(&migration, "target").await;
+        world.network.expect_control();
+        let peer = json!({"fingerprint": target["fingerprint"], "address": world.network.address.to_string()});
+        let pair = json!({"pair": {"migration": migration, "peer": peer}});
+        world.source.tunnel.done(pair).await;
+        let release = json!({"release": {"migration": migration, "proof": "SourceStopped"}});
+        world.source.tunnel.done(release).await;
+        let refused = "control channel";
+        let in_trouble = |session: &Value| {
+            session["trouble"]
+                .as_str()
+                .is_some_and(|trouble| trouble.contains(refused))
+        };
+        world.source.tunnel.until(&migration, in_trouble).await;
+        world.stands_still_at_target(&migration).await;
+
+        // The agents know it from libvirt.
+        assert_eq!(world.source.state().await, State::ShutOff(ShutOffReason::Migrated));
+        world.target.guest.resume().await.unwrap();
+        world.target.runs().await;
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+/// When the control channel is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// When the target has not heard of the release.
+    BeforeRelease,
+    /// When the source has not heard that the guest was taken over.
+    BeforeAnswer,
+    /// Sometime when the reply arrives.
+    Sometime,
+}
+
+#[tokio::test]
+async fn a_guest_goes_on_once_however_often_it_is_released() {
+    if skipped("a_guest_goes_on_once_however_often_it_is_released") {
+        return;
+    }
+    let mut world = World::new().await;
+    for cut in (0..runs()).flat_map(|_| [Cut::BeforeRelease, Cut::BeforeAnswer, Cut::Sometime]) {
+        let migration = world.prepare().await;
+        let moving = world.moves_up_to_the_reply().await;
+        let consumed = |session: &Value| session["reply"] == "consumed";
+        match cut {
+            Cut::BeforeRelease => {
+                world.network.hold(Held::ToTarget);
+                world.reply.decide(Fate::Passes);
+                world.source.tunnel.until(&migration, consumed).await;
+                world.stands_still_at_target(&migration).await;
+                world.network.cut();
+                world.network.hold(Held::Nothing);
+            }
+            Cut::BeforeAnswer => {
+                world.network.hold(Held::ToSource);
+                world.reply.decide(Fate::Passes);
+                world.target.runs().await;
+                assert_eq!(world.source.tunnel.now(&migration).await["acknowledged"], false);
+                world.network.cut();
+                world.network.hold(Held::Nothing);
+            }
+            Cut::Sometime => {
+                world.reply.decide(Fate::Passes);
+                world.network.cut();
+            }
+        }
+        assert_eq!(moving.ended().await, Ok(()), "{cut:?}");
+        world.is_taken_over(&migration).await;
+        world.target.runs().await;
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_its_user_had_paused_stays_paused() {
+    if skipped("a_guest_that_its_user_had_paused_stays_paused") {
+        return;
+    }
+    let mut world = World::new().await;
+    for keep_paused in (0..runs()).flat_map(|_| [true, false]) {
+        let migration = world.prepare().await;
+        world.source.guest.suspend().await.unwrap();
+        world.source.until("Suspended Paused").await;
+        let keep = json!({"keepPaused": {"migration": migration, "keepPaused": keep_paused}});
+        world.source.tunnel.done(keep).await;
+        world.moves().await;
+        world.is_taken_over(&migration).await;
+        if keep_paused {
+            assert_eq!(world.target.state().await, State::Paused(PausedReason::User));
+            assert_eq!(world.target.status_in_qemu().await, "paused");
+            assert!(world.target.said().is_nothing());
+            world.target.guest.resume().await.unwrap();
+        }
+        // Without the word it goes on by itself.
+        world.target.runs().await;
+        world.end_after_one_guest(&migration).await;
+    }
+}

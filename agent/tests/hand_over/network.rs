@@ -1,0 +1,137 @@
+//! The network between two tunnels, of which the control channel can be held and cut.
+//!
+//! What the connections are for is encrypted. The control channel is known by its time: it is what a source
+//! connects first, and first again when it was cut.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+    task::JoinSet,
+};
+
+/// What is held of the control channel. As long as anything is, nobody else is let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Nothing.
+    Nothing,
+    /// What the source says.
+    ToTarget,
+    /// What the target says.
+    ToSource,
+}
+
+/// The network. It ends with the value.
+pub(crate) struct Network {
+    /// Where the target's tunnel is reached.
+    pub(crate) address: SocketAddr,
+    held: watch::Sender<Held>,
+    /// How often the control channel was cut.
+    cuts: watch::Sender<usize>,
+    is_control: Arc<AtomicBool>,
+    _task: JoinSet<()>,
+}
+
+impl Network {
+    /// A way to a tunnel.
+    pub(crate) async fn to(tunnel: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (held, cuts) = (watch::channel(Held::Nothing).0, watch::channel(0).0);
+        let is_control = Arc::new(AtomicBool::new(true));
+        let way = Way {
+            tunnel,
+            held: held.subscribe(),
+            cuts: cuts.subscribe(),
+            is_control: Arc::clone(&is_control),
+        };
+        let mut task = JoinSet::new();
+        task.spawn(way.accept(listener));
+        Self {
+            address,
+            held,
+            cuts,
+            is_control,
+            _task: task,
+        }
+    }
+
+    /// The next connection is a control channel.
+    pub(crate) fn expect_control(&self) {
+        self.is_control.store(true, Ordering::SeqCst);
+    }
+
+    /// Holds the control channel, or lets everything through.
+    pub(crate) fn hold(&self, held: Held) {
+        self.held.send_replace(held);
+    }
+
+    /// Cuts the control channel. What was held of it is lost.
+    pub(crate) fn cut(&self) {
+        self.expect_control();
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+}
+
+struct Way {
+    tunnel: SocketAddr,
+    held: watch::Receiver<Held>,
+    cuts: watch::Receiver<usize>,
+    is_control: Arc<AtomicBool>,
+}
+
+impl Way {
+    async fn accept(mut self, listener: TcpListener) {
+        let mut connections = JoinSet::new();
+        loop {
+            let (source, _) = listener.accept().await.unwrap();
+            self.held.wait_for(|held| *held == Held::Nothing).await.unwrap();
+            let Ok(target) = TcpStream::connect(self.tunnel).await else {
+                continue;
+            };
+            let (from_source, to_source) = source.into_split();
+            let (from_target, to_target) = target.into_split();
+            if self.is_control.swap(false, Ordering::SeqCst) {
+                let (mut cuts, held) = (self.cuts.clone(), self.held.clone());
+                cuts.mark_unchanged();
+                connections.spawn(async move {
+                    tokio::select! {
+                        // What was held until now is lost.
+                        biased;
+                        _ = cuts.changed() => {}
+                        () = pass(from_source, to_target, Some((held.clone(), Held::ToTarget))) => {}
+                        () = pass(from_target, to_source, Some((held, Held::ToSource))) => {}
+                    }
+                });
+            } else {
+                connections.spawn(pass(from_source, to_target, None));
+                connections.spawn(pass(from_target, to_source, None));
+            }
+        }
+    }
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut hold: Option<(watch::Receiver<Held>, Held)>) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(read) = from.read(&mut buffer).await {
+        if let Some((held, direction)) = &mut hold
+            && held.wait_for(|held| held != direction).await.is_err()
+        {
+            return;
+        }
+        if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! A node of two: a pod with libvirt, a tunnel, and what is asked of both.
+
+use std::{
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use drydock_host::domain::{CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Migration, Start, State};
+use serde_json::Value;
+use tokio::{process::Command, task::JoinSet};
+
+use crate::{
+    guest::{self, NAME, Said},
+    pod::{MOUNT, Pod, SOCKET},
+    tunnel::Tunnel,
+};
+
+/// How often it is looked whether the guest has said more. It says 100 numbers a second.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// The node.
+pub(crate) struct Node {
+    pub(crate) pod: Pod,
+    pub(crate) tunnel: Tunnel,
+    pub(crate) guest: DomainHandle,
+    events: DomainEvents,
+    /// Where this machine finds the pod's libvirtd, below its run folder.
+    pub(crate) socket: &'static str,
+}
+
+impl Node {
+    /// With neither guest nor session.
+    pub(crate) async fn new() -> Self {
+        let pod = Pod::with_libvirtd();
+        pod.own(&pod.scratch.join("run/migration"));
+        guest::furnish(&pod);
+        let tunnel = Tunnel::start(&pod).await;
+        let (guest, events) = connect(&pod, SOCKET).await;
+        Self {
+            pod,
+            tunnel,
+            guest,
+            events,
+            socket: SOCKET,
+        }
+    }
+
+    /// Connects to libvirtd again, when it is there.
+    pub(crate) async fn connect_again(&mut self) {
+        (self.guest, self.events) = connect(&self.pod, self.socket).await;
+    }
+
+    /// Defines a guest, starts it, and waits until it runs.
+    pub(crate) async fn run(&mut self) {
+        Said::forget(&self.pod);
+        self.guest.define(&guest::xml()).await.unwrap();
+        let started = self.guest.create(Start::Running).await;
+        started.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()));
+        self.until("Started Booted").await;
+        self.runs().await;
+    }
+
+    /// The changes of the guest's life up to this one.
+    pub(crate) async fn until(&mut self, last: &str) -> Vec<String> {
+        let mut seen = Vec::new();
+        while seen.last().is_none_or(|event| event != last) {
+            match self.events.recv().await {
+                Some(DomainEvent::Lifecycle(event)) => seen.push(event.to_string()),
+                Some(_) => {}
+                None => panic!("the connection ended after {seen:?}\n{}", self.pod.log()),
+            }
+        }
+        seen
+    }
+
+    /// What the guest has said here.
+    pub(crate) fn said(&self) -> Said {
+        Said::in_pod(&self.pod)
+    }
+
+    /// Waits until the guest says more, here.
+    pub(crate) async fn runs(&self) {
+        let before = self.said().length();
+        while self.said().length() <= before {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// libvirt's word for the guest.
+    pub(crate) async fn state(&self) -> State {
+        self.guest.state().await.unwrap()
+    }
+
+    /// QEMU's own word for it: `running`, `paused`, `postmigrate` and others.
+    pub(crate) async fn status_in_qemu(&self) -> String {
+        let status = self.try_status_in_qemu().await;
+        status.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()))
+    }
+
+    /// The same, or libvirt's word for why there is none.
+    pub(crate) async fn try_status_in_qemu(&self) -> Result<String, String> {
+        let question = r#"{"execute":"query-status"}"#;
+        let answered = self.virsh(&["qemu-monitor-command", NAME, question]).output().await;
+        let answer: Value = serde_json::from_str(&printed(&answered.unwrap())?).unwrap();
+        Ok(answer["return"]["status"].as_str().unwrap().to_owned())
+    }
+
+    /// Migrates the guest so that libvirt decides when it goes on.
+    pub(crate) fn migrating_unpaused(&self) -> Unpaused {
+        let (destination, memory) = (destination(), memory());
+        let mut virsh = self.virsh(&[
+            "migrate",
+            "--live",
+            "--p2p",
+            "--persistent",
+            "--migrateuri",
+            &memory,
+            NAME,
+        ]);
+        virsh.arg(destination);
+        let mut migrating = JoinSet::new();
+        migrating.spawn(async move { printed(&virsh.output().await.unwrap()) });
+        Unpaused(migrating)
+    }
+
+    fn virsh(&self, arguments: &[&str]) -> Command {
+        let socket = self.pod.scratch.join("run").join(self.socket);
+        let uri = format!("qemu+unix:///session?socket={}", socket.display());
+        let mut virsh = Command::new("virsh");
+        virsh.args(["--connect", &uri]).args(arguments);
+        virsh.stdin(Stdio::null()).kill_on_drop(true);
+        virsh
+    }
+
+    /// Ends the guest and its definition, and gives all changes of its life that were not heard yet.
+    pub(crate) async fn clear(&mut self) -> Vec<String> {
+        match self.guest.state().await {
+            Ok(state) if state.has_guest() != Some(false) => self.guest.destroy().await.unwrap(),
+            // What comes next is told after all that was.
+            Err(CallError::NoDomain) => self.guest.define(&guest::xml()).await.unwrap(),
+            state => drop(state.unwrap()),
+        }
+        self.guest.undefine().await.unwrap();
+        self.until("Undefined Removed").await
+    }
+}
+
+async fn connect(pod: &Pod, socket: &str) -> (DomainHandle, DomainEvents) {
+    let connected = DomainHandle::connect_when_open(&pod.folder(), socket, NAME, Deadlines::default()).await;
+    connected.unwrap_or_else(|error| panic!("{error}\n{}", pod.log()))
+}
+
+/// What `virsh` has printed, or complained of.
+fn printed(ran: &Output) -> Result<String, String> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if ran.status.success() {
+        Ok(text(&ran.stdout))
+    } else {
+        Err(text(&ran.stderr))
+    }
+}
+
+/// A migration that goes on and leaves it to libvirt when the guest goes on.
+pub(crate) struct Unpaused(JoinSet<Result<String, String>>);
+
+impl Unpaused {
+    /// How it ended.
+    pub(crate) async fn ended(mut self) -> Result<String, String> {
+        self.0.join_next().await.unwrap().unwrap()
+    }
+}
+
+/// A migration that goes on.
+pub(crate) struct Moving(JoinSet<Result<(), CallError>>);
+
+impl Moving {
+    /// Begins it, by libvirt's call.
+    pub(crate) fn begin(guest: &DomainHandle) -> Self {
+        let guest = guest.clone();
+        let mut moving = JoinSet::new();
+        moving.spawn(async move {
+            let migration = Migration {
+                destination: destination(),
+                memory: memory(),
+                ..Migration::default()
+            };
+            guest.migrate(migration).await
+        });
+        Self(moving)
+    }
+
+    /// How it ended.
+    pub(crate) async fn ended(mut self) -> Result<(), CallError> {
+        self.0.join_next().await.unwrap().unwrap()
+    }
+}
+
+/// The target's libvirtd, as that of the source finds it.
+pub(crate) fn destination() -> String {
+    format!("qemu+unix:///session?socket={MOUNT}/run/migration/libvirt.sock")
+}
+
+/// The target's QEMU, as that of the source finds it.
+pub(crate) fn memory() -> String {
+    format!("unix://{MOUNT}/run/migration/memory.sock")
+}
+
+/// Whether the guest was resumed, in what happened.
+pub(crate) fn resumed(events: &[String]) -> usize {
+    events.iter().filter(|event| event.starts_with("Resumed")).count()
+}

@@ -1,0 +1,170 @@
+//! What decides over the reply by which a migration succeeds, before the target's tunnel gets it.
+//!
+//! ```text
+//!  source's libvirtd ── tunnel ═══ tunnel ──▶ libvirt/libvirt-sock   ┐
+//!                                             │ reply to 306 or 217: passes, is held, or is lost
+//!                                             ▼                      │ the target's pod
+//!                                             libvirt/own-sock: its libvirtd
+//! ```
+//!
+//! All else passes. It cannot be between the source's libvirtd and its tunnel: there, that the reply was
+//! read would prove nothing.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use futures::{SinkExt, StreamExt};
+use tokio::{
+    net::{
+        UnixListener, UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+    task::JoinSet,
+};
+use tokio_util::{
+    bytes::Bytes,
+    codec::{FramedRead, FramedWrite, LengthDelimitedCodec},
+};
+
+use crate::pod::{Pod, SOCKET};
+
+/// Where the pod's libvirtd is found past the gate.
+pub(crate) const OWN_SOCKET: &str = "libvirt/own-sock";
+
+/// libvirt's program for domains, and the last call of a migration with parameters and without
+/// (`remote_protocol.x`).
+const PROGRAM: u32 = 0x2000_8086;
+const LAST_CALLS: [u32; 2] = [306, 217];
+/// A message is the reply to a call (`virnetprotocol.x`).
+const REPLY: u32 = 1;
+
+/// What becomes of the reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It goes its way.
+    Passes,
+    /// It waits, while everything else passes.
+    Waits,
+    /// It is dropped, and the connection closed.
+    IsLost,
+}
+
+/// The gate. It ends with the value.
+pub(crate) struct ReplyGate {
+    fate: watch::Sender<Fate>,
+    came: watch::Sender<usize>,
+    _task: JoinSet<()>,
+}
+
+impl ReplyGate {
+    /// Takes the place of the pod's libvirtd, which listens already.
+    pub(crate) fn before(pod: &Pod) -> Self {
+        let run = pod.scratch.join("run");
+        let (socket, own) = (run.join(SOCKET), run.join(OWN_SOCKET));
+        fs::rename(&socket, &own).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        fs::set_permissions(&socket, Permissions::from_mode(0o777)).unwrap();
+        let (fate, came) = (watch::channel(Fate::Passes).0, watch::channel(0).0);
+        let mut task = JoinSet::new();
+        let (decided, counted) = (fate.clone(), came.clone());
+        task.spawn(async move { accept(&listener, &own, &decided, &counted).await });
+        Self {
+            fate,
+            came,
+            _task: task,
+        }
+    }
+
+    /// From now on the reply has this fate, also one that waits.
+    pub(crate) fn decide(&self, fate: Fate) {
+        self.fate.send_replace(fate);
+    }
+
+    /// Replies that came so far.
+    pub(crate) fn count(&self) -> usize {
+        *self.came.borrow()
+    }
+
+    /// Waits for a reply beyond that many.
+    pub(crate) async fn came_after(&self, count: usize) {
+        self.came.subscribe().wait_for(|came| *came > count).await.unwrap();
+    }
+}
+
+async fn accept(listener: &UnixListener, own: &Path, fate: &watch::Sender<Fate>, came: &watch::Sender<usize>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        let Ok(libvirtd) = UnixStream::connect(own).await else {
+            continue;
+        };
+        let (fate, came) = (fate.subscribe(), came.clone());
+        connections.spawn(async move {
+            let (mut from_client, to_client) = client.into_split();
+            let (from_libvirtd, mut to_libvirtd) = libvirtd.into_split();
+            // Whoever ends first ends both.
+            tokio::select! {
+                _ = tokio::io::copy(&mut from_client, &mut to_libvirtd) => {}
+                () = replies(from_libvirtd, to_client, fate, &came) => {}
+            }
+        });
+    }
+}
+
+/// libvirt's messages, with their length.
+fn messages() -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder()
+        .num_skip(0)
+        .max_frame_length(64 << 20)
+        .new_codec()
+}
+
+async fn replies(
+    from: OwnedReadHalf,
+    to: OwnedWriteHalf,
+    mut fate: watch::Receiver<Fate>,
+    came: &watch::Sender<usize>,
+) {
+    let mut from = FramedRead::new(from, messages());
+    let mut to = FramedWrite::new(to, tokio_util::codec::BytesCodec::new());
+    let mut waiting: Option<Bytes> = None;
+    loop {
+        let mut passing = None;
+        tokio::select! {
+            message = from.next() => {
+                let Some(Ok(message)) = message else {
+                    return;
+                };
+                if is_last_reply(&message) {
+                    waiting = Some(message.freeze());
+                    came.send_modify(|came| *came += 1);
+                } else {
+                    passing = Some(message.freeze());
+                }
+            }
+            _ = fate.changed() => {}
+        }
+        let fate = *fate.borrow_and_update();
+        if waiting.is_some() && fate == Fate::IsLost {
+            return;
+        }
+        if fate == Fate::Passes {
+            passing = passing.or(waiting.take());
+        }
+        if let Some(message) = passing
+            && to.send(message).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn is_last_reply(message: &[u8]) -> bool {
+    let (words, _) = message.as_chunks();
+    let word = |index: usize| words.get(index).map(|bytes| u32::from_be_bytes(*bytes));
+    word(1) == Some(PROGRAM) && word(3).is_some_and(|call| LAST_CALLS.contains(&call)) && word(4) == Some(REPLY)
+}

@@ -1,0 +1,169 @@
+//! Two nodes with a way between them, and hand-overs one after the other.
+
+use std::{fs, path::Path};
+
+use drydock_host::domain::{PausedReason, State};
+use serde_json::{Value, json};
+
+use crate::{
+    guest::Said,
+    network::{Held, Network},
+    node::{Moving, Node, resumed},
+    pod,
+    reply::{Fate, OWN_SOCKET, ReplyGate},
+};
+
+/// How often each fault is tried.
+pub(crate) fn runs() -> usize {
+    number("DRYDOCK_HAND_OVERS", 2)
+}
+
+/// A number that a variable of the environment may set.
+#[expect(clippy::disallowed_methods, reason = "a test has no command line of its own")]
+pub(crate) fn number(variable: &str, otherwise: usize) -> usize {
+    let set = std::env::var(variable).ok();
+    set.map_or(otherwise, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is {text:?}, not a number"))
+    })
+}
+
+/// Says that a test was skipped, and whether to skip it.
+pub(crate) fn skipped(test: &str) -> bool {
+    if !["/usr/local/bin", "/usr/bin"]
+        .iter()
+        .any(|folder| Path::new(folder).join("virsh").exists())
+    {
+        eprintln!("skipped: {test}: virsh is not installed");
+        return true;
+    }
+    pod::skipped(test)
+}
+
+/// The world.
+pub(crate) struct World {
+    pub(crate) source: Node,
+    pub(crate) target: Node,
+    pub(crate) reply: ReplyGate,
+    pub(crate) network: Network,
+}
+
+impl World {
+    /// Without any guest.
+    pub(crate) async fn new() -> Self {
+        let (source, mut target) = tokio::join!(Node::new(), Node::new());
+        let reply = ReplyGate::before(&target.pod);
+        target.socket = OWN_SOCKET;
+        // Where the target's tunnel listens is in what it says of a session.
+        let address = target.tunnel.prepare("0", "target").await["address"].clone();
+        target.tunnel.done(json!({"close": {"migration": "0"}})).await;
+        let network = Network::to(address.as_str().unwrap().parse().unwrap()).await;
+        Self {
+            source,
+            target,
+            reply,
+            network,
+        }
+    }
+
+    /// Runs a guest at the source and prepares sessions, and gives the migration's UID.
+    pub(crate) async fn prepare(&mut self) -> String {
+        self.source.run().await;
+        self.pair().await
+    }
+
+    /// Prepares sessions, and gives the migration's UID.
+    pub(crate) async fn pair(&mut self) -> String {
+        let migration = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+        let migration = migration.trim();
+        Said::forget(&self.target.pod);
+        self.reply.decide(Fate::Passes);
+        self.network.hold(Held::Nothing);
+        self.network.expect_control();
+        let target = self.target.tunnel.prepare(migration, "target").await;
+        let source = self.source.tunnel.prepare(migration, "source").await;
+        let peer = json!({"fingerprint": source["fingerprint"]});
+        self.target
+            .tunnel
+            .done(json!({"pair": {"migration": migration, "peer": peer}}))
+            .await;
+        let peer = json!({"fingerprint": target["fingerprint"], "address": self.network.address.to_string()});
+        self.source
+            .tunnel
+            .done(json!({"pair": {"migration": migration, "peer": peer}}))
+            .await;
+        let connected = |session: &Value| session["connected"] == true;
+        self.source.tunnel.until(migration, connected).await;
+        self.target.tunnel.until(migration, connected).await;
+        migration.to_owned()
+    }
+
+    /// Migrates the guest as agents do, and waits until libvirt says that it has moved.
+    pub(crate) async fn moves(&mut self) {
+        let moved = Moving::begin(&self.source.guest).ended().await;
+        moved.unwrap_or_else(|error| panic!("{error}\n{}\n{}", self.logs(), self.target.pod.log()));
+    }
+
+    /// The same, up to where the reply waits with which the target says that it has all of the guest.
+    pub(crate) async fn moves_up_to_the_reply(&mut self) -> Moving {
+        self.reply.decide(Fate::Waits);
+        let count = self.reply.count();
+        let moving = Moving::begin(&self.source.guest);
+        self.reply.came_after(count).await;
+        moving
+    }
+
+    /// Waits until the target has taken the guest over, and the source knows.
+    pub(crate) async fn is_taken_over(&mut self, migration: &str) {
+        let acknowledged = |session: &Value| session["acknowledged"] == true;
+        let source = self.source.tunnel.until(migration, acknowledged).await;
+        let target = self.target.tunnel.now(migration).await;
+        assert_eq!(source["released"], "ReplyConsumed");
+        assert_eq!(
+            (&target["released"], &target["resumed"]),
+            (&json!("ReplyConsumed"), &json!(true))
+        );
+    }
+
+    /// Says that the target has the whole guest, and has never run it.
+    pub(crate) async fn stands_still_at_target(&mut self, migration: &str) {
+        let session = self.target.tunnel.now(migration).await;
+        assert_eq!(
+            (&session["released"], &session["resumed"]),
+            (&Value::Null, &json!(false))
+        );
+        assert_eq!(self.target.state().await, State::Paused(PausedReason::User));
+        assert_eq!(self.target.status_in_qemu().await, "paused");
+        assert!(self.target.said().is_nothing());
+    }
+
+    /// What the tunnels have logged.
+    pub(crate) fn logs(&self) -> String {
+        format!(
+            "source:\n{}\ntarget:\n{}",
+            self.source.tunnel.log(),
+            self.target.tunnel.log()
+        )
+    }
+
+    /// Ends a hand-over after which the guest has run on, and says that there was one guest all the time.
+    pub(crate) async fn end_after_one_guest(&mut self, migration: &str) {
+        self.close(migration).await;
+        let (left, came) = (self.source.clear().await, self.target.clear().await);
+        assert_eq!(
+            (resumed(&left), resumed(&came)),
+            (0, 1),
+            "{left:?} {came:?}\n{}",
+            self.logs()
+        );
+        let (there, here) = (self.source.said(), self.target.said());
+        assert!(there.and_then(&here) > 0);
+    }
+
+    /// Ends the sessions of a migration.
+    pub(crate) async fn close(&mut self, migration: &str) {
+        for node in [&mut self.source, &mut self.target] {
+            node.tunnel.done(json!({"close": {"migration": migration}})).await;
+        }
+    }
+}
