@@ -19,7 +19,7 @@ use futures::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{interval, timeout},
+    time::{interval_at, timeout},
 };
 use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 use tracing::{debug, info, warn};
@@ -106,13 +106,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) -> Left {
     let mut channel = Channel::new(stream);
     let left = speak_as_source(session, &mut channel).await;
-    session.update(|facts| {
-        facts.connected = false;
+    let was_connected = session.update(|facts| {
         if let Some(trouble) = broken(&left) {
             facts.trouble = Some(trouble);
         }
+        std::mem::take(&mut facts.connected)
     });
-    conclude(session, left, &mut channel).await
+    conclude(session, left, &mut channel, was_connected).await
 }
 
 /// How the channel broke, for people. A target that refuses this side does so only when the channel is
@@ -130,14 +130,16 @@ async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
     channel: &mut Channel<S>,
 ) -> Result<Left, LinesCodecError> {
     let mut facts = session.facts();
-    let mut tick = interval(PING_EVERY);
+    // What the target answers says that it lets this side in.
+    channel.say(Word::Ping {}).await?;
+    let mut tick = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut said = None;
     loop {
         facts.mark_unchanged();
         let release = session.update(|facts| facts.source.release());
         if let Some(release) = release.filter(|release| said != Some(*release)) {
             said = Some(release);
-            info!(
+            debug!(
                 migration = session.spec.migration,
                 proof = release.proof.as_str(),
                 "telling the target"
@@ -191,7 +193,7 @@ pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<S
         return;
     }
     session.update(|facts| facts.connected = false);
-    conclude(session, left, &mut channel).await;
+    conclude(session, left, &mut channel, true).await;
 }
 
 async fn speak_as_target<S: AsyncRead + AsyncWrite + Unpin>(
@@ -247,6 +249,7 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
     session: &Session,
     left: Result<Left, LinesCodecError>,
     channel: &mut Channel<S>,
+    was_connected: bool,
 ) -> Left {
     match left {
         Ok(Left::Over) => {
@@ -255,7 +258,13 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Ok(Left::Broken) => Left::Broken,
         Err(error) => {
-            info!(migration = session.spec.migration, error = %chain(&error), "the control channel is broken");
+            let migration = &session.spec.migration;
+            if was_connected {
+                info!(migration, error = %chain(&error), "the control channel is broken");
+            } else {
+                // It is dialled again and again, and its session says what is wrong.
+                debug!(migration, error = %chain(&error), "the target does not let this side in");
+            }
             Left::Broken
         }
     }

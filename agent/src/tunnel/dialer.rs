@@ -176,6 +176,10 @@ impl Proving for LibvirtProof<'_> {
     }
 
     fn consumed(&self) {
+        info!(
+            migration = self.0.spec.migration,
+            "libvirt has read the reply after which it never lets the guest go on"
+        );
         self.0.update(|facts| {
             facts.reply = Reply::Consumed;
             facts.source.prove(Proof::ReplyConsumed);

@@ -102,6 +102,35 @@ async fn who_shows_another_certificate_is_refused() {
 }
 
 #[tokio::test]
+async fn a_source_that_its_target_does_not_know_says_so() {
+    let World { source, target } = World::new().await;
+    let prepared = target
+        .client
+        .prepare(target.spec(MIGRATION, Role::Target))
+        .await
+        .unwrap();
+    source
+        .client
+        .prepare(source.spec(MIGRATION, Role::Source))
+        .await
+        .unwrap();
+    let other = Peer {
+        fingerprint: Identity::new(MIGRATION).unwrap().fingerprint().to_string(),
+        address: None,
+    };
+    target.client.pair(MIGRATION, other).await.unwrap();
+    let peer = Peer {
+        fingerprint: prepared.fingerprint,
+        address: Some(prepared.address),
+    };
+    source.client.pair(MIGRATION, peer).await.unwrap();
+    let state = source.until(MIGRATION, |state| state.trouble.is_some()).await;
+    let trouble = state.trouble.unwrap();
+    assert!(trouble.contains("control channel"), "{trouble}");
+    assert!(!state.connected);
+}
+
+#[tokio::test]
 async fn a_client_accepts_its_server_only() {
     let node = Node::new().await;
     let mut caller = Caller::new(&node, true).await;
