@@ -175,6 +175,31 @@ async fn a_reply_that_is_lost_leaves_the_guest_at_the_source_and_it_can_move_aga
 }
 
 #[tokio::test]
+async fn while_the_reply_is_unread_nobody_runs() {
+    if skipped("while_the_reply_is_unread_nobody_runs") {
+        return;
+    }
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare().await;
+        let libvirtd = world.source.pod.libvirtd().await;
+        let moving = world.moves_up_to_the_reply().await;
+        let before = world.source.said();
+        kill(libvirtd, Signal::SIGSTOP).unwrap();
+        world.reply.decide(Fate::Passes);
+        let forwarded = |session: &Value| session["reply"] == "forwarded";
+        world.source.tunnel.until(&migration, forwarded).await;
+        world.stands_still_at_target(&migration).await;
+        kill(libvirtd, Signal::SIGCONT).unwrap();
+        assert_eq!(moving.ended().await, Ok(()));
+        world.is_taken_over(&migration, "ReplyConsumed").await;
+        world.target.runs().await;
+        assert_eq!(world.source.said(), before);
+        world.end_after_one_guest(&migration).await;
+    }
+}
+
+#[tokio::test]
 async fn while_the_reply_is_late_nobody_runs() {
     if skipped("while_the_reply_is_late_nobody_runs") {
         return;
@@ -203,6 +228,8 @@ async fn while_the_reply_is_late_nobody_runs() {
 enum Death {
     /// While the reply is on its way.
     BeforeReply,
+    /// While the reply lies before it.
+    WithReplyUnread,
     /// As soon as it has read it.
     AfterReply,
 }
@@ -213,15 +240,24 @@ async fn a_libvirtd_that_dies_when_its_guest_has_left_never_lets_it_go_on() {
         return;
     }
     let mut world = World::new().await;
-    for death in (0..runs()).flat_map(|_| [Death::BeforeReply, Death::AfterReply]) {
+    let deaths = [Death::BeforeReply, Death::WithReplyUnread, Death::AfterReply];
+    for death in (0..runs()).flat_map(|_| deaths) {
         let migration = world.prepare().await;
         let libvirtd = world.source.pod.libvirtd().await;
         let moving = world.moves_up_to_the_reply().await;
-        if death == Death::AfterReply {
+        let reply = match death {
+            Death::BeforeReply => "none",
+            Death::WithReplyUnread => {
+                kill(libvirtd, Signal::SIGSTOP).unwrap();
+                "forwarded"
+            }
+            Death::AfterReply => "consumed",
+        };
+        if death != Death::BeforeReply {
             world.reply.decide(Fate::Passes);
-            let consumed = |session: &Value| session["reply"] == "consumed";
-            world.source.tunnel.until(&migration, consumed).await;
         }
+        let so_far = |session: &Value| session["reply"] == reply;
+        world.source.tunnel.until(&migration, so_far).await;
         kill(libvirtd, Signal::SIGKILL).unwrap();
         // Whether it still answered is a matter of luck.
         let ended = moving.ended().await;
@@ -241,8 +277,8 @@ async fn a_libvirtd_that_dies_when_its_guest_has_left_never_lets_it_go_on() {
             (Death::AfterReply, State::ShutOff(_)) => {}
             (_, other) => panic!("{death:?}: {other}"),
         }
-        if death == Death::BeforeReply {
-            assert_eq!(world.source.tunnel.now(&migration).await["reply"], "none");
+        if death != Death::AfterReply {
+            assert_eq!(world.source.tunnel.now(&migration).await["reply"], reply);
             world.stands_still_at_target(&migration).await;
             // The agent sees it, and will not let it go on either.
             let release = json!({"release": {"migration": migration, "proof": "SourceGone"}});
