@@ -1,25 +1,23 @@
-"""How webhooks are told to let requests pass, and to be as before."""
+"""How webhooks are told not to look into a namespace, and to look where they did before."""
 
 import unittest
 
-from measure.elsewhere import failure_policies, policy_patch
+from measure.elsewhere import ELSEWHERE_NOT, selectors, selectors_patch
 
 
 class Webhooks(unittest.TestCase):
-    def test_policies_are_put_back_as_they_were(self) -> None:
-        found = [
-            {"metadata": {"name": "drydock"}, "webhooks": [{"failurePolicy": "Fail"}, {"failurePolicy": "Ignore"}]},
-            {"metadata": {"name": "somebody"}, "webhooks": [{"failurePolicy": "Fail"}]},
-        ]
-        policies = failure_policies(found)
-        self.assertEqual(policies, {"drydock": ["Fail", "Ignore"]})
+    def test_selectors_are_put_back_as_they_were(self) -> None:
+        only = {"matchLabels": {"a": "b"}}
+        before = selectors({"webhooks": [{"name": "one", "namespaceSelector": only}, {"name": "two"}]})
+        self.assertEqual(before, [only, {}])
         self.assertEqual(
-            policy_patch(policies["drydock"]),
+            selectors_patch(before),
             [
-                {"op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Fail"},
-                {"op": "replace", "path": "/webhooks/1/failurePolicy", "value": "Ignore"},
+                {"op": "add", "path": "/webhooks/0/namespaceSelector", "value": only},
+                {"op": "add", "path": "/webhooks/1/namespaceSelector", "value": {}},
             ],
         )
+        self.assertEqual([step["value"] for step in selectors_patch([ELSEWHERE_NOT] * 2)], [ELSEWHERE_NOT] * 2)
 
 
 if __name__ == "__main__":
