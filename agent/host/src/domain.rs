@@ -168,12 +168,17 @@ impl fmt::Debug for Origin {
     }
 }
 
-/// Ends a connection that nobody else has, whatever call it makes.
-struct HangUp(DomainHandle);
+/// Ends a connection that nobody else has, in the middle of its call if that has not ended.
+struct HangUp {
+    connection: DomainHandle,
+    has_ended: bool,
+}
 
 impl Drop for HangUp {
     fn drop(&mut self) {
-        self.0.close();
+        if !self.has_ended {
+            self.connection.close();
+        }
     }
 }
 
@@ -480,11 +485,16 @@ impl DomainHandle {
     pub async fn migrate(&self, migration: Migration) -> Result<(), CallError> {
         const CALL: &str = "migrating the guest";
         let (own, _) = self.another().await?;
-        let own = HangUp(own);
-        own.0
-            .call_without_limit(CALL, move |calls| calls.migrate(&migration))
-            .await?
-            .map_err(CallError::from_refusal)
+        let mut own = HangUp {
+            connection: own,
+            has_ended: false,
+        };
+        let calling = own
+            .connection
+            .call_without_limit(CALL, move |calls| calls.migrate(&migration));
+        let ended = calling.await;
+        own.has_ended = true;
+        ended?.map_err(CallError::from_refusal)
     }
 
     /// Ends the job that libvirt does to the domain: a migration from here is given up, and the guest goes

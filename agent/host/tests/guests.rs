@@ -9,7 +9,8 @@ mod pod;
 
 use std::{
     io::{Read, Write},
-    os::unix::net::UnixListener,
+    net::Shutdown,
+    os::unix::net::{UnixListener, UnixStream},
     time::Duration,
 };
 
@@ -259,7 +260,7 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
 }
 
 /// Connects to something that is not libvirt.
-async fn connect_to(answer: impl Fn(&mut std::os::unix::net::UnixStream) + Send + 'static) -> CallError {
+async fn connect_to(answer: impl Fn(&mut UnixStream) + Send + 'static) -> CallError {
     let pod = Pod::empty();
     let folder = pod.volume().join("libvirt");
     std::fs::create_dir(&folder).unwrap();
@@ -345,4 +346,57 @@ async fn a_server_that_says_nothing_is_overdue() {
     })
     .await;
     assert!(matches!(error, CallError::TimedOut { .. }), "{error:?}");
+}
+
+/// libvirt's program for domains, and its call that closes a connection (`remote_protocol.x`).
+const PROGRAM: u32 = 0x2000_8086;
+const CLOSE: u32 = 2;
+
+/// The procedures of all whole calls in what a client has sent.
+fn calls(mut sent: &[u8]) -> Vec<u32> {
+    let word = |bytes: &[u8], index: usize| u32::from_be_bytes(bytes[4 * index..4 * index + 4].try_into().unwrap());
+    let mut calls = Vec::new();
+    while sent.len() >= 28 && sent.len() >= word(sent, 0) as usize {
+        if word(sent, 1) == PROGRAM {
+            calls.push(word(sent, 3));
+        }
+        sent = &sent[word(sent, 0) as usize..];
+    }
+    assert!(sent.is_empty(), "a call was cut");
+    calls
+}
+
+#[tokio::test]
+async fn a_connection_that_is_given_up_is_closed_before_it_is_hung_up() {
+    if skipped("a_connection_that_is_given_up_is_closed_before_it_is_hung_up") {
+        return;
+    }
+    let pod = Pod::with_libvirtd();
+    drop(connect(&pod).await);
+    let (socket, own) = (pod.volume().join(SOCKET), pod.scratch.join("run/own-sock"));
+    std::fs::rename(&socket, &own).unwrap();
+    let listener = UnixListener::bind(pod.scratch.join("run").join(SOCKET)).unwrap();
+    for _ in 0..20 {
+        let (listening, own) = (listener.try_clone().unwrap(), own.clone());
+        let between = std::thread::spawn(move || {
+            let (mut client, _) = listening.accept().unwrap();
+            let mut libvirtd = UnixStream::connect(own).unwrap();
+            let (mut from, mut to) = (libvirtd.try_clone().unwrap(), client.try_clone().unwrap());
+            let answers = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            let (mut sent, mut piece) = (Vec::new(), [0; 4096]);
+            while let Ok(read @ 1..) = client.read(&mut piece) {
+                sent.extend_from_slice(&piece[..read]);
+                if libvirtd.write_all(&piece[..read]).is_err() {
+                    break;
+                }
+            }
+            let _ = libvirtd.shutdown(Shutdown::Both);
+            let _ = answers.join().unwrap();
+            sent
+        });
+        let (guest, _events) = connect(&pod).await;
+        drop(guest);
+        let sent = tokio::task::spawn_blocking(|| between.join().unwrap()).await.unwrap();
+        assert_eq!(calls(&sent).last(), Some(&CLOSE));
+    }
 }

@@ -88,7 +88,8 @@ impl Node {
 
     /// libvirt's word for the guest.
     pub(crate) async fn state(&self) -> State {
-        self.guest.state().await.unwrap()
+        let state = self.guest.state().await;
+        state.unwrap_or_else(|error| panic!("{error:?}\n{}", self.pod.log()))
     }
 
     /// QEMU's own word for it: `running`, `paused`, `postmigrate` and others.

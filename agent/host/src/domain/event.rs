@@ -167,12 +167,17 @@ impl Shared {
         }
     }
 
-    /// The connection has ended, or has to. The first reason counts.
+    /// The connection has ended, or has to, at once. The first reason counts.
     pub(crate) fn finish(&self, reason: CloseReason) {
+        self.finish_in_order(reason);
+        self.relay.notify_one();
+    }
+
+    /// The same, and the relay goes on until the thread has closed the connection.
+    pub(crate) fn finish_in_order(&self, reason: CloseReason) {
         let _ = self.end.set(reason);
         self.events.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.thread.notify_one();
-        self.relay.notify_one();
     }
 
     /// Why it ended, once it has.

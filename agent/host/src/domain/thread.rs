@@ -95,7 +95,13 @@ pub(crate) fn start(
                         shared.finish(CloseReason::Error);
                     }
                 }
-                shared.finish(CloseReason::Client);
+                // A libvirtd that is hung up on while it is asked to deregister events may crash (seen: 9.0
+                // frees what it keeps for a client twice), so the relay ends when the connection is closed.
+                shared.finish_in_order(CloseReason::Client);
+                deadline.send_replace(Some(Deadline {
+                    call: "closing the connection",
+                    at: Instant::now() + opening,
+                }));
                 drop(calls);
             }
         }
