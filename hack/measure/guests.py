@@ -23,6 +23,7 @@ DISK = "root"
 # A guest that boots does not listen to its power button yet.
 HURRIED = 2
 PATIENT = 30
+SILENCE = 90
 
 
 def instance(name: str, node: str, grace: int = PATIENT) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class Guest:
 
     def line(self, words: str = "") -> datetime:
         """When the node's container runtime took the first line of its console that has `words`, if any were given."""
-        connection = self.api.connect(timeout=90)
+        connection = self.api.connect(timeout=SILENCE)
         path = f"{PODS}/{self.pod()['metadata']['name']}/log?timestamps=true&follow=true"
         try:
             connection.request("GET", path)
@@ -91,6 +92,8 @@ class Guest:
                 # The firmware's empty lines are not the guest's words.
                 if said is not None and words in said and any(letter.isalnum() for letter in said):
                     return at
+        except TimeoutError as error:
+            raise Failure(f"{self.name} printed nothing for {SILENCE} s, and {words!r} not before") from error
         finally:
             connection.close()
         raise Failure(f"{self.name} ended without having printed {words!r}")
