@@ -30,7 +30,7 @@ spec:
           #cloud-config
           drydock: {{ count: 50ms }}
           runcmd:
-            - head -c 8M /dev/urandom > /tmp/piece
+            - dd if=/dev/urandom of=/tmp/piece bs=1M count=8
             - for i in 0 1 2 3 4 5 6 7 8 9; do cat /tmp/piece >> /tmp/content; done
 """
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from embedded.cluster import Cluster
+from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .api import Api, Watch
@@ -91,6 +92,8 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             series.moved.append(moved)
             series.gaps.append(longest_gap(moved.ticks))
             virsh, job, ticks = by_hand.move()
+            if min(moved.job.processed, job.processed) < kind.filled:
+                raise Failure(f"a guest with {kind.filled} MiB in memory moved as {moved.job} and by hand as {job}")
             series.by_hand.append(job.elapsed)
             series.by_hand_gaps.append(longest_gap(ticks))
             progress.say(

@@ -23,13 +23,13 @@ FINAL = ("Succeeded", "Failed")
 AROUND = 1.0
 SILENCE = 30
 
-MIB = 1 << 20
+MEBIBYTES = {"": 1 / (1 << 20), "Ki": 1 / 1024, "Mi": 1.0, "Gi": 1024.0}
 PIECE = 16
 
 # What a guest has in memory are pieces of random bytes: pages of zeros move at no cost.
 FILL = """
 mount -o remount,size=95% /tmp
-head -c {piece}M /dev/urandom > /tmp/piece
+dd if=/dev/urandom of=/tmp/piece bs=1M count={piece} 2> /dev/null
 i=0; while [ $i -lt {pieces} ]; do cat /tmp/piece >> /tmp/filled; i=$((i+1)); done
 """
 DIRTY = "(while :; do dd if=/tmp/piece of=/tmp/dirty bs=1M conv=notrunc; sleep 0.5; done) > /dev/null 2>&1 &"
@@ -59,10 +59,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Job:
-    """libvirt's own record of a migration, in seconds."""
+    """libvirt's own record of a migration, in seconds and MiB."""
 
     elapsed: float
     downtime: float
+    processed: float
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,10 @@ def job_of(made: Cluster, pod: str) -> Job:
 def parse_job(text: str) -> Job:
     """Read virsh's table."""
     milliseconds = {name: int(value) for name, value in re.findall(r"^([^:]+):\s+(\d+)\s+ms\s*$", text, re.MULTILINE)}
+    found = re.findall(r"^([^:]+):\s+([\d.]+) ([KMG]i)?B\s*$", text, re.MULTILINE)
+    sizes = {name: float(value) * MEBIBYTES[unit] for name, value, unit in found}
     try:
-        return Job(milliseconds["Time elapsed"] / 1000, milliseconds["Total downtime"] / 1000)
+        return Job(milliseconds["Time elapsed"] / 1000, milliseconds["Total downtime"] / 1000, sizes["Data processed"])
     except KeyError as error:
         raise Failure(f"libvirt's record lacks {error}", text) from error
 

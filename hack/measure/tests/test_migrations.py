@@ -59,10 +59,11 @@ class Jobs(unittest.TestCase):
         text = (
             "Job type:         Completed   \n"
             "Time elapsed:     1891         ms\nTime elapsed w/o network: 1884         ms\n"
+            "Data processed:   1.500 GiB\nData remaining:   0.000 B\n"
             "Dirty rate:       0            pages/s\n"
             "Total downtime:   131          ms\nDowntime w/o network: 124          ms\n"
         )
-        self.assertEqual(parse_job(text), Job(1.891, 0.131))
+        self.assertEqual(parse_job(text), Job(1.891, 0.131, 1536.0))
 
     def test_a_record_of_nothing_is_no_record(self) -> None:
         with self.assertRaisesRegex(Failure, "Time elapsed"):
