@@ -77,7 +77,9 @@ admin_max_workers = 1
 }
 
 /// QEMU's log is a file that libvirtd opens itself, as there is no virtlogd, and its processes keep
-/// their names, by which they are told apart when they end.
+/// their names, by which they are told apart when they end. Volumes may be of file systems that libvirt
+/// does not know to be shared; whether a claim is, its access modes say, and guests with others are not
+/// migrated.
 const QEMU: &str = "\
 stdio_handler = \"file\"
 security_driver = \"none\"
@@ -85,6 +87,7 @@ security_default_confined = 0
 remember_owner = 0
 set_process_name = 0
 dump_guest_core = 0
+shared_filesystems = [ \"/volumes\" ]
 ";
 
 /// A program in the environment of the pod's programs: nothing of the launcher's own is in it, which

@@ -75,10 +75,10 @@ pub fn obstacles(facts: &Facts<'_>) -> Vec<(Obstacle, String)> {
 
 /// How a migration would move the disks: those that live in the pod are copied.
 pub fn method(spec: &VirtualMachineInstanceSpec) -> MigrationMethod {
-    if written(spec).any(|volume| claim(volume).is_none()) {
-        MigrationMethod::BlockMigration
-    } else {
+    if copied_disks(spec).is_empty() {
         MigrationMethod::LiveMigration
+    } else {
+        MigrationMethod::BlockMigration
     }
 }
 

@@ -253,7 +253,9 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Migrating)],
         },
         Some(SourceState::Migrating | SourceState::Halted) => match view.call {
-            Call::Due if !record.is_given_up() => vec![SourceStep::Start],
+            Call::Due if !record.is_given_up() && record.source == Some(SourceState::Migrating) => {
+                vec![SourceStep::Start]
+            }
             // libvirt has answered that it moves, or is about to say how it went.
             Call::Pending | Call::Succeeded => Vec::new(),
             // A call of an earlier process may still be on its way to libvirt: it finds no session.
