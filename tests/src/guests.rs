@@ -1,7 +1,12 @@
 //! Virtual machines of tests: their manifests, what is known of them from outside, and whether
 //! they went on without a gap.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names};
@@ -166,7 +171,7 @@ impl Cluster {
     /// # Errors
     /// If that cannot be done.
     pub async fn no_guests(&self) -> Result<()> {
-        for kind in ["vm", "vmirs", "vmi"] {
+        for kind in ["vm", "vmirs", "vmim", "vmi"] {
             self.delete(&[kind, "--all", "--namespace", NAMESPACE, "--wait=false"])?;
         }
         let launchers = ListParams::default().labels(&format!("{}={}", names::APP, names::VIRT_LAUNCHER));
@@ -179,7 +184,8 @@ impl Cluster {
                 // Guests of tests need not shut down by the book.
                 let _ = self.pods().delete(&pod.name_any(), &hurried).await;
             }
-            let left = self.instances().list(&ListParams::default()).await?.items.len();
+            let left = self.instances().list(&ListParams::default()).await?.items.len()
+                + self.migrations().list(&ListParams::default()).await?.items.len();
             let pods = self.pods().list(&launchers).await?.items.len();
             if pods == 0 {
                 // Of instances whose status a test has made up, nobody can say that they have ended.
@@ -252,11 +258,19 @@ pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
     Ok(())
 }
 
+/// One sign of life that came from outside the pods.
+#[derive(Clone, Debug)]
+struct Received {
+    tick: Tick,
+    from: IpAddr,
+    at: Instant,
+}
+
 /// Receives datagrams from guests, outside the pods.
 pub struct Collector {
     /// Where guests send to.
     pub address: String,
-    received: Arc<Mutex<Vec<Tick>>>,
+    received: Arc<Mutex<Vec<Received>>>,
     task: JoinHandle<()>,
 }
 
@@ -273,9 +287,11 @@ impl Collector {
         #[expect(clippy::disallowed_methods, reason = "tests have no task tracker; stop() ends it")]
         let task = tokio::spawn(async move {
             let mut buffer = [0; 2048];
-            while let Ok((length, _)) = socket.recv_from(&mut buffer).await {
+            while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
                 let text = String::from_utf8_lossy(&buffer[..length]);
-                kept.lock().await.extend(ticks(&text));
+                let (from, at) = (from.ip(), Instant::now());
+                let all = ticks(&text).into_iter().map(|tick| Received { tick, from, at });
+                kept.lock().await.extend(all);
             }
         });
         Ok(Self {
@@ -288,15 +304,40 @@ impl Collector {
     /// What has come so far, by boot.
     pub async fn received(&self) -> BTreeMap<String, Vec<Tick>> {
         let mut boots = BTreeMap::<String, Vec<Tick>>::new();
-        for tick in self.received.lock().await.iter() {
+        for Received { tick, .. } in self.received.lock().await.iter() {
             boots.entry(tick.boot.clone()).or_default().push(tick.clone());
         }
         boots
     }
 
+    /// Where those of a boot came from, one address after the other.
+    pub async fn senders(&self, boot: &str) -> Vec<IpAddr> {
+        let all = self.received.lock().await;
+        let mut senders: Vec<IpAddr> = all
+            .iter()
+            .filter(|received| received.tick.boot == boot)
+            .map(|received| received.from)
+            .collect();
+        senders.dedup();
+        senders
+    }
+
+    /// The longest time between two of a boot: how long it stood still at most.
+    pub async fn longest_silence(&self, boot: &str) -> Duration {
+        let all = self.received.lock().await;
+        let times: Vec<Instant> = all
+            .iter()
+            .filter(|received| received.tick.boot == boot)
+            .map(|received| received.at)
+            .collect();
+        let silences = times.windows(2).map(|pair| pair[1].duration_since(pair[0]));
+        silences.max().unwrap_or_default()
+    }
+
     /// What has come so far, in the order in which it came.
     pub async fn in_order(&self) -> Vec<Tick> {
-        self.received.lock().await.clone()
+        let all = self.received.lock().await;
+        all.iter().map(|received| received.tick.clone()).collect()
     }
 
     /// Waits until `more` further ticks of a boot have come.

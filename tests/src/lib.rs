@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod cluster;
 pub mod guests;
+pub mod migrations;
 pub mod oracle;
 pub mod watching;
 

@@ -1,0 +1,393 @@
+//! Live migrations of tests: asked for, waited for, and what a guest that moves has said wherever
+//! it was.
+//!
+//! ```text
+//!  pod on the first node:   tick 1 .. tick 41 boo       the console of a guest that moves is in
+//!  pod on the second node:                       t=.. tick 42 ..   the logs of all its pods
+//! ```
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use drydock_api::kubevirt::{
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
+    migration::MigrationPhase, names,
+};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, LogParams, ObjectMeta, PostParams, WatchEvent, WatchParams},
+};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Cluster,
+    cluster::config_map,
+    guests::NAMESPACE,
+    watching::{until, until_some},
+};
+
+impl Cluster {
+    /// VirtualMachineInstanceMigrations.
+    pub fn migrations(&self) -> Api<VirtualMachineInstanceMigration> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// Asks for a migration of an instance, and returns the migration's name.
+    ///
+    /// # Errors
+    /// If the API server refuses it, with what it said.
+    pub async fn migrate(&self, instance: &str) -> Result<String> {
+        self.migrate_to(instance, &[]).await
+    }
+
+    /// Asks for a migration to a node with these labels, and returns the migration's name.
+    ///
+    /// # Errors
+    /// If the API server refuses it, with what it said.
+    pub async fn migrate_to(&self, instance: &str, labels: &[(&str, &str)]) -> Result<String> {
+        let selector = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let migration = VirtualMachineInstanceMigration {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{instance}-")),
+                ..ObjectMeta::default()
+            },
+            spec: VirtualMachineInstanceMigrationSpec {
+                vmi_name: instance.to_owned(),
+                added_node_selector: selector.collect(),
+                priority: None,
+            },
+            status: None,
+        };
+        let made = self.migrations().create(&PostParams::default(), &migration).await?;
+        Ok(made.name_any())
+    }
+
+    /// Waits until a migration is in a phase. That it has ended otherwise is told at once.
+    ///
+    /// # Errors
+    /// If it does not come, or has ended.
+    pub async fn until_migration(&self, name: &str, wanted: MigrationPhase) -> Result<VirtualMachineInstanceMigration> {
+        let what = format!("the migration to be {}", wanted.as_str());
+        let there = |migration: &VirtualMachineInstanceMigration| {
+            phase(migration).is_some_and(|phase| phase == wanted || phase.is_final())
+        };
+        let migration = until(self.migrations(), name, &what, there).await?;
+        if phase(&migration) != Some(wanted) {
+            bail!("{name} has ended while waiting for {what}: {:?}", migration.status);
+        }
+        Ok(migration)
+    }
+
+    /// Waits until a migration has begun a phase; it may be in a later one now.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn until_migration_has_been(&self, name: &str, wanted: MigrationPhase) -> Result<()> {
+        let what = format!("the migration to have been {}", wanted.as_str());
+        until(
+            self.migrations(),
+            name,
+            &what,
+            |migration: &VirtualMachineInstanceMigration| phase(migration).is_some_and(|phase| phase >= wanted),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Waits until a migration has a condition with a reason, and returns its message.
+    ///
+    /// # Errors
+    /// If it does not come.
+    pub async fn until_migration_waits(&self, name: &str, reason: &str) -> Result<String> {
+        let migration = until(
+            self.migrations(),
+            name,
+            &format!("Waiting for {reason}"),
+            |migration: &VirtualMachineInstanceMigration| waiting(migration).is_some_and(|(said, _)| said == reason),
+        )
+        .await?;
+        Ok(waiting(&migration).map(|(_, message)| message).unwrap_or_default())
+    }
+
+    /// Waits until a migration has succeeded and its instance says so.
+    ///
+    /// # Errors
+    /// If it fails or takes too long.
+    pub async fn until_migrated(
+        &self,
+        name: &str,
+    ) -> Result<(VirtualMachineInstanceMigration, VirtualMachineInstance)> {
+        let migration = self.until_migration(name, MigrationPhase::Succeeded).await?;
+        let uid = migration.uid();
+        let instance = until(
+            self.instances(),
+            &migration.spec.vmi_name,
+            &format!("the instance to say that {name} is over"),
+            |instance: &VirtualMachineInstance| {
+                let state = instance
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.migration_state.as_ref());
+                state.is_some_and(|state| state.completed && state.migration_uid == uid)
+            },
+        )
+        .await?;
+        Ok((migration, instance))
+    }
+
+    /// Deletes a migration, which gives it up, and waits until it has gone.
+    ///
+    /// # Errors
+    /// If it stays.
+    pub async fn abort(&self, name: &str) -> Result<()> {
+        self.migrations().delete(name, &DeleteParams::default()).await?;
+        until_some(&format!("{name} to be gone"), || async {
+            Ok(self.migrations().get_opt(name).await?.is_none().then_some(()))
+        })
+        .await
+    }
+
+    /// Sets what migrations may do: lines of the legacy ConfigMap's `migrations`.
+    ///
+    /// # Errors
+    /// If the API server refuses it.
+    pub fn limit_migrations(&self, lines: &str) -> Result<()> {
+        let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
+        self.kubectl_with(&["apply"], &config_map(&format!("  migrations: |\n{lines}")))
+            .map(drop)
+    }
+
+    /// Waits until only one pod of an instance has not ended, and returns it.
+    ///
+    /// # Errors
+    /// If there remain others.
+    pub async fn until_one_pod(&self, name: &str) -> Result<Pod> {
+        until_some(&format!("{name} to have one pod"), || async {
+            let instance = self.instances().get(name).await?;
+            let mut pods = self.launchers_of(&instance).await?;
+            pods.retain(|pod| !pod_has_ended(pod));
+            Ok((pods.len() == 1).then(|| pods.pop()).flatten())
+        })
+        .await
+    }
+
+    /// What the guest of an instance has printed on its console, in whichever pods it was.
+    ///
+    /// Of a line that it began in one pod and ended in another each pod has a part.
+    ///
+    /// # Errors
+    /// If a log cannot be read.
+    pub async fn consoles(&self, name: &str) -> Result<String> {
+        let instance = self.instances().get(name).await?;
+        let mut said = String::new();
+        for pod in self.launchers_of(&instance).await? {
+            // A pod that is only on its way has no log.
+            let log = self
+                .pods()
+                .logs(&pod.name_any(), &LogParams::default())
+                .await
+                .unwrap_or_default();
+            for line in log.lines().filter_map(|line| line.strip_prefix("guest: ")) {
+                said.push_str(line);
+                said.push('\n');
+            }
+        }
+        Ok(whole_ticks(&said))
+    }
+
+    /// Waits until the guest of an instance has printed something that `found` finds, in any of its
+    /// pods.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn until_said<T>(&self, name: &str, what: &str, found: impl Fn(&str) -> Option<T>) -> Result<T> {
+        until_some(&format!("{name} to say {what}"), || async {
+            Ok(found(&self.consoles(name).await?))
+        })
+        .await
+    }
+
+    /// Waits until events with all of these reasons are there that regard an object, and returns
+    /// all of that object.
+    ///
+    /// # Errors
+    /// If they do not come; the message says which have.
+    pub async fn until_events(&self, kind: &str, name: &str, reasons: &[&str]) -> Result<Vec<Value>> {
+        let of_object = || -> Result<Vec<Value>> {
+            let text = self.kubectl(&["get", "events.events.k8s.io", "-n", NAMESPACE, "-o", "json"])?;
+            let list: Value = serde_json::from_str(&text)?;
+            let items = list["items"].as_array().cloned().unwrap_or_default();
+            Ok(items
+                .into_iter()
+                .filter(|event| event["regarding"]["kind"] == kind && event["regarding"]["name"] == name)
+                .collect())
+        };
+        let came = until_some("events", || async {
+            let events = of_object()?;
+            let all = reasons
+                .iter()
+                .all(|reason| events.iter().any(|event| event["reason"] == *reason));
+            Ok(all.then_some(events))
+        });
+        came.await.with_context(|| {
+            let seen: Vec<Value> = of_object()
+                .unwrap_or_default()
+                .iter()
+                .map(|event| event["reason"].clone())
+                .collect();
+            format!("{reasons:?} of {kind} {name}; there are {seen:?}")
+        })
+    }
+}
+
+/// All migrations, by name, as they were at one time.
+pub type Snapshot = BTreeMap<String, VirtualMachineInstanceMigration>;
+
+/// Records every state of all migrations from now on.
+pub struct MigrationRecorder {
+    task: JoinHandle<Result<Vec<Snapshot>>>,
+    stop: CancellationToken,
+}
+
+impl MigrationRecorder {
+    /// Starts recording.
+    ///
+    /// # Errors
+    /// If migrations cannot be listed.
+    #[expect(clippy::disallowed_methods, reason = "a test waits for its own task")]
+    pub async fn start(cluster: &Cluster) -> Result<Self> {
+        let api = cluster.migrations();
+        let list = api.list(&ListParams::default()).await?;
+        let mut version = list.metadata.resource_version.context("a list without a version")?;
+        let mut current: Snapshot = list.items.into_iter().map(|one| (one.name_any(), one)).collect();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            let mut seen = vec![current.clone()];
+            loop {
+                // The server ends a watch now and then; the next goes on where it ended.
+                let mut events = Box::pin(api.watch(&WatchParams::default(), &version).await?);
+                loop {
+                    let event = tokio::select! {
+                        () = stopped.cancelled() => return Ok(seen),
+                        event = events.try_next() => event?,
+                    };
+                    let (one, is_there) = match event {
+                        Some(WatchEvent::Added(one) | WatchEvent::Modified(one)) => (one, true),
+                        Some(WatchEvent::Deleted(one)) => (one, false),
+                        Some(WatchEvent::Error(error)) => bail!("{error:?}"),
+                        Some(WatchEvent::Bookmark(_)) => continue,
+                        None => break,
+                    };
+                    version = one.resource_version().unwrap_or_default();
+                    if is_there {
+                        current.insert(one.name_any(), one);
+                    } else {
+                        current.remove(&one.name_any());
+                    }
+                    seen.push(current.clone());
+                }
+            }
+        });
+        Ok(Self { task, stop })
+    }
+
+    /// Stops, and returns every state seen.
+    ///
+    /// # Errors
+    /// If the recording failed.
+    pub async fn stop(self) -> Result<Vec<Snapshot>> {
+        self.stop.cancel();
+        self.task.await?
+    }
+}
+
+/// The phase of a migration.
+pub fn phase(migration: &VirtualMachineInstanceMigration) -> Option<MigrationPhase> {
+    migration.status.as_ref()?.phase
+}
+
+/// What a migration waits for: reason and sentence.
+pub fn waiting(migration: &VirtualMachineInstanceMigration) -> Option<(String, String)> {
+    let conditions = &migration.status.as_ref()?.conditions;
+    let waiting = conditions.iter().find(|condition| condition.type_ == "Waiting")?;
+    Some((
+        waiting.reason.clone().unwrap_or_default(),
+        waiting.message.clone().unwrap_or_default(),
+    ))
+}
+
+/// Whether a pod has ended.
+pub fn pod_has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Migrations that `kubectl get` would show of an instance, the oldest first.
+///
+/// # Errors
+/// If they cannot be listed.
+pub async fn migrations_of(cluster: &Cluster, instance: &str) -> Result<Vec<VirtualMachineInstanceMigration>> {
+    let mut all = cluster.migrations().list(&ListParams::default()).await?.items;
+    all.retain(|migration| migration.spec.vmi_name == instance);
+    all.sort_by_key(|migration| {
+        (
+            migration.metadata.creation_timestamp.clone().map(|time| time.0),
+            migration.name_any(),
+        )
+    });
+    Ok(all)
+}
+
+/// The node that an instance says it is on.
+///
+/// # Errors
+/// If it does not say.
+pub fn node_of(instance: &VirtualMachineInstance) -> Result<String> {
+    let status = instance.status.as_ref();
+    let node = status.and_then(|status| status.node_name.clone());
+    node.with_context(|| format!("{} is on no node", instance.name_any()))
+}
+
+/// The name of the label that says where an instance is.
+pub const NODE_LABEL: &str = names::NODE_NAME;
+
+/// The same text with each tick on a line of its own, also those that were begun in one pod's log
+/// and ended in another's.
+fn whole_ticks(text: &str) -> String {
+    let is_part = |line: &str| {
+        let tick = line.contains("tick ") || "tick ".starts_with(line);
+        tick && !line.trim_end().ends_with("ms")
+    };
+    let mut whole = String::new();
+    for line in text.lines() {
+        whole.push_str(line);
+        if !is_part(whole.rsplit('\n').next().unwrap_or_default()) {
+            whole.push('\n');
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guests::ticks;
+
+    #[test]
+    fn a_tick_of_which_each_pod_has_a_part_is_one() {
+        let all = "tick 1 boot=ab wall=1.0 up=1.0 late=0ms\nhello\ntick 2 boot=ab wall=1.2 up=1.2 late=10ms\n";
+        for cut in 0..=all.len() {
+            let logs = format!("{}\n{}", &all[..cut], &all[cut..]);
+            let found: Vec<u64> = ticks(&whole_ticks(&logs)).iter().map(|tick| tick.number).collect();
+            assert_eq!(found, [1, 2], "{logs:?}");
+            assert!(whole_ticks(all).contains("\nhello\n"));
+        }
+    }
+}

@@ -1,0 +1,734 @@
+//! Live migrations of real guests: that a guest goes on without a gap is seen from outside, by its
+//! numbered signs of life on its console and as datagrams; that all else is told as it is, on the
+//! objects.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use drydock_api::{
+    annotations,
+    kubevirt::{
+        Phase, VirtualMachineInstanceMigration, migration::MigrationPhase, names::conditions as types,
+        status::MigrationMethod,
+    },
+    labels,
+};
+use drydock_tests::{
+    Cluster, agent,
+    guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
+    migrations::{MigrationRecorder, NODE_LABEL, Snapshot, node_of, phase, waiting},
+    watching::{until, until_some},
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt, api::ListParams};
+
+async fn clean() -> Result<Cluster> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    Ok(cluster)
+}
+
+/// Ticks on the console, and as datagrams.
+fn ticking(collector: &Collector) -> String {
+    format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address)
+}
+
+/// Prints each second what is on the disks, past the guest's memory: of the written ones a checksum of
+/// what was written, and of the first one how many of the lines that it appends are there, the last
+/// one's number, and whether one is missing.
+const TELL_DISKS: [&str; 3] = [
+    "dd if=/dev/urandom of=/dev/vdb bs=4k count=4 conv=notrunc 2>/dev/null",
+    "dd if=/dev/urandom of=/dev/vdc bs=64k count=64 conv=notrunc 2>/dev/null",
+    "while :; do sync; echo 1 >/proc/sys/vm/drop_caches; \
+     echo \"disks [$(head -c 16384 /dev/vdb | sha256sum | head -c 16)] [$(head -c 4194304 /dev/vdc | sha256sum | head -c 16)] \
+     [$(awk '$2 != NR {lost=1} END {print NR, $2, lost+0}' /boot/ticks)] told\" >/dev/console; sleep 1; done &",
+];
+
+/// What [`TELL_DISKS`] prints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Disks {
+    /// Checksums of what was written once.
+    sums: [String; 2],
+    /// Lines that the guest has appended.
+    lines: u64,
+}
+
+/// The lines of [`TELL_DISKS`] in a text.
+fn disks(text: &str) -> Result<Vec<Disks>> {
+    let mut told = Vec::new();
+    for line in text.lines() {
+        let Some((_, line)) = line.split_once("disks [") else {
+            continue;
+        };
+        let Some(line) = line.strip_suffix("] told") else {
+            continue;
+        };
+        let parts: Vec<&str> = line.split("] [").collect();
+        let [cloud, empty, appended] = parts[..] else { continue };
+        let numbers: Vec<u64> = appended.split(' ').filter_map(|number| number.parse().ok()).collect();
+        // A line that is just being written has no number yet.
+        if let [lines, last, lost] = numbers[..] {
+            ensure!(lost == 0 && lines == last, "the disk has lost lines: {line}");
+            told.push(Disks {
+                sums: [cloud.to_owned(), empty.to_owned()],
+                lines,
+            });
+        }
+    }
+    Ok(told)
+}
+
+/// The documents' kind of instance, whose guest writes to all its disks and says what is there.
+fn writing(name: &str, control: &str) -> String {
+    let commands: String = TELL_DISKS
+        .iter()
+        .map(|command| format!("        - {command}\n"))
+        .collect();
+    let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
+    format!(
+        "apiVersion: kubevirt.io/v1alpha3\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
+         spec:\n  terminationGracePeriodSeconds: 30\n  evictionStrategy: LiveMigrate\n  \
+         domain:\n    resources: {{requests: {{memory: 128Mi}}}}\n    devices:\n      disks:\n      \
+         - {{name: containerdisk, disk: {{bus: virtio}}}}\n      - {{name: cloudinitdisk, disk: {{bus: virtio}}}}\n      \
+         - {{name: scratch, disk: {{bus: virtio}}}}\n  \
+         volumes:\n  - name: containerdisk\n    containerDisk: {{image: {IMAGE}, imagePullPolicy: IfNotPresent}}\n  \
+         - name: cloudinitdisk\n    cloudInitNoCloud:\n      userData: |\n        #cloud-config\n        password: fedora\n        \
+         chpasswd: {{ expire: False }}\n        runcmd:\n{commands}        drydock:\n{control}  \
+         - name: scratch\n    emptyDisk: {{capacity: 32Mi}}\n"
+    )
+}
+
+/// The phases of a migration in the order in which it was in them.
+fn phases(migration: &VirtualMachineInstanceMigration) -> Result<Vec<MigrationPhase>> {
+    let status = migration.status.clone().unwrap_or_default();
+    let mut before = None;
+    for transition in &status.phase_transition_timestamps {
+        ensure!(
+            before <= Some(transition.phase_transition_timestamp),
+            "{transition:?} is too early"
+        );
+        before = Some(transition.phase_transition_timestamp);
+    }
+    Ok(status
+        .phase_transition_timestamps
+        .iter()
+        .map(|transition| transition.phase)
+        .collect())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_object_says_so() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let name = "mover";
+    cluster.apply(&writing(name, &format!("{}\nwrite: 200ms", ticking(&collector))))?;
+    let boot = collector.first_boot().await?;
+    let before = cluster.until_vm_condition(name, "Ready", "True").await?;
+    cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let told = cluster
+        .until_said(name, "what is on its disks", |text| disks(text).ok()?.last().cloned())
+        .await?;
+    let left = cluster.launcher(name).await?;
+    let source = node_of(&before)?;
+    collector.until_more(&boot, 20).await?;
+
+    let migration = cluster.migrate(name).await?;
+    let (migration, after) = cluster.until_migrated(&migration).await?;
+    collector.until_more(&boot, 20).await?;
+    let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
+
+    // The instance.
+    let came = cluster.until_one_pod(name).await?;
+    let [left_uid, came_uid] = [&left, &came].map(|pod| pod.uid().unwrap_or_default());
+    ensure!(left_uid != came_uid, "it is in the same pod");
+    assert_eq!(after.uid(), before.uid());
+    assert_eq!(&node_of(&after)?, target);
+    let settled = until(cluster.instances(), name, "what its new agent says", |instance| {
+        let status = instance.status.clone().unwrap_or_default();
+        let pods: Vec<_> = status.active_pods.iter().collect();
+        instance.labels().get(NODE_LABEL) == Some(target)
+            && pods == [(&came_uid, target)]
+            && status
+                .drydock
+                .is_some_and(|drydock| drydock.pod_uid.as_ref() == Some(&came_uid))
+    })
+    .await?;
+    let status = settled.status.clone().context("no status")?;
+    assert_eq!(status.migration_method, Some(MigrationMethod::BlockMigration));
+    let state = status.migration_state.context("no migrationState")?;
+    assert_eq!(state.migration_uid, migration.uid());
+    assert_eq!(state.source_node.as_ref(), Some(&source));
+    assert_eq!(state.target_node.as_ref(), Some(target));
+    assert_eq!(state.source_pod, Some(left.name_any()));
+    assert_eq!(state.target_pod, Some(came.name_any()));
+    ensure!(state.completed && !state.failed && !state.abort_requested, "{state:?}");
+    ensure!(
+        state.start_timestamp.is_some() && state.start_timestamp <= state.end_timestamp,
+        "{state:?}"
+    );
+    let address = came.status.as_ref().and_then(|status| status.pod_ip.clone());
+    until(cluster.instances(), name, "its new address", |instance| {
+        let interfaces = instance.status.clone().unwrap_or_default().interfaces;
+        interfaces
+            .first()
+            .is_some_and(|interface| interface.ip_address == address)
+    })
+    .await?;
+    for wanted in ["Ready", types::LIVE_MIGRATABLE] {
+        cluster.until_vm_condition(name, wanted, "True").await?;
+    }
+
+    // The pods.
+    let ended = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
+    until(cluster.pods(), &left.name_any(), "its end", ended).await?;
+    until(cluster.pods(), &came.name_any(), "to be ready", agent::is_ready).await?;
+
+    // The migration, and the events of both.
+    assert_eq!(
+        phases(&migration)?,
+        [
+            MigrationPhase::Pending,
+            MigrationPhase::Scheduling,
+            MigrationPhase::Scheduled,
+            MigrationPhase::PreparingTarget,
+            MigrationPhase::TargetReady,
+            MigrationPhase::Running,
+            MigrationPhase::Succeeded
+        ]
+    );
+    let said = migration.status.clone().unwrap_or_default();
+    assert_eq!(
+        said.migration_state.map(|state| (state.completed, state.failed)),
+        Some((true, false))
+    );
+    ensure!(
+        said.reason.is_none() && said.conditions.is_empty(),
+        "{:?}",
+        said.conditions
+    );
+    for (kind, object, reasons) in [
+        (
+            "VirtualMachineInstanceMigration",
+            migration.name_any(),
+            ["SuccessfulCreate", "SuccessfulHandOver", "SuccessfulMigration"],
+        ),
+        (
+            "VirtualMachineInstance",
+            name.to_owned(),
+            ["PreparingTarget", "Migrating", "Migrated"],
+        ),
+    ] {
+        let events = cluster.until_events(kind, &object, &reasons).await?;
+        let warning = events.iter().find(|event| event["type"] == "Warning");
+        ensure!(warning.is_none(), "{warning:?}");
+    }
+
+    // The guest: what it wrote before, and what it wrote while it moved.
+    let more = told.lines + 60;
+    let now = cluster
+        .until_said(name, "what is on its disks now", |text| {
+            disks(text).ok()?.last().filter(|disks| disks.lines > more).cloned()
+        })
+        .await?;
+    assert_eq!(now.sums, told.sums);
+    let console = cluster.consoles(name).await?;
+    let sums: Vec<_> = disks(&console)?
+        .into_iter()
+        .map(|disks| disks.sums)
+        .filter(|sums| *sums != told.sums)
+        .collect();
+    ensure!(sums.is_empty(), "not always: {sums:?}");
+    without_a_gap(&ticks(&console))?;
+    let senders = collector.senders(&boot).await;
+    let addresses = [&left, &came].map(|pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone()));
+    let silence = collector.longest_silence(&boot).await;
+    println!("from {senders:?}; the longest silence was {silence:?}");
+    assert_eq!(
+        senders
+            .iter()
+            .map(|sender| Some(sender.to_string()))
+            .collect::<Vec<_>>(),
+        addresses
+    );
+    without_a_gap(&only(collector.stop().await)?)?;
+    cluster.no_guests().await
+}
+
+/// A migration that lasts as long as a test needs: memory and disks take minutes at this pace, and
+/// nobody loses patience.
+const HELD: &str = "bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrations_are_kept() -> Result<()> {
+    const ROUNDS: usize = 8;
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let name = "traveller";
+    cluster.apply(&instance(name, &ticking(&collector)))?;
+    let boot = collector.first_boot().await?;
+    let mut node = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
+    let mut made = Vec::new();
+    for round in 0..ROUNDS {
+        let begun = Instant::now();
+        let migration = cluster.migrate(name).await?;
+        let (_, instance) = cluster
+            .until_migrated(&migration)
+            .await
+            .with_context(|| format!("round {round}"))?;
+        let now = node_of(&instance)?;
+        ensure!(now != node, "round {round}: it is still on {node}");
+        node = now;
+        made.push(migration);
+        println!("round {round}: {:?}", begun.elapsed());
+    }
+    collector.until_more(&boot, 20).await?;
+    let expected: BTreeSet<String> = made.iter().rev().take(5).cloned().collect();
+    until_some("the newest five migrations", || async {
+        let kept = cluster.migrations().list(&ListParams::default()).await?.items;
+        let kept: BTreeSet<String> = kept.iter().map(ResourceExt::name_any).collect();
+        Ok((kept == expected).then_some(()))
+    })
+    .await?;
+    let silence = collector.longest_silence(&boot).await;
+    println!("{ROUNDS} moves; the longest silence was {silence:?}");
+    assert_eq!(collector.senders(&boot).await.len(), ROUNDS + 1);
+    without_a_gap(&only(collector.stop().await)?)?;
+    cluster.no_guests().await
+}
+
+/// Where nodes share a folder, as if a file server served it.
+const SHARED: &str = "/var/lib/drydock-shared/test-migration";
+
+/// A pod that makes a disk of the guest's image in the shared folder.
+fn filling_pod(launcher: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: fill, namespace: {NAMESPACE}}}\nspec:\n  restartPolicy: Never\n  \
+         containers:\n  - name: fill\n    image: {launcher}\n    imagePullPolicy: IfNotPresent\n    \
+         command: [sh, -c, 'qemu-img convert -O raw /image/disk/* /shared/disk.img && ls -l /shared']\n    \
+         volumeMounts: [{{name: image, mountPath: /image, readOnly: true}}, {{name: shared, mountPath: /shared}}]\n  \
+         volumes:\n  - name: image\n    image: {{reference: {IMAGE}, pullPolicy: IfNotPresent}}\n  \
+         - name: shared\n    hostPath: {{path: {SHARED}}}\n"
+    )
+}
+
+/// A guest that boots from a shared claim, and whose other disk can only be read.
+fn sharing(name: &str, control: &str) -> String {
+    let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
+    format!(
+        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: test-shared}}\nspec:\n  capacity: {{storage: 64Mi}}\n  \
+         accessModes: [ReadWriteMany]\n  storageClassName: \"\"\n  hostPath: {{path: {SHARED}}}\n  \
+         claimRef: {{namespace: {NAMESPACE}, name: test-shared}}\n---\n\
+         apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: test-shared, namespace: {NAMESPACE}}}\nspec:\n  \
+         accessModes: [ReadWriteMany]\n  storageClassName: \"\"\n  volumeName: test-shared\n  \
+         resources: {{requests: {{storage: 64Mi}}}}\n---\n\
+         apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
+         spec:\n  terminationGracePeriodSeconds: 30\n  \
+         domain:\n    resources: {{requests: {{memory: 96Mi}}}}\n    devices:\n      disks:\n      \
+         - {{name: root, disk: {{bus: virtio}}}}\n      - {{name: cloudinitdisk, disk: {{bus: virtio, readonly: true}}}}\n  \
+         volumes:\n  - name: root\n    persistentVolumeClaim: {{claimName: test-shared}}\n  \
+         - name: cloudinitdisk\n    cloudInitNoCloud:\n      userData: |\n        #cloud-config\n        drydock:\n{control}"
+    )
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let node = cluster.first().to_owned();
+    let name = "sharing";
+    let outcome = async {
+        cluster.on_node(&node, &format!("rm -rf {SHARED}; mkdir -m 0777 {SHARED}"))?;
+        let deployment =
+            cluster.kubectl(&["-n", "drydock", "get", "deployment", "drydock-controller", "-o", "json"])?;
+        let deployment: serde_json::Value = serde_json::from_str(&deployment)?;
+        let settings = deployment["spec"]["template"]["spec"]["containers"][0].to_string();
+        let launcher = settings
+            .split('"')
+            .find(|word| word.contains("/drydock/launcher"))
+            .map(|word| word.rsplit_once('=').map_or(word, |(_, image)| image).to_owned())
+            .with_context(|| format!("no launcher image in {settings}"))?;
+        cluster.kubectl_with(&["create"], &filling_pod(&launcher))?;
+        let filled = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
+        until(cluster.pods(), "fill", "a disk in the shared folder", filled).await?;
+        cluster.apply(&sharing(name, &format!("{}\nwrite: 200ms", ticking(&collector))))?;
+        let boot = collector.first_boot().await?;
+        let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+        let method = before.status.as_ref().and_then(|status| status.migration_method);
+        assert_eq!(method, Some(MigrationMethod::LiveMigration));
+        let migration = cluster.migrate(name).await?;
+        let (migration, after) = cluster.until_migrated(&migration).await?;
+        ensure!(node_of(&before)? != node_of(&after)?, "it has not moved");
+        let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
+        ensure!(guest.copied_disks.is_empty(), "{:?} was copied", guest.copied_disks);
+        // What the guest writes now is where it wrote before.
+        let written = || cluster.on_node(&node, &format!("grep -aoE 'tick [0-9]+ boot={boot}' {SHARED}/disk.img"));
+        let lines = written()?.lines().count();
+        collector.until_more(&boot, 100).await?;
+        let all = written()?;
+        ensure!(all.lines().count() > lines, "nothing was written after it had moved");
+        without_a_gap(&ticks(&all))?;
+        without_a_gap(&ticks(&cluster.consoles(name).await?))?;
+        without_a_gap(&only(collector.stop().await)?)
+    };
+    let outcome = outcome.await;
+    cluster.no_guests().await?;
+    cluster.delete(&["pod", "fill", "--namespace", NAMESPACE, "--force"])?;
+    cluster.delete(&["pvc", "test-shared", "--namespace", NAMESPACE])?;
+    cluster.delete(&["pv", "test-shared"])?;
+    cluster.on_node(&node, &format!("rm -rf {SHARED}"))?;
+    outcome
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase() -> Result<()> {
+    let cluster = clean().await?;
+    cluster.limit_migrations(&format!("{HELD}\nparallelMigrationsPerCluster: 1"))?;
+    let collector = Collector::start(&cluster).await?;
+    let names = ["runs", "placed", "waits"];
+    for name in names {
+        cluster.apply(&instance(name, &ticking(&collector)))?;
+    }
+    let mut before = Vec::new();
+    for name in names {
+        let instance = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+        before.push((node_of(&instance)?, cluster.launcher(name).await?.uid()));
+    }
+    until_some("signs of life of all", || async {
+        Ok((collector.received().await.len() == names.len()).then_some(()))
+    })
+    .await?;
+
+    let running = cluster.migrate("runs").await?;
+    cluster.until_migration(&running, MigrationPhase::Running).await?;
+    let scheduled = cluster.migrate("placed").await?;
+    cluster.until_migration(&scheduled, MigrationPhase::Scheduled).await?;
+    println!(
+        "Scheduled: {}",
+        cluster.until_migration_waits(&scheduled, "ClusterLimit").await?
+    );
+    let pending = cluster.migrate("waits").await?;
+    // Whether it has a pod already is the queue's to say: it has not begun to move.
+    let begun = |migration: &VirtualMachineInstanceMigration| {
+        phase(migration).is_some_and(|phase| phase < MigrationPhase::PreparingTarget)
+    };
+    let waits = until(cluster.migrations(), &pending, "to wait", begun).await?;
+    println!("{:?}", phase(&waits));
+    for (name, migration) in [("waits", &pending), ("placed", &scheduled)] {
+        cluster.abort(migration).await?;
+        cluster.until_one_pod(name).await?;
+    }
+    let nowhere = cluster.migrate_to("waits", &[("example.com/no-such", "node")]).await?;
+    let message = cluster
+        .until_migration_waits(&nowhere, "TargetPodUnschedulable")
+        .await?;
+    println!("Scheduling: {message}");
+    ensure!(
+        message.contains("2 nodes") || message.contains("nodes are available"),
+        "{message}"
+    );
+    let held = cluster.migrations().get(&nowhere).await?;
+    assert_eq!(phase(&held), Some(MigrationPhase::Scheduling));
+    cluster.abort(&nowhere).await?;
+    // All the time the first has moved, and has not ended.
+    let moving = cluster.migrations().get(&running).await?;
+    assert_eq!(phase(&moving), Some(MigrationPhase::Running), "{:?}", moving.status);
+    cluster.abort(&running).await?;
+
+    for (name, (node, pod)) in names.iter().zip(&before) {
+        assert_eq!(&cluster.until_one_pod(name).await?.uid(), pod, "{name}");
+        assert_eq!(&node_of(&cluster.instances().get(name).await?)?, node, "{name}");
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+    }
+    let left = cluster.migrations().list(&ListParams::default()).await?.items;
+    ensure!(left.is_empty(), "{left:?}");
+
+    // Each goes when it may.
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
+    for (name, (node, _)) in names.iter().zip(&before) {
+        let migration = cluster.migrate(name).await?;
+        let (_, after) = cluster.until_migrated(&migration).await?;
+        ensure!(node_of(&after)? != *node, "{name} is still on {node}");
+    }
+    for ticks in collector.stop().await.values() {
+        without_a_gap(ticks)?;
+    }
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_names_it() -> Result<()> {
+    let cluster = clean().await?;
+    let collector = Collector::start(&cluster).await?;
+    let name = "choosy";
+    cluster.apply(&instance(name, &ticking(&collector)))?;
+    let boot = collector.first_boot().await?;
+    let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let pod = cluster.launcher(name).await?.uid();
+    let source = node_of(&before)?;
+    let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
+    let required = before
+        .status
+        .clone()
+        .and_then(|status| status.drydock?.guest_cpu)
+        .context("no CPU")?
+        .required;
+    let labels = cluster.cpu_labels(target).await?;
+    let feature = required
+        .iter()
+        .find(|feature| labels.contains_key(&format!("{}{feature}", labels::CPU_FEATURE)))
+        .context("no node has a label of a feature of the guest")?;
+    let key = format!("{}{feature}", labels::CPU_FEATURE);
+    let unmask = || async {
+        let annotations = [(annotations::MASK_CPU_FEATURES, None), (annotations::SKIP_NODE, None)];
+        cluster.annotate(target, &annotations).await?;
+        cluster.until_label(target, &key, Some("true")).await?;
+        until_some("no mask", || async {
+            let status = cluster.hypervisor(target).await?.status.unwrap_or_default();
+            Ok(status.masked_features.is_empty().then_some(()))
+        })
+        .await
+    };
+
+    // By its labels no node fits.
+    cluster
+        .annotate(target, &[(annotations::MASK_CPU_FEATURES, Some(feature))])
+        .await?;
+    cluster.until_label(target, &key, None).await?;
+    let nowhere = cluster.migrate(name).await?;
+    let message = cluster
+        .until_migration_waits(&nowhere, "TargetPodUnschedulable")
+        .await?;
+    println!("without {feature}: {message}");
+    cluster.abort(&nowhere).await?;
+    unmask().await?;
+
+    // Its labels are of yesterday: it says itself that it cannot.
+    cluster
+        .annotate(target, &[(annotations::SKIP_NODE, Some("true"))])
+        .await?;
+    cluster
+        .annotate(target, &[(annotations::MASK_CPU_FEATURES, Some(feature))])
+        .await?;
+    until_some("the mask to be in force", || async {
+        let status = cluster.hypervisor(target).await?.status.unwrap_or_default();
+        Ok(status.masked_features.contains(feature).then_some(()))
+    })
+    .await?;
+    let refused = cluster.migrate(name).await?;
+    let refused = cluster.until_migration(&refused, MigrationPhase::Failed).await?;
+    let status = refused.status.clone().unwrap_or_default();
+    assert_eq!(status.reason.as_deref(), Some("TargetRefused"));
+    let side = status.target.unwrap_or_default();
+    assert_eq!(side.reason.as_deref(), Some("CPUFeatureMissing"));
+    let reason = status
+        .migration_state
+        .and_then(|state| state.failure_reason)
+        .unwrap_or_default();
+    println!("refused: {reason}");
+    ensure!(reason.contains(feature.as_str()), "{reason} does not name {feature}");
+    cluster
+        .until_events("VirtualMachineInstance", name, &["TargetRefused"])
+        .await?;
+    assert_eq!(cluster.until_one_pod(name).await?.uid(), pod);
+    collector.until_more(&boot, 20).await?;
+    unmask().await?;
+
+    let migration = cluster.migrate(name).await?;
+    let (_, after) = cluster.until_migrated(&migration).await?;
+    assert_eq!(&node_of(&after)?, target);
+    without_a_gap(&only(collector.stop().await)?)?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Result<()> {
+    let cluster = clean().await?;
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2\nbandwidthPerMigration: 64Mi")?;
+    let collector = Collector::start(&cluster).await?;
+    let control = format!("udp: \"{}\"\nudp-interval: 200ms", collector.address);
+    let names = ["q1", "q2", "q3", "q4", "q5", "q6"];
+    for name in names {
+        cluster.apply(&instance(name, &control))?;
+    }
+    for name in names {
+        cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    }
+    until_some("signs of life of all", || async {
+        Ok((collector.received().await.len() == names.len()).then_some(()))
+    })
+    .await?;
+    let recorder = MigrationRecorder::start(&cluster).await?;
+    let begun = Instant::now();
+    let mut migrations = Vec::new();
+    for name in names {
+        migrations.push(cluster.migrate(name).await?);
+    }
+    for migration in &migrations {
+        cluster.until_migrated(migration).await?;
+    }
+    println!("{} moves in {:?}", names.len(), begun.elapsed());
+    let states = recorder.stop().await?;
+    let moving = |state: &Snapshot| {
+        let held = MigrationPhase::PreparingTarget..=MigrationPhase::Running;
+        state
+            .values()
+            .filter(|one| phase(one).is_some_and(|phase| held.contains(&phase)))
+            .count()
+    };
+    let most = states.iter().map(moving).max();
+    assert_eq!(most, Some(2), "so many moved at once");
+    let said: BTreeSet<(String, String)> = states.iter().flat_map(BTreeMap::values).filter_map(waiting).collect();
+    println!("they waited for {said:#?}");
+    let first = &states
+        .iter()
+        .find(|state| state.len() == names.len())
+        .context("not all were there")?;
+    for (name, migration) in *first {
+        let waits = waiting(migration).is_some() || phase(migration) >= Some(MigrationPhase::Scheduling);
+        let later = states.iter().any(|state| state.get(name).and_then(waiting).is_some());
+        ensure!(waits || later, "{name} waited without a word");
+    }
+    for limit in ["ClusterLimit", "PlacementLimit"] {
+        ensure!(
+            said.iter().any(|(reason, _)| reason == limit),
+            "nobody waited for {limit}: {said:?}"
+        );
+    }
+    let all = collector.stop().await;
+    assert_eq!(all.len(), names.len(), "{:?}", all.keys());
+    for ticks in all.values() {
+        without_a_gap(ticks)?;
+    }
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_migration_of_what_cannot_move_is_refused() -> Result<()> {
+    let cluster = clean().await?;
+    let refused = |answer: Result<String>, words: &str| match answer {
+        Ok(name) => Err(anyhow!("{name} was admitted; expected: {words}")),
+        Err(error) => {
+            let text = format!("{error:#}");
+            ensure!(text.contains(words), "{text} does not say {words:?}");
+            Ok(())
+        }
+    };
+    refused(
+        cluster.migrate("nobody").await,
+        "the VMI \"nobody\" does not exist under the cluster",
+    )?;
+    cluster.apply(&instance("single", "count: 1s"))?;
+    cluster
+        .until_vm_condition("single", types::LIVE_MIGRATABLE, "True")
+        .await?;
+    let held = cluster.migrate_to("single", &[("example.com/no-such", "node")]).await?;
+    cluster.until_migration(&held, MigrationPhase::Scheduling).await?;
+    refused(
+        cluster.migrate("single").await,
+        &format!(
+            "in-flight migration detected. Active migration job ({held}) is currently already in progress for VMI single."
+        ),
+    )?;
+    cluster.abort(&held).await?;
+    let pod = cluster.until_one_pod("single").await?.name_any();
+    cluster.kubectl(&[
+        "exec",
+        &pod,
+        "--",
+        "virsh",
+        "-c",
+        "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock",
+        "destroy",
+        &format!("{NAMESPACE}_single"),
+    ])?;
+    cluster.until_phase("single", Phase::Failed).await?;
+    refused(
+        cluster.migrate("single").await,
+        "Cannot migrate VMI in finalized state.",
+    )?;
+    cluster.no_guests().await
+}
+
+/// A Service, and a client that asks it again and again and prints each answer.
+fn asked(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  selector: {{app: {name}}}\n  \
+         ports: [{{port: 80, targetPort: 8081}}]\n---\n\
+         apiVersion: v1\nkind: Pod\nmetadata: {{name: client, namespace: {NAMESPACE}}}\nspec:\n  restartPolicy: Never\n  \
+         terminationGracePeriodSeconds: 0\n  containers:\n  - name: client\n    image: busybox\n    imagePullPolicy: IfNotPresent\n    \
+         command: [sh, -c, 'while :; do wget -q -O - -T 1 http://$ASKED_SERVICE_HOST/healthz 2>/dev/null || echo lost; sleep 0.1; done']\n"
+    )
+    .replace("$ASKED", &format!("${}", name.to_uppercase()))
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "served";
+    let collector = Collector::start(&cluster).await?;
+    // A guest that never says anything is only found again once it does; this one does, as most do.
+    let control = format!("{}\nhttp: 8081", ticking(&collector));
+    let manifest = instance(name, &control).replace(
+        &format!("metadata: {{name: {name},"),
+        &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),
+    );
+    cluster.apply(&manifest)?;
+    cluster.until_console(name, "drydock-guest ready").await?;
+    cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let (service, client) = asked(name)
+        .split_once("---\n")
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .context("two")?;
+    cluster.apply(&service)?;
+    let answers = || -> Vec<String> {
+        let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
+        log.lines().map(str::to_owned).collect()
+    };
+    // The last so many were answered.
+    let well = |count: usize| {
+        let answers = &answers;
+        move || async move {
+            let all = answers();
+            let last = all.iter().rev().take_while(|answer| *answer == "ok").count();
+            Ok((last >= count).then_some(all.len()))
+        }
+    };
+    let outcome = async {
+        cluster.kubectl_with(&["create"], &client)?;
+        let begun = until_some("answers of the guest", well(20)).await?;
+        let migration = cluster.migrate(name).await?;
+        cluster.until_migrated(&migration).await?;
+        let one = cluster.until_one_pod(name).await?;
+        until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
+        let over = answers().len();
+        until_some("answers of the guest that has moved", well(30)).await?;
+        let all = answers();
+        let lost = |from: usize, to: usize| all[from..to].iter().filter(|answer| *answer == "lost").count();
+        println!(
+            "{} requests while it moved, {} of them lost; {} lost later",
+            over - begun,
+            lost(begun, over),
+            lost(over, all.len())
+        );
+        without_a_gap(&ticks(&cluster.consoles(name).await?))
+    };
+    let outcome = outcome.await;
+    cluster.delete(&["pod", "client", "--namespace", NAMESPACE, "--force"])?;
+    cluster.delete(&["service", name, "--namespace", NAMESPACE])?;
+    outcome?;
+    cluster.no_guests().await
+}
