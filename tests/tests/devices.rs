@@ -218,7 +218,8 @@ async fn a_profile_that_is_removed_or_changed_comes_back() -> Result<()> {
     for damage in [
         format!("rm {file}"),
         format!("echo '{{}}' > {file}"),
-        format!("rm -r $(dirname {file})"),
+        // At once: a folder that is emptied first is filled again before it can be removed.
+        format!("d=$(dirname {file}); mv $d $d.away && rm -r $d.away"),
     ] {
         cluster.in_agent(node, &damage).await?;
         until_some("the profile", || async {
