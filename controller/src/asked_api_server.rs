@@ -54,6 +54,11 @@ impl Asked {
         self.uri.path()
     }
 
+    /// What follows the question mark, as it was sent.
+    pub(crate) fn query(&self) -> &str {
+        self.uri.query().unwrap_or_default()
+    }
+
     pub(crate) fn with(self, value: &Value) {
         self.send(StatusCode::OK, value);
     }

@@ -19,7 +19,7 @@
 //! A list from the API server's cache may be older than what was seen before it. See also [`Cache`].
 
 use crate::{
-    Backoff, Process, Readiness,
+    Backoff, CancellationToken, Process, Readiness, ReadyHandle,
     cache::{Cache, Change, Signal},
     clock::Instant,
     guarded::Guarded,
@@ -220,19 +220,46 @@ impl Watches {
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
         K::DynamicType: Clone + Debug,
     {
-        let cache = Cache::default();
-        let events = events(watch.api.clone(), watch.config());
-        let (name, acceptance) = (watch.name, watch.acceptance.clone());
-        let ready = self.readiness.handle(name);
-        let observer = Observer::new(watch, cache.clone(), ready, self.metrics.clone());
-        let stopping = self.process.stopping();
+        let ready = self.readiness.handle(watch.name);
+        let (name, stopping) = (watch.name, self.process.stopping());
+        let (cache, follows) = self.follows(watch, Some(ready));
         self.process.spawn_critical(format!("watching {name}"), async move {
-            stopping
-                .run_until_cancelled(follow(events, &acceptance, observer))
-                .await;
+            stopping.run_until_cancelled(follows).await;
             Ok::<_, Infallible>(())
         });
         cache
+    }
+
+    /// Starts a watch that is only wanted for a while: it ends with `wanted`, or with the process. Being ready does not
+    /// wait for it.
+    pub fn start_until<K>(&self, watch: Watch<K>, wanted: CancellationToken) -> Cache<K>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Clone + Debug,
+    {
+        let (name, stopping) = (watch.name, self.process.stopping());
+        let (cache, follows) = self.follows(watch, None);
+        self.process.spawn(format!("watching {name}"), async move {
+            stopping.run_until_cancelled(wanted.run_until_cancelled(follows)).await;
+        });
+        cache
+    }
+
+    /// The cache of a watch, and what fills it.
+    fn follows<K>(
+        &self,
+        watch: Watch<K>,
+        ready: Option<ReadyHandle>,
+    ) -> (Cache<K>, impl Future<Output = ()> + Send + use<K>)
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Clone + Debug,
+    {
+        let cache = Cache::default();
+        let events = events(watch.api.clone(), watch.config());
+        let acceptance = watch.acceptance.clone();
+        let observer = Observer::new(watch, cache.clone(), ready, self.metrics.clone());
+        (cache, async move { follow(events, &acceptance, observer).await })
     }
 }
 

@@ -40,7 +40,7 @@ impl<K> Default for Listing<K> {
 }
 
 impl<K: Resource> Observer<K> {
-    pub(super) fn new(watch: Watch<K>, cache: Cache<K>, ready: ReadyHandle, metrics: WatchMetrics) -> Self {
+    pub(super) fn new(watch: Watch<K>, cache: Cache<K>, ready: Option<ReadyHandle>, metrics: WatchMetrics) -> Self {
         let Watch {
             api: _,
             acceptance: _,
@@ -59,7 +59,7 @@ impl<K: Resource> Observer<K> {
             on_change,
             cache,
             listing: Listing::default(),
-            ready: Some(ready),
+            ready,
             metrics,
         }
     }

@@ -1,6 +1,6 @@
 use super::{ErrorLabels, Listing, NameLabel, Watch, WatchMetrics, Watches};
 use crate::{
-    Process, Readiness,
+    CancellationToken, Process, Readiness,
     cache::{Cache, Change, Key, Problem, Signal},
     clock::Instant,
     mock::{ApiServer, api_server},
@@ -381,4 +381,22 @@ async fn ends_when_the_process_stops() {
         .run(futures::stream::pending(), Duration::from_secs(1))
         .await;
     assert!(run.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_wanted_for_a_while_holds_nothing_back_and_ends_alone() {
+    let mut setup = setup();
+    let wanted = CancellationToken::new();
+    let cache = setup.watches.start_until(setup.watch(), wanted.clone());
+    assert!(setup.readiness.is_ready());
+    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    woken(&setup.signal).await;
+    let _open = setup.server.asked().await.open();
+    assert_eq!(setup.process.running_tasks(), ["watching config"]);
+    wanted.cancel();
+    while !setup.process.running_tasks().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!setup.process.stopping().is_cancelled(), "the process goes on");
+    assert_eq!(value(&cache, "a").as_deref(), Some("one"), "what was known can be read");
 }

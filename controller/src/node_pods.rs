@@ -1,0 +1,190 @@
+//! The pods of nodes that are being emptied.
+//!
+//! ```text
+//!  keep(node) ─▶ Kept ─┐
+//!  keep(node) ─▶ Kept ─┴─▶ one watch of spec.nodeName=<node>, while one of them lives
+//!                              ├─▶ of(node)      what is there
+//!                              └─▶ told(node)    something changed that matters
+//! ```
+//!
+//! Most nodes are never emptied, so their pods are not watched. A pod's node does not change once it
+//! has one: what leaves such a watch is deleted.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_runtime::{Cache, CancellationToken, Change, Watch, Watches};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use kube::Client;
+
+/// Annotation of a pod that the kubelet has from a file.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// The pods of nodes, watched while somebody wants to know them. Clones share the watches.
+#[derive(Clone)]
+pub(crate) struct NodePods(Arc<Shared>);
+
+struct Shared {
+    client: Client,
+    watches: Watches,
+    told: Box<dyn Fn(&str) + Send + Sync>,
+    watched: Mutex<HashMap<String, Watched>>,
+}
+
+/// The pods of one node.
+struct Watched {
+    guards: usize,
+    pods: Cache<Pod>,
+    wanted: CancellationToken,
+}
+
+/// While this lives, the pods of its node are watched.
+#[must_use = "the watch ends when this is dropped"]
+pub(crate) struct Kept {
+    shared: Arc<Shared>,
+    node: String,
+}
+
+impl NodePods {
+    /// Watches nothing yet. `told` hears the name of a node that is watched whenever something
+    /// changed there that [`of`](Self::of) shows, also when its first list is there; it is called by
+    /// the watch, so it only puts the name in a queue.
+    pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Shared {
+            client: client.clone(),
+            watches: watches.clone(),
+            told: Box::new(told),
+            watched: Mutex::default(),
+        }))
+    }
+
+    /// Has the pods of a node watched until every guard of that node is dropped.
+    pub(crate) fn keep(&self, node: &str) -> Kept {
+        let mut watched = self.0.lock();
+        watched
+            .entry(node.to_owned())
+            .or_insert_with(|| Watched::new(&self.0, node))
+            .guards += 1;
+        Kept {
+            shared: Arc::clone(&self.0),
+            node: node.to_owned(),
+        }
+    }
+
+    /// The pods of a node, in no order, as far as the API server has told; `None` until its first
+    /// list is there, and for a node that nobody keeps.
+    pub(crate) fn of(&self, node: &str) -> Option<Vec<Arc<Pod>>> {
+        let pods = self.0.lock().get(node)?.pods.clone();
+        pods.sight().synced.then(|| pods.all())
+    }
+
+    /// Whether news of a node's pods come in at present. While they do not, there may be other pods
+    /// than [`of`](Self::of) shows.
+    pub(crate) fn is_clear(&self, node: &str) -> bool {
+        self.0
+            .lock()
+            .get(node)
+            .is_some_and(|watched| watched.pods.sight().is_clear())
+    }
+}
+
+impl fmt::Debug for NodePods {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.lock().keys()).finish()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched {
+    fn new(shared: &Arc<Shared>, node: &str) -> Self {
+        let wanted = CancellationToken::new();
+        // What is watched must not keep the watch: it ends with the last guard.
+        let (hearer, name) = (Arc::downgrade(shared), node.to_owned());
+        let watch = Watch::<Pod>::all(shared.client.clone(), "pods of a node")
+            .fields(format!("spec.nodeName={node}"))
+            .prune(prune)
+            .on_change(move |change| {
+                if matters(change)
+                    && let Some(shared) = hearer.upgrade()
+                {
+                    (shared.told)(&name);
+                }
+            });
+        Self {
+            guards: 0,
+            pods: shared.watches.start_until(watch, wanted.clone()),
+            wanted,
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut watched = self.shared.lock();
+        let Some(of_node) = watched.get_mut(&self.node) else {
+            return;
+        };
+        of_node.guards = of_node.guards.saturating_sub(1);
+        if of_node.guards == 0 {
+            of_node.wanted.cancel();
+            watched.remove(&self.node);
+        }
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Kept").field(&self.node).finish()
+    }
+}
+
+/// Whether a change shows in what is kept of pods, or in whether it can be relied on.
+fn matters(change: &Change<Pod>) -> bool {
+    let plain = |pod: &Option<Arc<Pod>>| {
+        pod.as_ref().map(|pod| {
+            let mut pod = pod.as_ref().clone();
+            pod.metadata.resource_version = None;
+            pod
+        })
+    };
+    match change {
+        Change::Object { old, new, .. } => plain(old) != plain(new),
+        Change::Sight(_) => true,
+        Change::Unreadable { .. } => false,
+    }
+}
+
+/// Keeps what says whether and how a pod leaves its node: name, labels, owners, deletion, whether it
+/// is a mirror, phase and conditions.
+fn prune(pod: &mut Pod) {
+    pod.metadata.managed_fields = None;
+    if let Some(annotations) = &mut pod.metadata.annotations {
+        annotations.retain(|key, _| key == MIRROR);
+    }
+    if let Some(spec) = &mut pod.spec {
+        *spec = PodSpec {
+            node_name: spec.node_name.take(),
+            termination_grace_period_seconds: spec.termination_grace_period_seconds,
+            ..PodSpec::default()
+        };
+    }
+    if let Some(status) = &mut pod.status {
+        *status = PodStatus {
+            phase: status.phase.take(),
+            reason: status.reason.take(),
+            conditions: status.conditions.take(),
+            ..PodStatus::default()
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use std::sync::mpsc;
+
+use drydock_runtime::{Process, Readiness, WatchMetrics};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::asked_api_server::{ApiServer, Asked, api_server};
+
+struct Setup {
+    pods: NodePods,
+    server: ApiServer,
+    told: mpsc::Receiver<String>,
+}
+
+fn setup() -> Setup {
+    let (client, server) = api_server();
+    let watches = Watches::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
+    let (tell, told) = mpsc::channel();
+    let pods = NodePods::start(&client, &watches, move |node| {
+        let _ = tell.send(node.to_owned());
+    });
+    Setup { pods, server, told }
+}
+
+fn pod(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": "1",
+                     "annotations": {"kubernetes.io/config.mirror": "m", "other": "o"}, "labels": {"a": "b"}},
+        "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1"},
+    })
+}
+
+fn list(pods: &[Value]) -> Value {
+    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": pods})
+}
+
+/// Answers the list that a watch begins with; returns the watch, which stays open while it lives.
+async fn listed(server: &mut ApiServer, pods: &[Value]) -> Asked {
+    let asked = server.asked().await;
+    assert_eq!(asked.path(), "/api/v1/pods");
+    asked.with(&list(pods));
+    server.asked().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_watched_once_while_somebody_keeps_it() {
+    let Setup { pods, mut server, told } = setup();
+    assert!(pods.of("n").is_none(), "nobody keeps it");
+    let (one, two) = (pods.keep("n"), pods.keep("n"));
+    assert!(pods.of("n").is_none(), "nothing was listed yet");
+    let watch = listed(&mut server, &[pod("p")]).await;
+    assert!(watch.query().contains("spec.nodeName%3Dn"), "{}", watch.query());
+    let shown = pods.of("n").unwrap();
+    assert_eq!(shown.len(), 1);
+    assert!(told.try_iter().all(|node| node == "n"));
+    assert!(pods.is_clear("n"));
+    drop(one);
+    assert!(pods.of("n").is_some(), "the other one still keeps it");
+    drop(two);
+    assert!(pods.of("n").is_none());
+    assert!(!pods.is_clear("n"));
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_keeps_it_again_gets_a_new_list() {
+    let Setup { pods, mut server, .. } = setup();
+    let first = pods.keep("n");
+    let _open = listed(&mut server, &[pod("p")]).await;
+    drop(first);
+    let _again = pods.keep("n");
+    assert!(pods.of("n").is_none(), "what was known may be old");
+    let _open = listed(&mut server, &[]).await;
+    assert_eq!(pods.of("n").unwrap(), []);
+}
+
+#[test]
+fn what_nobody_reads_is_neither_kept_nor_news() {
+    let mut old: Pod = serde_json::from_value(pod("p")).unwrap();
+    prune(&mut old);
+    assert_eq!(old.metadata.annotations.as_ref().unwrap().len(), 1);
+    assert!(old.spec.as_ref().unwrap().containers.is_empty());
+    assert_eq!(old.status.as_ref().unwrap().pod_ip, None);
+    let mut new = old.clone();
+    new.metadata.resource_version = Some("2".into());
+    let change = |new: &Pod| Change::Object {
+        key: drydock_runtime::Key::of(new),
+        old: Some(Arc::new(old.clone())),
+        new: Some(Arc::new(new.clone())),
+    };
+    assert!(!matters(&change(&new)));
+    new.metadata.deletion_grace_period_seconds = Some(3);
+    assert!(matters(&change(&new)));
+}
