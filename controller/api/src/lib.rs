@@ -13,6 +13,7 @@ pub mod labels;
 pub mod launcher;
 pub mod leases;
 pub mod legacy;
+pub mod maintenance;
 pub mod reasons;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -23,6 +24,7 @@ use kube::CustomResourceExt;
 
 pub use hyperconverged::{HyperConverged, HyperConvergedSpec, HyperConvergedStatus};
 pub use hypervisor::{Hypervisor, HypervisorSpec, HypervisorStatus};
+pub use maintenance::NodeMaintenance;
 
 /// The definitions of all kinds, as `deploy/crds` has them.
 ///
@@ -30,6 +32,7 @@ pub use hypervisor::{Hypervisor, HypervisorSpec, HypervisorStatus};
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut definitions = vec![Hypervisor::crd(), HyperConverged::crd()];
     definitions.extend(kubevirt::definitions());
+    definitions.extend(maintenance::definitions());
     for version in definitions
         .iter_mut()
         .flat_map(|definition| &mut definition.spec.versions)

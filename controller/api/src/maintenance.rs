@@ -1,0 +1,359 @@
+//! NodeMaintenance: a node that is emptied and kept empty while the object exists.
+//!
+//! The kind and its contents are those of the node maintenance operators, which serve it in two API
+//! groups; what they do not have is optional. One Rust type stands for both kinds: which of them an
+//! object is, its [`Group`] says, as kube's dynamic type.
+//!
+//! ```text
+//!  nodemaintenance.medik8s.io/v1beta1   ─┐
+//!                                        ├─▶ NodeMaintenance
+//!  nodemaintenance.kubevirt.io/v1beta1  ─┘
+//! ```
+
+use std::borrow::Cow;
+
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time},
+};
+use kube::{CustomResource, CustomResourceExt, Resource, core::ClusterResourceScope};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+
+/// Name of the kind in both groups.
+pub const KIND: &str = "NodeMaintenance";
+/// Its name in paths.
+pub const PLURAL: &str = "nodemaintenances";
+/// The version that both groups serve.
+pub const VERSION: &str = "v1beta1";
+/// Finalizer of both operators: the node is given back before the object goes.
+pub const FINALIZER: &str = "foregroundDeleteNodeMaintenance";
+/// Label of a node in maintenance, by which NodeHealthCheck leaves it alone; its value is `true`.
+pub const EXCLUDE_FROM_REMEDIATION: &str = "remediation.medik8s.io/exclude-from-remediation";
+/// Taint that Kubernetes too gives cordoned nodes; without value, effect NoSchedule.
+pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+/// Holder of a node's Lease while it is in maintenance.
+pub const LEASE_HOLDER: &str = "node-maintenance";
+/// Namespace of these Leases unless configured: those of the remediators that heed them.
+pub const LEASE_NAMESPACE: &str = "medik8s-leases";
+/// Condition of a Node (KEP-5683): somebody has it in maintenance.
+pub const IN_PROGRESS: &str = "MaintenanceInProgress";
+/// Field manager of that condition.
+pub const FIELD_MANAGER: &str = "drydock-maintenance";
+/// Label of the Leases that reserve a node for a NodeMaintenance that is being created.
+pub const RESERVATION: &str = "drydock.dev/maintenance-reservation";
+/// Annotation of such a Lease: the group and the name of the object.
+pub const RESERVED_FOR: &str = "drydock.dev/reserved-for";
+
+/// The API groups that serve the kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Group {
+    /// `nodemaintenance.medik8s.io`, the newer one.
+    Medik8s,
+    /// `nodemaintenance.kubevirt.io`, which KubeVirt's users know.
+    KubeVirt,
+}
+
+impl Group {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Medik8s, Self::KubeVirt];
+
+    /// As the API writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Medik8s => "nodemaintenance.medik8s.io",
+            Self::KubeVirt => "nodemaintenance.kubevirt.io",
+        }
+    }
+
+    /// The group of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|group| group.as_str() == name)
+    }
+
+    /// The taint by which a node is known to be drained, which each operator named after itself;
+    /// without value, effect NoSchedule.
+    pub fn drain_taint(self) -> &'static str {
+        match self {
+            Self::Medik8s => "medik8s.io/drain",
+            Self::KubeVirt => "kubevirt.io/drain",
+        }
+    }
+}
+
+/// A node that is emptied and kept empty, of either group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeMaintenance {
+    /// Its name and the like.
+    pub metadata: ObjectMeta,
+    /// What is wanted.
+    pub spec: NodeMaintenanceSpec,
+    /// What is reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<NodeMaintenanceStatus>,
+}
+
+impl Resource for NodeMaintenance {
+    type DynamicType = Group;
+    type Scope = ClusterResourceScope;
+
+    fn kind(_: &Group) -> Cow<'_, str> {
+        KIND.into()
+    }
+
+    fn group(group: &Group) -> Cow<'_, str> {
+        group.as_str().into()
+    }
+
+    fn version(_: &Group) -> Cow<'_, str> {
+        VERSION.into()
+    }
+
+    fn plural(_: &Group) -> Cow<'_, str> {
+        PLURAL.into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// Which node, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "nodemaintenance.medik8s.io",
+    version = "v1beta1",
+    kind = "NodeMaintenance",
+    root = "Definition",
+    plural = "nodemaintenances",
+    singular = "nodemaintenance",
+    shortname = "nm",
+    status = "NodeMaintenanceStatus",
+    doc = "A node that is emptied of pods and virtual machines, and kept empty until this object is deleted.",
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName","description":"The node in maintenance"}"#,
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"Running, Succeeded (the node is empty) or Failed"}"#,
+    printcolumn = r#"{"name":"Progress","type":"integer","jsonPath":".status.drainProgress","description":"Percentage of the pods that have left"}"#,
+    printcolumn = r#"{"name":"Pending","type":"integer","jsonPath":".status.pending","description":"Pods that have not left yet"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Drained\")].reason","description":"What it waits for, or why it failed"}"#,
+    printcolumn = r#"{"name":"Estimate","type":"string","jsonPath":".status.estimatedEnd","priority":1,"description":"When the last pod will have left, at the latest"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMaintenanceSpec {
+    /// The node. It cannot be changed.
+    #[schemars(length(min = 1, max = 253))]
+    #[schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self == oldSelf", "message": "updating spec.NodeName isn't allowed"},
+    ]))]
+    pub node_name: String,
+    /// Why, for people. It can be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long emptying the node may take, such as `45m` or `1h30m`. After that the maintenance has
+    /// failed and the node is given back as it was. Without it there is no limit. A node that was
+    /// empty once stays in maintenance however long that takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "duration")]
+    pub timeout: Option<String>,
+    /// Seconds that each pod has to end, instead of its own. Never 0: that would take a pod for gone
+    /// which may still run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub grace_period_seconds: Option<i64>,
+}
+
+fn duration(_: &mut SchemaGenerator) -> Schema {
+    schemars::json_schema!({
+        "type": "string",
+        "nullable": true,
+        "minLength": 2,
+        "maxLength": 32,
+        "pattern": "^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$",
+        "x-kubernetes-validations": [
+            {"rule": "duration(self) > duration('0s')", "message": "must be longer than nothing"},
+        ],
+    })
+}
+
+/// What is reported of a maintenance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeMaintenanceStatus {
+    /// `Running`, `Succeeded` or `Failed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// What keeps the node from being emptied, or why the maintenance failed; absent if nothing is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// When this was last written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_update: Option<Time>,
+    /// Names of the pods that have not left.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
+    pub pending_pods: Vec<String>,
+    /// The same with their namespaces.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
+    pub pending_pods_refs: Vec<PodReference>,
+    /// All pods of the node when the maintenance began.
+    #[serde(rename = "totalpods", skip_serializing_if = "Option::is_none")]
+    pub total_pods: Option<i64>,
+    /// Those of them that had to leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction_pods: Option<i64>,
+    /// Percentage of `evictionPods` that have left. It never decreases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain_progress: Option<i64>,
+    /// How often in a row the node's Lease could not be renewed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_on_lease_count: Option<i64>,
+    /// How many pods have not left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<i64>,
+    /// Each pod that has not left, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
+    #[schemars(schema_with = "pods")]
+    pub pods: Vec<PendingPod>,
+    /// Drained (whether the node is empty, else what it waits for), Cordoned, LeaseHeld.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
+    #[schemars(schema_with = "crate::hypervisor::conditions")]
+    pub conditions: Vec<Condition>,
+    /// When the maintenance began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When the node was empty for the first time, or when it had been given back after a failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// When the last pod will have left at the latest, if nothing is in its way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimated_end: Option<Time>,
+    /// The node was unschedulable before the maintenance began, and stays so after it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_was_unschedulable: Option<bool>,
+    /// UID of the Node that is in maintenance.
+    #[serde(rename = "nodeUID", skip_serializing_if = "Option::is_none")]
+    pub node_uid: Option<String>,
+}
+
+/// Lists may be written as null by other implementations.
+fn none_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Schema of a list that is keyed by pod.
+fn pods(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<Vec<PendingPod>>();
+    schema.insert("x-kubernetes-list-type".into(), "map".into());
+    schema.insert(
+        "x-kubernetes-list-map-keys".into(),
+        serde_json::json!(["namespace", "name"]),
+    );
+    schema
+}
+
+/// Names a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct PodReference {
+    /// Its namespace.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Its name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+}
+
+/// A pod that has not left the node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingPod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Since when it is waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending_since: Option<Time>,
+    /// Why it has not left, in one CamelCase word.
+    pub reason: String,
+    /// What the API server said last when it was to be evicted, if it refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_answer: Option<String>,
+    /// What does not let it go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked_by: Option<Blocker>,
+}
+
+/// A disruption budget that does not let a pod go, with the numbers of its status.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Blocker {
+    /// `PodDisruptionBudget`.
+    pub kind: String,
+    /// Its name; it is in the pod's namespace.
+    pub name: String,
+    /// How many pods may be evicted now.
+    pub disruptions_allowed: i32,
+    /// How many are healthy.
+    pub current_healthy: i32,
+    /// How many have to be.
+    pub desired_healthy: i32,
+    /// How many there are to be counted.
+    pub expected_pods: i32,
+}
+
+/// The definitions of both kinds. Only the newer group has the short name, so that it is not ambiguous.
+pub(crate) fn definitions() -> [CustomResourceDefinition; 2] {
+    Group::ALL.map(|group| {
+        let mut definition = Definition::crd();
+        definition.metadata.name = Some(format!("{PLURAL}.{}", group.as_str()));
+        definition.spec.group = group.as_str().into();
+        if group == Group::KubeVirt {
+            definition.spec.names.short_names = None;
+        }
+        definition
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operators_write_can_be_read() {
+        // As node-maintenance-operator stores it: no namespace in pendingPods, nothing that is zero.
+        let status: NodeMaintenanceStatus = serde_json::from_value(serde_json::json!({
+            "phase": "Running", "lastError": "", "totalpods": 7, "pendingPods": null,
+            "pendingPodsRefs": [{"name": "a", "namespace": "b"}], "evictionPods": 2, "drainProgress": 50,
+            "lastUpdate": "2026-01-01T00:00:00Z",
+        }))
+        .unwrap();
+        assert_eq!(status.total_pods, Some(7));
+        assert_eq!(status.pending_pods_refs[0].namespace, "b");
+        assert!(serde_json::to_value(&status).unwrap().get("totalpods").is_some());
+        assert_eq!(
+            serde_json::to_value(NodeMaintenanceStatus::default()).unwrap(),
+            serde_json::json!({})
+        );
+    }
+
+    #[test]
+    fn both_groups_have_the_kind() {
+        for (group, definition) in Group::ALL.into_iter().zip(definitions()) {
+            assert_eq!(Group::named(&definition.spec.group), Some(group));
+            assert_eq!(
+                NodeMaintenance::url_path(&group, None),
+                format!("/apis/{}/v1beta1/nodemaintenances", group.as_str())
+            );
+            assert_eq!(definition.spec.scope, "Cluster");
+        }
+        assert_eq!(Group::named("kubevirt.io"), None);
+    }
+}
