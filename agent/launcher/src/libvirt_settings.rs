@@ -122,7 +122,7 @@ pub(crate) fn libvirtd_command(folders: &Folders) -> Command {
 }
 
 /// virsh, which links libvirt so that process 1 need not.
-pub(crate) fn virsh_command(question: Question, domain: &str, folders: &Folders) -> Command {
+fn virsh(folders: &Folders) -> Command {
     let mut command = program("virsh", folders);
     command
         .arg("--quiet")
@@ -130,6 +130,20 @@ pub(crate) fn virsh_command(question: Question, domain: &str, folders: &Folders)
         .arg(format!("qemu+unix:///session?socket={}", folders.socket().display()))
         // A libvirtd of its own would be the wrong one.
         .env("LIBVIRT_AUTOSTART", "0");
+    command
+}
+
+/// virsh with a question for which libvirt has to know all of its QEMU. The answer, some tens of
+/// kilobytes, is for whoever asks next.
+pub(crate) fn learning_command(folders: &Folders) -> Command {
+    let mut command = virsh(folders);
+    command.arg("domcapabilities");
+    command
+}
+
+/// virsh with a question about the domain.
+pub(crate) fn virsh_command(question: Question, domain: &str, folders: &Folders) -> Command {
+    let mut command = virsh(folders);
     match question {
         Question::State => command.args(["domstate", "--reason"]),
         Question::PowerButton => command.args(["shutdown", "--mode", "acpi"]),

@@ -228,6 +228,11 @@ impl Lifecycle {
                 if let Libvirtd::Starting { listens, .. } = &mut self.libvirtd {
                     *listens = true;
                     self.ask = Some(now);
+                    // It asks QEMU itself at the first use, for half a second and more. A guest that is
+                    // there already needs nothing of it.
+                    if self.guest == Guest::Never && self.stop.is_none() {
+                        actions.push(Action::Learn);
+                    }
                 }
             }
             Event::LibvirtdEnded(how) => self.libvirtd_ended(&how, now, actions),

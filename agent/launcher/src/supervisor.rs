@@ -67,6 +67,7 @@ pub(crate) struct Supervisor {
     own: Outlet,
     prepare: Option<ShortCommand>,
     virsh: Option<(Question, ShortCommand)>,
+    learning: Option<Pid>,
     libvirtd: Option<Daemon>,
     qemu: Option<Pid>,
     ending: Option<Ending>,
@@ -177,6 +178,7 @@ impl Supervisor {
             own: Outlet::new(standard(&io::stderr())?, "of the launcher"),
             prepare: None,
             virsh: None,
+            learning: None,
             libvirtd: None,
             qemu: None,
             ending: None,
@@ -266,6 +268,10 @@ impl Supervisor {
         } else if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
             let (answer, complaint) = command.said();
             self.answered(question, end.is_success(), &answer, &complaint);
+        } else if self.learning.take_if(|learning| *learning == pid).is_some() {
+            // Whatever hinders it, the guest's start will say.
+            let took = self.started.elapsed().as_secs_f64();
+            self.say(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
             let (_, complaint) = command.said();
             self.happened(Event::Prepared(prepare_command::result(end, &complaint)));
@@ -312,6 +318,7 @@ impl Supervisor {
                     processes::signal(libvirtd.pid, Signal::SIGKILL);
                 }
             }
+            Action::Learn => self.learn(),
             Action::Ask(question) => self.ask(question),
             Action::Abandon => {
                 if let Some((_, command)) = self.virsh.take() {
@@ -355,6 +362,13 @@ impl Supervisor {
             }
             Err(error) => self.happened(Event::LibvirtdEnded(format!("could not be started: {error}"))),
         }
+    }
+
+    fn learn(&mut self) {
+        let mut command = libvirt_settings::learning_command(&self.folders);
+        let started = processes::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
+        // One that hangs, hangs with its libvirtd, and ends with it.
+        self.learning = started.ok().map(|(pid, _, _)| pid);
     }
 
     fn ask(&mut self, question: Question) {
@@ -438,6 +452,7 @@ impl Supervisor {
             .flatten()
             .map(|command| command.pid)
             .chain(libvirtd)
+            .chain(self.learning.take())
             .chain(self.qemu.take())
         {
             processes::signal(pid, Signal::SIGKILL);

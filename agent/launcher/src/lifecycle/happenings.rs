@@ -55,6 +55,8 @@ pub(crate) enum Action {
     StartLibvirtd,
     /// Kill libvirtd.
     KillLibvirtd,
+    /// Have libvirt find out what its QEMU can do, which its first guest would wait for.
+    Learn,
     /// Ask libvirt.
     Ask(Question),
     /// Forget the question that is being asked.

@@ -50,7 +50,10 @@ impl Story {
         let mut story = Self::new(grace_seconds);
         assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
         assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
-        assert_eq!(story.happens(Event::LibvirtdListens), [Action::Ask(Question::State)]);
+        assert_eq!(
+            story.happens(Event::LibvirtdListens),
+            [Action::Learn, Action::Ask(Question::State)]
+        );
         assert_eq!(story.says(DomainState::Absent), [Action::SayReady]);
         story
     }
@@ -110,7 +113,7 @@ fn a_pod_is_ready_when_its_disks_are_there_and_libvirt_answers() {
         if disks_first {
             assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
         }
-        assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+        assert_eq!(story.happens(Event::LibvirtdListens), [Action::Learn, STATE]);
         let answered = story.says(DomainState::Absent);
         if disks_first {
             assert_eq!(answered, [Action::SayReady]);
@@ -452,7 +455,7 @@ fn failures_long_apart_are_not_counted_together() {
 fn a_libvirtd_that_does_not_answer_is_killed() {
     let mut story = Story::new(30);
     story.happens(Event::Time);
-    assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+    assert_eq!(story.happens(Event::LibvirtdListens), [Action::Learn, STATE]);
     assert_eq!(story.happens(Event::Answered(Err("refused".into()))), []);
     assert_eq!(story.wakes(), [STATE], "it may only have been too early");
     assert_eq!(story.wakes(), [Action::KillLibvirtd]);
