@@ -30,7 +30,7 @@ use drydock_core::{
 use drydock_host::{
     domain::{
         CallError, CopiedContent, Deadlines, DiskCopy, DomainEvent, DomainEvents, DomainHandle, JobInfo, Lifecycle,
-        Migration, PausedReason, State, SuspendedDetail,
+        Migration, PausedReason, State, StoppedDetail, SuspendedDetail,
     },
     pod_folder::{FolderError, PodFolder},
 };
@@ -71,6 +71,8 @@ pub(super) struct SourceTask {
     /// What libvirt said when it gave up.
     failure: Option<String>,
     stood_still: bool,
+    /// libvirt has told of the guest that it has left. Its launcher may end before libvirt can be asked.
+    left: bool,
     keep_paused: Option<bool>,
     monitor: Option<Monitor>,
     progress: Option<Written>,
@@ -113,6 +115,7 @@ impl SourceTask {
             moving: JoinSet::new(),
             failure: None,
             stood_still: false,
+            left: false,
             keep_paused: None,
             monitor: None,
             progress: None,
@@ -194,7 +197,11 @@ impl SourceTask {
     fn take_in(&mut self, event: &DomainEvent) {
         match event {
             DomainEvent::Lifecycle(Lifecycle::Suspended(SuspendedDetail::Migrated)) => self.stood_still = true,
-            DomainEvent::Lifecycle(Lifecycle::Resumed(_) | Lifecycle::Started(_)) => self.stood_still = false,
+            DomainEvent::Lifecycle(Lifecycle::Stopped(StoppedDetail::Migrated)) => self.left = true,
+            DomainEvent::Lifecycle(Lifecycle::Resumed(_) | Lifecycle::Started(_)) => {
+                self.stood_still = false;
+                self.left = false;
+            }
             _ => {}
         }
     }
@@ -235,6 +242,7 @@ impl SourceTask {
             };
             let by_pod = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
             let domain = by_pod
+                .or_else(|| self.left.then_some(SourceDomain::Left))
                 .or_else(|| state.as_ref().map(seen::source_domain))
                 .unwrap_or(SourceDomain::Unknown);
             let job = match (by_pod, &info) {
