@@ -109,12 +109,14 @@ fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
     answered(asked, &refusals(asked, kind))
 }
 
-/// As any other kind; a new one is refused too if its instance cannot be moved now.
+/// As any other kind, and by who asks; a new one is refused too if its instance cannot be moved now.
 async fn validate_migration(asked: &Asked, state: &ClusterState) -> AdmissionResponse {
     let mut refusals = refusals(asked, Kind::Migration);
-    if let (Operation::Create, Some(new)) = (&asked.operation, raw(asked.object.as_ref())) {
+    if let Some(new) = raw(asked.object.as_ref()) {
         let user = asked.user_info.username.as_deref().unwrap_or_default();
-        refusals.extend(review_asker(&new, user));
+        refusals.extend(review_asker(raw(asked.old_object.as_ref()).as_ref(), &new, user));
+    }
+    if let (Operation::Create, Some(new)) = (&asked.operation, raw(asked.object.as_ref())) {
         // One that could never be moved is not looked up.
         if refusals.is_empty()
             && let Some(name) = new.pointer("/spec/vmiName").and_then(Value::as_str)

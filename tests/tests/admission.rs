@@ -453,6 +453,12 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
     urgent["spec"]["priority"] = json!("system-critical");
     let told = refusal(place.apply(&urgent, &[]), "somebody's priority")?;
     ensure!(told.contains("spec.priority can only be set by"), "{told}");
+    let purpose = |value: Value| json!({"metadata": {"annotations": {"kubevirt.io/evacuationMigration": value}}});
+    let mut marked = migration("marked", "vm");
+    marked["metadata"]["annotations"] = purpose(json!("node1"))["metadata"]["annotations"].clone();
+    let told = refusal(place.apply(&marked, &[]), "somebody's evacuation")?;
+    let words = "metadata.annotations[kubevirt.io/evacuationMigration] can only be set by";
+    ensure!(told.contains(words), "{told}");
 
     place.apply(&migration("move", "vm"), &[])?;
     let made = place.get(&["vmim", "move"])?;
@@ -486,6 +492,8 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
         told.contains("selector label can't be removed from an in-flight migration"),
         "{told}"
     );
+    let told = refusal(place.merge(vmim, &[], &purpose(json!("node1"))), "a mark of evacuations")?;
+    ensure!(told.contains(words), "{told}");
     // What is over keeps nobody out.
     place.merge(vmim, &["--subresource=status"], &json!({"status": {"phase": "Failed"}}))?;
     place.apply(&migration("again", "vm"), &["--dry-run=server"])?;

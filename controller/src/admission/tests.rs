@@ -141,6 +141,20 @@ async fn a_migration_is_created_if_its_instance_can_be_moved_and_the_asker_may_a
         ("FieldReserved", "spec.priority")
     );
 
+    let mut marked = migration("vm");
+    marked["metadata"]["annotations"] = json!({"kubevirt.io/evacuationMigration": "node1"});
+    assert!(answer(path, create(CONTROLLER, &marked)).await.allowed);
+    for asked in [
+        create("somebody", &marked),
+        asked("UPDATE", "somebody", &marked, &migration("vm")),
+    ] {
+        let causes = answer(path, asked).await.result.details.unwrap().causes;
+        assert_eq!(
+            (causes[0].reason.as_str(), causes[0].field.as_str()),
+            ("FieldReserved", "metadata.annotations[kubevirt.io/evacuationMigration]")
+        );
+    }
+
     // A change is not asked about the cluster.
     let (mut old, mut new) = (migration("db"), migration("db"));
     old["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "db"});

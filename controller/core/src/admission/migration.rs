@@ -20,6 +20,7 @@ use super::{
     change::CONTROLLER,
     rules::{is_label_value, reference, selector},
 };
+use crate::migration::purpose::{EVACUATION, WORKLOAD_UPDATE};
 
 /// Label of a migration: the instance that moves, for whoever looks for its migrations.
 pub const INSTANCE_LABEL: &str = "kubevirt.io/vmi-name";
@@ -66,12 +67,23 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     }
 }
 
-/// What only the controller may ask for: nobody else moves to the head of the queue.
-pub fn review_asker(raw: &Value, user: &str) -> Vec<Refusal> {
+/// What only the controller may ask for: nobody else moves to the head of the queue. The priority is one
+/// way there, the annotations of [`Purpose`](crate::migration::purpose::Purpose) are another. `old` is
+/// the migration as it was, if it is not new: it is not asked again what it asked for then.
+pub fn review_asker(old: Option<&Value>, raw: &Value, user: &str) -> Vec<Refusal> {
     let mut refusals = Refusals::default();
+    if user == CONTROLLER {
+        return refusals.into_vec();
+    }
     let priority = raw.pointer("/spec/priority").filter(|priority| !priority.is_null());
-    if priority.is_some() && user != CONTROLLER {
+    if priority.is_some() && old.is_none() {
         refusals.reserved(&At::root("spec.priority"), CONTROLLER);
+    }
+    for key in [EVACUATION, WORKLOAD_UPDATE] {
+        let annotation = |raw: &Value| Some(raw.get("metadata")?.get("annotations")?.get(key)?.clone());
+        if annotation(raw) != old.and_then(annotation) {
+            refusals.reserved(&At::root(&format!("metadata.annotations[{key}]")), CONTROLLER);
+        }
     }
     refusals.into_vec()
 }

@@ -179,9 +179,9 @@ fn a_migration_names_its_instance_and_nothing_more() {
 fn only_the_controller_says_how_urgent_a_migration_is() {
     let urgent = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm", "priority": "system-critical"}});
     assert_eq!(told(&urgent, Kind::Migration), "");
-    assert_eq!(review_asker(&urgent, CONTROLLER), []);
+    assert_eq!(review_asker(None, &urgent, CONTROLLER), []);
     for user in [SOMEBODY, "", "system:serviceaccount:other:drydock-controller"] {
-        let refusals = review_asker(&urgent, user);
+        let refusals = review_asker(None, &urgent, user);
         assert_eq!(
             sentence(&refusals),
             "spec.priority can only be set by system:serviceaccount:drydock:drydock-controller; leave it out"
@@ -192,8 +192,38 @@ fn only_the_controller_says_how_urgent_a_migration_is() {
         );
     }
     for spec in [json!({"vmiName": "vm"}), json!({"vmiName": "vm", "priority": null})] {
-        assert_eq!(review_asker(&json!({"spec": spec}), SOMEBODY), []);
+        assert_eq!(review_asker(None, &json!({"spec": spec}), SOMEBODY), []);
     }
+}
+
+#[test]
+fn only_the_controller_says_that_a_migration_empties_a_node() {
+    let plain = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm"}});
+    for key in ["kubevirt.io/evacuationMigration", "kubevirt.io/workloadUpdateMigration"] {
+        let marked = |value: &str| {
+            let mut marked = plain.clone();
+            marked["metadata"]["annotations"] = json!({key: value, "example.com/mine": value});
+            marked
+        };
+        for (old, new) in [
+            (None, marked("node1")),
+            (Some(&plain), marked("")),
+            (Some(&marked("node1")), marked("node2")),
+            (Some(&marked("node1")), plain.clone()),
+        ] {
+            assert_eq!(review_asker(old, &new, CONTROLLER), []);
+            let refusals = review_asker(old, &new, SOMEBODY);
+            assert_eq!(
+                (refusals.len(), refusals[0].reason, refusals[0].field.clone()),
+                (1, Reason::Reserved, format!("metadata.annotations[{key}]"))
+            );
+        }
+        // What the controller has said stays said, whoever changes something else.
+        assert_eq!(review_asker(Some(&marked("node1")), &marked("node1"), SOMEBODY), []);
+    }
+    let mut other = plain.clone();
+    other["metadata"]["annotations"] = json!({"example.com/mine": "a"});
+    assert_eq!(review_asker(None, &other, SOMEBODY), []);
 }
 
 #[test]
