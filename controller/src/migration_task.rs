@@ -10,7 +10,11 @@
 
 mod turns;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -32,6 +36,7 @@ use drydock_core::{
     },
 };
 use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Signal, Wake, clock, lease::Leadership};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -54,8 +59,8 @@ pub(crate) const AT_ONCE: usize = 8;
 /// So many ended migrations of an instance are kept. KubeVirt's.
 const KEPT: usize = 5;
 /// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
-/// whole seconds, so it is between one second and two.
-const BRIEF: Duration = Duration::from_secs(2);
+/// whole seconds, so it is between two seconds and three.
+const BRIEF: Duration = Duration::from_secs(3);
 /// Most steps that are taken in one look: more than there are phases.
 const STEPS: usize = 12;
 
@@ -69,6 +74,8 @@ pub(crate) struct MigrationTask {
     deadlines: Deadlines,
     written: OwnWrites<VirtualMachineInstanceMigration>,
     turns: Turns,
+    /// When this process has made which migration's target pod, until the watch shows it.
+    placed: Mutex<BTreeMap<String, Timestamp>>,
     work: KeyedWork,
 }
 
@@ -115,6 +122,7 @@ impl MigrationTask {
             deadlines,
             written: OwnWrites::default(),
             turns: Turns::default(),
+            placed: Mutex::default(),
             work,
         }
     }
@@ -243,6 +251,7 @@ impl MigrationTask {
                 return Ok(Wake::OnChange);
             }
             self.turns.finished(&uid);
+            lock(&self.placed).remove(&uid);
         }
         if over || self.turns.is_news(&uid, self.entry(&migration).as_ref()) {
             self.turn();
@@ -252,12 +261,12 @@ impl MigrationTask {
         let mut entered = Vec::new();
         let mut record = Record::of(&migration);
         let mut refused = None;
-        let mut made = false;
+        let mut made = self.placed(&uid, &gathered.pods, &migration, now);
         for _ in 0..STEPS {
             let facts = gathered.facts(&migration, &self.turns, &uid, now);
             let mut seen = view(&facts);
             seen.record = record;
-            if made {
+            if made.is_some() {
                 seen.target_pod = TargetPod::Coming;
             }
             let mut again = false;
@@ -273,7 +282,8 @@ impl MigrationTask {
                         let Some(instance) = &gathered.instance else { break };
                         match self.create_pod(&migration, instance).await {
                             Ok(()) => {
-                                made = true;
+                                made = Some(now);
+                                lock(&self.placed).insert(uid.clone(), now);
                                 again = true;
                             }
                             // What the API server refuses is for people to read.
@@ -322,16 +332,10 @@ impl MigrationTask {
             }
         }
         change.enter = entered;
-        if change.enter == [MigrationPhase::Running] && change.abort.is_none() && !change.source_gone {
-            // A guest that has moved within the next moment needs no word of it on the way.
-            let ready = since(&migration, MigrationPhase::TargetReady);
-            if let Some(at) = ready.and_then(|at| at.checked_add(BRIEF).ok())
-                && at > now
-            {
-                return Ok(Wake::At(at));
-            }
-        }
         change.waiting = self.waiting(&uid, &record, refused.as_deref(), &gathered);
+        if let Some(at) = may_be_over_by(&migration, &change, made, &gathered.pods, now) {
+            return Ok(Wake::At(at));
+        }
         self.write(key, &migration, &change, now).await?;
         if record.is_over() {
             self.turns.finished(&uid);
@@ -343,6 +347,25 @@ impl MigrationTask {
         }
         let pending = gathered.deadline.filter(|deadline| !deadline.has_passed(now));
         Ok(Wake::OnChange.or_at(pending.map(|deadline| deadline.at)))
+    }
+
+    /// When this process has made the target pod of a migration, if the watch does not show it yet.
+    fn placed(
+        &self,
+        uid: &str,
+        pods: &[Arc<Pod>],
+        migration: &VirtualMachineInstanceMigration,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        let mut placed = lock(&self.placed);
+        let made = placed.get(uid).copied()?;
+        // A pod that does not show within this time is looked for.
+        let shows = pod_of(migration, pods).is_some();
+        if shows || made.checked_add(BRIEF).is_ok_and(|until| until <= now) {
+            placed.remove(uid);
+            return None;
+        }
+        Some(made)
     }
 
     async fn gather(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<Gathered> {
@@ -530,7 +553,7 @@ impl MigrationTask {
         key: &Key,
         migration: &VirtualMachineInstanceMigration,
         change: &Change,
-        now: jiff::Timestamp,
+        now: Timestamp,
     ) -> kube::Result<()> {
         let wanted = after(migration, change, now);
         if !differs(migration, &wanted) {
@@ -564,26 +587,14 @@ impl MigrationTask {
             info!(migration = %Key::of(migration), reason = failure.reason(), "{note}");
             self.tell(migration, Severity::Warning, "FailedMigration", &note);
         }
-        for phase in &change.enter {
-            match phase {
-                MigrationPhase::PreparingTarget => {
-                    let note = "Migration target pod is ready for preparation by virt-handler.";
-                    self.tell(migration, Severity::Normal, "SuccessfulHandOver", note);
-                }
-                MigrationPhase::Succeeded => {
-                    let node = target(migration)
-                        .and_then(|side| side.node.as_deref())
-                        .unwrap_or_default();
-                    info!(migration = %Key::of(migration), node, "it has moved");
-                    self.tell(
-                        migration,
-                        Severity::Normal,
-                        "SuccessfulMigration",
-                        "Source node reported migration succeeded",
-                    );
-                }
-                _ => {}
-            }
+        // That the target prepares is told by its agent.
+        if change.enter.contains(&MigrationPhase::Succeeded) {
+            let node = target(migration)
+                .and_then(|side| side.node.as_deref())
+                .unwrap_or_default();
+            info!(migration = %Key::of(migration), node, "it has moved");
+            let note = "Source node reported migration succeeded";
+            self.tell(migration, Severity::Normal, "SuccessfulMigration", note);
         }
     }
 
@@ -619,13 +630,15 @@ impl MigrationTask {
         ended.sort_by_key(|other| (other.metadata.creation_timestamp.clone(), other.uid()));
         let surplus = ended.len().saturating_sub(KEPT);
         for old in ended.iter().take(surplus) {
-            self.delete(key, old).await?;
+            self.delete(&Key::of(old.as_ref()), old).await?;
         }
         Ok(())
     }
 
     async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
-        if migration.metadata.deletion_timestamp.is_some() {
+        // The watch may not have shown yet that it was deleted.
+        let newest = self.written.newest(key, self.migrations.watched());
+        if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
         }
         let parameters = DeleteParams {
@@ -636,8 +649,16 @@ impl MigrationTask {
             ..DeleteParams::default()
         };
         match self.api(key).delete(&migration.name_any(), &parameters).await {
+            Ok(answer) => {
+                // It stays as long as its finalizer does.
+                if let Some(mut deleted) = answer.left() {
+                    prune(&mut deleted);
+                    self.written.remember(key, deleted);
+                }
+                Ok(())
+            }
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            result => result.map(drop),
+            Err(error) => Err(error),
         }
     }
 
@@ -663,7 +684,7 @@ impl Gathered {
         migration: &'a VirtualMachineInstanceMigration,
         turns: &Turns,
         uid: &str,
-        now: jiff::Timestamp,
+        now: Timestamp,
     ) -> Facts<'a> {
         Facts {
             migration,
@@ -690,11 +711,40 @@ impl Gathered {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// When a migration first reached a phase, in whole seconds.
-fn since(migration: &VirtualMachineInstanceMigration, phase: MigrationPhase) -> Option<jiff::Timestamp> {
+fn since(migration: &VirtualMachineInstanceMigration, phase: MigrationPhase) -> Option<Timestamp> {
     let mut transitions = migration.status.as_ref()?.phase_transition_timestamps.iter();
     let reached = transitions.find(|transition| transition.phase == phase)?;
     Some(reached.phase_transition_timestamp)
+}
+
+/// When at the latest a phase has to be written that may be over within the next moment: the guest moves,
+/// or its target's pod starts. Nobody can do anything about it until then; what there is to say beside
+/// the phase is said at once.
+fn may_be_over_by(
+    migration: &VirtualMachineInstanceMigration,
+    change: &Change,
+    made: Option<Timestamp>,
+    pods: &[Arc<Pod>],
+    now: Timestamp,
+) -> Option<Timestamp> {
+    if change.abort.is_some() || change.source_gone || change.fail.is_some() || change.waiting.is_some() {
+        return None;
+    }
+    let began = match change.enter.as_slice() {
+        [MigrationPhase::Running] => since(migration, MigrationPhase::TargetReady)?,
+        // Its first word: one that waited for its turn has been told of already.
+        [MigrationPhase::Pending, MigrationPhase::Scheduling] => match made {
+            Some(made) => made,
+            None => pod_of(migration, pods)?.metadata.creation_timestamp.as_ref()?.0,
+        },
+        _ => return None,
+    };
+    began.checked_add(BRIEF).ok().filter(|at| *at > now)
 }
 
 /// What is known beyond the failure itself: what a side has said, or which deadline has passed.
