@@ -246,7 +246,8 @@ impl MigrationTask {
         let uid = migration.uid().unwrap_or_default();
         let over = Record::of(&migration).is_over();
         if over {
-            if gathered.instance.is_none() && gathered.instance_confirmed {
+            let goes = migration.metadata.deletion_timestamp.is_some();
+            if gathered.instance.is_none() && gathered.instance_confirmed && !goes {
                 self.delete(key, &migration).await?;
                 return Ok(Wake::OnChange);
             }
