@@ -680,7 +680,6 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
     let cluster = clean().await?;
     let name = "served";
     let collector = Collector::start(&cluster).await?;
-    // A guest that never says anything is only found again once it does; this one does, as most do.
     let control = format!("{}\nhttp: 8081", ticking(&collector));
     let manifest = instance(name, &control).replace(
         &format!("metadata: {{name: {name},"),
@@ -724,6 +723,49 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
             lost(begun, over),
             lost(over, all.len())
         );
+        without_a_gap(&ticks(&cluster.consoles(name).await?))
+    };
+    let outcome = outcome.await;
+    cluster.delete(&["pod", "client", "--namespace", NAMESPACE, "--force"])?;
+    cluster.delete(&["service", name, "--namespace", NAMESPACE])?;
+    outcome?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guest_that_only_listens_is_reached_after_it_has_moved_twice() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "listener";
+    // It answers, and sends nothing of its own: what carries its connections cannot learn its address.
+    let manifest = instance(name, "count: 200ms\nhttp: 8081").replace(
+        &format!("metadata: {{name: {name},"),
+        &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),
+    );
+    cluster.apply(&manifest)?;
+    let console = cluster.until_console(name, "drydock-guest ready").await?;
+    cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let first = cluster.launcher(name).await?;
+    let address = first.status.and_then(|status| status.pod_ip).context("an address")?;
+    let own = format!("drydock-guest address eth0 {address}/");
+    ensure!(console.contains(&own), "{own} in {console}");
+    let asked = asked(name);
+    let (service, client) = asked.split_once("---\n").context("two")?;
+    cluster.apply(service)?;
+    let outcome = async {
+        for _ in 0..2 {
+            let migration = cluster.migrate(name).await?;
+            cluster.until_migrated(&migration).await?;
+            let one = cluster.until_one_pod(name).await?;
+            until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
+        }
+        // Nobody has asked it anything before.
+        cluster.kubectl_with(&["create"], client)?;
+        until_some("an answer of the guest", || async {
+            let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
+            Ok(log.lines().any(|line| line == "ok").then_some(()))
+        })
+        .await?;
         without_a_gap(&ticks(&cluster.consoles(name).await?))
     };
     let outcome = outcome.await;

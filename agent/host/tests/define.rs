@@ -55,6 +55,7 @@ fn described(
         masked_features: masked,
         host_features: features,
         disks,
+        addresses: &[],
     })
     .unwrap_or_else(|problem| panic!("{}: {problem}", problem.reason()))
 }

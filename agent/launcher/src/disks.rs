@@ -20,7 +20,7 @@ pub(crate) mod qemu_img;
 mod refusal;
 pub(crate) mod volumes;
 
-use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, Ready};
+use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk};
 
 pub(crate) use refusal::{Refusal, RefusedDisk};
 
@@ -30,16 +30,14 @@ use crate::folders::Folders;
 ///
 /// # Errors
 /// Which one cannot be made, and why.
-pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Ready, RefusedDisk> {
+pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Vec<PreparedDisk>, RefusedDisk> {
     let disks = guest.disks.iter().map(|disk| {
         prepare_one(disk, folders).map_err(|refusal| RefusedDisk {
             volume: disk.name.clone(),
             refusal,
         })
     });
-    Ok(Ready {
-        disks: disks.collect::<Result<_, _>>()?,
-    })
+    disks.collect()
 }
 
 fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refusal> {

@@ -1,6 +1,7 @@
 //! Drydock's launcher: process 1 of a virtual machine's pod. See [`lifecycle`] for what it decides,
 //! [`supervisor`] for how it does it, and [`disks`] for what it makes first.
 
+mod addresses;
 mod args;
 mod console;
 mod console_lines;

@@ -1,4 +1,4 @@
-//! Making the disks in a process of its own: process 1 stays small, reads no image, and goes on
+//! Making the disks, and looking for the pod's addresses, in a process of its own: process 1 stays small, reads no image, and goes on
 //! whatever a storage does.
 //!
 //! ```text
@@ -13,9 +13,9 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use drydock_api::launcher::{GUEST_VARIABLE, Guest};
+use drydock_api::launcher::{GUEST_VARIABLE, Guest, Ready};
 
-use crate::{disks, folders::Folders, libvirt_settings, process_end::ProcessEnd};
+use crate::{addresses, disks, folders::Folders, libvirt_settings, process_end::ProcessEnd};
 
 /// The argument that makes it this process.
 pub(crate) const NAME: &str = "prepare";
@@ -55,6 +55,10 @@ pub(crate) fn result(end: ProcessEnd, complaint: &str) -> Result<(), String> {
 pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
     let folders = Folders::below(root);
     let made = disks::prepare(guest, &folders)
+        .map(|disks| Ready {
+            disks,
+            addresses: addresses::of_pod(),
+        })
         .map_err(|refused| refused.to_string())
         .and_then(|ready| serde_json::to_string(&ready).map_err(|error| error.to_string()))
         .and_then(|text| fs::write(unsaid(&folders), text).map_err(|error| error.to_string()));

@@ -280,6 +280,7 @@ impl GuestTask {
             masked_features: &host.masked,
             host_features: Some(&host.features),
             disks: &ready.disks,
+            addresses: &ready.addresses,
         })?;
         handle.define(&xml).await?;
         let start = match instance.spec.start_strategy {

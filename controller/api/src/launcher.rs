@@ -8,6 +8,8 @@
 //!
 //! What comes out of a pod is the pod's word only: whoever reads it checks it.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// The container in which the guest runs, by KubeVirt's name.
@@ -149,6 +151,19 @@ pub enum CloudInitText {
 pub struct Ready {
     /// The disks, in the order of [`Guest::disks`].
     pub disks: Vec<PreparedDisk>,
+    /// The pod's addresses: the guest that starts here has them, and keeps them wherever it goes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<PodAddress>,
+}
+
+/// An address of a pod, with the network that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its network's prefix, in bits.
+    pub prefix: u8,
 }
 
 /// A disk as QEMU opens it.

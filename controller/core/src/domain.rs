@@ -28,7 +28,11 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use drydock_api::{facts::VirtType, kubevirt::VirtualMachineInstanceSpec, launcher::PreparedDisk};
+use drydock_api::{
+    facts::VirtType,
+    kubevirt::VirtualMachineInstanceSpec,
+    launcher::{PodAddress, PreparedDisk},
+};
 
 pub use consoles::VNC_SOCKET;
 pub use disks::{DiskTargetName, disk_alias, disk_targets};
@@ -73,6 +77,8 @@ pub struct DomainInput<'a> {
     pub host_features: Option<&'a BTreeSet<String>>,
     /// What the launcher has prepared.
     pub disks: &'a [PreparedDisk],
+    /// Addresses of the pod that the guest starts in.
+    pub addresses: &'a [PodAddress],
 }
 
 /// The name of the domain of that instance, by KubeVirt's rule.
@@ -185,7 +191,7 @@ fn devices(input: &DomainInput<'_>) -> Result<Element, DomainProblem> {
     let order = BootOrder::of(input.spec)?;
     let mut places = Places::new();
     let disks = disks::elements(input.spec, input.disks, &order, &mut places)?;
-    let interfaces = interfaces::elements(input.spec, input.namespace, input.name, &order, &mut places)?;
+    let interfaces = interfaces::elements(input, &order, &mut places)?;
     let wanted = &input.spec.domain.devices;
     let no_usb = Element::new("controller")
         .with("type", "usb")

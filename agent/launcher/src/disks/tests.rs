@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use drydock_api::launcher::{CloudInit, CloudInitText, DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, Ready};
+use drydock_api::launcher::{CloudInit, CloudInitText, DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk};
 use tempfile::TempDir;
 
 use super::{Refusal, prepare};
@@ -51,7 +51,7 @@ impl Pod {
             }],
         };
         match prepare(&guest, &self.folders()) {
-            Ok(Ready { mut disks }) => Ok(disks.remove(0)),
+            Ok(mut disks) => Ok(disks.remove(0)),
             Err(refused) => Err((refused.refusal.reason(), refused.to_string())),
         }
     }

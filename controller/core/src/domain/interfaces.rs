@@ -1,6 +1,7 @@
 //! The guest's network interfaces.
 //!
-//! passt gives the guest the pod's address by DHCP and carries its connections, without privilege.
+//! passt gives the guest the address of its first pod by DHCP and carries its connections, without
+//! privilege; the guest keeps that address wherever it moves, and is reached by that of its present pod.
 //! What may come in is what passt listens on:
 //!
 //! ```text
@@ -12,14 +13,17 @@
 //! descriptors and 400 MiB for each guest, so a guest that names none gets [`USUAL_TCP`] and
 //! [`USUAL_UDP`], for about 35 MiB. One that names its ports is far smaller.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
 
-use drydock_api::kubevirt::{
-    VirtualMachineInstanceSpec,
-    devices::{Binding, Interface, InterfaceModel, Protocol},
+use drydock_api::{
+    kubevirt::{
+        VirtualMachineInstanceSpec,
+        devices::{Binding, Interface, InterfaceModel, Protocol},
+    },
+    launcher::PodAddress,
 };
 
-use super::{boot::BootOrder, element::Element, identity, pci::Places, problem::DomainProblem};
+use super::{DomainInput, boot::BootOrder, element::Element, identity, pci::Places, problem::DomainProblem};
 
 /// TCP ports that can be reached where an interface names none: first and last of each range. The
 /// well-known ports, and those that servers commonly use beyond them.
@@ -43,18 +47,16 @@ fn all(spec: &VirtualMachineInstanceSpec) -> Cow<'_, [Interface]> {
     Cow::Borrowed(&devices.interfaces)
 }
 
-/// The interfaces of the instance `namespace`/`name`.
+/// The interfaces of an instance.
 ///
 /// Their aliases are numbers: passt's socket is named after the alias, and the path of a socket is
 /// short.
 pub(super) fn elements(
-    spec: &VirtualMachineInstanceSpec,
-    namespace: &str,
-    name: &str,
+    input: &DomainInput<'_>,
     order: &BootOrder,
     places: &mut Places,
 ) -> Result<Vec<Element>, DomainProblem> {
-    all(spec)
+    all(input.spec)
         .iter()
         .enumerate()
         .map(|(index, interface)| {
@@ -70,7 +72,8 @@ pub(super) fn elements(
             };
             Ok(Element::new("interface")
                 .with("type", "user")
-                .child(Element::new("mac").with("address", mac(interface, namespace, name)?))
+                .child(Element::new("mac").with("address", mac(interface, input.namespace, input.name)?))
+                .children(own_addresses(input.addresses))
                 .children(forwards(interface)?)
                 .child(Element::new("model").with("type", model.as_str()))
                 .child(Element::new("backend").with("type", "passt"))
@@ -79,6 +82,27 @@ pub(super) fn elements(
                 .child(address.element()))
         })
         .collect()
+}
+
+/// The guest's addresses, one of each family: those of the pod that it starts in.
+///
+/// passt would find them by itself there. In a pod that the guest moves to it would find that pod's, and
+/// what comes in would not reach the guest before it has sent something. What is said here moves along.
+fn own_addresses(addresses: &[PodAddress]) -> Vec<Element> {
+    let of = |family: &str, is: fn(&PodAddress) -> bool| {
+        let found = addresses.iter().find(|address| is(address))?;
+        let element = Element::new("ip")
+            .with("family", family)
+            .with("address", found.address.to_string());
+        // libvirt knows no prefix but 64 for IPv6 by passt, and wants none said.
+        Some(match found.address {
+            IpAddr::V4(_) => element.with("prefix", found.prefix.to_string()),
+            IpAddr::V6(_) => element,
+        })
+    };
+    let ipv4 = of("ipv4", |address| address.address.is_ipv4() && address.prefix <= 32);
+    let ipv6 = of("ipv6", |address| address.address.is_ipv6());
+    [ipv4, ipv6].into_iter().flatten().collect()
 }
 
 fn mac(interface: &Interface, namespace: &str, name: &str) -> Result<String, DomainProblem> {

@@ -5,7 +5,9 @@
 mod places;
 mod refusals;
 
-use drydock_api::launcher::{BackingImage, DEVICES_FOLDER, DISKS_FOLDER, DiskFormat, IMAGES_FOLDER, VOLUMES_FOLDER};
+use drydock_api::launcher::{
+    BackingImage, DEVICES_FOLDER, DISKS_FOLDER, DiskFormat, IMAGES_FOLDER, PodAddress, VOLUMES_FOLDER,
+};
 use roxmltree::Document;
 use serde_json::{Value, json};
 
@@ -95,6 +97,7 @@ fn masked_xml(
         masked_features: &masked,
         host_features: host.as_ref(),
         disks: &disks,
+        addresses: &[],
     })
 }
 
@@ -434,6 +437,38 @@ fn interfaces_are_what_they_ask_for() {
         ],
         &["interface"],
     ));
+}
+
+#[test]
+fn a_guest_has_the_addresses_of_the_pod_that_it_starts_in() {
+    let address = |text: &str, prefix| PodAddress {
+        address: text.parse().unwrap(),
+        prefix,
+    };
+    let ip = |addresses: &[PodAddress]| {
+        let spec = spec(&json!({}));
+        let (masked, disks) = (BTreeSet::new(), prepared(&spec));
+        let xml = domain_xml(&DomainInput {
+            namespace: "shop",
+            name: "db",
+            uid: "7d5a3f80-0000-4000-8000-000000000001",
+            spec: &spec,
+            virt_type: VirtType::Kvm,
+            architecture: "x86_64",
+            masked_features: &masked,
+            host_features: None,
+            disks: &disks,
+            addresses,
+        });
+        parts(&xml.unwrap(), &["ip"])
+    };
+    let ipv4 = "<ip family=\"ipv4\" address=\"10.1.2.3\" prefix=\"24\"/>\n";
+    let ipv6 = "<ip family=\"ipv6\" address=\"fd00::7\"/>\n";
+    assert_eq!(ip(&[]), "");
+    assert_eq!(ip(&[address("10.1.2.3", 24)]), ipv4);
+    let both = [address("fd00::7", 64), address("10.1.2.3", 24), address("10.9.9.9", 24)];
+    assert_eq!(ip(&both), format!("{ipv4}{ipv6}"), "one of each family");
+    assert_eq!(ip(&[address("10.1.2.3", 33)]), "", "a pod may say anything");
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn ready() -> Ready {
                 virtual_size: 1 << 26,
             }),
         }],
+        addresses: Vec::new(),
     }
 }
 

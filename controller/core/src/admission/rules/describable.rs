@@ -56,6 +56,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         masked_features: &BTreeSet::new(),
         host_features: None,
         disks: &disks,
+        addresses: &[],
     });
     match described {
         // A machine of another architecture, which is then that of the cluster.

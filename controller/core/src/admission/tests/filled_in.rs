@@ -287,6 +287,7 @@ proptest! {
                 masked_features: &BTreeSet::new(),
                 host_features: None,
                 disks: &disks,
+                addresses: &[],
             };
             let xml = domain_xml(&input);
             prop_assert!(xml.is_ok(), "{:?}", xml);

@@ -137,6 +137,7 @@ fn what_the_launcher_has_not_prepared_is_refused() {
         masked_features: &none,
         host_features: None,
         disks: &[],
+        addresses: &[],
     };
     assert_eq!(domain_xml(&input), Err(DomainProblem::DiskNotPrepared("a".into())));
     let elsewhere = DomainInput {
@@ -191,6 +192,7 @@ fn hostile_names_stay_names() {
             masked_features: &masked,
             host_features: host,
             disks: &disks,
+            addresses: &[],
         })
         .unwrap();
         let document = Document::parse(&xml).unwrap();
