@@ -118,6 +118,10 @@ pub struct LiveMigrationConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub progress_timeout: Option<u32>,
+    /// Milliseconds that the guest may stand still at the end of a migration. 900 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_000_000))]
+    pub max_downtime_ms: Option<u32>,
     /// The guest may be slowed down so that the migration can end. Off if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,

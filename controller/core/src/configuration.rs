@@ -64,6 +64,8 @@ pub struct Migrations {
     pub completion_timeout_per_gib: Option<Duration>,
     /// Time without progress before a migration is aborted; `None`: never.
     pub progress_timeout: Option<Duration>,
+    /// How long the guest may stand still at the end.
+    pub max_downtime: Duration,
     /// The guest may be slowed down.
     pub auto_converge: bool,
     /// The guest may be moved before its memory.
@@ -110,6 +112,7 @@ impl Default for Configuration {
                 bandwidth: None,
                 completion_timeout_per_gib: Some(Duration::from_secs(150)),
                 progress_timeout: Some(Duration::from_secs(150)),
+                max_downtime: Duration::from_millis(900),
                 auto_converge: false,
                 post_copy: false,
                 workload_disruption: false,
@@ -184,6 +187,7 @@ pub struct Layer {
     pub(crate) bandwidth: Option<u64>,
     pub(crate) completion_timeout_per_gib: Option<u32>,
     pub(crate) progress_timeout: Option<u32>,
+    pub(crate) max_downtime_ms: Option<u32>,
     pub(crate) auto_converge: Option<bool>,
     pub(crate) post_copy: Option<bool>,
     pub(crate) workload_disruption: Option<bool>,
@@ -241,6 +245,8 @@ pub fn merge<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Configuration {
             layer.completion_timeout_per_gib.map(seconds),
         );
         set(&mut migrations.progress_timeout, layer.progress_timeout.map(seconds));
+        let milliseconds = |value: u32| Duration::from_millis(value.into());
+        set(&mut migrations.max_downtime, layer.max_downtime_ms.map(milliseconds));
         set(&mut migrations.auto_converge, layer.auto_converge);
         set(&mut migrations.post_copy, layer.post_copy);
         // Where only post-copy is decided, disruption follows it (KubeVirt's rule).

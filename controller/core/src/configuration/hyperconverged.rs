@@ -7,7 +7,7 @@ use drydock_api::hyperconverged::{CertLifetime, HyperConvergedSpec, LiveMigratio
 use jiff::SignedDuration;
 
 use super::{Certificates, Configuration, Lifetime, Parsed};
-use crate::quantity;
+use crate::{migration::convergence::LONGEST_DOWNTIME_MS, quantity};
 
 /// Name of the kind.
 pub const KIND: &str = "HyperConverged";
@@ -75,6 +75,15 @@ pub(super) fn live_migration(parsed: &mut Parsed, from: &LiveMigrationConfig, pa
     }
     parsed.layer.completion_timeout_per_gib = from.completion_timeout_per_gi_b;
     parsed.layer.progress_timeout = from.progress_timeout;
+    let allowed = 1..=LONGEST_DOWNTIME_MS;
+    match from.max_downtime_ms {
+        Some(value) if !allowed.contains(&value.into()) => parsed.refuse(
+            format!("{path}.maxDowntimeMs"),
+            value.to_string(),
+            format!("milliseconds from 1 to {LONGEST_DOWNTIME_MS}"),
+        ),
+        value => parsed.layer.max_downtime_ms = value,
+    }
     parsed.layer.auto_converge = from.allow_auto_converge;
     parsed.layer.post_copy = from.allow_post_copy;
     parsed.layer.workload_disruption = from.allow_workload_disruption;

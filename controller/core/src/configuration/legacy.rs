@@ -107,13 +107,14 @@ enum Expected {
     Text,
 }
 
-const FIELDS: [(&str, Expected); 10] = [
+const FIELDS: [(&str, Expected); 11] = [
     ("parallelMigrationsPerCluster", Expected::Integer),
     ("parallelOutboundMigrationsPerNode", Expected::Integer),
     ("parallelInboundMigrationsPerNode", Expected::Integer),
     ("bandwidthPerMigration", Expected::Quantity),
     ("completionTimeoutPerGiB", Expected::Integer),
     ("progressTimeout", Expected::Integer),
+    ("maxDowntimeMs", Expected::Integer),
     ("allowAutoConverge", Expected::Boolean),
     ("allowPostCopy", Expected::Boolean),
     ("allowWorkloadDisruption", Expected::Boolean),

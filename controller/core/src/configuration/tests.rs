@@ -66,7 +66,7 @@ fn each_field_overrides_the_layer_below_and_obsolete_models_add_up() {
         ("debug.useEmulation", "true"),
         (
             "migrations",
-            "parallelMigrationsPerCluster: 7\nbandwidthPerMigration: 64Mi\nprogressTimeout: \"0\"",
+            "parallelMigrationsPerCluster: 7\nbandwidthPerMigration: 64Mi\nprogressTimeout: \"0\"\nmaxDowntimeMs: 500",
         ),
     ]);
     let upper = hyperconverged::parse(&HyperConvergedSpec {
@@ -92,6 +92,8 @@ fn each_field_overrides_the_layer_below_and_obsolete_models_add_up() {
     assert_eq!(all.migrations.per_cluster, 9);
     assert_eq!(all.migrations.bandwidth, Some(64 << 20));
     assert_eq!(all.migrations.progress_timeout, None);
+    assert_eq!(all.migrations.max_downtime.as_millis(), 500);
+    assert_eq!(merge([]).migrations.max_downtime.as_millis(), 900);
     assert!(all.migrations.post_copy && all.migrations.workload_disruption);
 }
 
@@ -103,7 +105,7 @@ fn every_bad_value_is_named_with_its_field_and_what_is_allowed() {
         ("debug.useEmulation", "maybe"),
         (
             "migrations",
-            "parallelMigrationsPerCluster: many\nparallelOutboundMigrationsPerNode: 0\nbandwidthPerMigration: fast\nallowPostCopy: perhaps\nnodeDrainTaintKey: a b",
+            "parallelMigrationsPerCluster: many\nparallelOutboundMigrationsPerNode: 0\nbandwidthPerMigration: fast\nmaxDowntimeMs: 2000001\nallowPostCopy: perhaps\nnodeDrainTaintKey: a b",
         ),
     ]);
     let text: Vec<String> = parsed.problems.iter().map(ToString::to_string).collect();
@@ -115,6 +117,7 @@ fn every_bad_value_is_named_with_its_field_and_what_is_allowed() {
     data.migrations.allowPostCopy: `perhaps` is not allowed; allowed: true or false
     data.migrations.parallelOutboundMigrationsPerNode: `0` is not allowed; allowed: 1 to 10000
     data.migrations.bandwidthPerMigration: `fast` is not allowed; allowed: a quantity of bytes a second such as 64Mi; 0 for no limit
+    data.migrations.maxDowntimeMs: `2000001` is not allowed; allowed: milliseconds from 1 to 2000000
     data.migrations.nodeDrainTaintKey: `a b` is not allowed; allowed: a taint key such as kubevirt.io/drain
     ");
 }

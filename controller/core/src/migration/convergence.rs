@@ -38,7 +38,7 @@ use jiff::Timestamp;
 
 pub use forecast::Outlook;
 use forecast::{Pass, Rate};
-pub use limits::Limits;
+pub use limits::{LONGEST_DOWNTIME_MS, Limits};
 pub use words::{Written, summary, worth_writing};
 
 /// The downtime that a migration begins with, unless less is allowed (QEMU's and KubeVirt's number).

@@ -22,9 +22,6 @@ pub const WAITING: &str = "Waiting";
 /// Condition: it was asked to be given up. KubeVirt's name.
 pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
 
-/// How long a guest may stand still where the configuration does not say, in milliseconds. KubeVirt's.
-const MAX_DOWNTIME_MS: u64 = 900;
-
 /// Both sides, named once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sides {
@@ -59,7 +56,7 @@ pub fn configuration(migrations: &Migrations) -> MigrationConfiguration {
         bandwidth_per_migration: migrations.bandwidth.map(|bytes| bytes.to_string()),
         completion_timeout_per_gib: seconds(migrations.completion_timeout_per_gib),
         progress_timeout: seconds(migrations.progress_timeout),
-        max_downtime_ms: Some(MAX_DOWNTIME_MS),
+        max_downtime_ms: Some(u64::try_from(migrations.max_downtime.as_millis()).unwrap_or(u64::MAX)),
         allow_auto_converge: Some(migrations.auto_converge),
         allow_post_copy: Some(migrations.post_copy),
         allow_workload_disruption: Some(migrations.workload_disruption),

@@ -10,7 +10,7 @@ const GIB: u64 = 1 << 30;
 /// How long the guest may stand still, unless something else is said (KubeVirt's `maxDowntimeMs`).
 const MAX_DOWNTIME: Duration = Duration::from_millis(900);
 /// The longest downtime that libvirt takes: 2,000,000 ms.
-const LONGEST_DOWNTIME_MS: u64 = 2_000_000;
+pub const LONGEST_DOWNTIME_MS: u64 = 2_000_000;
 /// Time for each GiB, and without progress, unless something else is said (KubeVirt's numbers).
 const TIMEOUT_SECONDS: i64 = 150;
 
