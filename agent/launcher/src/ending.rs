@@ -22,12 +22,19 @@ pub(crate) struct Circumstances {
     pub(crate) forced: bool,
     /// Why libvirt could not be kept alive, if so.
     pub(crate) libvirt: Option<String>,
+    /// Whether the node's tunnel has proof that the guest went on elsewhere. What is left of it here may
+    /// then end in any way: a libvirtd that was lost meanwhile knows nothing of it.
+    pub(crate) has_left: bool,
     /// Whether the kernel has killed a process of this pod for memory.
     pub(crate) out_of_memory: bool,
 }
 
 /// The ending, for the termination message.
 pub(crate) fn ending(seen: &Circumstances) -> Ending {
+    if seen.has_left {
+        let message = format!("The guest went on elsewhere{}.", detail(seen, Outcome::Migrated));
+        return bounded(Outcome::Migrated, &message);
+    }
     if let Some(why) = &seen.libvirt {
         let message = format!("libvirt could not be kept alive, so the guest was ended: {why}");
         return bounded(Outcome::Failed, &message);
@@ -196,6 +203,30 @@ mod tests {
         });
         assert_eq!(ending.outcome, Outcome::Failed);
         assert!(ending.message.contains("exit code 1"), "{}", ending.message);
+    }
+
+    #[test]
+    fn a_guest_that_has_left_did_not_end_here_whatever_became_of_what_is_left() {
+        let killed = Some(ProcessEnd::Killed(Signal::SIGKILL));
+        for reason in [
+            None,
+            Some(OffReason::Destroyed),
+            Some(OffReason::Crashed),
+            Some(OffReason::Unknown),
+        ] {
+            for (libvirt, forced) in [(None, false), (Some("it ended 8 times".to_owned()), true)] {
+                let ending = ending(&Circumstances {
+                    reason,
+                    qemu: killed,
+                    has_left: true,
+                    forced,
+                    libvirt,
+                    ..Circumstances::default()
+                });
+                assert_eq!(ending.outcome, Outcome::Migrated, "{reason:?}: {}", ending.message);
+                assert_eq!(exit_code(ending.outcome, false), 0);
+            }
+        }
     }
 
     #[test]

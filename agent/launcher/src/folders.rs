@@ -15,8 +15,8 @@
 use std::path::{Path, PathBuf};
 
 use drydock_api::launcher::{
-    CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER, LIBVIRT_SOCKET, MIGRATION_FOLDER, READY_FILE,
-    RUN_FOLDER, SECRETS_FOLDER, VOLUMES_FOLDER,
+    CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER, LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE,
+    READY_FILE, RUN_FOLDER, SECRETS_FOLDER, VOLUMES_FOLDER,
 };
 
 /// The pod's folders, below `/` unless a test has its own root.
@@ -63,6 +63,11 @@ impl Folders {
     /// Sockets through which a guest moves; made by tunnel, libvirt and QEMU.
     pub(crate) fn migration(&self) -> PathBuf {
         self.run().join(MIGRATION_FOLDER)
+    }
+
+    /// Says that the guest has left for good.
+    pub(crate) fn left(&self) -> PathBuf {
+        self.run().join(MIGRATION_LEFT_FILE)
     }
 
     /// What libvirt keeps of live domains.

@@ -24,10 +24,9 @@ use std::time::Duration;
 use drydock_api::launcher::{Ending, Outcome};
 use nix::{sys::signal::Signal, unistd::Pid};
 
-pub(crate) use happenings::{Action, Event, Question};
+pub(crate) use happenings::{Action, Event, Question, Traces};
 
 use crate::{
-    domain_log::DomainLog,
     domain_state::{DomainState, OffReason},
     ending::{Circumstances, bounded, ending},
     grace::Grace,
@@ -257,7 +256,7 @@ impl Lifecycle {
             }
             Event::Answered(answer) => self.answered(answer, now, actions),
             Event::Done(question, result) => self.done(question, result, actions),
-            Event::Log(log, out_of_memory) => self.conclude(log, out_of_memory, actions),
+            Event::Log(traces) => self.conclude(traces, actions),
         }
     }
 
@@ -481,7 +480,7 @@ impl Lifecycle {
         }
     }
 
-    fn conclude(&mut self, log: DomainLog, out_of_memory: bool, actions: &mut Vec<Action>) {
+    fn conclude(&mut self, traces: Traces, actions: &mut Vec<Action>) {
         let Some(reason) = self.concluding else { return };
         let qemu = match self.guest {
             Guest::Ended { how, .. } => how,
@@ -489,12 +488,13 @@ impl Lifecycle {
         };
         let seen = Circumstances {
             reason,
-            log,
+            log: traces.log,
             qemu,
             asked: self.stop.is_some(),
             forced: self.forced,
             libvirt: self.failed.clone(),
-            out_of_memory,
+            out_of_memory: traces.out_of_memory,
+            has_left: traces.has_left,
         };
         self.end(ending(&seen), actions);
     }

@@ -37,7 +37,7 @@ use crate::{
     folders::Folders,
     grace::Grace,
     libvirt_settings,
-    lifecycle::{Action, Event, Lifecycle, Question},
+    lifecycle::{Action, Event, Lifecycle, Question, Traces},
     outlet::Outlet,
     prepare_command,
     processes::{self, Reaped, ShortCommand},
@@ -341,7 +341,11 @@ impl Supervisor {
             },
             Action::ReadLog => {
                 let log = DomainLog::read(&self.folders.log(&self.guest.domain));
-                self.events.push_front(Event::Log(log, out_of_memory()));
+                self.events.push_front(Event::Log(Traces {
+                    log,
+                    out_of_memory: out_of_memory(),
+                    has_left: self.folders.left().exists(),
+                }));
             }
             Action::Say(text) => self.say(&text),
             Action::End(ending) => self.ending = Some(ending),

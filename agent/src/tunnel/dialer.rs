@@ -180,10 +180,8 @@ impl Proving for LibvirtProof<'_> {
             migration = self.0.spec.migration,
             "libvirt has read the reply after which it never lets the guest go on"
         );
-        self.0.update(|facts| {
-            facts.reply = Reply::Consumed;
-            facts.source.prove(Proof::ReplyConsumed);
-        });
+        self.0
+            .prove(Proof::ReplyConsumed, |facts| facts.reply = Reply::Consumed);
     }
 }
 

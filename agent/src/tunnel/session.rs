@@ -8,11 +8,13 @@ use std::{
     },
 };
 
-use drydock_core::migration::hand_over::{SourceSide, TargetSide};
+use drydock_api::launcher::MIGRATION_LEFT_FILE;
+use drydock_core::migration::hand_over::{Proof, SourceSide, TargetSide};
 use drydock_host::pod_folder::{PodFolder, PodListener};
-use drydock_runtime::CancellationToken;
+use drydock_runtime::{CancellationToken, chain};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::{Notify, watch};
+use tracing::info;
 
 use super::{
     identity::{Fingerprint, Identity},
@@ -176,6 +178,22 @@ impl Session {
         match result {
             Some(result) => result,
             None => unreachable!("a change is made at once"),
+        }
+    }
+
+    /// The guest goes on elsewhere by this proof, and never here again.
+    pub(super) fn prove(&self, proof: Proof, more: impl FnOnce(&mut Facts)) {
+        self.update(|facts| {
+            more(facts);
+            facts.source.prove(proof);
+        });
+        // However what is left of it ends, it has not crashed.
+        if let Err(error) = self.folder.mark(MIGRATION_LEFT_FILE) {
+            info!(
+                migration = self.spec.migration,
+                error = %chain(&error),
+                "the pod cannot be told that its guest has left"
+            );
         }
     }
 

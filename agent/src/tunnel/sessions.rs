@@ -232,7 +232,7 @@ impl Sessions {
     fn release(&self, migration: &str, proof: Proof) -> Result<(), CallRefusal> {
         let session = self.source(migration)?;
         info!(migration, proof = proof.as_str(), "guest released by the agent");
-        session.update(|facts| facts.source.prove(proof));
+        session.prove(proof, |_| ());
         Ok(())
     }
 

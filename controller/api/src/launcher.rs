@@ -50,6 +50,8 @@ pub const MIGRATION_LIBVIRT_SOCKET: &str = "migration/libvirt.sock";
 pub const MIGRATION_MEMORY_SOCKET: &str = "migration/memory.sock";
 /// Socket in that folder: the guest's disks.
 pub const MIGRATION_DISKS_SOCKET: &str = "migration/disks.sock";
+/// File in that folder: the guest has left for good. The node's tunnel makes it once it has proof.
+pub const MIGRATION_LEFT_FILE: &str = "migration/left";
 /// The file, below the run folder, that says that the pod is ready for its guest.
 pub const READY_FILE: &str = "ready.json";
 /// The socket, below the run folder, that the guest's first serial port is connected to.

@@ -1,4 +1,4 @@
-//! Sockets of this process in a pod's folder, for what runs in the pod.
+//! Sockets and marks of this process in a pod's folder, for what runs in the pod.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::AtFlags,
+    fcntl::{AtFlags, OFlag, openat},
     sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat},
     unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat},
 };
@@ -54,6 +54,29 @@ impl PodFolder {
             Err(errno) => return Err(self.failed(path, errno)),
         }
         self.bind(folder, path, name, owner)
+    }
+
+    /// Makes an empty file at `path`, a name in a folder of the pod's, for its processes to see. That it
+    /// is there already, whatever it is, is fine.
+    ///
+    /// # Errors
+    /// If the pod's folder is not there, or there is something else than a folder on the way.
+    pub fn mark(&self, path: &str) -> Result<(), FolderError> {
+        checked(path)?;
+        let (folder, name) = path
+            .split_once('/')
+            .filter(|(_, name)| !name.contains('/'))
+            .ok_or_else(|| bad_name("a folder and a name", path))?;
+        let folder = self.open(folder)?;
+        if kind(&folder).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFDIR {
+            return Err(self.refused(path, Refusal::NotInFolder));
+        }
+        // Exclusively: what the pod has put there is neither followed nor opened.
+        let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        match openat(&folder, name, flags, Mode::from_bits_truncate(0o644)) {
+            Ok(_) | Err(Errno::EEXIST) => Ok(()),
+            Err(errno) => Err(self.failed(path, errno)),
+        }
     }
 
     fn bind(&self, folder: OwnedFd, path: &str, name: &str, owner: u32) -> Result<PodListener, FolderError> {

@@ -228,6 +228,36 @@ fn a_socket_for_the_pod_is_made_nowhere_else() {
     ));
 }
 
+#[test]
+fn a_mark_is_made_in_the_pods_folder_and_nowhere_else() {
+    let kubelet = Kubelet::with_volume();
+    let (folder, volume) = (kubelet.folder(), kubelet.volume());
+    for bad in ["left", "a/b/c", "../x/y", "/etc/x", "migration/.."] {
+        assert_eq!(folder.mark(bad).unwrap_err().reason(), "PodFolderBadName", "{bad}");
+    }
+    assert!(matches!(
+        folder.mark("migration/left"),
+        Err(FolderError::NotThere { .. })
+    ));
+    let outside = kubelet.0.join("outside");
+    fs::create_dir(&outside).unwrap();
+    symlink(&outside, volume.join("migration")).unwrap();
+    assert_eq!(refusal(folder.mark("migration/left")), Refusal::Link);
+    fs::remove_file(volume.join("migration")).unwrap();
+    fs::create_dir(volume.join("migration")).unwrap();
+    // A link in its own place is not followed, and what the pod has put there is left alone.
+    symlink(outside.join("x"), volume.join("migration/left")).unwrap();
+    folder.mark("migration/left").unwrap();
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    fs::remove_file(volume.join("migration/left")).unwrap();
+    for _ in 0..2 {
+        folder.mark("migration/left").unwrap();
+        assert_eq!(fs::read(volume.join("migration/left")).unwrap(), b"");
+    }
+    fs::write(volume.join("file"), "").unwrap();
+    assert_eq!(refusal(folder.mark("file/x")), Refusal::NotInFolder);
+}
+
 /// A wait that has begun: it has looked, and found nothing.
 async fn waiting(folder: PodFolder, path: &'static str) -> JoinSet<Result<Vec<u8>, FolderError>> {
     let way = folder.walk(path).unwrap();

@@ -30,8 +30,19 @@ pub(crate) enum Event {
     Answered(Result<DomainState, String>),
     /// libvirt did another [`Question`], or why it did not.
     Done(Question, Result<(), String>),
-    /// What the domain's log says, and whether the kernel killed for memory.
-    Log(DomainLog, bool),
+    /// What the guest has left behind.
+    Log(Traces),
+}
+
+/// What tells of a guest that has ended, beside libvirt and the kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Traces {
+    /// What the domain's log says.
+    pub(crate) log: DomainLog,
+    /// The kernel has killed a process of the pod for memory.
+    pub(crate) out_of_memory: bool,
+    /// The node's tunnel has proof that the guest went on elsewhere.
+    pub(crate) has_left: bool,
 }
 
 /// Something to ask of libvirt; one at a time.

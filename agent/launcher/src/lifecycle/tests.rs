@@ -6,7 +6,7 @@ use drydock_api::launcher::Outcome;
 use nix::{sys::signal::Signal, unistd::Pid};
 use proptest::{collection::vec, prelude::*};
 
-use super::{Action, Event, FAILURES, Lifecycle, Question};
+use super::{Action, Event, FAILURES, Lifecycle, Question, Traces};
 use crate::{
     domain_log::DomainLog,
     domain_state::{DomainState, OffReason},
@@ -65,7 +65,10 @@ impl Story {
             match action {
                 Action::Say(_) => {}
                 Action::ReadLog => {
-                    let log = Event::Log(self.log.clone(), false);
+                    let log = Event::Log(Traces {
+                        log: self.log.clone(),
+                        ..Traces::default()
+                    });
                     done.extend(self.happens(log));
                 }
                 Action::Ask(Question::Settled) if self.settles => {

@@ -195,9 +195,14 @@ impl Out<'_, '_> {
                 let job = read.and_then(|(_, job)| job).unwrap_or_else(|| world.job());
                 let mut record = world.source.seen;
                 record.source = world.api.source;
+                // The end of a pod tells of its guest.
+                let here = match (world.source_pod, world.here) {
+                    (SourcePod::Left, SourceDomain::Ended) => SourceDomain::Left,
+                    (_, here) => here,
+                };
                 let view = SourceView {
                     record,
-                    domain: read.map_or(world.here, |(domain, _)| if job_first { world.here } else { domain }),
+                    domain: read.map_or(here, |(domain, _)| if job_first { here } else { domain }),
                     job,
                     call: world.source.call,
                     tunnel: world.source.tunnel,
@@ -315,6 +320,7 @@ impl Out<'_, '_> {
 
     fn libvirt(&mut self) {
         let world = self.world;
+        let early = self.how.mutant == Some(Mutant::SaysThatItLeftWithoutProof);
         if world.source_node == Node::Up {
             match world.move_ {
                 Move::None => {}
@@ -334,6 +340,7 @@ impl Out<'_, '_> {
                     w.move_ = Move::Still;
                     w.here = SourceDomain::Leaving;
                     w.source.stood_still = true;
+                    w.left |= early;
                 }),
                 Move::Still => self.happens(Event::IsComplete, |w| {
                     w.move_ = Move::Reply;
@@ -369,6 +376,7 @@ impl Out<'_, '_> {
                         session.reply_read = true;
                         session.proven = true;
                     });
+                    w.left = true;
                 });
             }
             let mut side = SourceSide::default();
@@ -429,7 +437,13 @@ impl Out<'_, '_> {
         if world.source_node == Node::Up {
             match world.here {
                 SourceDomain::Left => self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Left),
-                SourceDomain::Ended => self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Over),
+                // The launcher believes the tunnel, whose word may be lost.
+                SourceDomain::Ended => {
+                    self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Over);
+                    if world.left {
+                        self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Left);
+                    }
+                }
                 _ => {}
             }
         }
@@ -680,10 +694,13 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
             return resume_here(world);
         }
         SourceStep::Resume => {}
-        SourceStep::Release(_) => world
-            .source_session
-            .iter_mut()
-            .for_each(|session| session.proven = true),
+        SourceStep::Release(_) => {
+            world.left |= world.source_session.is_some();
+            world
+                .source_session
+                .iter_mut()
+                .for_each(|session| session.proven = true);
+        }
         SourceStep::Destroy => {
             // A tunnel that is lost may have told a target that is lost: nobody knows.
             let unknown = world.source_session.is_none() && world.target_node == Node::Gone;

@@ -33,6 +33,8 @@ pub(crate) enum Mutant {
     ResumesWithoutRelease,
     /// The tunnel does.
     TunnelResumesWhatIsComplete,
+    /// The source's tunnel says in the pod that the guest has left as soon as it stands still.
+    SaysThatItLeftWithoutProof,
     /// The target ends a complete guest when the migration is given up.
     DiscardsWhenGivenUp,
     /// The controller fails it when nothing arrived, though the source may have let go.
@@ -55,7 +57,7 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::ReleasesWithoutProof,
         Self::ResumesWhatItLetGo,
         Self::ResumesWithoutWordOfTheTarget,
@@ -67,6 +69,7 @@ impl Mutant {
         Self::DestroysWithoutClosing,
         Self::ResumesWithoutRelease,
         Self::TunnelResumesWhatIsComplete,
+        Self::SaysThatItLeftWithoutProof,
         Self::DiscardsWhenGivenUp,
         Self::FailsWhenNothingArrives,
         Self::FailsWhenTheSourceEnded,
@@ -81,7 +84,7 @@ impl Mutant {
     /// How many faults it takes until it shows.
     pub(crate) fn faults(self) -> u8 {
         match self {
-            Self::FailsWhenTheSourceEnded => 2,
+            Self::FailsWhenTheSourceEnded | Self::SaysThatItLeftWithoutProof => 2,
             _ => 1,
         }
     }

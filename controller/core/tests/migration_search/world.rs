@@ -42,6 +42,8 @@ pub(crate) struct World {
     pub(crate) struck: bool,
     pub(crate) source_session: Option<SourceSession>,
     pub(crate) target_session: Option<TargetSession>,
+    /// The source's tunnel has left word in the pod that the guest went on elsewhere.
+    pub(crate) left: bool,
     /// A release is on its way.
     pub(crate) release: bool,
     pub(crate) source: SourceAgent,
@@ -162,6 +164,7 @@ impl World {
             struck: false,
             source_session: None,
             target_session: None,
+            left: false,
             release: false,
             source: SourceAgent::NEW,
             target: TargetAgent::NEW,
@@ -279,6 +282,8 @@ impl World {
         if let Some(session) = &mut self.source_session {
             session.drained &= !session.reply_read;
         }
+        // What its pod's end says, it has said.
+        self.left &= self.source_pod == SourcePod::Alive && self.source_node == Node::Up;
         self.overdue &= !self.api.is_over();
         self.source.stood_still &=
             self.api.source == Some(SourceState::Migrating) && self.here != SourceDomain::Running;
