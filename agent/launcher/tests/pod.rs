@@ -94,6 +94,19 @@ fn a_guest_that_ends_while_libvirtd_is_dead_has_crashed() {
 }
 
 #[test]
+fn a_guest_that_has_left_has_not_crashed_though_libvirtd_was_lost() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    let qemu = pod.child("qemu-system");
+    pod.kill("libvirtd");
+    // As the node's tunnel does when it has proof.
+    fs::write(pod.path("run/drydock/migration/left"), "").unwrap();
+    nix::sys::signal::kill(qemu, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
+}
+
+#[test]
 fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
