@@ -258,6 +258,18 @@ impl Cluster {
         ])
     }
 
+    /// Asks the admin port of the tunnel in an agent's pod through the API server.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn tunnel_admin(&self, pod: &str, path: &str) -> Result<String> {
+        self.kubectl(&[
+            "get",
+            "--raw",
+            &format!("/api/v1/namespaces/drydock/pods/{pod}:8081/proxy/{path}"),
+        ])
+    }
+
     /// Deletes an object by its manifest's kind and name; that it is not there is fine.
     ///
     /// # Errors

@@ -1,0 +1,211 @@
+//! Whoever can reach a tunnel's port while a guest moves: refused, counted, told of in the log, and
+//! nothing of it harms the guest.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as types};
+use drydock_tests::{
+    Cluster, agent,
+    guests::{Collector, instance, only, without_a_gap},
+    migrations::{node_of, phase},
+    watching::until_some,
+};
+use kube::ResourceExt;
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
+    version::TLS13,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+/// Slow enough for all that is tried meanwhile.
+const HELD: &str = "bandwidthPerMigration: 2Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
+/// After so long nobody is hung up on any more. A tunnel gives five seconds to say who it is.
+const HANGS_UP_WITHIN: Duration = Duration::from_secs(60);
+
+/// Takes any target: it is not the one that is to be protected.
+#[derive(Debug)]
+struct AnyTarget;
+
+impl ServerCertVerifier for AnyTarget {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Somebody who speaks as tunnels do, for a migration that he has heard of, with a key of his own and
+/// a certificate that says what the true one says.
+fn forger(name: &str) -> Result<Arc<ClientConfig>> {
+    let key = rcgen::KeyPair::generate()?;
+    let certificate = rcgen::CertificateParams::new([name.to_owned()])?.self_signed(&key)?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyTarget))
+        .with_client_auth_cert(vec![certificate.der().clone()], key)?;
+    config.alpn_protocols = vec![b"drydock-migration/1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Speaks TLS, and what the header of a control channel is, to whatever session that name has. Returns
+/// how many bytes the tunnel said in return.
+async fn speak(port: SocketAddr, name: &str) -> Result<usize> {
+    let connection = TcpStream::connect(port).await?;
+    let server = ServerName::try_from(name.to_owned())?;
+    let Ok(mut stream) = TlsConnector::from(forger(name)?).connect(server, connection).await else {
+        return Ok(0);
+    };
+    // A client of TLS 1.3 may speak before it hears that it is refused.
+    let _ = stream.write_all(b"dryd\0\0\0\0{\"ping\":{}}\n").await;
+    let mut said = Vec::new();
+    let _ = timeout(HANGS_UP_WITHIN, stream.read_to_end(&mut said))
+        .await
+        .context("it is not hung up on")?;
+    Ok(said.len())
+}
+
+/// Sends bytes, and waits until it is hung up on.
+async fn send(port: SocketAddr, bytes: &[u8]) -> Result<()> {
+    let mut connection = TcpStream::connect(port).await?;
+    connection.write_all(bytes).await?;
+    let mut said = Vec::new();
+    let _ = timeout(HANGS_UP_WITHIN, connection.read_to_end(&mut said))
+        .await
+        .context("it is not hung up on")?;
+    Ok(())
+}
+
+/// What a true client says first, for whoever says it again.
+fn first_words(name: &str) -> Result<Vec<u8>> {
+    let mut client = ClientConnection::new(forger(name)?, ServerName::try_from(name.to_owned())?)?;
+    let mut words = Vec::new();
+    client.write_tls(&mut words)?;
+    Ok(words)
+}
+
+/// What a tunnel has refused so far, by reason.
+fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
+    let metrics = cluster.tunnel_admin(pod, "metrics")?;
+    let found = metrics.lines().filter_map(|line| {
+        let (reason, count) = line
+            .strip_prefix("drydock_tunnel_refusals_total{reason=\"")?
+            .split_once("\"} ")?;
+        Some((reason.to_owned(), count.trim().parse().ok()?))
+    });
+    Ok(found.collect())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    cluster.limit_migrations(HELD)?;
+    let collector = Collector::start(&cluster).await?;
+    let name = "quarry";
+    let control = format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address);
+    cluster.apply(&instance(name, &control))?;
+    collector.first_boot().await?;
+    let from = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
+    let migration = cluster.migrate(name).await?;
+    let moving = cluster.until_migration(&migration, MigrationPhase::Running).await?;
+    let uid = moving.uid().context("a UID")?;
+    let target = moving.status.and_then(|status| status.target).context("a target")?;
+    let port: SocketAddr = target.address.context("an address")?.parse()?;
+    let tunnel = cluster.agent_pod(&target.node.context("a node")?).await?;
+    let pod = tunnel.name_any();
+    let before = refusals(&cluster, &pod)?;
+    let session = format!("{uid}.migration.drydock.dev");
+    let other = "00000000-0000-4000-8000-000000000000.migration.drydock.dev";
+
+    // His own key with the true name, twice as a second client would; no such session; no name of one.
+    for (to, times) in [(session.as_str(), 2), (other, 1), ("example.com", 1)] {
+        for _ in 0..times {
+            assert_eq!(speak(port, to).await?, 0, "{to} was answered");
+        }
+    }
+    // What is no TLS at all, and what somebody else has said before, who cannot go on with it.
+    send(port, b"GET / HTTP/1.1\r\n\r\n").await?;
+    send(port, &[0xff; 4096]).await?;
+    let words = first_words(&session)?;
+    send(port, &words).await?;
+    send(port, &words[..words.len() / 2]).await?;
+    // Nothing at all, as often as one address may and more.
+    let silent = (0..40).map(|_| send(port, b""));
+    for ended in futures::future::join_all(silent).await {
+        // Those that are too many may be hung up on before they have said nothing.
+        let _ = ended;
+    }
+    let more = until_some("all of it to be counted", || async {
+        let now = refusals(&cluster, &pod)?;
+        let more = |reason: &str| now.get(reason).copied().unwrap_or(0) - before.get(reason).copied().unwrap_or(0);
+        let all = more("WrongCertificate") == 2
+            && more("UnknownSession") == 2
+            && more("HandshakeFailed") >= 2
+            && more("TooSlow") >= 16
+            && more("TooManyConnections") >= 1;
+        Ok(all.then_some(now))
+    })
+    .await?;
+    println!("refused: {more:?}");
+    let log = cluster.kubectl(&["-n", "drydock", "logs", &pod, "-c", "tunnel"])?;
+    for reason in ["WrongCertificate", "UnknownSession", "HandshakeFailed", "TooSlow"] {
+        let told = log
+            .lines()
+            .any(|line| line.contains("a connection was refused") && line.contains(reason));
+        ensure!(told, "{reason} is not in the log of {pod}");
+    }
+    // All the time the guest has moved.
+    let moving = cluster.migrations().get(&migration).await?;
+    assert_eq!(phase(&moving), Some(MigrationPhase::Running), "{:?}", moving.status);
+    let (_, after) = cluster.until_migrated(&migration).await?;
+    ensure!(node_of(&after)? != from, "it is still on {from}");
+    cluster.until_one_pod(name).await?;
+    let same = cluster.agent_pod(&node_of(&after)?).await?;
+    assert_eq!(
+        (same.name_any(), agent::restarts(&same)),
+        (pod, agent::restarts(&tunnel))
+    );
+    without_a_gap(&only(collector.stop().await)?)?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
