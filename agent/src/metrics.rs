@@ -25,6 +25,139 @@ struct Kind {
     kind: &'static str,
 }
 
+/// A guest that moves, by KubeVirt's labels.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MovingGuest {
+    node: String,
+    namespace: String,
+    name: String,
+}
+
+type OfGuests = Family<MovingGuest, Gauge<i64, AtomicI64>>;
+
+/// What is measured of guests that leave, by KubeVirt's names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LeavingMetrics {
+    processed: OfGuests,
+    remaining: OfGuests,
+    total: OfGuests,
+    dirtied: OfGuests,
+    memory_rate: OfGuests,
+    disk_rate: OfGuests,
+}
+
+/// One measurement, in bytes and bytes a second. What libvirt does not say is not told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Leaving {
+    /// Bytes that were sent, some more than once.
+    pub(crate) processed: u64,
+    /// Bytes that are still to be sent.
+    pub(crate) remaining: u64,
+    /// Bytes of memory and copied disks.
+    pub(crate) total: u64,
+    /// Bytes of memory that the guest changes in a second.
+    pub(crate) dirtied: Option<u64>,
+    /// Bytes of memory that are sent in a second.
+    pub(crate) memory_rate: Option<u64>,
+    /// Bytes of disks that are sent in a second.
+    pub(crate) disk_rate: Option<u64>,
+}
+
+/// A guest that leaves is told of until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LeavingGuest {
+    metrics: LeavingMetrics,
+    guest: MovingGuest,
+}
+
+impl LeavingMetrics {
+    fn register(&self, registry: &mut Registry) {
+        for (name, help, family) in self.all() {
+            registry.register(name, help, family.clone());
+        }
+    }
+
+    fn all(&self) -> [(&'static str, &'static str, &OfGuests); 6] {
+        [
+            (
+                "kubevirt_vmi_migration_data_processed_bytes",
+                "Bytes of a guest that moves that were sent",
+                &self.processed,
+            ),
+            (
+                "kubevirt_vmi_migration_data_remaining_bytes",
+                "Bytes of a guest that moves that are still to be sent",
+                &self.remaining,
+            ),
+            (
+                "kubevirt_vmi_migration_data_total_bytes",
+                "Bytes of memory and copied disks of a guest that moves",
+                &self.total,
+            ),
+            (
+                "kubevirt_vmi_migration_dirty_memory_rate_bytes",
+                "Bytes of memory that a guest that moves changes in a second",
+                &self.dirtied,
+            ),
+            (
+                "kubevirt_vmi_migration_memory_transfer_rate_bytes",
+                "Bytes of memory of a guest that moves that are sent in a second",
+                &self.memory_rate,
+            ),
+            (
+                "kubevirt_vmi_migration_disk_transfer_rate_bytes",
+                "Bytes of disks of a guest that moves that are sent in a second",
+                &self.disk_rate,
+            ),
+        ]
+    }
+
+    /// Begins to tell of the guest `namespace`/`name` that leaves `node`.
+    pub(crate) fn guest(&self, node: &str, namespace: &str, name: &str) -> LeavingGuest {
+        LeavingGuest {
+            metrics: self.clone(),
+            guest: MovingGuest {
+                node: node.into(),
+                namespace: namespace.into(),
+                name: name.into(),
+            },
+        }
+    }
+}
+
+impl LeavingGuest {
+    /// Tells what was measured now.
+    pub(crate) fn measured(&self, measured: &Leaving) {
+        let metrics = &self.metrics;
+        for (family, value) in [
+            (&metrics.processed, Some(measured.processed)),
+            (&metrics.remaining, Some(measured.remaining)),
+            (&metrics.total, Some(measured.total)),
+            (&metrics.dirtied, measured.dirtied),
+            (&metrics.memory_rate, measured.memory_rate),
+            (&metrics.disk_rate, measured.disk_rate),
+        ] {
+            match value {
+                Some(value) => {
+                    let value = i64::try_from(value).unwrap_or(i64::MAX);
+                    family.get_or_create(&self.guest).set(value);
+                }
+                None => {
+                    family.remove(&self.guest);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for LeavingGuest {
+    fn drop(&mut self) {
+        for (_, _, family) in self.metrics.all() {
+            family.remove(&self.guest);
+        }
+    }
+}
+
 /// All of the agent's metrics.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
@@ -36,6 +169,8 @@ pub(crate) struct Metrics {
     writes: Family<Kind, Counter>,
     /// Instances that this agent looks after.
     pub(crate) guests: Gauge<i64, AtomicI64>,
+    /// Guests that leave this node.
+    pub(crate) leaving: LeavingMetrics,
 }
 
 impl Metrics {
@@ -77,6 +212,7 @@ impl Metrics {
             "Virtual machine instances that the agent looks after",
             metrics.guests.clone(),
         );
+        metrics.leaving.register(registry);
         metrics
     }
 
@@ -110,5 +246,58 @@ impl Metrics {
     /// Something was written.
     pub(crate) fn wrote(&self, kind: &'static str) {
         self.writes.get_or_create(&Kind { kind }).inc();
+    }
+}
+
+#[cfg(test)]
+mod leaving_tests {
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+
+    use super::{Leaving, LeavingMetrics};
+
+    #[test]
+    fn a_guest_is_told_of_while_it_leaves() {
+        let mut registry = Registry::default();
+        let metrics = LeavingMetrics::default();
+        metrics.register(&mut registry);
+        let told = || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            let values = text.lines().filter(|line| !line.starts_with('#'));
+            values.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let guest = metrics.guest("node1", "shop", "db");
+        assert_eq!(told(), [""; 0]);
+        let measured = Leaving {
+            processed: 1,
+            remaining: 2,
+            total: 3,
+            dirtied: Some(4),
+            memory_rate: Some(5),
+            disk_rate: Some(6),
+        };
+        guest.measured(&measured);
+        let line = |name: &str, value| {
+            format!(r#"kubevirt_vmi_migration_{name}{{node="node1",namespace="shop",name="db"}} {value}"#)
+        };
+        let all = [
+            line("data_processed_bytes", 1),
+            line("data_remaining_bytes", 2),
+            line("data_total_bytes", 3),
+            line("dirty_memory_rate_bytes", 4),
+            line("memory_transfer_rate_bytes", 5),
+            line("disk_transfer_rate_bytes", 6),
+        ];
+        assert_eq!(told(), all);
+        // What libvirt says no more is no number.
+        guest.measured(&Leaving {
+            dirtied: None,
+            disk_rate: None,
+            ..measured
+        });
+        let left = [0, 1, 2, 4].map(|index: usize| all[index].clone());
+        assert_eq!(told(), left);
+        drop(guest);
+        assert_eq!(told(), [""; 0]);
     }
 }

@@ -5,6 +5,20 @@ use std::time::Duration;
 use drydock_core::migration::convergence::Sample;
 use drydock_host::domain::JobInfo;
 
+use crate::metrics::Leaving;
+
+/// The same for whoever reads metrics.
+pub(super) fn measured(job: &JobInfo) -> Leaving {
+    Leaving {
+        processed: job.data.processed,
+        remaining: job.data.remaining,
+        total: job.data.total,
+        dirtied: job.dirty_rate,
+        memory_rate: job.memory_rate,
+        disk_rate: job.disk_rate,
+    }
+}
+
 /// A sample for the monitor. `paused` and `post_copy` say how the guest moves.
 pub(super) fn sample(job: &JobInfo, paused: bool, post_copy: bool) -> Sample {
     let rates = [job.memory_rate, job.disk_rate];

@@ -40,9 +40,14 @@ use thiserror::Error;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{info, warn};
 
-use super::{Seen, progress::sample, said, seen};
+use super::{
+    Seen,
+    progress::{measured, sample},
+    said, seen,
+};
 use crate::{
     guests::Shared,
+    metrics::LeavingGuest,
     tunnel::{
         client::TunnelError,
         local::{Peer, Role, SessionSpec},
@@ -76,6 +81,7 @@ pub(super) struct SourceTask {
     keep_paused: Option<bool>,
     monitor: Option<Monitor>,
     progress: Option<Written>,
+    metrics: Option<LeavingGuest>,
     backoff: Backoff,
 }
 
@@ -119,6 +125,7 @@ impl SourceTask {
             keep_paused: None,
             monitor: None,
             progress: None,
+            metrics: None,
             backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
@@ -258,6 +265,9 @@ impl SourceTask {
                 }
                 _ => domain,
             };
+            if job == Job::None {
+                self.metrics = None;
+            }
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, job == Job::Outgoing) {
                 let info = info
                     .as_ref()
@@ -540,6 +550,12 @@ impl SourceTask {
         let Some(info) = info.filter(|info| info.data.total > 0) else {
             return;
         };
+        let metrics = self.metrics.get_or_insert_with(|| {
+            let namespace = migration.namespace().unwrap_or_default();
+            let leaving = &self.shared.metrics.leaving;
+            leaving.guest(&self.shared.node, &namespace, &migration.spec.vmi_name)
+        });
+        metrics.measured(&measured(info));
         let status = migration.status.clone().unwrap_or_default();
         let configuration = configuration(status.migration_state.as_ref());
         let to_move = is_paused_to_move(migration);
