@@ -71,7 +71,7 @@ def _summary(outcomes: list[Outcome], progress: Progress) -> int:
     print(flush=True)
     for outcome in outcomes:
         print(outcome)
-    failed = [f"{outcome.name}: {what}" for outcome in outcomes for what in outcome.failed]
+    failed = [f"{outcome.name}: {what}" for outcome in outcomes for what in outcome.failures()]
     for what in failed:
         print(f"FAILED {what}")
     skipped = [what for outcome in outcomes for what in outcome.skipped]

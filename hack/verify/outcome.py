@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 
+# Enough to see what was waited for, and little enough that the last lines of a run hold all failures.
+LONGEST_REASON = 300
+
+
 @dataclass
 class Outcome:
     """Counted passes, named failures and skips."""
@@ -13,6 +17,7 @@ class Outcome:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
     name: str = ""
     seconds: float = 0.0
 
@@ -27,6 +32,11 @@ class Outcome:
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
+        self.reasons |= other.reasons
+
+    def failures(self) -> list[str]:
+        """A line for each failure: what failed, and why as far as the test said."""
+        return [f"{name}: {self.reasons[name]}" if name in self.reasons else name for name in self.failed]
 
 
 def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outcome:
@@ -44,6 +54,7 @@ def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outc
         elif ignored_is_skipped:
             outcome.skipped.append(name)
     outcome.skipped += re.findall(r"^SKIPPED (.+)$", output, re.MULTILINE)
+    outcome.reasons = _reasons(output)
     if code != 0 and not outcome.failed:
         outcome.failed.append(f"the test run ended with {code}: {_last_words(output)}")
     return outcome
@@ -69,6 +80,18 @@ def of_unittest(output: str, code: int) -> Outcome:
     if code != 0 and not outcome.failed:
         outcome.failed.append(f"the test run ended with {code}: {_last_words(output)}")
     return outcome
+
+
+def _reasons(output: str) -> dict[str, str]:
+    """The first words of what each failed Rust test printed, by its name."""
+    reasons: dict[str, str] = {}
+    for found in re.finditer(r"^---- (\S+) stdout ----$\n(.*?)(?=^---- |^failures:|\Z)", output, re.MULTILINE | re.DOTALL):
+        name, text = found.groups()
+        told = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("note: ")]
+        # What is printed before is the test's own account, which is above.
+        first = next((at for at, line in enumerate(told) if "panicked at" in line or line.startswith("Error:")), 0)
+        reasons[name] = " ".join(told[first:])[:LONGEST_REASON]
+    return reasons
 
 
 def _last_words(output: str) -> str:

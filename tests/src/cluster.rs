@@ -8,15 +8,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use drydock_api::{Hypervisor, labels};
+use drydock_api::{Hypervisor, kubevirt::VirtualMachineInstance, labels};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, Client, Config,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use crate::watching::until_some;
 
 /// The legacy ConfigMap as `hack/test` made it, with further lines of data.
 pub fn config_map(data: &str) -> String {
@@ -68,12 +70,37 @@ impl Cluster {
         let client = Client::try_from(config)?;
         let listed = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
         let nodes = listed.items.into_iter().filter_map(|node| node.metadata.name).collect();
-        Ok(Self {
+        let cluster = Self {
             name,
             client,
             nodes,
             description,
+        };
+        cluster.until_admitting().await?;
+        Ok(cluster)
+    }
+
+    /// Waits until the controller's webhooks can be reached. For a moment after all nodes were silent, as a
+    /// test before may have left them, none of its pods counts as ready.
+    async fn until_admitting(&self) -> Result<()> {
+        let instance: VirtualMachineInstance = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "admitted"},
+            "spec": {"domain": {"resources": {"requests": {"memory": "96Mi"}}, "devices": {}}},
+        }))?;
+        let dry_run = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        until_some("the controller's webhooks to answer", || async {
+            match self.instances().create(&dry_run, &instance).await {
+                Err(kube::Error::Api(status)) if status.code >= 500 => Ok(None),
+                // A refusal is an answer too.
+                Ok(_) | Err(kube::Error::Api(_)) => Ok(Some(())),
+                Err(error) => Err(error.into()),
+            }
         })
+        .await
     }
 
     /// The first node.

@@ -492,7 +492,10 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
         told.contains("selector label can't be removed from an in-flight migration"),
         "{told}"
     );
-    let told = refusal(place.merge(vmim, &[], &purpose(json!("node1"))), "a mark of evacuations")?;
+    let told = refusal(
+        place.merge(vmim, &[], &purpose(json!("node1"))),
+        "a mark of evacuations",
+    )?;
     ensure!(told.contains(words), "{told}");
     // What is over keeps nobody out.
     place.merge(vmim, &["--subresource=status"], &json!({"status": {"phase": "Failed"}}))?;

@@ -5,6 +5,33 @@ import unittest
 from verify.outcome import of_libtest, of_unittest
 
 
+FAILING = """
+test one ... FAILED
+test two ... FAILED
+
+failures:
+
+---- one stdout ----
+before it failed
+
+thread 'one' (1) panicked at a.rs:1:2:
+left: 1
+right: 2
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+
+---- two stdout ----
+Error: waited in vain for x
+
+Caused by:
+    y
+
+
+failures:
+    one
+    two
+"""
+
+
 class Libtest(unittest.TestCase):
     def test_each_result_is_counted(self) -> None:
         output = (
@@ -21,6 +48,14 @@ class Libtest(unittest.TestCase):
         self.assertEqual(outcome.skipped, ["real_libvirt: virsh is not installed"])
 
     def test_a_run_that_breaks_off_is_a_failure_with_its_last_words(self) -> None:
+        outcome = of_libtest(FAILING, 101)
+        self.assertEqual(
+            outcome.failures(),
+            [
+                "one: thread 'one' (1) panicked at a.rs:1:2: left: 1 right: 2",
+                "two: Error: waited in vain for x Caused by: y",
+            ],
+        )
         outcome = of_libtest("test a ... ok\nerror: could not compile `x`\n", 101)
         self.assertEqual(outcome.passed, 1)
         self.assertIn("could not compile", outcome.failed[0])
