@@ -24,7 +24,9 @@ impl Caches {
         let client = || client.clone();
         // Of a Node, only labels and annotations are read: nothing else of it crosses the network.
         let nodes = Watch::<PartialObjectMeta<Node>>::one(client(), name, "node").wakes(&changed);
-        let hypervisors = Watch::<Hypervisor>::one(client(), name, "hypervisor").wakes(&changed);
+        let hypervisors = Watch::<Hypervisor>::one(client(), name, "hypervisor")
+            .prune(without_drain)
+            .wakes(&changed);
         // By name, since other ConfigMaps are none of the agent's business and it may not read them.
         let config_maps = Watch::<ConfigMap>::all(client(), "legacy configuration")
             .fields(format!("metadata.name={CONFIG_MAP}"))
@@ -80,5 +82,12 @@ impl Caches {
     /// HyperConvergeds, in all namespaces.
     pub(crate) fn hyperconvergeds(&self) -> Vec<Arc<HyperConverged>> {
         self.hyperconvergeds.all()
+    }
+}
+
+/// Drops what the controller reports: it is no news to the agent.
+pub(crate) fn without_drain(hypervisor: &mut Hypervisor) {
+    if let Some(status) = &mut hypervisor.status {
+        status.drain = None;
     }
 }

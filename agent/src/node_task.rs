@@ -40,7 +40,7 @@ use tracing::{info, warn};
 use crate::{
     announcements::Announcements,
     args::RunArgs,
-    caches::Caches,
+    caches::{Caches, without_drain},
     cpu_map_questions::CpuMapQuestions,
     device_plugin::DevicePlugin,
     gathered,
@@ -377,7 +377,9 @@ impl NodeTask {
     }
 
     async fn report(&mut self, status: &HypervisorStatus) -> kube::Result<()> {
-        self.written_hypervisor = Some(self.writes.status(status).await?);
+        let mut written = self.writes.status(status).await?;
+        without_drain(&mut written);
+        self.written_hypervisor = Some(written);
         self.metrics.wrote("status");
         Ok(())
     }

@@ -5,11 +5,13 @@
 //!  /mutate/virtualmachineinstancemigrations ─▶ core: prepared ─▶ JSON patch
 //!  /validate/<plural>                       ─▶ core: review   ─▶ allowed, or every refusal at once
 //!  /validate/virtualmachineinstancemigrations  also asks [`migrations`] how the instance is
+//!  /validate/pods/eviction                  ─▶ [`evictions`]: allowed, or refused and the instance marked
 //! ```
 //!
 //! An object that cannot be read is let through where defaults are filled in: validation says what is
 //! wrong with it.
 
+pub(crate) mod evictions;
 pub(crate) mod migrations;
 #[cfg(test)]
 mod tests;
@@ -30,7 +32,7 @@ use kube::core::{
 use serde_json::Value;
 use tracing::error;
 
-use self::migrations::ClusterState;
+use self::{evictions::Evictions, migrations::ClusterState};
 use crate::{
     configuration_in_force::ConfigurationInForce,
     launchers::native_architecture,
@@ -45,7 +47,7 @@ const CODE: u16 = 422;
 const REASON: &str = "Invalid";
 
 /// The handlers of all paths.
-pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState) -> Handlers {
+pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState, evictions: Evictions) -> Handlers {
     let instances = Handler::from(move |asked: Asked| {
         let configuration = configuration.clone();
         async move { fill_in(&asked, &configuration) }
@@ -59,7 +61,12 @@ pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState)
         let state = state.clone();
         async move { validate_migration(&asked, &state).await }
     });
+    let eviction = Handler::from(move |asked: Asked| {
+        let evictions = evictions.clone();
+        async move { evictions.review(&asked).await }
+    });
     Handlers::from_iter([
+        ("/validate/pods/eviction", eviction),
         ("/mutate/virtualmachineinstances", instances),
         ("/mutate/virtualmachineinstancemigrations", migrations),
         ("/validate/virtualmachines", validator(Kind::Machine)),

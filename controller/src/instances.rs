@@ -16,6 +16,7 @@ use std::{
 };
 
 use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_core::eviction::mark;
 use drydock_runtime::{Cache, Change, Key, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
@@ -41,6 +42,10 @@ struct Ours {
     of_sets: HashMap<String, BTreeSet<Key>>,
     /// What was made and has not been shown, and until when it counts as there.
     made: BTreeMap<Key, (Arc<VirtualMachineInstance>, Instant)>,
+    /// Instances by the node that they are on.
+    on_nodes: HashMap<String, BTreeSet<Key>>,
+    /// Instances that are marked to leave a node.
+    marked: BTreeSet<Key>,
     /// UIDs of what was deleted and is shown as if it were not.
     deleted: BTreeSet<String>,
 }
@@ -114,6 +119,17 @@ impl Instances {
             .collect()
     }
 
+    /// The instances that are on this node, or were when they ended.
+    pub(crate) fn on_node(&self, node: &str) -> Vec<Key> {
+        let ours = lock(&self.ours);
+        ours.on_nodes.get(node).into_iter().flatten().cloned().collect()
+    }
+
+    /// The instances that are marked to leave a node.
+    pub(crate) fn marked(&self) -> Vec<Key> {
+        lock(&self.ours).marked.iter().cloned().collect()
+    }
+
     /// This process has made an instance.
     pub(crate) fn made(&self, mut instance: VirtualMachineInstance) {
         prune(&mut instance);
@@ -183,12 +199,27 @@ impl Ours {
     }
 
     fn index(&mut self, key: &Key, instance: &VirtualMachineInstance) {
+        if let Some(node) = node_of(instance) {
+            self.on_nodes.entry(node.into()).or_default().insert(key.clone());
+        }
+        if mark::of(instance).is_some() {
+            self.marked.insert(key.clone());
+        }
         if let Some(uid) = set_of(instance) {
             self.of_sets.entry(uid).or_default().insert(key.clone());
         }
     }
 
     fn unindex(&mut self, key: &Key, instance: &VirtualMachineInstance) {
+        self.marked.remove(key);
+        if let Some(node) = node_of(instance)
+            && let Some(keys) = self.on_nodes.get_mut(node)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.on_nodes.remove(node);
+            }
+        }
         if let Some(uid) = set_of(instance)
             && let Some(keys) = self.of_sets.get_mut(&uid)
         {
@@ -202,6 +233,11 @@ impl Ours {
 
 fn lock(ours: &Mutex<Ours>) -> MutexGuard<'_, Ours> {
     ours.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The node that an instance is on.
+pub(crate) fn node_of(instance: &VirtualMachineInstance) -> Option<&str> {
+    instance.status.as_ref()?.node_name.as_deref()
 }
 
 /// What controls an instance.

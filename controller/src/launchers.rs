@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceSpec,
     names::{APP, CREATED_BY, VIRT_LAUNCHER},
@@ -10,11 +11,12 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::{
     admission::defaults::{Named, default_instance},
+    eviction::budget::is_protected,
     launcher_pod::{self, ClaimMode, MigrationTarget, PodInput},
     migratable,
     placement::{self, Requirements},
 };
-use drydock_runtime::{Cache, Key, Watch, Watches};
+use drydock_runtime::{Cache, Key, Watch, Watches, clock};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     Api, Client, ResourceExt,
@@ -22,6 +24,7 @@ use kube::{
 };
 
 use crate::{
+    budgets::Budgets,
     configuration_in_force::ConfigurationInForce,
     nodes::Nodes,
     pods_by_owner::{PodsByOwner, controls},
@@ -34,6 +37,7 @@ pub(crate) struct Launchers {
     pods: Cache<Pod>,
     by_owner: PodsByOwner,
     claims: Cache<PersistentVolumeClaim>,
+    pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
     pub(crate) configuration: ConfigurationInForce,
     image: String,
@@ -55,6 +59,7 @@ impl Launchers {
         client: &Client,
         watches: &Watches,
         nodes: Nodes,
+        budgets: Budgets,
         configuration: ConfigurationInForce,
         image: String,
         mut told: impl FnMut(Key) + Send + 'static,
@@ -80,15 +85,56 @@ impl Launchers {
             claims: watches.start(claims),
             client: client.clone(),
             by_owner,
+            budgets,
             nodes,
             configuration,
             image,
         }
     }
 
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, budgets: Budgets) -> Self {
+        let pods = Cache::filled(pods);
+        let by_owner = PodsByOwner::default();
+        pods.for_each(|key, pod| {
+            by_owner.observe(&drydock_runtime::Change::Object {
+                key: key.clone(),
+                old: None,
+                new: Some(Arc::clone(pod)),
+            });
+        });
+        Self {
+            client: client.clone(),
+            pods,
+            by_owner,
+            claims: Cache::default(),
+            budgets,
+            nodes,
+            configuration: ConfigurationInForce::default(),
+            image: "image".into(),
+        }
+    }
+
+    /// The pod of this name as the cache has it.
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Pod>> {
+        self.pods.get(key)
+    }
+
+    /// What an eviction of a pod of an instance does: as the instance says, else the cluster.
+    pub(crate) fn eviction_strategy(&self, instance: &VirtualMachineInstance) -> EvictionStrategy {
+        let own = instance.spec.eviction_strategy;
+        own.unwrap_or_else(|| self.configuration.get().eviction_strategy)
+    }
+
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
-        tokio::join!(self.pods.answered(), self.claims.answered(), self.nodes.answered());
+        tokio::join!(
+            self.pods.answered(),
+            self.claims.answered(),
+            self.budgets.answered(),
+            self.nodes.answered()
+        );
     }
 
     /// The pods of an instance as the cache has them.
@@ -192,11 +238,23 @@ impl Launchers {
             Purpose::Arrival(migration) => launcher_pod::target_pod(&input, migration),
         };
         let name = pod.name_any();
+        self.protect(&instance, &pod).await?;
         match self.api(&instance).create(&PostParams::default(), &pod).await {
             Ok(_) => Ok((name, true)),
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok((name, false)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes the budget of a pod that is about to be made, if one is to protect it and nobody else's
+    /// selects it.
+    async fn protect(&self, instance: &VirtualMachineInstance, pod: &Pod) -> kube::Result<()> {
+        let strategy = self.eviction_strategy(instance);
+        let wanted = is_protected(instance, strategy, pod, clock::now());
+        if !wanted || self.budgets.of(pod).is_some() || self.budgets.conflicting(pod).is_some() {
+            return Ok(());
+        }
+        self.budgets.create(pod).await
     }
 
     /// Tells a pod to end. Returns whether there was such a pod.

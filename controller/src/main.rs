@@ -4,8 +4,11 @@ mod admission;
 mod args;
 #[cfg(test)]
 mod asked_api_server;
+mod budget_task;
+mod budgets;
 mod certificates;
 mod configuration_in_force;
+mod drain_task;
 mod in_force_task;
 mod instance_task;
 mod instances;
@@ -15,7 +18,6 @@ mod machine_task;
 mod metrics;
 mod migration_task;
 mod migrations;
-#[allow(dead_code, reason = "whoever empties nodes uses it")]
 mod node_pods;
 mod nodes;
 mod own_writes;

@@ -2,10 +2,18 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use drydock_api::{Hypervisor, launcher::KVM_RESOURCE};
-use drydock_core::{instance::NodeState, minimum::Minimum, placement::NodeView};
+use drydock_api::{
+    Hypervisor,
+    kubevirt::status::DrainRequest,
+    launcher::KVM_RESOURCE,
+    reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
+};
+use drydock_core::{
+    configuration::Configuration, drain::NodeMarks, eviction::mark, instance::NodeState, minimum::Minimum,
+    placement::NodeView,
+};
 use drydock_runtime::{Cache, Change, Key, Watch, Watches};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kube::{Api, Client};
 
 /// Taint by which somebody vouches that a node is off.
@@ -26,14 +34,24 @@ impl Nodes {
         let news = told.clone();
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
             .prune(prune_node)
-            .on_change(move |change| hear(change, &news));
+            .on_change(move |change| hear(change, without_drain_conditions, &news));
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
             .prune(prune_hypervisor)
-            .on_change(move |change| hear(change, &told));
+            .on_change(move |change| hear(change, without_drain, &told));
         Self {
             api: Api::all(client.clone()),
             nodes: watches.start(nodes),
             hypervisors: watches.start(hypervisors),
+        }
+    }
+
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(crate) fn filled(client: &Client, nodes: impl IntoIterator<Item = Node>) -> Self {
+        Self {
+            api: Api::all(client.clone()),
+            nodes: Cache::filled(nodes),
+            hypervisors: Cache::default(),
         }
     }
 
@@ -55,6 +73,15 @@ impl Nodes {
             },
         };
         Ok(state_of(&node))
+    }
+
+    /// Who asks when a pod on this node is evicted, as far as the node itself says.
+    pub(crate) fn asker(&self, name: &str, configuration: &Configuration) -> DrainRequest {
+        let node = self.nodes.get(&Key::cluster(name));
+        node.map_or(DrainRequest::Eviction, |node| {
+            let asked = NodeMarks::of(&node, &configuration.migrations.drain_taint_key);
+            mark::asker(asked.cordoned, asked.tainted, asked.in_maintenance)
+        })
     }
 
     /// Lets `look` at all nodes as placement sees them.
@@ -118,7 +145,7 @@ fn state_of(node: &Node) -> NodeState {
 }
 
 /// Keeps what decides where a virtual machine can be.
-fn prune_node(node: &mut Node) {
+pub(crate) fn prune_node(node: &mut Node) {
     node.metadata.annotations = None;
     node.metadata.managed_fields = None;
     if let Some(status) = node.status.take() {
@@ -126,11 +153,13 @@ fn prune_node(node: &mut Node) {
             .conditions
             .into_iter()
             .flatten()
-            .filter(|condition| condition.type_ == "Ready")
+            .filter(|condition| condition.type_ == "Ready" || is_of_drains(condition))
             .map(|mut condition| {
-                // It changes with every report of the kubelet, and nobody reads it.
-                condition.last_heartbeat_time = None;
-                condition.message = None;
+                if condition.type_ == "Ready" {
+                    // It changes with every report of the kubelet, and nobody reads it.
+                    condition.last_heartbeat_time = None;
+                    condition.message = None;
+                }
                 condition
             });
         let mut kept = k8s_openapi::api::core::v1::NodeStatus {
@@ -145,14 +174,33 @@ fn prune_node(node: &mut Node) {
     }
 }
 
-fn prune_hypervisor(hypervisor: &mut Hypervisor) {
+/// A condition that says how a node is being emptied.
+fn is_of_drains(condition: &NodeCondition) -> bool {
+    [DRAIN_IN_PROGRESS, DRAINED].contains(&condition.type_.as_str())
+}
+
+/// Drops what is no news to virtual machines.
+fn without_drain_conditions(node: &mut Node) {
+    if let Some(conditions) = node.status.as_mut().and_then(|status| status.conditions.as_mut()) {
+        conditions.retain(|condition| !is_of_drains(condition));
+    }
+}
+
+/// The same of a Hypervisor.
+fn without_drain(hypervisor: &mut Hypervisor) {
+    if let Some(status) = &mut hypervisor.status {
+        status.drain = None;
+    }
+}
+
+pub(crate) fn prune_hypervisor(hypervisor: &mut Hypervisor) {
     hypervisor.metadata.managed_fields = None;
     if let Some(status) = &mut hypervisor.status {
         status.inspection = None;
     }
 }
 
-fn hear<K>(change: &Change<K>, told: &impl Fn(&str))
+fn hear<K>(change: &Change<K>, strip: fn(&mut K), told: &impl Fn(&str))
 where
     K: kube::Resource + Clone + PartialEq,
 {
@@ -163,6 +211,7 @@ where
         object.as_ref().map(|object| {
             let mut object = object.as_ref().clone();
             object.meta_mut().resource_version = None;
+            strip(&mut object);
             object
         })
     };

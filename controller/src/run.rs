@@ -12,10 +12,13 @@ use drydock_runtime::{
 };
 
 use crate::{
-    admission::{self, migrations::ClusterState},
+    admission::{self, evictions::Evictions, migrations::ClusterState},
     args::RunArgs,
+    budget_task::{self, BudgetTask, concerned},
+    budgets::Budgets,
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
+    drain_task::{self, DrainTask},
     in_force_task::InForceTask,
     instance_task::InstanceTask,
     instances::{Instances, sets_of_change},
@@ -25,6 +28,7 @@ use crate::{
     metrics::Metrics,
     migration_task::{self, MigrationTask},
     migrations::{Migrations, begun_or_ended, instances_of},
+    node_pods::NodePods,
     nodes::Nodes,
     replica_set_task::{self, ReplicaSetTask},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
@@ -125,7 +129,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
     let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
     let migration_work = KeyedWork::new("migrations", migration_task::AT_ONCE);
+    let budget_work = KeyedWork::new("budgets", budget_task::AT_ONCE);
+    let of_drains = Signal::new();
+    let changes = Arc::new(tokio::sync::watch::Sender::new(0_u64));
     let (of_machines, of_instances, of_migrations) = (machine_work.clone(), work.clone(), migration_work.clone());
+    let drains = of_drains.clone();
     let all_migrations = Migrations::start(&client, &watches, move |change| {
         for instance in begun_or_ended(change) {
             of_machines.add(instance);
@@ -134,10 +142,19 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             of_instances.add(instance);
         }
         of_migrations.hear(change);
+        drains.notify();
     });
     let (of_instances, of_machines, of_sets) = (work.clone(), machine_work.clone(), set_work.clone());
     let (known, of_migrations) = (all_migrations.clone(), migration_work.clone());
+    let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
     let all_instances = Instances::start(&client, &watches, move |change| {
+        if let Change::Object { old, new, .. } = change
+            && drain_task::concerns(old.as_deref(), new.as_deref())
+        {
+            of_budgets.hear(change);
+            drains.notify();
+            news.send_modify(|number| *number = number.wrapping_add(1));
+        }
         of_instances.hear(change);
         of_machines.hear(change);
         if let Change::Object { key, new, .. } = change {
@@ -147,10 +164,52 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             of_sets.add(set);
         }
     });
+    let (told, drains) = ((surroundings.clone(), of_nodes.clone()), of_drains.clone());
+    let nodes = Nodes::start(&client, &watches, move |_| {
+        told.0.notify();
+        told.1.notify();
+        drains.notify();
+    });
+    let (of_budgets, known) = (budget_work.clone(), all_instances.clone());
+    let budgets = Budgets::start(&client, &watches, move |change| match concerned(change) {
+        Some((_, Some(instance))) => of_budgets.add(instance),
+        Some((namespace, None)) => known.for_each(|key, _| {
+            if key.namespace.as_deref() == Some(namespace.as_str()) {
+                of_budgets.add(key.clone());
+            }
+        }),
+        None => {}
+    });
+    let (of_instances, of_migrations, known) = (work.clone(), migration_work.clone(), all_migrations.clone());
+    let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
+    let launchers = Launchers::start(
+        &client,
+        &watches,
+        nodes,
+        budgets,
+        configuration.clone(),
+        launcher_image,
+        move |instance| {
+            known.add_of(&instance, false, &of_migrations);
+            of_budgets.add(instance.clone());
+            of_instances.add(instance);
+            drains.notify();
+            news.send_modify(|number| *number = number.wrapping_add(1));
+        },
+    );
+    let drains = of_drains.clone();
+    let pods = NodePods::start(&client, &watches, move |_| drains.notify());
     let state = ClusterState::new(client.clone(), all_instances.clone(), all_migrations.clone());
+    let evictions = Evictions::new(
+        client.clone(),
+        all_instances.clone(),
+        all_migrations.clone(),
+        launchers.clone(),
+        changes.subscribe(),
+    );
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
-        handlers: admission::handlers(configuration.clone(), state),
+        handlers: admission::handlers(configuration, state, evictions),
         certificate: certificate.clone(),
         metrics: webhook_metrics,
         leave: LEAVE,
@@ -178,23 +237,26 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         metrics.clone(),
         process.clone(),
     );
-    let told = (surroundings.clone(), of_nodes.clone());
-    let nodes = Nodes::start(&client, &watches, move |_| {
-        told.0.notify();
-        told.1.notify();
-    });
-    let (of_instances, of_migrations, known) = (work.clone(), migration_work.clone(), all_migrations.clone());
-    let launchers = Launchers::start(
-        &client,
-        &watches,
-        nodes,
-        configuration,
-        launcher_image,
-        move |instance| {
-            known.add_of(&instance, false, &of_migrations);
-            of_instances.add(instance);
-        },
+    let drains = DrainTask::new(
+        client.clone(),
+        all_instances.clone(),
+        all_migrations.clone(),
+        launchers.clone(),
+        pods,
+        events.clone(),
+        of_drains,
     );
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("emptying nodes", async move {
+        drains.run(own, leads).await;
+        Ok::<_, Infallible>(())
+    });
+    let budgets = BudgetTask::new(client.clone(), all_instances.clone(), launchers.clone());
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("looking after budgets", async move {
+        budgets.run(own, leads, budget_work).await;
+        Ok::<_, Infallible>(())
+    });
     let instances = InstanceTask::new(
         client.clone(),
         all_instances.clone(),

@@ -5,7 +5,10 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{Fingerprint, NodeFacts};
+use crate::{
+    facts::{Fingerprint, NodeFacts},
+    kubevirt::status::DrainRequest,
+};
 
 /// A node seen as a host of virtual machines. It is made and reported by the node's agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
@@ -27,6 +30,8 @@ use crate::facts::{Fingerprint, NodeFacts};
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status","description":"Whether the node accepts virtual machines"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Labelled","type":"string","jsonPath":".status.conditions[?(@.type==\"Labelled\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Left","type":"integer","jsonPath":".status.drain.left","description":"Virtual machines that a drain has not moved yet","priority":1}"#,
+    printcolumn = r#"{"name":"Blocked","type":"integer","jsonPath":".status.drain.blocked","description":"Of these, those that stay unless somebody does something","priority":1}"#,
     printcolumn = r#"{"name":"Inspected","type":"date","jsonPath":".status.inspection.at","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -60,6 +65,70 @@ pub struct HypervisorStatus {
     pub labels: Option<u32>,
     /// Version of the agent.
     pub agent_version: String,
+    /// How the node is being emptied of virtual machines. Written by the controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
+}
+
+/// How a node is being emptied of virtual machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainStatus {
+    /// Who asks for it.
+    #[serde(default)]
+    pub requested_by: Vec<DrainRequest>,
+    /// When it began.
+    pub started_at: Time,
+    /// When nothing was left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// When nothing will be left, as far as it can be told from what was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_end: Option<Time>,
+    /// Virtual machines that were to go since it began.
+    pub total: u32,
+    /// Those that are still here.
+    pub left: u32,
+    /// Of these, those on their way.
+    pub moving: u32,
+    /// Of these, those whose turn will come.
+    pub waiting: u32,
+    /// Of these, those that stay unless somebody does something.
+    pub blocked: u32,
+    /// Of these, those that are being shut down, or will be once they are evicted.
+    pub shutting_down: u32,
+    /// Those that are still here, those that are blocked first; at most a hundred are told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remaining: Vec<RemainingGuest>,
+}
+
+/// A virtual machine that is still on a node that is being emptied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RemainingGuest {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Whether it moves, waits, or stays.
+    pub state: RemainingState,
+    /// Why, in one CamelCase word.
+    pub reason: String,
+    /// The same for people.
+    pub message: String,
+}
+
+/// What a virtual machine does that is still on a node that is being emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum RemainingState {
+    /// It stays unless somebody does something.
+    Blocked,
+    /// Its turn will come.
+    Waiting,
+    /// It is on its way.
+    Moving,
+    /// It is being shut down, or will be once it is evicted.
+    ShuttingDown,
 }
 
 /// When and how the facts were found.

@@ -16,6 +16,16 @@ pub mod hypervisor {
     pub const CONFIGURATION_ACCEPTED: &str = "ConfigurationAccepted";
 }
 
+/// Conditions of a Node, as KEP-5683 names them.
+pub mod node {
+    /// It is being emptied.
+    pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
+    /// Nothing is on it any more that a drain would have to move: it is safe to switch it off.
+    pub const DRAINED: &str = "Drained";
+    /// It is in maintenance.
+    pub const MAINTENANCE_IN_PROGRESS: &str = "MaintenanceInProgress";
+}
+
 /// Conditions of a HyperConverged.
 pub mod hyperconverged {
     /// This object is the cluster's configuration and every node follows it.

@@ -28,7 +28,7 @@ use drydock_api::{
         VirtualMachineInstance,
         devices::Protocol,
         instance::Probe,
-        names::{APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
+        names::{APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
     },
     launcher::{CONTAINER, GUEST_VARIABLE},
 };
@@ -121,7 +121,7 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
         .and_then(|all| all.get(APP_ARMOR_PROFILE))
         .map(String::as_str);
     Pod {
-        metadata: metadata(instance, suffix),
+        metadata: metadata(instance, suffix, input.host_uuid),
         spec: Some(PodSpec {
             containers: vec![Container {
                 name: CONTAINER.into(),
@@ -171,7 +171,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-fn metadata(instance: &VirtualMachineInstance, suffix: &str) -> ObjectMeta {
+fn metadata(instance: &VirtualMachineInstance, suffix: &str, launcher: &str) -> ObjectMeta {
     let of = instance.metadata.clone();
     let own = of.name.unwrap_or_default();
     let uid = of.uid.unwrap_or_default();
@@ -179,6 +179,7 @@ fn metadata(instance: &VirtualMachineInstance, suffix: &str) -> ObjectMeta {
     labels.entry(VM_NAME.into()).or_insert_with(|| names::label(&own));
     labels.insert(APP.into(), VIRT_LAUNCHER.into());
     labels.insert(CREATED_BY.into(), uid.clone());
+    labels.insert(LAUNCHER.into(), launcher.into());
     let mut annotations = of.annotations.unwrap_or_default();
     // What is said of the instance itself is not said of its pod.
     labels.remove(NODE_NAME);

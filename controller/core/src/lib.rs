@@ -26,6 +26,8 @@ pub mod conditions;
 pub mod configuration;
 pub mod device_offer;
 pub mod domain;
+pub mod drain;
+pub mod eviction;
 pub mod explain;
 pub mod guest;
 pub mod guest_network;

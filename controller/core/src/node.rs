@@ -313,6 +313,8 @@ fn status(
         configuration: Some(record(observed.resolution, observed.minimum)),
         labels: Some(labels),
         agent_version: observed.agent_version.into(),
+        // The controller's.
+        drain: None,
     }
 }
 

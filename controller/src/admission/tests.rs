@@ -11,10 +11,12 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{handlers, migrations::ClusterState};
+use tokio::sync::watch;
+
+use super::{evictions::Evictions, handlers, migrations::ClusterState};
 use crate::{
-    asked_api_server::api_server, configuration_in_force::ConfigurationInForce, instances::Instances,
-    migrations::Migrations,
+    asked_api_server::api_server, budgets::Budgets, configuration_in_force::ConfigurationInForce, instances::Instances,
+    launchers::Launchers, migrations::Migrations, nodes::Nodes,
 };
 
 fn instance() -> Value {
@@ -58,8 +60,12 @@ async fn answer(path: &str, question: AdmissionRequest<DynamicObject>) -> Admiss
 /// The answer, where the cluster has one instance, `vm`, and the API server is there to be asked.
 async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
     let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
-    let state = ClusterState::new(client, instances, Migrations::filled([]));
-    let handlers = handlers(ConfigurationInForce::default(), state);
+    let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
+    let (nodes, budgets) = (Nodes::filled(&client, []), Budgets::filled(&client, []));
+    let launchers = Launchers::filled(&client, [], nodes, budgets);
+    let (_, news) = watch::channel(0);
+    let evictions = Evictions::new(client, instances, Migrations::filled([]), launchers, news);
+    let handlers = handlers(ConfigurationInForce::default(), state, evictions);
     let (_, handler) = handlers.get(path).unwrap();
     handler.answer(question).await
 }

@@ -12,7 +12,7 @@ use drydock_core::{
     instance::ending::ended,
     migration::{
         observed::{source, target},
-        queue::{Entry, Reservations, Stage, Urgency, Wait},
+        queue::{Entry, Reservations, Stage, Urgency, Wait, order},
         record::Record,
     },
 };
@@ -179,6 +179,7 @@ pub(super) fn entry(
             .creation_timestamp
             .as_ref()
             .map_or(Timestamp::MIN, |time| time.0),
+        order: order(migration),
         source,
         stage,
     })

@@ -20,6 +20,22 @@ pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 pub const TEMPLATE: &str = "drydock.dev/template";
 /// Annotation of a pod whose instance is stopped by an eviction or a drain, so that it is started elsewhere.
 pub const EVICTED: &str = "drydock.dev/evicted";
+/// Label of a launcher pod and of the budget that protects it: what makes the pod unlike all others.
+pub const LAUNCHER: &str = "drydock.dev/launcher";
+/// Annotation of an instance: who has evicted it, if that has to be known (KubeVirt's name).
+pub const EVICTION_SOURCE: &str = "kubevirt.io/eviction-source";
+/// Value of [`EVICTION_SOURCE`].
+pub const DESCHEDULER: &str = "descheduler";
+/// Annotation of an Eviction: who asks (the descheduler's name).
+pub const REQUESTED_BY: &str = "requested-by";
+/// Value of [`REQUESTED_BY`].
+pub const BY_DESCHEDULER: &str = "sigs.k8s.io/descheduler";
+/// Annotation of an instance that cannot be migrated: what an eviction does instead of waiting for ever.
+pub const EVACUATION_FALLBACK: &str = "drydock.dev/evacuation-fallback";
+/// Value of [`EVACUATION_FALLBACK`]: it is shut down, and started elsewhere if its machine says so.
+pub const RESTART: &str = "restart";
+/// How names of migrations begin that empty a node (KubeVirt's).
+pub const EVACUATION_PREFIX: &str = "kubevirt-evacuation-";
 /// Finalizer of an instance: its guest has ended and its pods are gone.
 pub const FINALIZER: &str = "foregroundDeleteVirtualMachine";
 /// Finalizer of a VirtualMachine: its instance is gone.
@@ -48,6 +64,10 @@ pub mod conditions {
     pub const MIGRATION_TARGET_AVAILABLE: &str = "MigrationTargetAvailable";
     /// Its node is lost and nobody can say whether it still runs there.
     pub const FENCING_REQUIRED: &str = "FencingRequired";
+    /// It is to leave its node.
+    pub const EVICTION_REQUESTED: &str = "EvictionRequested";
+    /// A budget of somebody else selects its pod, so that no eviction of it can be judged.
+    pub const EVICTION_BUDGET_CONFLICT: &str = "EvictionBudgetConflict";
     /// Of a VirtualMachine: its template has changed since its instance was made.
     pub const RESTART_REQUIRED: &str = "RestartRequired";
     /// Of a VirtualMachine: its instance could not be made.

@@ -58,6 +58,9 @@ pub struct VirtualMachineInstanceStatus {
     /// The node that it is to leave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation_node_name: Option<String>,
+    /// Who wants it to leave that node, and how often that was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation: Option<Evacuation>,
     /// Quality of service class of its pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qos_class: Option<String>,
@@ -268,6 +271,66 @@ pub struct ClaimInfo {
     /// Block or Filesystem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_mode: Option<String>,
+}
+
+/// Who wants a virtual machine to leave its node, and how often that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Evacuation {
+    /// Who wants it.
+    pub requested_by: DrainRequest,
+    /// Since when.
+    #[schemars(schema_with = "super::time")]
+    pub requested_at: Timestamp,
+    /// Migrations to empty the node that have failed since then.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures: u32,
+    /// The last of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<FailedMigration>,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+/// A migration that has failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailedMigration {
+    /// UID of the migration.
+    pub uid: String,
+    /// When it failed.
+    #[schemars(schema_with = "super::time")]
+    pub at: Timestamp,
+    /// Why, in one CamelCase word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// What asks for a node to be emptied of virtual machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum DrainRequest {
+    /// A NodeMaintenance of the node.
+    Maintenance,
+    /// The node's drain taint.
+    Taint,
+    /// An eviction on a node that is cordoned, as `kubectl drain` does it.
+    Cordon,
+    /// An eviction alone.
+    Eviction,
+}
+
+impl DrainRequest {
+    /// In one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Maintenance => "Maintenance",
+            Self::Taint => "Taint",
+            Self::Cordon => "Cordon",
+            Self::Eviction => "Eviction",
+        }
+    }
 }
 
 /// What Drydock alone reports: what a migration's target must match.

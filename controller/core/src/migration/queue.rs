@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPriority};
 use jiff::{SignedDuration, Timestamp};
 
-use super::purpose::Purpose;
+use super::purpose::{EVACUATION, Purpose};
 use crate::configuration::Migrations;
 
 pub use reservations::Reservations;
@@ -48,6 +48,19 @@ pub const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
 /// How many times as many target pods there may be when some of them are held up.
 pub const HELD_UP: usize = 2;
+
+/// Annotation of a migration that empties a node: its place in the plan of the drain, among those that
+/// were made at the same time. Only the controller makes such migrations.
+pub const ORDER: &str = "drydock.dev/drain-order";
+
+/// The place of a migration among those that are as urgent and as old.
+pub fn order(migration: &VirtualMachineInstanceMigration) -> u32 {
+    let annotations = migration.metadata.annotations.as_ref();
+    let text = annotations
+        .filter(|all| all.contains_key(EVACUATION))
+        .and_then(|all| all.get(ORDER));
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
 
 /// How urgent a migration is beside others that wait, with KubeVirt's weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,8 +97,10 @@ pub struct Entry {
     pub name: String,
     /// How urgent it is.
     pub urgency: Urgency,
-    /// When the object was made.
+    /// When the object was made, in whole seconds.
     pub created: Timestamp,
+    /// Its place among those that were made in the same second.
+    pub order: u32,
     /// Node that the guest runs on.
     pub source: String,
     /// How far it is.
@@ -95,7 +110,12 @@ pub struct Entry {
 impl Entry {
     /// What comes first, goes first.
     fn rank(&self) -> impl Ord + '_ {
-        (std::cmp::Reverse(self.urgency), self.created, self.uid.as_str())
+        (
+            std::cmp::Reverse(self.urgency),
+            self.created,
+            self.order,
+            self.uid.as_str(),
+        )
     }
 }
 

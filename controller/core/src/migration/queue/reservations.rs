@@ -133,6 +133,7 @@ impl Reservations {
             name: String::new(),
             urgency: Urgency::None,
             created: Timestamp::MAX,
+            order: 0,
             source: granted.source.clone(),
             stage: match &granted.target {
                 Some(target) => Stage::Holding { target: target.clone() },

@@ -59,6 +59,7 @@ fn queue(stages: Vec<(&str, Stage)>) -> Vec<Entry> {
         name: format!("default/m{number}"),
         urgency: Urgency::None,
         created: NOW,
+        order: 0,
         source: source.into(),
         stage,
     };

@@ -138,6 +138,7 @@ impl World {
                 name: format!("default/m{number}"),
                 urgency: if urgent { Urgency::SystemCritical } else { Urgency::None },
                 created: self.now,
+                order: 0,
                 source: SOURCES[source].into(),
                 stage: Stage::Waiting,
             },

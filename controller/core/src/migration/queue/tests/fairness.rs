@@ -20,6 +20,7 @@ fn entries() -> impl Strategy<Value = Vec<Entry>> {
             name: format!("default/m{number}"),
             urgency,
             created: NOW - SignedDuration::from_secs(age),
+            order: 0,
             source: String::from(source),
             stage: match stage {
                 0 => waiting(),
@@ -179,6 +180,7 @@ fn nobody_is_passed_by_for_ever() {
             name: format!("default/n{turns}"),
             urgency: Urgency::None,
             created: now,
+            order: 0,
             source: source.into(),
             stage: Stage::Placed {
                 target: target.into(),

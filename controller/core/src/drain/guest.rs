@@ -1,0 +1,406 @@
+//! How far one guest is that is to leave its node, and what is to be done about it.
+
+use std::sync::Arc;
+
+use drydock_api::{
+    hyperconverged::EvictionStrategy,
+    hypervisor::{RemainingGuest, RemainingState},
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration,
+        migration::MigrationPhase,
+        names::conditions as types,
+        status::{DrainRequest, Evacuation, FailedMigration},
+    },
+};
+use jiff::Timestamp;
+
+use super::{CORDON_SEEN_WITHIN, Guest, NodeMarks, Step};
+use crate::{
+    conditions::Status,
+    eviction::{Migratable, falls_back, is_finished, mark, wants_mark},
+    migration::{
+        deadlines::{Attempts, Retry},
+        purpose::Purpose,
+        record::Record,
+        status::WAITING,
+    },
+    quantity,
+    vm_conditions::find,
+};
+
+/// How far a guest is that is to leave its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing keeps it from being migrated, and nothing is under way.
+    MayGo,
+    /// It is on its way.
+    Moving(String),
+    /// It waits.
+    Waiting(Why, String),
+    /// It stays unless somebody does something.
+    Blocked(Why, String),
+    /// It is being shut down, or will be once it is evicted.
+    ShuttingDown(Why, String),
+}
+
+/// Why a guest is still on a node that is being emptied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its migration is next, or under way.
+    Migration,
+    /// Its migration waits, for the reason that it gives itself.
+    Queued(String),
+    /// Its last migration has failed, and the next one is not yet to be tried.
+    BackOff,
+    /// Its agent has not said yet whether it can be migrated.
+    NotKnownYet,
+    /// Something else than Drydock is to move it.
+    External,
+    /// It cannot be migrated.
+    NotMigratable,
+    /// No other node can take it.
+    NoTarget,
+    /// All attempts have failed.
+    CannotEvacuate,
+    /// It is being deleted.
+    Deleted,
+    /// Nothing keeps it from being shut down.
+    NotProtected,
+    /// It cannot be migrated, and is to be started elsewhere instead.
+    Restart,
+}
+
+impl Why {
+    /// The stable word.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Migration => "Migration",
+            Self::Queued(reason) => reason,
+            Self::BackOff => "BackOff",
+            Self::NotKnownYet => "LiveMigratableNotKnown",
+            Self::External => "External",
+            Self::NotMigratable => "NotMigratable",
+            Self::NoTarget => "NoTargetAvailable",
+            Self::CannotEvacuate => "CannotEvacuate",
+            Self::Deleted => "Deleted",
+            Self::NotProtected => "ShutDownWhenEvicted",
+            Self::Restart => "RestartWhenEvicted",
+        }
+    }
+}
+
+/// A guest in a drain.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Situation {
+    /// How far it is; `None` if nobody asks for it to go.
+    pub state: Option<State>,
+    /// Who asks for it.
+    pub asker: Option<DrainRequest>,
+    /// What is to be done at once.
+    pub steps: Vec<Step>,
+    /// When it has to be looked at again though nothing has changed.
+    pub wake: Option<Timestamp>,
+}
+
+impl Situation {
+    /// As it is reported.
+    pub(super) fn remaining(&self, guest: &Guest<'_>) -> Option<RemainingGuest> {
+        let (state, why, message) = match self.state.clone()? {
+            State::MayGo => (
+                RemainingState::Waiting,
+                Why::Migration,
+                "its migration is about to be made".into(),
+            ),
+            State::Moving(message) => (RemainingState::Moving, Why::Migration, message),
+            State::Waiting(why, message) => (RemainingState::Waiting, why, message),
+            State::Blocked(why, message) => (RemainingState::Blocked, why, message),
+            State::ShuttingDown(why, message) => (RemainingState::ShuttingDown, why, message),
+        };
+        let metadata = &guest.instance.metadata;
+        Some(RemainingGuest {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            state,
+            reason: why.reason().into(),
+            message,
+        })
+    }
+}
+
+/// How far a guest is, and what is to be done about it.
+pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts, now: Timestamp) -> Situation {
+    let instance = guest.instance;
+    let node = here(instance);
+    let marked = mark::of(instance);
+    if is_finished(instance) {
+        let deleted = || State::ShuttingDown(Why::Deleted, "it is being shut down".into());
+        return Situation {
+            state: (marks.asks().is_some() || marked == node).then(deleted),
+            asker: marks.asks(),
+            ..Situation::default()
+        };
+    }
+    let evacuation = match (marked, mark::evacuation(instance)) {
+        // It has left that node.
+        (Some(marked), _) if Some(marked) != node => return called_off(guest, marks),
+        (Some(_), Some(evacuation)) if !marks.holds(evacuation.requested_by) => return called_off(guest, marks),
+        (_, evacuation) => evacuation.cloned(),
+    };
+    let Some(before) = evacuation else {
+        return unmarked(guest, marks, now);
+    };
+    let mut after = counted(&before, &guest.migrations);
+    if after.requested_by == DrainRequest::Eviction
+        && (marks.cordoned || marks.asks().is_some())
+        && is_recent(&after, now)
+    {
+        after.requested_by = marks.asks().unwrap_or(DrainRequest::Cordon);
+    }
+    let (state, wake) = state(guest, &after, attempts, now);
+    Situation {
+        state: Some(state),
+        asker: Some(after.requested_by),
+        steps: if after == before {
+            Vec::new()
+        } else {
+            vec![marking(instance, after)]
+        },
+        wake,
+    }
+}
+
+fn here(instance: &VirtualMachineInstance) -> Option<&str> {
+    instance.status.as_ref()?.node_name.as_deref()
+}
+
+fn is_recent(evacuation: &Evacuation, now: Timestamp) -> bool {
+    now.duration_since(evacuation.requested_at).unsigned_abs() <= CORDON_SEEN_WITHIN
+}
+
+fn marking(instance: &VirtualMachineInstance, evacuation: Evacuation) -> Step {
+    Step::Mark {
+        namespace: instance.metadata.namespace.clone().unwrap_or_default(),
+        name: instance.metadata.name.clone().unwrap_or_default(),
+        node: here(instance).unwrap_or_default().into(),
+        evacuation,
+    }
+}
+
+/// A guest that nobody has marked: it is, if its node asks for all to go.
+fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
+    let Some(asker) = marks.asks() else {
+        return Situation::default();
+    };
+    if wants_mark(guest.instance, guest.strategy, guest.made, now) {
+        return Situation {
+            state: Some(State::Waiting(
+                Why::Migration,
+                "it is about to be marked to leave the node".into(),
+            )),
+            asker: Some(asker),
+            steps: vec![marking(guest.instance, mark::new(asker, now))],
+            wake: None,
+        };
+    }
+    Situation {
+        state: Some(stays(guest)),
+        asker: Some(asker),
+        ..Situation::default()
+    }
+}
+
+/// Nobody wants a guest to go any more: its mark goes, and what has not begun is called off.
+fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
+    let metadata = &guest.instance.metadata;
+    let mut steps = vec![Step::Unmark {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }];
+    if marks.asks().is_none() {
+        steps.extend(
+            guest
+                .migrations
+                .iter()
+                .filter(|migration| is_queued(migration))
+                .map(|migration| {
+                    let metadata = &migration.metadata;
+                    Step::CallOff {
+                        namespace: metadata.namespace.clone().unwrap_or_default(),
+                        name: metadata.name.clone().unwrap_or_default(),
+                        uid: metadata.uid.clone().unwrap_or_default(),
+                    }
+                }),
+        );
+    }
+    Situation {
+        steps,
+        ..Situation::default()
+    }
+}
+
+/// A migration to empty a node that has not begun.
+fn is_queued(migration: &VirtualMachineInstanceMigration) -> bool {
+    let record = Record::of(migration);
+    Purpose::of(migration) == Purpose::Evacuation && !record.is_given_up() && !record.has_sides()
+}
+
+/// A guest that is not to be migrated.
+fn stays(guest: &Guest<'_>) -> State {
+    let restarts = falls_back(guest.instance);
+    match (guest.strategy, Migratable::of(guest.instance)) {
+        (EvictionStrategy::LiveMigrate, Migratable::No { reason, message }) if !restarts => State::Blocked(
+            Why::NotMigratable,
+            format!(
+                "it cannot be migrated ({reason}: {message}); shut it down, or annotate it \
+                 drydock.dev/evacuation-fallback: restart"
+            ),
+        ),
+        (EvictionStrategy::LiveMigrate, Migratable::NotKnown) if !restarts => State::Blocked(
+            Why::NotKnownYet,
+            "its agent has not said whether it can be migrated".into(),
+        ),
+        (EvictionStrategy::LiveMigrate | EvictionStrategy::LiveMigrateIfPossible, _) => State::ShuttingDown(
+            Why::Restart,
+            "it cannot be migrated: it is shut down once its pod is evicted, and started elsewhere if its machine says so"
+                .into(),
+        ),
+        (EvictionStrategy::None | EvictionStrategy::External, _) => State::ShuttingDown(
+            Why::NotProtected,
+            "its eviction strategy is None: it is shut down once its pod is evicted".into(),
+        ),
+    }
+}
+
+/// How far a guest is that is marked, and when to look again.
+fn state(guest: &Guest<'_>, evacuation: &Evacuation, attempts: Attempts, now: Timestamp) -> (State, Option<Timestamp>) {
+    if let Some(migration) = guest
+        .migrations
+        .iter()
+        .find(|migration| !Record::of(migration).is_over())
+    {
+        return (under_way(migration), None);
+    }
+    if guest.strategy == EvictionStrategy::External {
+        let message = "its eviction strategy is External: something else than Drydock is to move it".into();
+        return (State::Waiting(Why::External, message), None);
+    }
+    match Migratable::of(guest.instance) {
+        Migratable::Yes => {}
+        Migratable::NotKnown => {
+            let end = crate::eviction::grace_end(guest.made).filter(|end| now < *end);
+            let message = "its agent has not said yet whether it can be migrated".into();
+            let state = if end.is_some() {
+                State::Waiting(Why::NotKnownYet, message)
+            } else {
+                stays(guest)
+            };
+            return (state, end);
+        }
+        Migratable::No { .. } => return (stays(guest), None),
+    }
+    let last = evacuation.last_failure.as_ref().map(|failure| failure.at);
+    match attempts.next(Purpose::Evacuation, evacuation.failures, last, now) {
+        Retry::Go => {}
+        Retry::WaitUntil(until) => {
+            let reason = evacuation
+                .last_failure
+                .as_ref()
+                .and_then(|failure| failure.reason.clone());
+            let message = format!(
+                "{} of {} attempts have failed ({}); the next one is made at {until}",
+                evacuation.failures,
+                attempts.most,
+                reason.unwrap_or_else(|| "for no stated reason".into())
+            );
+            return (State::Waiting(Why::BackOff, message), Some(until));
+        }
+        Retry::GiveUp { sentence, .. } => return (State::Blocked(Why::CannotEvacuate, sentence), None),
+    }
+    let conditions = guest
+        .instance
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice());
+    match find(conditions.unwrap_or_default(), types::MIGRATION_TARGET_AVAILABLE) {
+        Some(condition) if condition.status == Status::False.as_str() => {
+            let message = condition.message.clone().unwrap_or_default();
+            (State::Blocked(Why::NoTarget, message), None)
+        }
+        _ => (State::MayGo, None),
+    }
+}
+
+/// How far a migration is.
+fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
+    let name = migration.metadata.name.as_deref().unwrap_or_default();
+    let status = migration.status.as_ref();
+    let phase = status
+        .and_then(|status| status.phase)
+        .unwrap_or(MigrationPhase::Pending);
+    if Record::of(migration).has_sides() {
+        let target = status
+            .and_then(|status| status.target.as_ref()?.node.as_deref())
+            .unwrap_or_default();
+        let progress = status.and_then(|status| Some(status.source.as_ref()?.progress.as_ref()?.summary.as_str()));
+        let progress = progress.filter(|summary| !summary.is_empty()).unwrap_or(phase.as_str());
+        return State::Moving(format!("it moves to {target} by migration {name}: {progress}"));
+    }
+    let waiting = find(
+        status.map(|status| status.conditions.as_slice()).unwrap_or_default(),
+        WAITING,
+    )
+    .filter(|condition| condition.status == Status::True.as_str());
+    match waiting {
+        Some(condition) => State::Waiting(
+            Why::Queued(condition.reason.clone().unwrap_or_else(|| "Queued".into())),
+            format!(
+                "migration {name} waits: {}",
+                condition.message.as_deref().unwrap_or_default()
+            ),
+        ),
+        None => State::Waiting(Why::Migration, format!("migration {name} is {}", phase.as_str())),
+    }
+}
+
+/// A mark that knows of all migrations to empty the node that have failed since it was made.
+fn counted(mark: &Evacuation, migrations: &[Arc<VirtualMachineInstanceMigration>]) -> Evacuation {
+    let mut failed: Vec<FailedMigration> = migrations.iter().filter_map(|migration| failure(migration)).collect();
+    failed.sort_by(|one, other| (one.at, &one.uid).cmp(&(other.at, &other.uid)));
+    let mut counted = mark.clone();
+    for failure in failed {
+        let is_news = match &counted.last_failure {
+            None => failure.at >= counted.requested_at,
+            Some(last) => (last.at, &last.uid) < (failure.at, &failure.uid),
+        };
+        if is_news {
+            counted.failures = counted.failures.saturating_add(1);
+            counted.last_failure = Some(failure);
+        }
+    }
+    counted
+}
+
+/// When and why a migration to empty a node has failed by itself. One that was called off has not.
+fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigration> {
+    let status = migration.status.as_ref()?;
+    let is_ours = Purpose::of(migration) == Purpose::Evacuation && migration.metadata.deletion_timestamp.is_none();
+    if !is_ours || status.phase != Some(MigrationPhase::Failed) {
+        return None;
+    }
+    let mut transitions = status.phase_transition_timestamps.iter();
+    let failed = transitions.find(|transition| transition.phase == MigrationPhase::Failed)?;
+    Some(FailedMigration {
+        uid: migration.metadata.uid.clone()?,
+        at: failed.phase_transition_timestamp,
+        reason: status.reason.clone(),
+    })
+}
+
+/// The memory of a guest in bytes, as far as it says.
+pub fn memory(instance: &VirtualMachineInstance) -> u64 {
+    let current = instance
+        .status
+        .as_ref()
+        .and_then(|status| status.memory.as_ref()?.guest_current.clone());
+    current.and_then(|text| quantity::bytes(&text)).unwrap_or(0)
+}

@@ -1,0 +1,93 @@
+//! What a Node that is being emptied says in its conditions.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::conditions::Status;
+
+use super::DrainingNode;
+
+/// Whether a node is safe to switch off: nothing is on it that a drain would have to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// It is.
+    Yes,
+    /// Nobody asks for it, and new pods may come at any time.
+    NotAsked,
+    /// Virtual machines are on it.
+    GuestsLeft(usize),
+    /// Virtual machines are about to arrive on it.
+    GuestsArriving(usize),
+    /// Other pods are on it that a drain would evict.
+    PodsLeft(usize),
+    /// Nobody knows yet which pods are on it.
+    NotKnown,
+}
+
+impl Drained {
+    /// The status of the condition.
+    pub fn status(self) -> Status {
+        match self {
+            Self::Yes => Status::True,
+            Self::NotKnown => Status::Unknown,
+            Self::NotAsked | Self::GuestsLeft(_) | Self::GuestsArriving(_) | Self::PodsLeft(_) => Status::False,
+        }
+    }
+
+    /// Its reason: where there is one, KEP-5683's.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Yes => "DrainCompleted",
+            Self::NotAsked => "NotRequested",
+            Self::GuestsLeft(_) => "VirtualMachinesLeft",
+            Self::GuestsArriving(_) => "VirtualMachinesArriving",
+            Self::PodsLeft(_) => "PodsLeft",
+            Self::NotKnown => "PodsNotKnown",
+        }
+    }
+
+    /// For people. It does not count, so that it changes as seldom as the reason.
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::Yes => "nothing is left to be moved: it is safe to switch the node off",
+            Self::NotAsked => "the node takes new pods",
+            Self::GuestsLeft(_) => "virtual machines are on the node; the Hypervisor of its name lists them",
+            Self::GuestsArriving(_) => "virtual machines are on their way to the node",
+            Self::PodsLeft(_) => "pods are on the node that a drain would evict",
+            Self::NotKnown => "which pods are on the node has not been told yet",
+        }
+    }
+}
+
+/// Annotation of a pod that the kubelet has from a file.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Whether a drain would have to wait for a pod: it is there, has not ended, and neither a DaemonSet nor
+/// the kubelet itself would put it back (the rules of `kubectl drain`).
+pub fn counts(pod: &Pod) -> bool {
+    let metadata = &pod.metadata;
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let is_mirror = metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|all| all.contains_key(MIRROR));
+    let mut owners = metadata.owner_references.iter().flatten();
+    let is_daemon = owners.any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet");
+    !matches!(phase, Some("Succeeded" | "Failed")) && !is_mirror && !is_daemon
+}
+
+/// Whether a node is safe to switch off.
+pub(super) fn drained(node: &DrainingNode<'_>) -> Drained {
+    if !node.marks.cordoned && node.marks.asks().is_none() {
+        Drained::NotAsked
+    } else if !node.guests.is_empty() {
+        Drained::GuestsLeft(node.guests.len())
+    } else if node.arriving > 0 {
+        Drained::GuestsArriving(node.arriving)
+    } else {
+        match node.evictable {
+            Some(0) => Drained::Yes,
+            Some(pods) => Drained::PodsLeft(pods),
+            None => Drained::NotKnown,
+        }
+    }
+}

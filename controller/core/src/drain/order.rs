@@ -1,0 +1,113 @@
+//! Which guests go next: small and quiet ones first.
+//!
+//! What moves fast empties most of a node soon, and a guest that writes its memory faster than it can
+//! be copied does not hold up the others. Migrations are made a few at a time: those that could not
+//! get a place soon anyway are better planned anew when one is free.
+
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::{
+    migration::MigrationPriority,
+    names::{DESCHEDULER, EVICTION_SOURCE},
+    status::DrainRequest,
+};
+use jiff::Timestamp;
+
+use super::{Cluster, DrainingNode, Guest, Step, guest::memory};
+use crate::{
+    eviction::mark,
+    migration::{queue::HELD_UP, record::Record},
+};
+
+/// A guest that may go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    node: &'a str,
+    guest: &'a Guest<'a>,
+    memory: u64,
+    dirty_rate: u64,
+    asked: Timestamp,
+}
+
+impl<'a> Candidate<'a> {
+    pub(super) fn of(node: &'a DrainingNode<'a>, guest: &'a Guest<'a>) -> Self {
+        Self {
+            node: node.name,
+            guest,
+            memory: memory(guest.instance),
+            dirty_rate: dirty_rate(guest),
+            asked: mark::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at),
+        }
+    }
+
+    /// What comes first, goes first. Memory that is written anew has to be copied anew.
+    fn rank(&self) -> impl Ord + '_ {
+        let metadata = &self.guest.instance.metadata;
+        (
+            self.memory.saturating_add(self.dirty_rate.saturating_mul(10)),
+            self.asked,
+            metadata.uid.clone(),
+        )
+    }
+
+    /// The migration that it gets.
+    pub(super) fn step(&self, order: usize) -> Step {
+        let metadata = &self.guest.instance.metadata;
+        let annotations = metadata.annotations.as_ref();
+        let source = annotations.and_then(|annotations| annotations.get(EVICTION_SOURCE));
+        // The descheduler tidies up: nobody waits for that.
+        let is_tidying = source.is_some_and(|source| source == DESCHEDULER)
+            && mark::evacuation(self.guest.instance).is_some_and(|mark| mark.requested_by == DrainRequest::Eviction);
+        Step::Migrate {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            node: self.node.into(),
+            priority: if is_tidying {
+                MigrationPriority::SystemMaintenance
+            } else {
+                MigrationPriority::SystemCritical
+            },
+            order,
+        }
+    }
+}
+
+/// How fast a guest writes its memory, in bytes a second, as its last migration measured it; 0 if none did.
+fn dirty_rate(guest: &Guest<'_>) -> u64 {
+    let measured = guest.migrations.iter().filter_map(|migration| {
+        let progress = migration.status.as_ref()?.source.as_ref()?.progress.as_ref()?;
+        Some((migration.metadata.creation_timestamp.clone(), progress.dirty_rate?))
+    });
+    measured.max().map_or(0, |(_, rate)| rate)
+}
+
+/// Those that get a migration now, in order.
+pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &Cluster<'_>) -> Vec<Candidate<'a>> {
+    candidates.sort_by(|one, other| one.rank().cmp(&other.rank()));
+    let window = |limit: u32| usize::try_from(limit).unwrap_or(usize::MAX).saturating_mul(2 * HELD_UP);
+    let mut in_cluster = 0;
+    let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in cluster.nodes {
+        let unfinished = node.guests.iter().filter(|guest| is_moving(guest)).count();
+        *of_nodes.entry(node.name).or_default() += unfinished;
+        in_cluster += unfinished;
+    }
+    candidates.retain(|candidate| {
+        let of_node = of_nodes.entry(candidate.node).or_default();
+        let goes =
+            *of_node < window(cluster.limits.outbound_per_node) && in_cluster < window(cluster.limits.per_cluster);
+        if goes {
+            *of_node += 1;
+            in_cluster += 1;
+        }
+        goes
+    });
+    candidates
+}
+
+fn is_moving(guest: &Guest<'_>) -> bool {
+    guest
+        .migrations
+        .iter()
+        .any(|migration| !Record::of(migration).is_over())
+}

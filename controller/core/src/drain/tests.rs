@@ -1,0 +1,562 @@
+use std::sync::Arc;
+
+use drydock_api::{
+    hyperconverged::EvictionStrategy::{self, External, LiveMigrate, LiveMigrateIfPossible, None as Nothing},
+    hypervisor::{DrainStatus, RemainingState},
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPriority, status::DrainRequest,
+    },
+};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Step, estimate::Rate, node::Drained, plan};
+use crate::{configuration::Configuration, migration::deadlines::Attempts};
+
+fn now() -> Timestamp {
+    "2026-01-01T01:00:00Z".parse().unwrap()
+}
+
+fn seconds_ago(seconds: i64) -> Timestamp {
+    now() - SignedDuration::from_secs(seconds)
+}
+
+/// A running instance on node `a`.
+fn instance(name: &str, change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
+    let mut instance = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": name, "namespace": "n", "uid": format!("uid-{name}")},
+        "spec": {"domain": {"devices": {}}},
+        "status": {
+            "phase": "Running", "nodeName": "a", "memory": {"guestCurrent": "1Gi"},
+            "conditions": [{"type": "LiveMigratable", "status": "True"}],
+        },
+    });
+    change(&mut instance);
+    serde_json::from_value(instance).unwrap()
+}
+
+fn mark(instance: &mut Value, by: &str, at: Timestamp) {
+    instance["status"]["evacuationNodeName"] = json!("a");
+    instance["status"]["evacuation"] = json!({"requestedBy": by, "requestedAt": at.to_string()});
+}
+
+fn marked(name: &str, by: &str) -> VirtualMachineInstance {
+    instance(name, |instance| mark(instance, by, seconds_ago(60)))
+}
+
+fn migration(uid: &str, phase: &str, change: impl FnOnce(&mut Value)) -> Arc<VirtualMachineInstanceMigration> {
+    let mut migration = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {
+            "name": format!("m-{uid}"), "namespace": "n", "uid": uid, "creationTimestamp": seconds_ago(50).to_string(),
+            "annotations": {"kubevirt.io/evacuationMigration": "a"},
+        },
+        "spec": {"vmiName": "web"},
+        "status": {"phase": phase, "phaseTransitionTimestamps": [
+            {"phase": phase, "phaseTransitionTimestamp": seconds_ago(30).to_string()},
+        ]},
+    });
+    change(&mut migration);
+    Arc::new(serde_json::from_value(migration).unwrap())
+}
+
+fn guest(
+    instance: &VirtualMachineInstance,
+    strategy: EvictionStrategy,
+    migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+) -> Guest<'_> {
+    Guest {
+        instance,
+        strategy,
+        made: Some(seconds_ago(600)),
+        migrations,
+    }
+}
+
+const CORDONED: NodeMarks = NodeMarks {
+    cordoned: true,
+    tainted: false,
+    in_maintenance: false,
+};
+const TAINTED: NodeMarks = NodeMarks {
+    cordoned: false,
+    tainted: true,
+    in_maintenance: false,
+};
+const OPEN: NodeMarks = NodeMarks {
+    cordoned: false,
+    tainted: false,
+    in_maintenance: false,
+};
+
+fn node<'a>(marks: NodeMarks, guests: Vec<Guest<'a>>) -> DrainingNode<'a> {
+    DrainingNode {
+        name: "a",
+        marks,
+        guests,
+        arriving: 0,
+        evictable: Some(0),
+        before: None,
+    }
+}
+
+fn planned(nodes: &[DrainingNode<'_>]) -> Plan {
+    plan(&Cluster {
+        now: now(),
+        nodes,
+        limits: &Configuration::default().migrations,
+        attempts: Attempts::default(),
+        rate: None,
+    })
+}
+
+/// The plan for one guest on one node.
+fn of_one(marks: NodeMarks, guest: Guest<'_>) -> Plan {
+    planned(&[node(marks, vec![guest])])
+}
+
+fn said(plan: &Plan) -> Vec<(RemainingState, String)> {
+    let drain = plan.reports[0].drain.as_ref();
+    let remaining = drain.map(|drain| drain.remaining.as_slice()).unwrap_or_default();
+    remaining
+        .iter()
+        .map(|guest| (guest.state, guest.reason.clone()))
+        .collect()
+}
+
+#[test]
+fn a_node_says_itself_that_it_is_to_be_emptied() {
+    let node: Node = serde_json::from_value(json!({"spec": {"unschedulable": true, "taints": [
+        {"key": "kubevirt.io/drain", "effect": "NoSchedule", "value": "draining"},
+        {"key": "medik8s.io/drain", "effect": "NoExecute"},
+    ]}}))
+    .unwrap();
+    let marks = NodeMarks::of(&node, "kubevirt.io/drain");
+    assert_eq!(
+        (marks.cordoned, marks.tainted, marks.in_maintenance),
+        (true, true, false)
+    );
+    assert!(!NodeMarks::of(&node, "mytaint/drain").tainted);
+    assert_eq!(NodeMarks::of(&Node::default(), "k"), OPEN);
+}
+
+#[test]
+fn a_plain_cordon_moves_nothing() {
+    let plain = instance("web", |_| {});
+    let plan = of_one(CORDONED, guest(&plain, LiveMigrate, Vec::new()));
+    assert_eq!(plan.steps, []);
+    assert_eq!(plan.reports[0].drain, None);
+    assert!(!plan.reports[0].in_progress);
+    assert_eq!(plan.reports[0].drained, Drained::GuestsLeft(1));
+}
+
+#[test]
+fn a_taint_marks_what_should_move_and_says_what_will_not() {
+    let plain = instance("web", |_| {});
+    let immovable = instance("web", |instance| {
+        instance["status"]["conditions"] = json!([
+            {"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable", "message": "disk x"},
+        ]);
+    });
+    let annotated = {
+        let mut annotated = immovable.clone();
+        annotated.metadata.annotations = Some([("drydock.dev/evacuation-fallback".into(), "restart".into())].into());
+        annotated
+    };
+    for (instance, strategy, marked, expected) in [
+        (&plain, LiveMigrate, true, (RemainingState::Waiting, "Migration")),
+        (
+            &plain,
+            LiveMigrateIfPossible,
+            true,
+            (RemainingState::Waiting, "Migration"),
+        ),
+        (&plain, External, true, (RemainingState::Waiting, "Migration")),
+        (
+            &plain,
+            Nothing,
+            false,
+            (RemainingState::ShuttingDown, "ShutDownWhenEvicted"),
+        ),
+        (
+            &immovable,
+            LiveMigrate,
+            false,
+            (RemainingState::Blocked, "NotMigratable"),
+        ),
+        (
+            &immovable,
+            LiveMigrateIfPossible,
+            false,
+            (RemainingState::ShuttingDown, "RestartWhenEvicted"),
+        ),
+        (
+            &annotated,
+            LiveMigrate,
+            false,
+            (RemainingState::ShuttingDown, "RestartWhenEvicted"),
+        ),
+    ] {
+        let plan = of_one(TAINTED, guest(instance, strategy, Vec::new()));
+        assert_eq!(said(&plan), [(expected.0, expected.1.to_owned())], "{strategy:?}");
+        let is_marked = matches!(
+            plan.steps.as_slice(),
+            [Step::Mark { evacuation, .. }] if evacuation.requested_by == DrainRequest::Taint
+        );
+        assert_eq!(is_marked, marked, "{strategy:?}: {:?}", plan.steps);
+        assert!(plan.reports[0].in_progress);
+    }
+}
+
+#[test]
+fn what_is_marked_gets_a_migration_once() {
+    let web = marked("web", "Cordon");
+    let plan = of_one(CORDONED, guest(&web, LiveMigrate, Vec::new()));
+    let expected = Step::Migrate {
+        namespace: "n".into(),
+        name: "web".into(),
+        node: "a".into(),
+        priority: MigrationPriority::SystemCritical,
+        order: 0,
+    };
+    assert_eq!(plan.steps, [expected]);
+    for (phase, expected) in [
+        ("Pending", (RemainingState::Waiting, "Migration")),
+        ("Running", (RemainingState::Moving, "Migration")),
+    ] {
+        let under_way = migration("1", phase, |migration| {
+            if phase == "Running" {
+                migration["status"]["source"] = json!({"node": "a", "state": "Migrating"});
+                migration["status"]["target"] = json!({"node": "b", "state": "Prepared"});
+            }
+        });
+        let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![under_way]));
+        assert_eq!(plan.steps, [], "{phase}");
+        assert_eq!(said(&plan), [(expected.0, expected.1.to_owned())]);
+    }
+}
+
+#[test]
+fn the_descheduler_is_in_no_hurry() {
+    for (by, expected) in [
+        ("Eviction", MigrationPriority::SystemMaintenance),
+        ("Maintenance", MigrationPriority::SystemCritical),
+    ] {
+        let mut web = marked("web", by);
+        web.metadata.annotations = Some([("kubevirt.io/eviction-source".into(), "descheduler".into())].into());
+        let marks = NodeMarks {
+            in_maintenance: by == "Maintenance",
+            ..OPEN
+        };
+        let plan = of_one(marks, guest(&web, LiveMigrate, Vec::new()));
+        assert!(matches!(&plan.steps[..], [Step::Migrate { priority, .. }] if *priority == expected));
+    }
+}
+
+#[test]
+fn what_a_migration_waits_for_is_said() {
+    let web = marked("web", "Cordon");
+    let waiting = migration("1", "Pending", |migration| {
+        migration["status"]["conditions"] =
+            json!([{"type": "Waiting", "status": "True", "reason": "SourceNodeLimit", "message": "as many as may"}]);
+    });
+    let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
+    assert_eq!(said(&plan), [(RemainingState::Waiting, "SourceNodeLimit".to_owned())]);
+    let nowhere = instance("web", |instance| {
+        mark(instance, "Cordon", seconds_ago(60));
+        instance["status"]["conditions"] = json!([
+            {"type": "LiveMigratable", "status": "True"},
+            {"type": "MigrationTargetAvailable", "status": "False", "reason": "NoNode", "message": "b lacks avx2"},
+        ]);
+    });
+    let plan = of_one(CORDONED, guest(&nowhere, LiveMigrate, Vec::new()));
+    assert_eq!(said(&plan), [(RemainingState::Blocked, "NoTargetAvailable".to_owned())]);
+    assert_eq!(plan.steps, []);
+    assert_eq!(plan.reports[0].drain.as_ref().unwrap().blocked, 1);
+}
+
+#[test]
+fn marks_go_with_whoever_has_asked() {
+    for (by, marks, stays) in [
+        ("Cordon", CORDONED, true),
+        ("Cordon", OPEN, false),
+        ("Cordon", TAINTED, true),
+        ("Taint", TAINTED, true),
+        ("Taint", CORDONED, false),
+        (
+            "Maintenance",
+            NodeMarks {
+                in_maintenance: true,
+                ..OPEN
+            },
+            true,
+        ),
+        ("Maintenance", CORDONED, false),
+        ("Eviction", OPEN, true),
+    ] {
+        let web = marked("web", by);
+        let queued = migration("1", "Scheduling", |_| {});
+        let plan = of_one(marks, guest(&web, LiveMigrate, vec![queued]));
+        let unmarked = plan.steps.iter().any(|step| matches!(step, Step::Unmark { .. }));
+        let called_off = plan
+            .steps
+            .iter()
+            .any(|step| matches!(step, Step::CallOff { uid, .. } if uid == "1"));
+        assert_eq!((!unmarked, !called_off), (stays, stays), "{by} {marks:?}");
+    }
+}
+
+#[test]
+fn what_has_begun_to_move_is_not_called_off() {
+    let web = marked("web", "Cordon");
+    let begun = migration("1", "PreparingTarget", |migration| {
+        migration["status"]["source"] = json!({"node": "a"});
+        migration["status"]["target"] = json!({"node": "b"});
+    });
+    let asked = migration("2", "Pending", |migration| {
+        migration["metadata"]["annotations"] = json!({});
+    });
+    let plan = of_one(OPEN, guest(&web, LiveMigrate, vec![begun, asked]));
+    assert!(
+        matches!(plan.steps.as_slice(), [Step::Unmark { .. }]),
+        "{:?}",
+        plan.steps
+    );
+}
+
+#[test]
+fn a_mark_for_a_node_that_the_guest_has_left_goes() {
+    let moved = instance("web", |instance| {
+        mark(instance, "Eviction", seconds_ago(60));
+        instance["status"]["nodeName"] = json!("b");
+    });
+    let mut there = node(OPEN, vec![guest(&moved, LiveMigrate, Vec::new())]);
+    there.name = "b";
+    let plan = planned(&[there]);
+    assert!(matches!(plan.steps.as_slice(), [Step::Unmark { .. }]));
+    assert_eq!(plan.reports[0].drain, None);
+}
+
+#[test]
+fn a_lone_eviction_belongs_to_a_cordon_that_is_seen_soon() {
+    for (age, marks, becomes) in [
+        (5, CORDONED, Some(DrainRequest::Cordon)),
+        (5, TAINTED, Some(DrainRequest::Taint)),
+        (5, OPEN, None),
+        (11, CORDONED, None),
+    ] {
+        let web = instance("web", |instance| mark(instance, "Eviction", seconds_ago(age)));
+        let plan = of_one(marks, guest(&web, LiveMigrate, Vec::new()));
+        let by = plan.steps.iter().find_map(|step| match step {
+            Step::Mark { evacuation, .. } => Some(evacuation.requested_by),
+            _ => None,
+        });
+        assert_eq!(by, becomes, "{age} {marks:?}");
+    }
+}
+
+#[test]
+fn failures_are_counted_once_and_back_off_until_there_is_no_more() {
+    let failed = |uid: &str, at: i64| {
+        migration(uid, "Failed", |migration| {
+            migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
+                json!(seconds_ago(at).to_string());
+            migration["status"]["reason"] = json!("TargetRefused");
+        })
+    };
+    let web = marked("web", "Cordon");
+    let plan = of_one(
+        CORDONED,
+        guest(
+            &web,
+            LiveMigrate,
+            vec![failed("1", 40), failed("2", 10), failed("0", 90)],
+        ),
+    );
+    let [Step::Mark { evacuation, .. }] = plan.steps.as_slice() else {
+        panic!("{:?}", plan.steps);
+    };
+    assert_eq!(
+        (
+            evacuation.failures,
+            evacuation.last_failure.as_ref().unwrap().uid.as_str()
+        ),
+        (2, "2")
+    );
+    assert_eq!(said(&plan), [(RemainingState::Waiting, "BackOff".to_owned())]);
+    assert_eq!(plan.wake, Some(seconds_ago(10) + SignedDuration::from_secs(40)));
+    // Carried out, nothing more is counted.
+    let mut after = web.clone();
+    after.status.as_mut().unwrap().evacuation = Some(evacuation.clone());
+    let again = of_one(
+        CORDONED,
+        guest(&after, LiveMigrate, vec![failed("1", 40), failed("2", 10)]),
+    );
+    assert_eq!(again.steps, []);
+    // History may be cleared away, the count stays.
+    let mut evacuation = evacuation.clone();
+    evacuation.failures = 10;
+    after.status.as_mut().unwrap().evacuation = Some(evacuation);
+    let over = of_one(CORDONED, guest(&after, LiveMigrate, Vec::new()));
+    assert_eq!(said(&over), [(RemainingState::Blocked, "CannotEvacuate".to_owned())]);
+    assert_eq!((over.steps, over.wake), (vec![], None));
+}
+
+#[test]
+fn small_guests_go_first_and_no_more_than_can_go_soon() {
+    let sized = |name: &str, memory: &str| {
+        let mut sized = marked(name, "Cordon");
+        sized.status.as_mut().unwrap().memory.as_mut().unwrap().guest_current = Some(memory.into());
+        sized
+    };
+    let instances: Vec<_> = (0..20).map(|index| sized(&format!("big{index:02}"), "8Gi")).collect();
+    let small = sized("small", "64Mi");
+    let mut guests: Vec<Guest<'_>> = instances
+        .iter()
+        .map(|instance| guest(instance, LiveMigrate, Vec::new()))
+        .collect();
+    guests.push(guest(&small, LiveMigrate, Vec::new()));
+    let plan = planned(&[node(CORDONED, guests)]);
+    let names: Vec<&str> = plan
+        .steps
+        .iter()
+        .map(|step| match step {
+            Step::Migrate { name, .. } => name.as_str(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(names[0], "small");
+    // Twice what may run and be placed beside: 2 of a node at once.
+    assert_eq!(names.len(), 8);
+    assert_eq!(plan.reports[0].drain.as_ref().unwrap().waiting, 21);
+}
+
+#[test]
+fn a_node_is_drained_when_nothing_is_left() {
+    for (marks, arriving, evictable, expected) in [
+        (CORDONED, 0, Some(0), Drained::Yes),
+        (TAINTED, 0, Some(0), Drained::Yes),
+        (OPEN, 0, Some(0), Drained::NotAsked),
+        (CORDONED, 1, Some(0), Drained::GuestsArriving(1)),
+        (CORDONED, 0, Some(2), Drained::PodsLeft(2)),
+        (CORDONED, 0, None, Drained::NotKnown),
+    ] {
+        let mut empty = node(marks, Vec::new());
+        empty.arriving = arriving;
+        empty.evictable = evictable;
+        assert_eq!(planned(&[empty]).reports[0].drained, expected);
+    }
+}
+
+#[test]
+fn a_drain_is_told_from_its_beginning_to_its_end() {
+    let web = marked("web", "Cordon");
+    let first = of_one(CORDONED, guest(&web, LiveMigrate, Vec::new()))
+        .reports
+        .remove(0)
+        .drain
+        .unwrap();
+    assert_eq!((first.total, first.left, first.finished_at.as_ref()), (1, 1, None));
+    let told = |before: &DrainStatus, marks| {
+        let mut empty = node(marks, Vec::new());
+        empty.before = Some(before);
+        planned(&[empty]).reports.remove(0).drain
+    };
+    let last = told(&first, CORDONED).unwrap();
+    assert_eq!((last.total, last.left), (1, 0));
+    assert_eq!(last.requested_by, [DrainRequest::Cordon]);
+    assert!(last.finished_at.is_some());
+    assert_eq!(last.started_at, first.started_at);
+    assert_eq!(told(&last, CORDONED), Some(last.clone()), "nothing is news");
+    assert_eq!(told(&last, OPEN), None);
+}
+
+#[test]
+fn an_estimate_comes_with_the_first_measurement() {
+    let guests: Vec<_> = (0..4).map(|index| marked(&format!("g{index}"), "Cordon")).collect();
+    let mut rate = Rate::default();
+    rate.add(std::time::Duration::from_secs(10), 1 << 30);
+    let nodes = [node(
+        CORDONED,
+        guests
+            .iter()
+            .map(|instance| guest(instance, LiveMigrate, Vec::new()))
+            .collect(),
+    )];
+    let limits = Configuration::default().migrations;
+    let told = |rate| {
+        let plan = plan(&Cluster {
+            now: now(),
+            nodes: &nodes,
+            limits: &limits,
+            attempts: Attempts::default(),
+            rate,
+        });
+        plan.reports[0].drain.as_ref().unwrap().estimated_end.clone()
+    };
+    assert_eq!(told(None), None);
+    // Four guests, two at a time, ten seconds each.
+    assert_eq!(told(Some(rate)).unwrap().0, now() + SignedDuration::from_secs(20));
+}
+
+proptest! {
+    /// Whatever guests are like, a plan that is carried out changes nothing the next time, no guest is
+    /// moved by two, and none is moved that nobody wants to go.
+    #[test]
+    fn a_plan_that_is_carried_out_is_done(
+        guests in prop::collection::vec((0..5_usize, 0..4_usize, 0..3_usize, any::<bool>()), 0..12),
+        cordoned: bool, tainted: bool, in_maintenance: bool,
+    ) {
+        let marks = NodeMarks { cordoned, tainted, in_maintenance };
+        let strategies = [Nothing, LiveMigrate, LiveMigrateIfPossible, External];
+        let mut instances: Vec<(VirtualMachineInstance, EvictionStrategy, Vec<_>)> = guests
+            .iter()
+            .enumerate()
+            .map(|(index, (by, strategy, migratable, failed))| {
+                let made = instance(&format!("g{index:02}"), |instance| {
+                    if let Some(by) = ["Cordon", "Taint", "Maintenance", "Eviction"].get(*by) {
+                        mark(instance, by, seconds_ago(5));
+                    }
+                    instance["status"]["conditions"][0]["status"] = json!(["True", "False", "Unknown"][*migratable]);
+                });
+                let history = if *failed { vec![migration(&format!("f{index}"), "Failed", |migration| {
+                    migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] = json!(now().to_string());
+                })] } else { Vec::new() };
+                (made, strategies[*strategy], history)
+            })
+            .collect();
+        for round in 0..3 {
+            let nodes = [node(marks, instances.iter().map(|(instance, strategy, migrations)| guest(instance, *strategy, migrations.clone())).collect())];
+            let plan = planned(&nodes);
+            drop(nodes);
+            if round == 2 {
+                prop_assert_eq!(plan.steps, vec![]);
+                break;
+            }
+            for step in plan.steps {
+                match step {
+                    Step::Mark { name, node, evacuation, .. } => {
+                        let (instance, ..) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
+                        *instance = crate::eviction::mark::marked(instance, &node, &evacuation);
+                    }
+                    Step::Unmark { name, .. } => {
+                        let (instance, ..) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
+                        let status = instance.status.as_mut().unwrap();
+                        status.evacuation_node_name = None;
+                        status.evacuation = None;
+                    }
+                    Step::Migrate { name, .. } => {
+                        let (instance, _, migrations) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
+                        prop_assert!(instance.status.as_ref().unwrap().evacuation_node_name.is_some());
+                        prop_assert!(migrations.iter().all(|migration| migration.status.as_ref().unwrap().phase.unwrap().is_final()));
+                        migrations.push(migration("new", "Pending", |_| {}));
+                    }
+                    Step::CallOff { .. } => {}
+                }
+            }
+        }
+    }
+}

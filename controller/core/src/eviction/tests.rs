@@ -1,0 +1,256 @@
+use drydock_api::{
+    hyperconverged::EvictionStrategy::{self, External, LiveMigrate, LiveMigrateIfPossible, None as Nothing},
+    kubevirt::{VirtualMachineInstance, status::DrainRequest},
+};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+use serde_json::{Value, json};
+
+use super::{
+    Answer::{self, Allow, Mark, Refuse},
+    Asked, GRACE, Known,
+    Refusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
+    answer, budget, mark,
+};
+
+fn made() -> Timestamp {
+    "2026-01-01T00:00:00Z".parse().unwrap()
+}
+
+fn pod(change: Value) -> Pod {
+    let mut pod = json!({
+        "metadata": {
+            "name": "virt-launcher-web-1", "namespace": "n", "uid": "p", "creationTimestamp": made().to_string(),
+            "labels": {"kubevirt.io": "virt-launcher", "drydock.dev/launcher": "l1", "app": "web"},
+            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "web", "uid": "u", "controller": true}],
+        },
+        "spec": {"nodeName": "a", "containers": []},
+        "status": {"phase": "Running"},
+    });
+    merge(&mut pod, change);
+    serde_json::from_value(pod).unwrap()
+}
+
+fn merge(into: &mut Value, change: Value) {
+    match change {
+        Value::Object(fields) if into.is_object() => {
+            for (key, value) in fields {
+                merge(&mut into[key], value);
+            }
+        }
+        other => *into = other,
+    }
+}
+
+/// An instance on node `a`; `migratable` is the status of its condition, if it has one.
+fn instance(migratable: Option<&str>, change: Value) -> VirtualMachineInstance {
+    let conditions: Vec<Value> = migratable
+        .map(|status| json!({"type": "LiveMigratable", "status": status, "reason": "R", "message": "m"}))
+        .into_iter()
+        .collect();
+    let mut instance = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "web", "namespace": "n", "uid": "u"},
+        "spec": {"domain": {"devices": {}}},
+        "status": {"phase": "Running", "nodeName": "a", "conditions": conditions},
+    });
+    merge(&mut instance, change);
+    serde_json::from_value(instance).unwrap()
+}
+
+fn asked<'a>(pod: &'a Pod, instance: Known<&'a VirtualMachineInstance>, strategy: EvictionStrategy) -> Asked<'a> {
+    Asked {
+        now: made() + SignedDuration::from_secs(10),
+        pod,
+        instance,
+        strategy,
+        is_target: false,
+    }
+}
+
+#[test]
+fn each_strategy_answers_as_the_table_says() {
+    let plain = pod(json!({}));
+    let late = made() + SignedDuration::try_from(GRACE).unwrap();
+    for (strategy, yes, no, unknown, unknown_late) in [
+        (Nothing, Allow, Allow, Allow, Allow),
+        (LiveMigrateIfPossible, Mark, Allow, Mark, Allow),
+        (LiveMigrate, Mark, Refuse(NotMigratable), Mark, Refuse(NotMigratable)),
+        (External, Mark, Mark, Mark, Mark),
+    ] {
+        for (migratable, now, expected) in [
+            (Some("True"), made(), &yes),
+            (Some("False"), made(), &no),
+            (None, made(), &unknown),
+            (Some("Unknown"), made(), &unknown),
+            (None, late, &unknown_late),
+        ] {
+            let instance = instance(migratable, json!({}));
+            let mut asked = asked(&plain, Known::There(&instance), strategy);
+            asked.now = now;
+            assert_eq!(answer(&asked), *expected, "{strategy:?} {migratable:?} at {now}");
+        }
+    }
+}
+
+#[test]
+fn who_opts_in_is_shut_down_instead_of_blocking() {
+    let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
+    let plain = pod(json!({}));
+    for (migratable, expected) in [(Some("False"), Allow), (Some("True"), Mark)] {
+        let instance = instance(migratable, annotated.clone());
+        assert_eq!(answer(&asked(&plain, Known::There(&instance), LiveMigrate)), expected);
+    }
+    let other = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "other"}}});
+    let instance = instance(Some("False"), other);
+    assert_eq!(
+        answer(&asked(&plain, Known::There(&instance), LiveMigrate)),
+        Refuse(NotMigratable)
+    );
+}
+
+#[test]
+fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
+    let there = instance(Some("True"), json!({}));
+    let cases: [(Value, Known<&VirtualMachineInstance>, Answer); 9] = [
+        (
+            json!({"metadata": {"labels": {"kubevirt.io": "other"}}}),
+            Known::There(&there),
+            Allow,
+        ),
+        (json!({"status": {"phase": "Succeeded"}}), Known::There(&there), Allow),
+        (json!({"status": {"phase": "Failed"}}), Known::Unknown, Allow),
+        (
+            json!({"metadata": {"deletionTimestamp": made().to_string()}}),
+            Known::There(&there),
+            Allow,
+        ),
+        (json!({}), Known::Absent, Allow),
+        (json!({}), Known::Unknown, Refuse(InstanceUnknown)),
+        (json!({"spec": {"nodeName": "b"}}), Known::There(&there), Allow),
+        (json!({"spec": {"nodeName": null}}), Known::There(&there), Allow),
+        (json!({}), Known::There(&there), Mark),
+    ];
+    for (change, instance, expected) in cases {
+        let pod = pod(change.clone());
+        assert_eq!(answer(&asked(&pod, instance, LiveMigrate)), expected, "{change}");
+    }
+    for over in [
+        json!({"status": {"phase": "Succeeded"}}),
+        json!({"metadata": {"deletionTimestamp": made().to_string()}}),
+    ] {
+        let over = instance(Some("True"), over);
+        assert_eq!(answer(&asked(&pod(json!({})), Known::There(&over), LiveMigrate)), Allow);
+    }
+}
+
+#[test]
+fn both_pods_of_a_guest_that_moves_are_kept() {
+    let moving = instance(Some("True"), json!({"status": {"evacuationNodeName": "a"}}));
+    let source = pod(json!({}));
+    assert_eq!(
+        answer(&asked(&source, Known::There(&moving), LiveMigrate)),
+        Refuse(InProgress)
+    );
+    let target = pod(json!({"spec": {"nodeName": "b"}}));
+    let mut asked = asked(&target, Known::There(&moving), LiveMigrate);
+    asked.is_target = true;
+    assert_eq!(answer(&asked), Refuse(TargetPod));
+    // A mark for a node that it has left already says nothing of the node that it is on.
+    let again = instance(
+        Some("True"),
+        json!({"status": {"nodeName": "b", "evacuationNodeName": "a"}}),
+    );
+    asked.instance = Known::There(&again);
+    asked.is_target = false;
+    assert_eq!(answer(&asked), Mark);
+}
+
+#[test]
+fn the_texts_are_those_that_drainers_compare() {
+    let text = |refusal: Refusal| refusal.text("n", "web", "why");
+    assert_eq!(
+        text(InProgress),
+        r#"Evacuation in progress: Eviction triggered evacuation of VMI "n/web""#
+    );
+    assert_eq!(
+        text(Refusal::Triggered),
+        r#"Eviction triggered evacuation of VMI "n/web""#
+    );
+    assert_eq!(
+        text(NotMigratable),
+        "VMI web is configured with an eviction strategy but is not live-migratable"
+    );
+    assert_eq!(text(TargetPod), "Eviction request for target Pod");
+    assert_eq!(text(InstanceUnknown), "kubevirt failed getting the vmi: why");
+    assert_eq!(
+        text(Refusal::NotMarked),
+        "kubevirt failed marking the vmi for eviction: why"
+    );
+    assert_eq!(text(Refusal::Unreadable), "failed to parse the eviction object: why");
+}
+
+#[test]
+fn a_mark_says_who_asked() {
+    for (cordoned, tainted, maintenance, expected) in [
+        (false, false, false, DrainRequest::Eviction),
+        (true, false, false, DrainRequest::Cordon),
+        (true, true, false, DrainRequest::Taint),
+        (true, true, true, DrainRequest::Maintenance),
+    ] {
+        assert_eq!(mark::asker(cordoned, tainted, maintenance), expected);
+    }
+    let plain = instance(Some("True"), json!({}));
+    let evacuation = mark::new(DrainRequest::Cordon, made());
+    let status = mark::status(&plain, Some(("a", &evacuation)), made());
+    assert_eq!(status["evacuationNodeName"], "a");
+    assert_eq!(status["evacuation"]["requestedBy"], "Cordon");
+    assert_eq!(status["conditions"][0]["message"], "VMI is marked for eviction");
+    let marked = mark::marked(&plain, "a", &evacuation);
+    assert_eq!(mark::evacuation(&marked), Some(&evacuation));
+    assert_eq!(mark::evacuation(&plain), None);
+    assert_eq!(mark::status(&plain, None, made()), json!({}));
+}
+
+#[test]
+fn a_budget_selects_its_own_pod_and_no_other() {
+    let own = pod(json!({}));
+    let made = budget::of(&own).unwrap();
+    assert!(budget::is_ours(&made));
+    assert!(budget::selects(&made, &own));
+    assert!(!budget::selects(
+        &made,
+        &pod(json!({"metadata": {"labels": {"drydock.dev/launcher": "l2"}}}))
+    ));
+    assert!(!budget::selects(&made, &pod(json!({"metadata": {"namespace": "m"}}))));
+    assert_eq!(made.metadata.name.as_deref(), Some("virt-launcher-web-1"));
+    assert_eq!(made.metadata.owner_references, own.metadata.owner_references);
+    let foreign: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "n"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}},
+    }))
+    .unwrap();
+    assert!(budget::selects(&foreign, &own) && !budget::is_ours(&foreign));
+}
+
+#[test]
+fn a_budget_is_there_as_long_as_an_eviction_would_move_the_guest() {
+    let late = made() + SignedDuration::from_mins(10);
+    for (strategy, migratable, now, expected) in [
+        (Nothing, Some("True"), made(), false),
+        (LiveMigrate, Some("True"), late, true),
+        (LiveMigrate, None, made(), true),
+        (LiveMigrate, Some("False"), late, true),
+        (LiveMigrate, None, late, true),
+        (LiveMigrateIfPossible, Some("True"), late, true),
+        (LiveMigrateIfPossible, Some("False"), late, false),
+        (External, Some("False"), late, true),
+    ] {
+        let instance = instance(migratable, json!({}));
+        let protected = budget::is_protected(&instance, strategy, &pod(json!({})), now);
+        assert_eq!(protected, expected, "{strategy:?} {migratable:?}");
+    }
+    let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
+    let falls_back = instance(Some("False"), annotated);
+    assert!(!budget::is_protected(&falls_back, LiveMigrate, &pod(json!({})), late));
+}

@@ -1,0 +1,336 @@
+//! What an eviction of a launcher pod is answered, and the mark that it leaves.
+//!
+//! ```text
+//!  caches ─▶ core: answer ─┬─ Allow ─▶ the pod's budget goes, allowed
+//!     ▲                    ├─ Mark ──▶ one patch of the instance ─┐
+//!     │                    └─ Refuse ─────────────────────────────┴─▶ 429
+//!     └───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
+//! ```
+//!
+//! Drainers wait for seconds after a 429 (kubectl five), while most guests are elsewhere sooner. So
+//! an eviction that would be granted in a moment is held for a while: at most [`HOLD`], at most
+//! [`HELD_AT_ONCE`] in this process, so that nobody can fill the API server with them, and never a
+//! dry run nor one of the descheduler, which asks about many pods in a row and reads the text.
+//!
+//! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
+//! server where the caches do not know the pod or its instance.
+
+use std::{sync::Arc, time::Duration};
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstance,
+    names::{BY_DESCHEDULER, DESCHEDULER, EVICTION_SOURCE, REQUESTED_BY},
+};
+use drydock_core::{
+    eviction::{Answer, Known, Refusal, answer, is_launcher, made_for, mark},
+    migration::record::Record,
+};
+use drydock_runtime::{Key, chain, clock};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+    core::{
+        DynamicObject,
+        admission::{AdmissionRequest, AdmissionResponse},
+        response::StatusSummary,
+    },
+};
+use serde_json::json;
+use tokio::sync::{Semaphore, watch};
+use tracing::{info, warn};
+
+use crate::{instances::Instances, launchers::Launchers, migrations::Migrations, pods_by_owner::owner};
+
+/// How long an eviction is held at most: longer than most guests take to move, and below the time
+/// that API servers give the webhook.
+pub(crate) const HOLD: Duration = Duration::from_secs(8);
+/// How many evictions are held at once: far below the number of requests that an API server
+/// serves at a time (200 that change something, by default).
+pub(crate) const HELD_AT_ONCE: usize = 8;
+/// Code and reason of refusals, as a budget's.
+const CODE: u16 = 429;
+const REASON: &str = "TooManyRequests";
+
+/// Answers evictions of launcher pods.
+#[derive(Clone)]
+pub(crate) struct Evictions {
+    client: Client,
+    instances: Instances,
+    migrations: Migrations,
+    launchers: Launchers,
+    /// Something has changed that may let somebody go.
+    news: watch::Receiver<u64>,
+    held: Arc<Semaphore>,
+}
+
+/// An eviction as far as it matters.
+struct Eviction {
+    pod: Key,
+    dry_run: bool,
+    descheduler: bool,
+}
+
+/// The answer to one eviction as things are now.
+struct Verdict {
+    answer: Answer,
+    pod: Option<Arc<Pod>>,
+    instance: Option<Arc<VirtualMachineInstance>>,
+    /// What went wrong, if something did.
+    detail: String,
+}
+
+impl Verdict {
+    fn allow() -> Self {
+        Self {
+            answer: Answer::Allow,
+            pod: None,
+            instance: None,
+            detail: String::new(),
+        }
+    }
+
+    fn unknown(error: &kube::Error) -> Self {
+        Self {
+            answer: Answer::Refuse(Refusal::InstanceUnknown),
+            detail: chain(error).to_string(),
+            ..Self::allow()
+        }
+    }
+}
+
+impl Evictions {
+    /// By these caches; `news` tells that one of them has changed.
+    pub(crate) fn new(
+        client: Client,
+        instances: Instances,
+        migrations: Migrations,
+        launchers: Launchers,
+        news: watch::Receiver<u64>,
+    ) -> Self {
+        Self {
+            client,
+            instances,
+            migrations,
+            launchers,
+            news,
+            held: Arc::new(Semaphore::new(HELD_AT_ONCE)),
+        }
+    }
+
+    /// Answers one eviction.
+    pub(super) async fn review(&self, asked: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+        let response = AdmissionResponse::from(asked);
+        let eviction = match read(asked) {
+            Ok(eviction) => eviction,
+            Err(detail) => return refused(response, Refusal::Unreadable, &Verdict::allow(), &detail),
+        };
+        let mut news = self.news.clone();
+        news.mark_unchanged();
+        let mut verdict = self.judge(&eviction.pod).await;
+        if verdict.answer == Answer::Mark {
+            verdict.answer = Answer::Refuse(self.mark(&eviction, &mut verdict).await);
+        }
+        if let Answer::Refuse(refusal) = verdict.answer
+            && refusal.may_pass()
+            && !eviction.dry_run
+            && !eviction.descheduler
+            && let Ok(_place) = self.held.try_acquire()
+        {
+            let first = refusal;
+            verdict = self.hold(&eviction.pod, verdict, news).await;
+            // Who has triggered it is told so, not that somebody else has.
+            if let Answer::Refuse(Refusal::InProgress) = verdict.answer {
+                verdict.answer = Answer::Refuse(first);
+            }
+        }
+        match verdict.answer {
+            Answer::Allow => {
+                if let Some(pod) = verdict.pod.filter(|_| !eviction.dry_run)
+                    && let Err(error) = self.release(&pod).await
+                {
+                    // The API server refuses by the budget then, and it is tried again.
+                    warn!(pod = %eviction.pod, error = %chain(&error), "the budget of a pod that may go could not be deleted");
+                }
+                response
+            }
+            Answer::Refuse(refusal) => {
+                info!(pod = %eviction.pod, reason = refusal.reason(), "an eviction is refused");
+                let detail = std::mem::take(&mut verdict.detail);
+                refused(response, refusal, &verdict, &detail)
+            }
+            // It has been marked above.
+            Answer::Mark => refused(response, Refusal::Triggered, &verdict, ""),
+        }
+    }
+
+    /// What is answered as things are now.
+    async fn judge(&self, key: &Key) -> Verdict {
+        let pod = match self.launchers.get(key) {
+            Some(pod) => pod,
+            None => match self.pods(key).get_opt(&key.name).await {
+                Ok(Some(pod)) => Arc::new(pod),
+                Ok(None) => return Verdict::allow(),
+                Err(error) => return Verdict::unknown(&error),
+            },
+        };
+        let Some((instance_key, uid)) = owner(&pod).filter(|_| is_launcher(&pod)) else {
+            return Verdict::allow();
+        };
+        let is = |instance: &VirtualMachineInstance| instance.metadata.uid.as_deref() == Some(uid.as_str());
+        let mut instance = self.instances.get(&instance_key).filter(|instance| is(instance));
+        if instance.is_none() {
+            match self.api(&instance_key).get_opt(&instance_key.name).await {
+                Ok(found) => instance = found.filter(is).map(Arc::new),
+                Err(error) => return Verdict::unknown(&error),
+            }
+        }
+        let strategy = instance
+            .as_ref()
+            .map(|instance| self.launchers.eviction_strategy(instance));
+        let answer = answer(&drydock_core::eviction::Asked {
+            now: clock::now(),
+            pod: &pod,
+            instance: instance.as_deref().map_or(Known::Absent, Known::There),
+            strategy: strategy.unwrap_or_else(|| self.launchers.configuration.get().eviction_strategy),
+            is_target: self.is_target(&instance_key, &pod),
+        });
+        Verdict {
+            answer,
+            pod: Some(pod),
+            instance,
+            detail: String::new(),
+        }
+    }
+
+    /// A migration that has not ended, or of which nothing is known, is to bring a guest into a pod.
+    fn is_target(&self, instance: &Key, pod: &Pod) -> bool {
+        let Some(uid) = made_for(pod) else { return false };
+        let migrations = self.migrations.of_instance(instance);
+        let migration = migrations
+            .iter()
+            .find(|migration| migration.metadata.uid.as_deref() == Some(uid));
+        migration.is_none_or(|migration| !Record::of(migration).is_over())
+    }
+
+    /// Waits until something else is answered, for [`HOLD`] at most.
+    async fn hold(&self, pod: &Key, mut verdict: Verdict, mut news: watch::Receiver<u64>) -> Verdict {
+        let until = clock::Instant::now() + HOLD;
+        loop {
+            tokio::select! {
+                () = clock::sleep_until_instant(Some(until)) => return verdict,
+                changed = news.changed() => if changed.is_err() { return verdict },
+            }
+            verdict = self.judge(pod).await;
+            match verdict.answer {
+                Answer::Refuse(refusal) if refusal.may_pass() => {}
+                // The mark is not shown yet, or somebody has taken it away: it is no news either way.
+                Answer::Mark => verdict.answer = Answer::Refuse(Refusal::InProgress),
+                Answer::Allow | Answer::Refuse(_) => return verdict,
+            }
+        }
+    }
+
+    /// Marks an instance to leave its node.
+    async fn mark(&self, eviction: &Eviction, verdict: &mut Verdict) -> Refusal {
+        let (Some(instance), Some(pod)) = (verdict.instance.clone(), verdict.pod.clone()) else {
+            return Refusal::InstanceUnknown;
+        };
+        let node = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_name.clone())
+            .unwrap_or_default();
+        let now = clock::now();
+        let evacuation = mark::new(
+            self.launchers.nodes.asker(&node, &self.launchers.configuration.get()),
+            now,
+        );
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": instance.name_any(), "uid": instance.uid()},
+            "status": mark::status(&instance, Some((&node, &evacuation)), now),
+        });
+        let key = Key::of(instance.as_ref());
+        let mut parameters = PatchParams::apply(mark::FIELD_MANAGER).force();
+        parameters.dry_run = eviction.dry_run;
+        let marked = self
+            .api(&key)
+            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
+            .await;
+        if let Err(error) = marked {
+            verdict.detail = chain(&error).to_string();
+            return Refusal::NotMarked;
+        }
+        if eviction.descheduler && !eviction.dry_run {
+            let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: DESCHEDULER}}});
+            let noted = self
+                .api(&key)
+                .patch(&key.name, &PatchParams::default(), &Patch::Merge(patch))
+                .await;
+            if let Err(error) = noted {
+                // It only makes the migration less urgent.
+                warn!(instance = %key, error = %chain(&error), "that the descheduler asked could not be written down");
+            }
+        }
+        info!(instance = %key, node, by = evacuation.requested_by.as_str(), "it is marked to leave its node");
+        Refusal::Triggered
+    }
+
+    /// Takes away what would still keep a pod from being evicted.
+    async fn release(&self, pod: &Pod) -> kube::Result<()> {
+        match self.launchers.budgets.of(pod) {
+            Some(budget) => self.launchers.budgets.delete(&budget).await,
+            None => Ok(()),
+        }
+    }
+
+    fn pods(&self, key: &Key) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+
+    fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+}
+
+/// What is asked.
+fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
+    let eviction = asked.object.as_ref().ok_or("there is none")?;
+    let in_object = eviction
+        .data
+        .pointer("/deleteOptions/dryRun")
+        .and_then(|values| values.as_array());
+    let name = if asked.name.is_empty() {
+        eviction.name_any()
+    } else {
+        asked.name.clone()
+    };
+    if name.is_empty() {
+        return Err("metadata.name is missing; it has to be the name of a pod".into());
+    }
+    Ok(Eviction {
+        pod: Key::namespaced(asked.namespace.as_deref().unwrap_or_default(), &name),
+        dry_run: asked.dry_run || in_object.is_some_and(|values| values.iter().any(|value| value == "All")),
+        descheduler: eviction
+            .annotations()
+            .get(REQUESTED_BY)
+            .is_some_and(|by| by == BY_DESCHEDULER),
+    })
+}
+
+fn refused(response: AdmissionResponse, refusal: Refusal, verdict: &Verdict, detail: &str) -> AdmissionResponse {
+    let (namespace, name) = match &verdict.instance {
+        Some(instance) => (instance.namespace().unwrap_or_default(), instance.name_any()),
+        None => Default::default(),
+    };
+    let mut response = response.deny(refusal.text(&namespace, &name, detail));
+    response.result.status = Some(StatusSummary::Failure);
+    response.result.code = CODE;
+    response.result.reason = REASON.into();
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Evictions as an API server asks about them, and what is asked of it meanwhile.
+
+use drydock_core::eviction::budget;
+use http::Method;
+use kube::core::admission::AdmissionReview;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::{
+    asked_api_server::{ApiServer, api_server},
+    budgets::Budgets,
+    nodes::Nodes,
+};
+
+fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
+    let mut instance = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
+        "spec": {"domain": {"devices": {}}, "evictionStrategy": "LiveMigrate"},
+        "status": {"phase": "Running", "nodeName": "a", "conditions": [{"type": "LiveMigratable", "status": "True"}]},
+    });
+    change(&mut instance);
+    serde_json::from_value(instance).unwrap()
+}
+
+fn marked() -> VirtualMachineInstance {
+    instance(|instance| instance["status"]["evacuationNodeName"] = json!("a"))
+}
+
+fn moved() -> VirtualMachineInstance {
+    instance(|instance| instance["status"]["nodeName"] = json!("b"))
+}
+
+fn pod() -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "virt-launcher-web-1", "namespace": "shop", "uid": "p",
+            "labels": {"kubevirt.io": "virt-launcher", "drydock.dev/launcher": "l1"},
+            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "web", "uid": "u", "controller": true}],
+        },
+        "spec": {"nodeName": "a", "containers": []}, "status": {"phase": "Running"},
+    }))
+    .unwrap()
+}
+
+fn asked(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicObject> {
+    let mut request = json!({
+        "uid": "r", "kind": {"group": "policy", "version": "v1", "kind": "Eviction"},
+        "resource": {"group": "", "version": "v1", "resource": "pods"}, "subResource": "eviction",
+        "name": "virt-launcher-web-1", "namespace": "shop", "operation": "CREATE", "userInfo": {"username": "admin"},
+        "object": {
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": "virt-launcher-web-1", "namespace": "shop"},
+        },
+        "oldObject": null, "dryRun": false, "options": null,
+    });
+    change(&mut request);
+    let review: AdmissionReview<DynamicObject> = serde_json::from_value(
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}),
+    )
+    .unwrap();
+    review.try_into().unwrap()
+}
+
+/// Evictions where there are these instances and pods, and the API server that is asked for more.
+fn evictions(
+    instances: Vec<VirtualMachineInstance>,
+    pods: Vec<Pod>,
+    budgets: Vec<k8s_openapi::api::policy::v1::PodDisruptionBudget>,
+) -> (Evictions, ApiServer, watch::Sender<u64>) {
+    let (client, server) = api_server();
+    let node = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"unschedulable": true}})).unwrap();
+    let (nodes, budgets) = (Nodes::filled(&client, [node]), Budgets::filled(&client, budgets));
+    let launchers = Launchers::filled(&client, pods, nodes, budgets);
+    let (changed, news) = watch::channel(0);
+    let evictions = Evictions::new(
+        client,
+        Instances::filled(instances),
+        Migrations::filled([]),
+        launchers,
+        news,
+    );
+    (evictions, server, changed)
+}
+
+fn text(response: &AdmissionResponse) -> (u16, &str, &str) {
+    (response.result.code, &response.result.reason, &response.result.message)
+}
+
+const TRIGGERED: &str = r#"Eviction triggered evacuation of VMI "shop/web""#;
+const IN_PROGRESS: &str = r#"Evacuation in progress: Eviction triggered evacuation of VMI "shop/web""#;
+
+#[tokio::test(start_paused = true)]
+async fn the_first_eviction_marks_the_instance_once_and_says_no_time_to_retry_after() {
+    let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
+    let question = asked(|_| {});
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        let patch = server.asked().await;
+        assert_eq!(patch.method, Method::PATCH);
+        assert_eq!(
+            patch.path(),
+            "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web/status"
+        );
+        assert!(!patch.query().contains("dryRun"));
+        assert_eq!(patch.body["status"]["evacuationNodeName"], "a");
+        assert_eq!(patch.body["status"]["evacuation"]["requestedBy"], "Cordon");
+        let answer = serde_json::to_value(marked()).unwrap();
+        patch.with(&answer);
+    });
+    assert!(!response.allowed);
+    assert_eq!(text(&response), (429, "TooManyRequests", TRIGGERED));
+    assert!(
+        response
+            .result
+            .details
+            .is_none_or(|details| details.retry_after_seconds == 0)
+    );
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeat_asks_the_api_server_nothing() {
+    let (evictions, mut server, _changed) = evictions(vec![marked()], vec![pod()], vec![]);
+    let response = evictions.review(&asked(|_| {})).await;
+    assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_of_a_guest_that_has_moved_is_granted_and_its_budget_goes_first() {
+    let own = budget::of(&pod()).unwrap();
+    let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
+    let question = asked(|_| {});
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        let delete = server.asked().await;
+        assert_eq!(delete.method, Method::DELETE);
+        assert!(delete.path().ends_with("/poddisruptionbudgets/virt-launcher-web-1"));
+        delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
+    });
+    assert!(response.allowed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
+    let (evictions, _server, changed) = evictions(vec![marked()], vec![pod()], vec![]);
+    let question = asked(|_| {});
+    let began = clock::Instant::now();
+    let mut held = JoinSet::new();
+    for _ in 0..HELD_AT_ONCE {
+        let (evictions, question) = (evictions.clone(), question.clone());
+        held.spawn(async move { evictions.review(&question).await });
+    }
+    // News that change nothing do not end it.
+    tokio::task::yield_now().await;
+    changed.send_modify(|number| *number += 1);
+    tokio::task::yield_now().await;
+    // One more, and those that are never held, are answered at once.
+    for other in [
+        question.clone(),
+        asked(|request| request["dryRun"] = json!(true)),
+        asked(|request| request["object"]["deleteOptions"] = json!({"dryRun": ["All"]})),
+        asked(|request| {
+            request["object"]["metadata"]["annotations"] = json!({"requested-by": "sigs.k8s.io/descheduler"});
+        }),
+    ] {
+        let response = evictions.review(&other).await;
+        assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    while let Some(answered) = held.join_next().await {
+        assert!(!answered.unwrap().allowed);
+    }
+    assert_eq!(began.elapsed(), HOLD);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_marks_nothing_for_good() {
+    let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
+    let question = asked(|request| request["dryRun"] = json!(true));
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        let patch = server.asked().await;
+        assert!(patch.query().contains("dryRun=All"), "{}", patch.query());
+        patch.with(&serde_json::to_value(marked()).unwrap());
+    });
+    assert_eq!(text(&response).2, TRIGGERED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn absence_is_believed_when_the_api_server_says_so_and_not_before() {
+    for (pods, code, allowed) in [
+        (vec![], 404, true),
+        (vec![], 500, false),
+        (vec![pod()], 404, true),
+        (vec![pod()], 500, false),
+    ] {
+        let (evictions, mut server, _changed) = evictions(vec![], pods, vec![]);
+        let question = asked(|_| {});
+        let (response, ()) = tokio::join!(evictions.review(&question), async {
+            let get = server.asked().await;
+            assert_eq!(get.method, Method::GET);
+            get.refuse(code, if code == 404 { "NotFound" } else { "InternalError" });
+        });
+        assert_eq!(response.allowed, allowed, "{code}");
+        if !allowed {
+            assert_eq!(response.result.code, 429);
+            assert!(response.result.message.starts_with("kubevirt failed getting the vmi: "));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_or_marked_is_said() {
+    let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
+    let response = evictions
+        .review(&asked(|request| request["object"] = Value::Null))
+        .await;
+    assert!(
+        response
+            .result
+            .message
+            .starts_with("failed to parse the eviction object: ")
+    );
+    let question = asked(|_| {});
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        server.asked().await.refuse(403, "Forbidden");
+    });
+    assert!(
+        response
+            .result
+            .message
+            .starts_with("kubevirt failed marking the vmi for eviction: ")
+    );
+    assert_eq!(response.result.code, 429);
+}

@@ -1,0 +1,149 @@
+//! Carries out [`drydock_core::eviction::budgets::plan`]: each pod that is to be protected from eviction
+//! has its budget, and no budget outlives what it protects.
+//!
+//! ```text
+//!  instances, pods, budgets ─▶ which instance ─▶ look ─▶ plan ─▶ budgets made, deleted; a conflict said
+//! ```
+
+use std::sync::Arc;
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_core::eviction::budgets::{Observed, plan};
+use drydock_runtime::{Change, Key, KeyedWork, Process, Wake, clock, lease::Leadership};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+use crate::{instances::Instances, launchers::Launchers};
+
+/// How many instances are looked at at a time.
+pub(crate) const AT_ONCE: usize = 8;
+/// The field manager of the condition that says that there is a conflict.
+const FIELD_MANAGER: &str = "drydock-budgets";
+
+/// Looks after the budgets of all instances.
+pub(crate) struct BudgetTask {
+    client: Client,
+    instances: Instances,
+    launchers: Launchers,
+}
+
+impl BudgetTask {
+    /// The task over those caches.
+    pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers) -> Self {
+        Self {
+            client,
+            instances,
+            launchers,
+        }
+    }
+
+    /// Looks at instances while this process leads, until `process` stops.
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+        let stopping = process.stopping();
+        let task = Arc::new(self);
+        let all = || {
+            let task = Arc::clone(&task);
+            async move {
+                tokio::join!(task.instances.answered(), task.launchers.answered());
+                let mut keys = Vec::new();
+                task.instances.for_each(|key, _| keys.push(key.clone()));
+                keys
+            }
+        };
+        let look = |key: Key| {
+            let task = Arc::clone(&task);
+            async move { task.look(&key).await }
+        };
+        work.run(&stopping, leadership, all, look).await;
+    }
+
+    /// Looks at one instance and does what is to be done.
+    ///
+    /// # Errors
+    /// If the API server does not do it; it is safe to look again.
+    async fn look(&self, key: &Key) -> kube::Result<Wake> {
+        // Budgets of one that is gone go with it: it owns them.
+        let Some(instance) = self.instances.get(key) else {
+            return Ok(Wake::OnChange);
+        };
+        let budgets = &self.launchers.budgets;
+        let pods = self.launchers.of(&instance);
+        let selected: Vec<_> = pods
+            .into_iter()
+            .map(|pod| {
+                let foreign = budgets.conflicting(&pod);
+                (pod, foreign)
+            })
+            .collect();
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        let own = budgets.owned_by(namespace, instance.metadata.uid.as_deref().unwrap_or_default());
+        let plan = plan(&Observed {
+            now: clock::now(),
+            instance: &instance,
+            strategy: self.launchers.eviction_strategy(&instance),
+            pods: &selected,
+            budgets: &own,
+        });
+        for name in &plan.delete {
+            if let Some(budget) = own.iter().find(|budget| budget.metadata.name.as_ref() == Some(name)) {
+                budgets.delete(budget).await?;
+            }
+        }
+        for name in &plan.create {
+            if let Some((pod, _)) = selected
+                .iter()
+                .find(|(pod, _)| pod.metadata.name.as_ref() == Some(name))
+            {
+                budgets.create(pod).await?;
+            }
+        }
+        if plan.conflict_is_news {
+            let status = match &plan.conflict {
+                Some(conflict) => json!({"conditions": [conflict]}),
+                None => json!({}),
+            };
+            self.say(key, &instance, status).await?;
+        }
+        Ok(Wake::OnChange.or_at(plan.wake))
+    }
+
+    async fn say(&self, key: &Key, instance: &VirtualMachineInstance, status: serde_json::Value) -> kube::Result<()> {
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": key.name, "uid": instance.uid()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let api = Api::<VirtualMachineInstance>::namespaced(
+            self.client.clone(),
+            key.namespace.as_deref().unwrap_or_default(),
+        );
+        match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
+            // It is gone, or another by now.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+/// The instances whose budgets a change of a budget concerns: the one that owns it. Of a budget of
+/// somebody else it cannot be told which pods it selects without looking at all in its namespace, so
+/// `None` stands for all of these.
+pub(crate) fn concerned(change: &Change<PodDisruptionBudget>) -> Option<(String, Option<Key>)> {
+    let Change::Object { key, old, new } = change else {
+        return None;
+    };
+    let namespace = key.namespace.as_deref().unwrap_or_default();
+    let budget = new.as_ref().or(old.as_ref())?;
+    let mut owners = budget.owner_references().iter();
+    let owner = owners.find(|owner| owner.kind == "VirtualMachineInstance");
+    Some((
+        namespace.to_owned(),
+        owner.map(|owner| Key::namespaced(namespace, &owner.name)),
+    ))
+}

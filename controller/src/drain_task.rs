@@ -1,0 +1,493 @@
+//! Carries out [`drydock_core::drain::plan`]: nodes that are to be empty become so, and say how far
+//! they are.
+//!
+//! ```text
+//!  nodes, instances, migrations, pods of draining nodes ─▶ something changed ─▶ one plan for all nodes
+//!     ┌──────────────────────────────────────────────────────────────────────────────┘
+//!     ├─▶ marks, migrations
+//!     └─▶ Hypervisor.status.drain, conditions of the Node, events
+//! ```
+
+mod written;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use drydock_api::{
+    Hypervisor,
+    kubevirt::{
+        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
+        migration::MigrationPriority,
+        names::{EVACUATION_PREFIX, EVICTION_SOURCE},
+        status::Evacuation,
+    },
+};
+use drydock_core::{
+    drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan},
+    eviction::{made, mark},
+    launcher_pod,
+    migration::{deadlines::Attempts, observed::target, purpose::EVACUATION, record::Record},
+};
+use drydock_runtime::{Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, lease::Leadership};
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::json;
+use tracing::{info, warn};
+
+use crate::{
+    instances::{Instances, node_of, prune},
+    launchers::Launchers,
+    migrations::{Migrations, instance_of},
+    node_pods::{Kept, NodePods},
+    own_writes::OwnWrites,
+};
+use written::Reports;
+
+/// Changes within this time are looked at as one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Empties nodes.
+pub(crate) struct DrainTask {
+    client: Client,
+    instances: Instances,
+    migrations: Migrations,
+    launchers: Launchers,
+    pods: NodePods,
+    events: Events,
+    changed: Signal,
+    attempts: Attempts,
+    written: OwnWrites<VirtualMachineInstance>,
+    reports: Reports,
+    measured: Measured,
+}
+
+/// What is gathered of one node.
+struct Gathered {
+    name: String,
+    marks: NodeMarks,
+    instances: Vec<(VirtualMachineInstance, Vec<Arc<VirtualMachineInstanceMigration>>)>,
+    arriving: usize,
+    evictable: Option<usize>,
+    hypervisor: Option<Arc<Hypervisor>>,
+}
+
+impl DrainTask {
+    /// The task over those caches; `changed` tells that one of them has changed.
+    pub(crate) fn new(
+        client: Client,
+        instances: Instances,
+        migrations: Migrations,
+        launchers: Launchers,
+        pods: NodePods,
+        events: Events,
+        changed: Signal,
+    ) -> Self {
+        Self {
+            reports: Reports::new(&client, events.clone()),
+            client,
+            instances,
+            migrations,
+            launchers,
+            pods,
+            events,
+            changed,
+            attempts: Attempts::default(),
+            written: OwnWrites::default(),
+            measured: Measured::default(),
+        }
+    }
+
+    /// Plans whenever something has changed while this process leads, until `process` stops.
+    pub(crate) async fn run(self, process: Process, mut leadership: Leadership) {
+        let stopping = process.stopping();
+        while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
+            let looking = term.lost().clone();
+            let running = looking.run_until_cancelled(self.drain());
+            stopping.run_until_cancelled(running).await;
+        }
+    }
+
+    async fn drain(&self) {
+        tokio::join!(
+            self.instances.answered(),
+            self.migrations.answered(),
+            self.launchers.answered()
+        );
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        loop {
+            let wake = match self.look(&mut kept).await {
+                Ok(wake) => {
+                    backoff.reset();
+                    wake
+                }
+                // Somebody was faster; the watch is about to show it.
+                Err(kube::Error::Api(status)) if status.is_conflict() => clock::now().checked_add(PAUSE).ok(),
+                Err(error) => {
+                    warn!(error = %chain(&error), "nodes could not be emptied further; tried again");
+                    clock::now().checked_add(backoff.delay()).ok()
+                }
+            };
+            clock::sleep_until_instant(Some(clock::Instant::now() + PAUSE)).await;
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = clock::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Makes one plan and carries it out. Returns when to make the next though nothing has changed.
+    async fn look(&self, kept: &mut BTreeMap<String, Kept>) -> kube::Result<Option<jiff::Timestamp>> {
+        let configuration = self.launchers.configuration.get();
+        let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
+        self.measured.learn(&self.migrations, &self.instances);
+        let nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
+        let Plan { steps, reports, wake } = plan(&Cluster {
+            now: clock::now(),
+            nodes: &nodes,
+            limits: &configuration.migrations,
+            attempts: self.attempts,
+            rate: self.measured.rate(),
+        });
+        for step in &steps {
+            self.carry_out(step).await?;
+        }
+        for report in &reports {
+            self.report(report).await?;
+        }
+        Ok(wake)
+    }
+
+    /// The nodes that are being emptied, or were, or have guests that are marked.
+    fn gather(&self, taint_key: &str, kept: &mut BTreeMap<String, Kept>) -> Vec<Gathered> {
+        let mut names = BTreeSet::new();
+        let mut marks = BTreeMap::new();
+        self.launchers.nodes.nodes.for_each(|key, node| {
+            let said = NodeMarks::of(node, taint_key);
+            if said != NodeMarks::default() || Reports::says_something(node) {
+                names.insert(key.name.to_string());
+            }
+            marks.insert(key.name.to_string(), said);
+        });
+        self.launchers.nodes.hypervisors.for_each(|key, hypervisor| {
+            if hypervisor.status.as_ref().is_some_and(|status| status.drain.is_some()) {
+                names.insert(key.name.to_string());
+            }
+        });
+        for key in self.instances.marked() {
+            let instance = self.instances.get(&key);
+            names.extend(instance.and_then(|instance| node_of(&instance).map(str::to_owned)));
+        }
+        kept.retain(|node, _| names.contains(node));
+        names
+            .into_iter()
+            .map(|name| {
+                let marks = marks.get(&name).copied().unwrap_or_default();
+                if marks == NodeMarks::default() {
+                    kept.remove(&name);
+                } else {
+                    kept.entry(name.clone()).or_insert_with(|| self.pods.keep(&name));
+                }
+                self.gather_node(name, marks)
+            })
+            .collect()
+    }
+
+    fn gather_node(&self, name: String, marks: NodeMarks) -> Gathered {
+        let keys = self.instances.on_node(&name);
+        let instances = keys.iter().filter_map(|key| {
+            let instance = self.written.newest(key, self.instances.watched())?;
+            let is_over = instance
+                .status
+                .as_ref()
+                .and_then(|status| status.phase)
+                .is_some_and(Phase::is_final);
+            // One that has ended is not there any more, but its mark has to go.
+            let counts = node_of(&instance) == Some(name.as_str()) && (!is_over || mark::of(&instance).is_some());
+            counts.then(|| (instance, self.migrations.of_instance(key)))
+        });
+        let instances = instances.collect();
+        let evictable = self.pods.of(&name).filter(|_| self.pods.is_clear(&name));
+        Gathered {
+            marks,
+            instances,
+            arriving: self.arriving(&name),
+            evictable: evictable.map(|pods| pods.iter().filter(|pod| node::counts(pod)).count()),
+            hypervisor: self.launchers.nodes.hypervisors.get(&Key::cluster(&name)),
+            name,
+        }
+    }
+
+    /// Guests that are about to arrive on a node.
+    fn arriving(&self, name: &str) -> usize {
+        let mut count = 0;
+        self.migrations.for_each(|_, migration| {
+            let to = target(migration).and_then(|side| side.node.as_deref());
+            count += usize::from(to == Some(name) && !Record::of(migration).is_over());
+        });
+        count
+    }
+
+    fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
+        let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
+            instance,
+            strategy: self.launchers.eviction_strategy(instance),
+            made: self.launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
+            migrations: migrations.clone(),
+        });
+        let status = gathered
+            .hypervisor
+            .as_ref()
+            .and_then(|hypervisor| hypervisor.status.as_ref());
+        DrainingNode {
+            name: &gathered.name,
+            marks: gathered.marks,
+            guests: guests.collect(),
+            arriving: gathered.arriving,
+            evictable: gathered.evictable,
+            before: status.and_then(|status| status.drain.as_ref()),
+        }
+    }
+
+    async fn carry_out(&self, step: &Step) -> kube::Result<()> {
+        let done = match step {
+            Step::Mark {
+                namespace,
+                name,
+                node,
+                evacuation,
+            } => self.mark(&Key::namespaced(namespace, name), node, evacuation).await,
+            Step::Unmark { namespace, name } => self.unmark(&Key::namespaced(namespace, name)).await,
+            Step::Migrate {
+                namespace,
+                name,
+                node,
+                priority,
+                order,
+            } => {
+                self.migrate(&Key::namespaced(namespace, name), node, *priority, *order)
+                    .await
+            }
+            Step::CallOff { namespace, name, uid } => self.call_off(namespace, name, uid).await,
+        };
+        match done {
+            // It is gone, or no more as the plan took it: the watch is about to show it.
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            // What admission refuses is no reason to leave all others alone.
+            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && !status.is_conflict() => {
+                warn!(?step, refused = status.message, "a step of a drain is refused");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    async fn mark(&self, key: &Key, node: &str, evacuation: &Evacuation) -> kube::Result<()> {
+        let Some(instance) = self.newest(key) else {
+            return Ok(());
+        };
+        let status = mark::status(&instance, Some((node, evacuation)), clock::now());
+        self.apply(key, &instance, status).await?;
+        info!(instance = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "it is marked to leave its node");
+        Ok(())
+    }
+
+    async fn unmark(&self, key: &Key) -> kube::Result<()> {
+        let Some(instance) = self.newest(key) else {
+            return Ok(());
+        };
+        self.apply(key, &instance, mark::status(&instance, None, clock::now()))
+            .await?;
+        if instance.annotations().contains_key(EVICTION_SOURCE) {
+            let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
+            let parameters = PatchParams::default();
+            self.api(key)
+                .patch(&key.name, &parameters, &Patch::Merge(patch))
+                .await?;
+        }
+        info!(instance = %key, "it is no longer marked to leave a node");
+        Ok(())
+    }
+
+    async fn apply(&self, key: &Key, instance: &VirtualMachineInstance, status: serde_json::Value) -> kube::Result<()> {
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": key.name, "uid": instance.uid(), "resourceVersion": instance.resource_version()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(mark::FIELD_MANAGER).force();
+        let mut answer = self
+            .api(key)
+            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
+            .await?;
+        prune(&mut answer);
+        self.written.remember(key, answer);
+        Ok(())
+    }
+
+    async fn migrate(&self, key: &Key, node: &str, priority: MigrationPriority, order: usize) -> kube::Result<()> {
+        let Some(instance) = self.newest(key) else {
+            return Ok(());
+        };
+        // The same name for the same attempt: one that this process has forgotten is not made twice.
+        let identity = mark::evacuation(&instance).map(|evacuation| {
+            let uid = instance.uid().unwrap_or_default();
+            format!("{uid}/{}/{}", evacuation.requested_at, evacuation.failures)
+        });
+        let name = format!(
+            "{EVACUATION_PREFIX}{}",
+            launcher_pod::suffix(&identity.unwrap_or_default())
+        );
+        let mut migration = VirtualMachineInstanceMigration::new(
+            &name,
+            VirtualMachineInstanceMigrationSpec {
+                vmi_name: key.name.to_string(),
+                priority: Some(priority),
+                ..VirtualMachineInstanceMigrationSpec::default()
+            },
+        );
+        migration.metadata.namespace = key.namespace.as_deref().map(str::to_owned);
+        migration.metadata.annotations = Some(BTreeMap::from([
+            (EVACUATION.to_owned(), node.to_owned()),
+            (drydock_core::migration::queue::ORDER.to_owned(), order.to_string()),
+        ]));
+        match self.migrations_in(key).create(&PostParams::default(), &migration).await {
+            Ok(_) => {
+                info!(instance = %key, migration = name, node, "it is migrated off its node");
+                self.tell(
+                    &instance,
+                    Severity::Normal,
+                    "SuccessfulCreate",
+                    &format!("Created Migration {name}"),
+                );
+                Ok(())
+            }
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Err(error) => {
+                let note = format!("Error creating a Migration: {}", chain(&error));
+                self.tell(&instance, Severity::Warning, "FailedCreate", &note);
+                Err(error)
+            }
+        }
+    }
+
+    async fn call_off(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<()> {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(uid.into()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), namespace);
+        api.delete(name, &parameters).await?;
+        info!(
+            migration = format!("{namespace}/{name}"),
+            "it is called off: nobody asks for it any more"
+        );
+        Ok(())
+    }
+
+    async fn report(&self, report: &Report) -> kube::Result<()> {
+        let nodes = &self.launchers.nodes;
+        let key = Key::cluster(&report.node);
+        let node: Option<Arc<Node>> = nodes.nodes.get(&key);
+        if let Some(hypervisor) = nodes.hypervisors.get(&key) {
+            self.reports.drain(&hypervisor, report).await?;
+        }
+        match node {
+            Some(node) => self.reports.conditions(&node, report, clock::now()).await,
+            None => Ok(()),
+        }
+    }
+
+    fn newest(&self, key: &Key) -> Option<VirtualMachineInstance> {
+        self.written.newest(key, self.instances.watched())
+    }
+
+    fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+
+    fn migrations_in(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+    }
+
+    fn tell(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
+        self.events.publish(Event {
+            regarding: instance.object_ref(&()),
+            related: None,
+            severity,
+            reason: reason.into(),
+            action: "Evacuate".into(),
+            note: note.into(),
+        });
+    }
+}
+
+/// How fast guests have moved since this process began.
+#[derive(Debug, Default)]
+struct Measured(Mutex<(Rate, BTreeSet<String>)>);
+
+impl Measured {
+    /// Takes account of migrations that have succeeded.
+    fn learn(&self, migrations: &Migrations, instances: &Instances) {
+        let mut measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = BTreeSet::new();
+        migrations.for_each(|key, migration| {
+            let Some((uid, took)) = took(migration) else { return };
+            if !measured.1.contains(uid) {
+                let guest = instances.get(&instance_of(key, migration));
+                measured.0.add(
+                    took,
+                    guest.map_or(0, |guest| drydock_core::drain::guest::memory(&guest)),
+                );
+            }
+            seen.insert(uid.to_owned());
+        });
+        measured.1 = seen;
+    }
+
+    fn rate(&self) -> Option<Rate> {
+        let rate = self.0.lock().unwrap_or_else(PoisonError::into_inner).0;
+        (rate.count > 0).then_some(rate)
+    }
+}
+
+/// UID of a migration that has succeeded, and how long it took in all.
+fn took(migration: &VirtualMachineInstanceMigration) -> Option<(&str, Duration)> {
+    let state = migration.status.as_ref()?.migration_state.as_ref()?;
+    let (from, to) = (migration.metadata.creation_timestamp.as_ref()?.0, state.end_timestamp?);
+    let took = to.duration_since(from).unsigned_abs();
+    (state.completed && !state.failed).then_some((migration.metadata.uid.as_deref()?, took))
+}
+
+/// Whether a change of an instance matters to drains: it is or was marked, or comes, goes or changes
+/// where somebody empties its node.
+pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
+    let seen = |instance: Option<&VirtualMachineInstance>| {
+        instance.map(|instance| {
+            let status = instance.status.clone().unwrap_or_default();
+            (
+                status.phase,
+                status.node_name,
+                status.evacuation_node_name,
+                status.evacuation,
+                instance.metadata.deletion_timestamp.is_some(),
+                status
+                    .conditions
+                    .into_iter()
+                    .map(|condition| (condition.type_, condition.status))
+                    .collect::<Vec<_>>(),
+            )
+        })
+    };
+    seen(old) != seen(new)
+}

@@ -1,0 +1,222 @@
+//! What is reported of a node that is being emptied, written when it is news.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use drydock_api::{
+    Hypervisor,
+    hypervisor::DrainStatus,
+    node_reference,
+    reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
+};
+use drydock_core::{
+    conditions::{Status, whole_seconds},
+    drain::{Report, node::Drained},
+};
+use drydock_runtime::{Event, Events, Severity};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tracing::info;
+
+/// The field manager of what is reported of drains.
+const FIELD_MANAGER: &str = "drydock-drain";
+
+/// Writes reports. What a watch has not shown yet is remembered, so that it is not written twice.
+#[derive(Debug)]
+pub(super) struct Reports {
+    nodes: Api<Node>,
+    hypervisors: Api<Hypervisor>,
+    events: Events,
+    told: Mutex<HashMap<String, Told>>,
+}
+
+/// What was written of one node last, and of which state of the object the watch will show it.
+#[derive(Debug, Default)]
+struct Told {
+    drain: Option<(String, Option<DrainStatus>)>,
+    conditions: Option<(String, Vec<NodeCondition>)>,
+}
+
+impl Reports {
+    pub(super) fn new(client: &Client, events: Events) -> Self {
+        Self {
+            nodes: Api::all(client.clone()),
+            hypervisors: Api::all(client.clone()),
+            events,
+            told: Mutex::default(),
+        }
+    }
+
+    /// Whether the conditions of a Node say that it is being emptied, or is empty.
+    pub(super) fn says_something(node: &Node) -> bool {
+        own(node)
+            .iter()
+            .any(|condition| condition.status != Status::False.as_str())
+    }
+
+    /// Writes how a node is being emptied, if that is news.
+    pub(super) async fn drain(&self, hypervisor: &Hypervisor, report: &Report) -> kube::Result<()> {
+        let shown = hypervisor.status.as_ref().and_then(|status| status.drain.clone());
+        let version = hypervisor.resource_version().unwrap_or_default();
+        let before = self.with(&report.node, |told| match &told.drain {
+            Some((of, drain)) if *of == version => drain.clone(),
+            _ => shown,
+        });
+        if before == report.drain {
+            return Ok(());
+        }
+        let status = match &report.drain {
+            Some(drain) => json!({"drain": drain}),
+            None => json!({}),
+        };
+        let apply = json!({
+            "apiVersion": "drydock.dev/v1alpha1",
+            "kind": "Hypervisor",
+            "metadata": {"name": report.node, "uid": hypervisor.uid()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        match self
+            .hypervisors
+            .patch_status(&report.node, &parameters, &Patch::Apply(apply))
+            .await
+        {
+            // It has been deleted, or made anew.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return Ok(()),
+            result => result.map(drop)?,
+        }
+        self.with(&report.node, |told| told.drain = Some((version, report.drain.clone())));
+        Ok(())
+    }
+
+    /// Writes the conditions of a Node, if that is news, and tells of transitions.
+    pub(super) async fn conditions(&self, node: &Node, report: &Report, now: Timestamp) -> kube::Result<()> {
+        let version = node.resource_version().unwrap_or_default();
+        let before = self.with(&report.node, |told| match &told.conditions {
+            Some((of, conditions)) if *of == version => conditions.clone(),
+            _ => own(node),
+        });
+        let silent = !report.in_progress && report.drained == Drained::NotAsked && before.is_empty();
+        let wanted = wanted(&before, report, now);
+        if silent || wanted == before {
+            return Ok(());
+        }
+        let apply = json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": report.node, "uid": node.uid()},
+            "status": {"conditions": wanted},
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        match self
+            .nodes
+            .patch_status(&report.node, &parameters, &Patch::Apply(apply))
+            .await
+        {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return Ok(()),
+            result => result.map(drop)?,
+        }
+        self.announce(node, &before, &wanted);
+        self.with(&report.node, |told| told.conditions = Some((version, wanted)));
+        Ok(())
+    }
+
+    /// An event for each condition that has begun or ceased to hold.
+    fn announce(&self, node: &Node, before: &[NodeCondition], after: &[NodeCondition]) {
+        let holds = |conditions: &[NodeCondition], type_: &str| {
+            let found = conditions.iter().find(|condition| condition.type_ == type_);
+            found.is_some_and(|condition| condition.status == Status::True.as_str())
+        };
+        let name = node.name_any();
+        for (type_, begins, note) in [
+            (
+                DRAIN_IN_PROGRESS,
+                "DrainStarted",
+                "virtual machines are being moved off the node",
+            ),
+            (
+                DRAINED,
+                "NodeDrained",
+                "nothing is left to be moved: it is safe to switch the node off",
+            ),
+        ] {
+            if !holds(before, type_) && holds(after, type_) {
+                info!(node = name, "{note}");
+                self.events.publish(Event {
+                    regarding: node_reference(&name, node.uid()),
+                    related: None,
+                    severity: Severity::Normal,
+                    reason: begins.into(),
+                    action: "Drain".into(),
+                    note: note.into(),
+                });
+            }
+        }
+    }
+
+    fn with<R>(&self, node: &str, look: impl FnOnce(&mut Told) -> R) -> R {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        look(told.entry(node.to_owned()).or_default())
+    }
+}
+
+/// The conditions of a Node that are reported here.
+fn own(node: &Node) -> Vec<NodeCondition> {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut own: Vec<NodeCondition> = conditions
+        .into_iter()
+        .flatten()
+        .filter(|condition| [DRAIN_IN_PROGRESS, DRAINED].contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
+    own.sort_by(|one, other| one.type_.cmp(&other.type_));
+    own
+}
+
+/// The conditions as they should be; their time changes only when their status does.
+fn wanted(before: &[NodeCondition], report: &Report, now: Timestamp) -> Vec<NodeCondition> {
+    let condition = |type_: &str, status: Status, reason: &str, message: &str| {
+        let since = before
+            .iter()
+            .find(|condition| condition.type_ == type_ && condition.status == status.as_str())
+            .and_then(|condition| condition.last_transition_time.clone());
+        NodeCondition {
+            type_: type_.into(),
+            status: status.as_str().into(),
+            reason: Some(reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(since.unwrap_or_else(|| whole_seconds(now))),
+            last_heartbeat_time: None,
+        }
+    };
+    let progress = if report.in_progress {
+        condition(
+            DRAIN_IN_PROGRESS,
+            Status::True,
+            "VirtualMachinesLeft",
+            "virtual machines are being moved off the node; the Hypervisor of its name lists them",
+        )
+    } else {
+        condition(
+            DRAIN_IN_PROGRESS,
+            Status::False,
+            "NothingToMove",
+            "no virtual machine is to leave the node",
+        )
+    };
+    let drained = report.drained;
+    vec![
+        progress,
+        condition(DRAINED, drained.status(), drained.reason(), drained.message()),
+    ]
+}
+
+#[cfg(test)]
+mod tests;
