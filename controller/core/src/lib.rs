@@ -11,6 +11,7 @@
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
 //! - [`domain`]: a guest as libvirt is told of it.
 //! - [`instance`], [`machine`], [`replica_set`]: what the controller does about each of these.
+//! - [`maintenance`]: how a node is emptied and kept empty.
 //! - [`migration`]: how a guest moves to another node.
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
@@ -38,6 +39,7 @@ pub mod label_keys;
 pub mod labels;
 pub mod launcher_pod;
 pub mod machine;
+pub mod maintenance;
 pub mod mask;
 pub mod migratable;
 pub mod migration;

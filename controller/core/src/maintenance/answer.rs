@@ -1,0 +1,179 @@
+//! What the API server said to an eviction, and when to try again.
+
+use jiff::{SignedDuration, Timestamp};
+
+/// A refused eviction is tried again after so long at the latest, as kubectl drain does.
+pub const RETRY: SignedDuration = SignedDuration::from_secs(5);
+/// An accepted one whose pod does not show it: news are late, or somebody undid it.
+pub const DOUBT: SignedDuration = SignedDuration::from_secs(30);
+/// Answers are kept up to so many characters.
+const LONGEST: usize = 1000;
+
+/// How an eviction went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The pod is going to end.
+    Accepted,
+    /// There is no such pod any more, or another one of its name.
+    Gone,
+    /// A disruption budget does not let it go.
+    Budget(String),
+    /// An admission webhook (or the API server's own load) puts it off.
+    Deferred(String),
+    /// Several budgets guard the pod, which Kubernetes does not evict then.
+    SeveralBudgets(String),
+    /// The namespace is being deleted, and the pod with it.
+    NamespaceTerminating(String),
+    /// Anything else, no answer included.
+    Failed(String),
+}
+
+impl Answer {
+    /// Reads a refusal: its code, its message and its causes (reason and message).
+    pub fn of_refusal(code: u16, message: &str, causes: &[(&str, &str)]) -> Self {
+        let has = |reason: &str| causes.iter().any(|(cause, _)| *cause == reason);
+        let mut text = message.to_owned();
+        for (_, told) in causes {
+            if !told.is_empty() && !text.contains(told) {
+                text = format!("{text} {told}");
+            }
+        }
+        let text: String = text.chars().take(LONGEST).collect();
+        match code {
+            // A precondition: it is another pod by now.
+            404 | 409 => Self::Gone,
+            429 if has("DisruptionBudget") => Self::Budget(text),
+            429 => Self::Deferred(text),
+            403 if has("NamespaceTerminating") => Self::NamespaceTerminating(text),
+            // https://github.com/kubernetes/kubernetes/issues/75957
+            500 if message.contains("more than one PodDisruptionBudget") => Self::SeveralBudgets(text),
+            _ => Self::Failed(text),
+        }
+    }
+
+    /// What the API server said, if it refused.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Accepted | Self::Gone => None,
+            Self::Budget(text)
+            | Self::Deferred(text)
+            | Self::SeveralBudgets(text)
+            | Self::NamespaceTerminating(text)
+            | Self::Failed(text) => Some(text),
+        }
+    }
+}
+
+/// The evictions of one pod so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// When the last answer came.
+    pub at: Timestamp,
+    /// The last answer; `None` before the first.
+    pub answer: Option<Answer>,
+    /// The next one is on its way.
+    pub asking: bool,
+    /// What was in the way has changed since.
+    pub unblocked: bool,
+}
+
+impl Attempt {
+    /// When to try again; `None` while an answer is awaited.
+    pub fn retry(&self) -> Option<Timestamp> {
+        if self.asking {
+            return None;
+        }
+        let after = match &self.answer {
+            None => return Some(self.at),
+            Some(_) if self.unblocked => return Some(self.at),
+            Some(Answer::Accepted) => DOUBT,
+            Some(_) => RETRY,
+        };
+        Some(self.at.checked_add(after).unwrap_or(self.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_is_understood() {
+        let budget = [(
+            "DisruptionBudget",
+            "The disruption budget blk needs 1 healthy pods and has 1 currently",
+        )];
+        for (code, message, causes, kind) in [
+            (
+                429,
+                "Cannot evict pod as it would violate the pod's disruption budget.",
+                &budget[..],
+                "Budget",
+            ),
+            (
+                429,
+                "admission webhook \"x\" denied the request: it is moving",
+                &[],
+                "Deferred",
+            ),
+            (404, "pods \"a\" not found", &[], "Gone"),
+            (
+                409,
+                "Precondition failed: UID in precondition: a, UID in object meta: b",
+                &[],
+                "Gone",
+            ),
+            (
+                403,
+                "forbidden",
+                &[("NamespaceTerminating", "namespace n is being terminated")],
+                "NamespaceTerminating",
+            ),
+            (
+                403,
+                "pods \"a\" is forbidden: User cannot create resource \"pods/eviction\"",
+                &[],
+                "Failed",
+            ),
+            (
+                500,
+                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+                &[],
+                "SeveralBudgets",
+            ),
+            (500, "internal error", &[], "Failed"),
+        ] {
+            let answer = Answer::of_refusal(code, message, causes);
+            assert!(format!("{answer:?}").starts_with(kind), "{code} {message}: {answer:?}");
+        }
+        let answer = Answer::of_refusal(429, "Cannot evict pod.", &budget);
+        assert!(answer.text().unwrap().contains("needs 1 healthy pods"), "{answer:?}");
+        assert!(
+            Answer::of_refusal(500, &"x".repeat(5000), &[])
+                .text()
+                .unwrap()
+                .chars()
+                .count()
+                <= LONGEST
+        );
+    }
+
+    #[test]
+    fn it_is_tried_again_after_five_seconds_or_when_the_way_is_free() {
+        let at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let mut attempt = Attempt {
+            at,
+            answer: Some(Answer::Budget("no".into())),
+            asking: false,
+            unblocked: false,
+        };
+        assert_eq!(attempt.retry(), Some("2026-01-01T00:00:05Z".parse().unwrap()));
+        attempt.unblocked = true;
+        assert_eq!(attempt.retry(), Some(at));
+        attempt.asking = true;
+        assert_eq!(attempt.retry(), None);
+        attempt.asking = false;
+        (attempt.answer, attempt.unblocked) = (Some(Answer::Accepted), false);
+        assert_eq!(attempt.retry(), Some("2026-01-01T00:00:30Z".parse().unwrap()));
+    }
+}

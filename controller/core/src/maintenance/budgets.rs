@@ -1,0 +1,119 @@
+//! Which PodDisruptionBudgets guard a pod, with their numbers.
+
+use std::sync::Arc;
+
+use drydock_api::maintenance::Blocker;
+use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+
+use crate::replica_set::selector::Selector;
+
+/// Whether a budget counts a pod. One without a selector counts none, one with an empty selector all
+/// pods of its namespace (policy/v1).
+pub fn guards(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+    budget.metadata.namespace == pod.metadata.namespace
+        && budget
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.selector.as_ref())
+            .is_some_and(|selector| {
+                Selector::new(selector).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
+            })
+}
+
+/// The budget that does not let a pod go: the one that the API server named, else the one that
+/// allows least.
+pub fn blocker(budgets: &[Arc<PodDisruptionBudget>], pod: &Pod, said: &str) -> Option<Blocker> {
+    let guarding = budgets.iter().filter(|budget| guards(budget, pod));
+    let rank = |budget: &&Arc<PodDisruptionBudget>| {
+        let name = budget.metadata.name.as_deref().unwrap_or_default();
+        let named = said.split_whitespace().any(|word| word == name);
+        let allowed = budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
+        (!named, allowed, name.to_owned())
+    };
+    let budget = guarding.min_by_key(rank)?;
+    let status = budget.status.clone().unwrap_or_default();
+    Some(Blocker {
+        kind: "PodDisruptionBudget".into(),
+        name: budget.metadata.name.clone().unwrap_or_default(),
+        disruptions_allowed: status.disruptions_allowed,
+        current_healthy: status.current_healthy,
+        desired_healthy: status.desired_healthy,
+        expected_pods: status.expected_pods,
+    })
+}
+
+/// Whether a change of a budget may let a pod go that it held back.
+pub fn may_unblock(old: Option<&PodDisruptionBudget>, new: Option<&PodDisruptionBudget>) -> bool {
+    let allowed = |budget: &PodDisruptionBudget| budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
+    match (old, new) {
+        (Some(old), Some(new)) => allowed(new) > allowed(old) || old.spec != new.spec,
+        (Some(_), None) => true,
+        (None, _) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn budget(name: &str, selector: &Value, allowed: i32) -> Arc<PodDisruptionBudget> {
+        Arc::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "namespace": "n"},
+                "spec": {"selector": selector},
+                "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 2, "expectedPods": 3},
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn pod() -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "n", "labels": {"app": "web"}}})).unwrap()
+    }
+
+    #[test]
+    fn selectors_are_those_of_policy_v1() {
+        for (selector, counted) in [
+            (json!({"matchLabels": {"app": "web"}}), true),
+            (json!({"matchLabels": {"app": "db"}}), false),
+            (json!({}), true),
+            (Value::Null, false),
+            (json!({"matchExpressions": [{"key": "app", "operator": "Odd"}]}), false),
+        ] {
+            assert_eq!(guards(&budget("b", &selector, 0), &pod()), counted, "{selector}");
+        }
+        let mut elsewhere = pod();
+        elsewhere.metadata.namespace = Some("other".into());
+        assert!(!guards(&budget("b", &json!({}), 0), &elsewhere));
+    }
+
+    #[test]
+    fn the_budget_that_was_named_is_the_one() {
+        let budgets = [budget("a", &json!({}), 0), budget("b", &json!({}), 1)];
+        let said = "The disruption budget b needs 1 healthy pods and has 1 currently";
+        let named = blocker(&budgets, &pod(), said).unwrap();
+        assert_eq!(
+            (
+                named.name.as_str(),
+                named.current_healthy,
+                named.desired_healthy,
+                named.expected_pods
+            ),
+            ("b", 1, 2, 3)
+        );
+        assert_eq!(blocker(&budgets, &pod(), "no").unwrap().name, "a");
+        assert_eq!(blocker(&[], &pod(), "no"), None);
+    }
+
+    #[test]
+    fn only_what_can_help_is_news() {
+        let budget = |allowed| budget("b", &json!({}), allowed);
+        assert!(may_unblock(Some(&budget(0)), Some(&budget(1))));
+        assert!(!may_unblock(Some(&budget(1)), Some(&budget(0))));
+        assert!(!may_unblock(Some(&budget(1)), Some(&budget(1))));
+        assert!(may_unblock(Some(&budget(0)), None));
+        assert!(!may_unblock(None, Some(&budget(1))));
+    }
+}

@@ -1,0 +1,274 @@
+//! The Lease by which one writer at a time works on a node: remediators of the same family heed it.
+//!
+//! ```text
+//!  none, or not valid ─▶ taken         another's, valid ─▶ waited for, or lost if it was ours
+//!  ours ─▶ held, renewed every 20 minutes for as long as the maintenance lasts
+//! ```
+//!
+//! It is lost only if another holds it, or if it could not be written for [`LOST_AFTER`].
+
+use drydock_api::maintenance::LEASE_HOLDER;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::{
+        coordination::v1::{Lease, LeaseSpec},
+        core::v1::Node,
+    },
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference},
+};
+
+/// How long it is valid, in seconds (the operators' number).
+pub const DURATION_SECONDS: i32 = 3600;
+/// How often it is renewed: a third of that.
+pub const RENEW_EVERY: SignedDuration = SignedDuration::from_secs(1200);
+/// When it is tried again to write it.
+pub const RETRY: SignedDuration = SignedDuration::from_secs(15);
+/// A Lease that could not be renewed for so long is lost. Writing fails for other reasons than an
+/// API server that is down, since nobody else could take the Lease then either.
+pub const LOST_AFTER: SignedDuration = SignedDuration::from_secs(600);
+
+/// How a node's Lease is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// We hold it, and renew it then.
+    Held {
+        /// When to renew it.
+        renew: Timestamp,
+    },
+    /// It has to be made, taken or renewed.
+    ToWrite {
+        /// There is one.
+        exists: bool,
+    },
+    /// Another holds it.
+    HeldByOther {
+        /// Who.
+        holder: String,
+        /// Until when, unless it is renewed.
+        until: Timestamp,
+    },
+}
+
+/// A Lease as it has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeaseWrite {
+    /// There is one, which this replaces; its resource version is in it.
+    pub exists: bool,
+    /// The Lease, without its namespace.
+    pub lease: Lease,
+}
+
+/// Name of a node's Lease.
+pub fn name(node: &str) -> String {
+    format!("node-{}", node.to_lowercase())
+}
+
+/// The node of a Lease of this name.
+pub fn node_of(name: &str) -> Option<&str> {
+    name.strip_prefix("node-")
+}
+
+/// Whether we hold it, valid or not.
+pub fn is_ours(lease: Option<&Lease>) -> bool {
+    lease
+        .and_then(|lease| lease.spec.as_ref())
+        .is_some_and(|spec| spec.holder_identity.as_deref() == Some(LEASE_HOLDER))
+}
+
+/// How a node's Lease is now.
+pub fn judge(lease: Option<&Lease>, now: Timestamp) -> LeaseState {
+    let Some(lease) = lease else {
+        return LeaseState::ToWrite { exists: false };
+    };
+    match (validity(lease, now), is_ours(Some(lease))) {
+        (Some((renewed, _)), true) => match renewed.checked_add(RENEW_EVERY) {
+            Ok(renew) if renew > now => LeaseState::Held { renew },
+            _ => LeaseState::ToWrite { exists: true },
+        },
+        (Some((_, until)), false) => LeaseState::HeldByOther {
+            holder: lease
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.holder_identity.clone())
+                .unwrap_or_default(),
+            until,
+        },
+        (None, _) => LeaseState::ToWrite { exists: true },
+    }
+}
+
+/// When it was renewed and when it ends, if it is valid now: what lacks a holder, a time or a
+/// duration is not, nor what was renewed in the future.
+fn validity(lease: &Lease, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
+    let spec = lease.spec.as_ref()?;
+    spec.holder_identity.as_deref().filter(|holder| !holder.is_empty())?;
+    let renewed = spec.renew_time.as_ref()?.0;
+    let lasts = SignedDuration::from_secs(spec.lease_duration_seconds?.into());
+    let until = renewed.checked_add(lasts).ok()?;
+    (renewed <= now && until >= now).then_some((renewed, until))
+}
+
+/// Whether a Lease that could not be written since then is lost.
+pub fn is_lost(failing_since: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(failing_since) >= LOST_AFTER
+}
+
+/// The Lease as we make, take or renew it.
+pub fn write(lease: Option<&Lease>, exists: bool, node: &Node, now: Timestamp) -> LeaseWrite {
+    let node_name = node.metadata.name.clone().unwrap_or_default();
+    let before = lease.and_then(|lease| lease.spec.clone());
+    let renews = lease.is_some_and(|lease| validity(lease, now).is_some()) && is_ours(lease);
+    let spec = match before {
+        Some(before) if renews => LeaseSpec {
+            renew_time: Some(MicroTime(now)),
+            ..before
+        },
+        before => LeaseSpec {
+            holder_identity: Some(LEASE_HOLDER.into()),
+            acquire_time: Some(MicroTime(now)),
+            renew_time: Some(MicroTime(now)),
+            lease_duration_seconds: Some(DURATION_SECONDS),
+            lease_transitions: Some(before.map_or(0, |before| {
+                before.lease_transitions.unwrap_or_default().saturating_add(1)
+            })),
+            ..LeaseSpec::default()
+        },
+    };
+    let owner = OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: node_name.clone(),
+        uid: node.metadata.uid.clone().unwrap_or_default(),
+        ..OwnerReference::default()
+    };
+    let metadata = lease.map_or_else(ObjectMeta::default, |lease| ObjectMeta {
+        resource_version: lease.metadata.resource_version.clone(),
+        labels: lease.metadata.labels.clone(),
+        annotations: lease.metadata.annotations.clone(),
+        ..ObjectMeta::default()
+    });
+    LeaseWrite {
+        exists,
+        lease: Lease {
+            metadata: ObjectMeta {
+                name: Some(name(&node_name)),
+                owner_references: Some(vec![owner]),
+                ..metadata
+            },
+            spec: Some(spec),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn lease(holder: Option<&str>, renewed: Option<&str>, seconds: Option<i32>) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                resource_version: Some("7".into()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: holder.map(Into::into),
+                renew_time: renewed.map(|renewed| MicroTime(at(renewed))),
+                acquire_time: renewed.map(|renewed| MicroTime(at(renewed))),
+                lease_duration_seconds: seconds,
+                lease_transitions: Some(4),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    const NOW: &str = "2026-01-01T12:00:00Z";
+
+    #[test]
+    fn who_holds_it() {
+        let held = |renew: &str| LeaseState::Held { renew: at(renew) };
+        let to_write = LeaseState::ToWrite { exists: true };
+        for (holder, renewed, seconds, state) in [
+            (
+                Some(LEASE_HOLDER),
+                Some("2026-01-01T11:59:00Z"),
+                Some(3600),
+                held("2026-01-01T12:19:00Z"),
+            ),
+            (
+                Some(LEASE_HOLDER),
+                Some("2026-01-01T11:40:00Z"),
+                Some(3600),
+                to_write.clone(),
+            ),
+            (
+                Some(LEASE_HOLDER),
+                Some("2026-01-01T10:40:00Z"),
+                Some(3600),
+                to_write.clone(),
+            ),
+            (
+                Some("else"),
+                Some("2026-01-01T11:59:00Z"),
+                Some(120),
+                LeaseState::HeldByOther {
+                    holder: "else".into(),
+                    until: at("2026-01-01T12:01:00Z"),
+                },
+            ),
+            (Some("else"), Some("2026-01-01T11:59:00Z"), Some(30), to_write.clone()),
+            // In the future, or with something missing, it is not valid.
+            (Some("else"), Some("2026-01-01T12:00:01Z"), Some(3600), to_write.clone()),
+            (Some("else"), None, Some(3600), to_write.clone()),
+            (Some("else"), Some(NOW), None, to_write.clone()),
+            (None, Some(NOW), Some(3600), to_write.clone()),
+            (Some(""), Some(NOW), Some(3600), to_write),
+        ] {
+            let lease = lease(holder, renewed, seconds);
+            assert_eq!(judge(Some(&lease), at(NOW)), state, "{lease:?}");
+        }
+        assert_eq!(judge(None, at(NOW)), LeaseState::ToWrite { exists: false });
+    }
+
+    #[test]
+    fn what_is_taken_counts_transitions_and_what_is_renewed_does_not() {
+        let node: Node =
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "Node1", "uid": "u"}})).unwrap();
+        let spec = |lease: Option<&Lease>| write(lease, lease.is_some(), &node, at(NOW)).lease.spec.unwrap();
+        let first = spec(None);
+        assert_eq!(
+            (first.lease_transitions, first.lease_duration_seconds),
+            (Some(0), Some(3600))
+        );
+        assert_eq!(first.acquire_time, first.renew_time);
+        let renewed = spec(Some(&lease(
+            Some(LEASE_HOLDER),
+            Some("2026-01-01T11:40:00Z"),
+            Some(3600),
+        )));
+        assert_eq!(
+            (renewed.lease_transitions, renewed.acquire_time, renewed.renew_time),
+            (
+                Some(4),
+                Some(MicroTime(at("2026-01-01T11:40:00Z"))),
+                Some(MicroTime(at(NOW)))
+            )
+        );
+        let taken = spec(Some(&lease(Some("else"), Some("2026-01-01T10:00:00Z"), Some(60))));
+        assert_eq!(
+            (
+                taken.lease_transitions,
+                taken.acquire_time,
+                taken.holder_identity.as_deref()
+            ),
+            (Some(5), Some(MicroTime(at(NOW))), Some(LEASE_HOLDER))
+        );
+        let write = write(Some(&lease(None, None, None)), true, &node, at(NOW)).lease;
+        assert_eq!(write.metadata.name.as_deref(), Some("node-node1"));
+        assert_eq!(write.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!(write.metadata.owner_references.unwrap()[0].uid, "u");
+    }
+}

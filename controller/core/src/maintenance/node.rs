@@ -1,0 +1,263 @@
+//! What a node in maintenance looks like, and how it is given back.
+//!
+//! Label, taints and cordon are one merge patch, which needs the node's resource version: taints are
+//! a list that others write too.
+
+use drydock_api::maintenance::{EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, UNSCHEDULABLE_TAINT};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Taint};
+use serde_json::{Map, Value, json};
+
+use crate::conditions::whole_seconds;
+
+const NO_SCHEDULE: &str = "NoSchedule";
+/// Taint of a node whose kubelet is silent.
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// Whether a node takes no pods.
+pub fn is_unschedulable(node: &Node) -> bool {
+    node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true)
+}
+
+/// Whether nobody knows what a node does: its kubelet is silent.
+pub fn is_unreachable(node: &Node) -> bool {
+    taints(node).iter().any(|taint| taint.key == UNREACHABLE) || status_of(node, "Ready") == Some("Unknown")
+}
+
+/// What a node says of its being in maintenance; `None` if nothing.
+pub fn in_progress(node: &Node) -> Option<bool> {
+    status_of(node, IN_PROGRESS).map(|status| status == "True")
+}
+
+fn status_of<'a>(node: &'a Node, type_: &str) -> Option<&'a str> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions.iter().find(|condition| condition.type_ == type_)?;
+    Some(&condition.status)
+}
+
+fn taints(node: &Node) -> &[Taint] {
+    node.spec
+        .as_ref()
+        .and_then(|spec| spec.taints.as_deref())
+        .unwrap_or_default()
+}
+
+fn is(taint: &Taint, key: &str) -> bool {
+    taint.key == key && taint.effect == NO_SCHEDULE
+}
+
+fn label(node: &Node) -> Option<&str> {
+    node.metadata
+        .labels
+        .as_ref()?
+        .get(EXCLUDE_FROM_REMEDIATION)
+        .map(String::as_str)
+}
+
+/// The merge patch that closes a node for maintenance; `None` if it is closed.
+pub fn closed(node: &Node, group: Group) -> Option<Value> {
+    let mut patch = Patch::default();
+    if label(node) != Some("true") {
+        patch.metadata = Some(json!({"labels": {EXCLUDE_FROM_REMEDIATION: "true"}}));
+    }
+    let wanted = [UNSCHEDULABLE_TAINT, group.drain_taint()];
+    let missing = wanted
+        .into_iter()
+        .filter(|key| !taints(node).iter().any(|taint| is(taint, key)));
+    // Neither value nor time: others compare them whole.
+    let missing: Vec<Taint> = missing
+        .map(|key| Taint {
+            key: key.into(),
+            effect: NO_SCHEDULE.into(),
+            ..Taint::default()
+        })
+        .collect();
+    if !missing.is_empty() {
+        let all: Vec<&Taint> = missing.iter().chain(taints(node)).collect();
+        patch.spec.insert("taints".into(), json!(all));
+    }
+    if !is_unschedulable(node) {
+        patch.spec.insert("unschedulable".into(), true.into());
+    }
+    patch.into_value()
+}
+
+/// The merge patch that gives a node back; `None` if that is done. With `keep_cordon` it stays
+/// unschedulable, as it was before.
+pub fn opened(node: &Node, group: Group, keep_cordon: bool) -> Option<Value> {
+    let mut patch = Patch::default();
+    if label(node).is_some() {
+        patch.metadata = Some(json!({"labels": {EXCLUDE_FROM_REMEDIATION: null}}));
+    }
+    let ours = |taint: &Taint| is(taint, group.drain_taint()) || (!keep_cordon && is(taint, UNSCHEDULABLE_TAINT));
+    if taints(node).iter().any(ours) {
+        let rest: Vec<&Taint> = taints(node).iter().filter(|taint| !ours(taint)).collect();
+        patch.spec.insert("taints".into(), json!(rest));
+    }
+    if !keep_cordon && is_unschedulable(node) {
+        patch.spec.insert("unschedulable".into(), Value::Null);
+    }
+    patch.into_value()
+}
+
+#[derive(Default)]
+struct Patch {
+    metadata: Option<Value>,
+    spec: Map<String, Value>,
+}
+
+impl Patch {
+    fn into_value(self) -> Option<Value> {
+        let mut patch = Map::new();
+        patch.extend(self.metadata.map(|metadata| ("metadata".to_owned(), metadata)));
+        if !self.spec.is_empty() {
+            patch.insert("spec".into(), self.spec.into());
+        }
+        (!patch.is_empty()).then_some(patch.into())
+    }
+}
+
+/// The node's condition that it is in maintenance, as it is applied (KEP-5683). `maintenance` names
+/// the object.
+pub fn condition(holds: bool, maintenance: &str, now: Timestamp) -> Value {
+    let (status, reason, message) = if holds {
+        (
+            "True",
+            "AdminRequested",
+            format!("NodeMaintenance {maintenance} asks for it"),
+        )
+    } else {
+        (
+            "False",
+            "MaintenanceEnded",
+            format!("NodeMaintenance {maintenance} has ended"),
+        )
+    };
+    json!({
+        "type": IN_PROGRESS,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": whole_seconds(now),
+        "lastHeartbeatTime": whole_seconds(now),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(label: Option<&str>, taints: &[&str], unschedulable: bool) -> Node {
+        let taints: Vec<_> = taints
+            .iter()
+            .map(|taint| {
+                let (key, effect) = taint.split_once(':').unwrap_or((taint, NO_SCHEDULE));
+                json!({"key": key, "effect": effect})
+            })
+            .collect();
+        let labels: Map<String, Value> = label
+            .map(|value| (EXCLUDE_FROM_REMEDIATION.to_owned(), value.into()))
+            .into_iter()
+            .collect();
+        serde_json::from_value(json!({
+            "metadata": {"name": "n", "labels": labels},
+            "spec": {"taints": taints, "unschedulable": unschedulable},
+        }))
+        .unwrap()
+    }
+
+    /// What a merge patch makes of a node.
+    fn patched(node: &Node, patch: &Value) -> Node {
+        fn merge(target: &mut Value, patch: &Value) {
+            let Value::Object(patch) = patch else {
+                *target = patch.clone();
+                return;
+            };
+            if !target.is_object() {
+                *target = json!({});
+            }
+            for (key, value) in patch {
+                if value.is_null() {
+                    target.as_object_mut().unwrap().remove(key);
+                } else {
+                    merge(&mut target[key], value);
+                }
+            }
+        }
+        let mut value = serde_json::to_value(node).unwrap();
+        merge(&mut value, patch);
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn new_taints_come_first_and_have_neither_value_nor_time() {
+        let patch = closed(&node(None, &["other:NoExecute"], false), Group::Medik8s).unwrap();
+        let expected = json!({
+            "metadata": {"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}},
+            "spec": {"unschedulable": true, "taints": [
+                {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+                {"key": "medik8s.io/drain", "effect": "NoSchedule"},
+                {"key": "other", "effect": "NoExecute"},
+            ]},
+        });
+        assert_eq!(patch, expected);
+    }
+
+    #[test]
+    fn a_foreign_cordon_stays() {
+        let held = node(Some("true"), &[UNSCHEDULABLE_TAINT, "kubevirt.io/drain"], true);
+        let kept = opened(&held, Group::KubeVirt, true).unwrap();
+        assert_eq!(
+            kept["spec"],
+            json!({"taints": [{"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"}]})
+        );
+        let freed = opened(&held, Group::KubeVirt, false).unwrap();
+        assert_eq!(freed["spec"], json!({"taints": [], "unschedulable": null}));
+        assert_eq!(opened(&node(None, &["a"], false), Group::KubeVirt, false), None);
+        assert_eq!(
+            opened(&node(None, &[UNSCHEDULABLE_TAINT], true), Group::KubeVirt, true),
+            None
+        );
+    }
+
+    #[test]
+    fn a_silent_kubelet_is_told_from_one_that_is_not_ready() {
+        for (ready, unreachable) in [("True", false), ("False", false), ("Unknown", true)] {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            }))
+            .unwrap();
+            assert_eq!(is_unreachable(&node), unreachable, "{ready}");
+        }
+        assert!(is_unreachable(&node(
+            None,
+            &["node.kubernetes.io/unreachable:NoExecute"],
+            false
+        )));
+    }
+
+    proptest! {
+        #[test]
+        fn closing_ends_after_one_patch_and_opening_puts_everything_back(
+            label in prop::option::of(Just("false")),
+            foreign in prop::collection::vec("[a-c]", 0..3),
+            cordoned: bool,
+            medik8s: bool,
+        ) {
+            let group = if medik8s { Group::Medik8s } else { Group::KubeVirt };
+            let mut all: Vec<&str> = foreign.iter().map(String::as_str).collect();
+            if cordoned {
+                all.push(UNSCHEDULABLE_TAINT);
+            }
+            let before = node(label, &all, cordoned);
+            let during = patched(&before, &closed(&before, group).unwrap());
+            prop_assert_eq!(closed(&during, group), None);
+            let after = patched(&during, &opened(&during, group, cordoned).unwrap());
+            prop_assert_eq!(opened(&after, group, cordoned), None);
+            prop_assert_eq!(taints(&after), taints(&before));
+            prop_assert_eq!(is_unschedulable(&after), cordoned);
+        }
+    }
+}

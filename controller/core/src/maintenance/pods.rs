@@ -1,0 +1,297 @@
+//! Which pods have to leave a node, and how far each is.
+//!
+//! ```text
+//!  pod ─┬─ of a DaemonSet that exists, and not finished ──▶ stays
+//!       ├─ mirror of a static pod ────────────────────────▶ stays
+//!       └─ leaves ─┬─ has a deletion time ─▶ waited for (never evicted again)
+//!                  ├─ not asked for yet, or its time to be asked again ─▶ evicted
+//!                  └─ refused ─▶ waits for what refused it, at most 5 s
+//! ```
+//!
+//! The filters and their order are those of `kubectl drain --force --ignore-daemonsets
+//! --delete-emptydir-data`: pods with local storage and without a controller leave too. A pod is
+//! known by its UID: another one of its name is another pod.
+
+use std::sync::Arc;
+
+use drydock_api::maintenance::Blocker;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+
+use super::{
+    answer::{Answer, Attempt},
+    budgets,
+};
+
+/// Annotation of a pod that the kubelet has from a file.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+/// A pod whose time to end is over for so long is late: the kubelet kills it at that time.
+pub const LATE_AFTER: SignedDuration = SignedDuration::from_secs(30);
+
+/// What is known of pods beside themselves.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    /// Whether the API server says that there is no DaemonSet of this namespace and name.
+    pub daemon_set_is_gone: &'a dyn Fn(&str, &str) -> bool,
+    /// All disruption budgets, at least those of the pods' namespaces.
+    pub budgets: &'a [Arc<PodDisruptionBudget>],
+}
+
+/// Whether a pod leaves, and if not, why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has to leave.
+    Leaves,
+    /// A DaemonSet would make it again.
+    DaemonSet,
+    /// It is of the kubelet's own making.
+    Mirror,
+}
+
+/// Why a pod has not left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Its eviction is under way.
+    Evicting,
+    /// It ends, and its time is not over.
+    Terminating,
+    /// Its namespace is being deleted, and it with it.
+    NamespaceTerminating,
+    /// A webhook put its eviction off: a virtual machine moves first, for example.
+    EvictionDeferred,
+    /// Its time to end is over, and it is still there.
+    TerminationOverdue,
+    /// It has ended, and a finalizer keeps the object.
+    HeldByFinalizers,
+    /// A disruption budget does not let it go.
+    BlockedByBudget,
+    /// Its eviction failed.
+    EvictionFailed,
+    /// Several disruption budgets guard it, so that Kubernetes evicts it never.
+    SeveralBudgets,
+    /// It is to end, and its node does not say whether it has.
+    NodeUnreachable,
+}
+
+impl Reason {
+    /// All of them, from the one that says least to the one that says most.
+    pub const ALL: [Self; 10] = [
+        Self::Evicting,
+        Self::Terminating,
+        Self::NamespaceTerminating,
+        Self::EvictionDeferred,
+        Self::TerminationOverdue,
+        Self::HeldByFinalizers,
+        Self::BlockedByBudget,
+        Self::EvictionFailed,
+        Self::SeveralBudgets,
+        Self::NodeUnreachable,
+    ];
+
+    /// The stable word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Evicting => "Evicting",
+            Self::Terminating => "Terminating",
+            Self::NamespaceTerminating => "NamespaceTerminating",
+            Self::EvictionDeferred => "EvictionDeferred",
+            Self::TerminationOverdue => "TerminationOverdue",
+            Self::HeldByFinalizers => "HeldByFinalizers",
+            Self::BlockedByBudget => "BlockedByBudget",
+            Self::EvictionFailed => "EvictionFailed",
+            Self::SeveralBudgets => "SeveralBudgets",
+            Self::NodeUnreachable => "NodeUnreachable",
+        }
+    }
+}
+
+/// A pod to be evicted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID, which is a precondition.
+    pub uid: String,
+    /// Seconds that it has to end, if not its own.
+    pub grace_period_seconds: Option<i64>,
+}
+
+/// A pod that has not left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pending {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Why it has not left.
+    pub reason: Reason,
+    /// What the API server said last.
+    pub answer: Option<String>,
+    /// What does not let it go.
+    pub blocker: Option<Blocker>,
+    /// When it ends at the latest, if it is going to end.
+    pub leaves_by: Option<Timestamp>,
+}
+
+impl Pending {
+    /// What is wrong, in the words of kubectl; `None` if it is on its way.
+    pub fn error(&self) -> Option<String> {
+        let (name, namespace) = (&self.name, &self.namespace);
+        let waited =
+            |why: &str| format!("error when waiting for pod {name:?} in namespace {namespace:?} to terminate: {why}");
+        match self.reason {
+            Reason::Evicting | Reason::Terminating | Reason::NamespaceTerminating => None,
+            Reason::EvictionDeferred | Reason::BlockedByBudget | Reason::EvictionFailed | Reason::SeveralBudgets => {
+                let said = self.answer.as_deref().unwrap_or_default();
+                Some(format!("error when evicting pods/{name:?} -n {namespace:?}: {said}"))
+            }
+            Reason::TerminationOverdue => Some(waited("its time to end is over")),
+            Reason::HeldByFinalizers => Some(waited("a finalizer keeps it")),
+            Reason::NodeUnreachable => Some(waited(
+                "the node does not answer, so that nobody knows whether it has ended; taint the node \
+                 node.kubernetes.io/out-of-service or delete it once it is certainly off",
+            )),
+        }
+    }
+}
+
+/// The pods of a node, and what to do about them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drain {
+    /// How many pods there are.
+    pub total: usize,
+    /// Those that have not left, by namespace and name.
+    pub pending: Vec<Pending>,
+    /// Those to be evicted now.
+    pub evict: Vec<Target>,
+    /// When to look again.
+    pub wake: Option<Timestamp>,
+}
+
+/// Whether a pod has to leave. `daemon_set_is_gone` is asked only about pods of DaemonSets.
+pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> Verdict {
+    if let Some((namespace, name)) = daemon_set(pod) {
+        // Those of a DaemonSet that is gone would never be made again, and finished ones do not run.
+        if !is_finished(pod) && !daemon_set_is_gone(namespace, name) {
+            return Verdict::DaemonSet;
+        }
+    }
+    let annotations = pod.metadata.annotations.as_ref();
+    if annotations.is_some_and(|annotations| annotations.contains_key(MIRROR)) {
+        return Verdict::Mirror;
+    }
+    Verdict::Leaves
+}
+
+/// Namespace and name of the DaemonSet that controls a pod.
+pub fn daemon_set(pod: &Pod) -> Option<(&str, &str)> {
+    let owners = pod.metadata.owner_references.as_ref()?;
+    let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
+    (owner.kind == "DaemonSet").then_some((pod.metadata.namespace.as_deref()?, &owner.name))
+}
+
+fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// What to do about the pods of a node.
+pub fn drain(
+    pods: &[Arc<Pod>],
+    known: &Known<'_>,
+    attempts: &dyn Fn(&str) -> Option<Attempt>,
+    unreachable: bool,
+    grace_period_seconds: Option<i64>,
+    now: Timestamp,
+) -> Drain {
+    let mut drain = Drain {
+        total: pods.len(),
+        ..Drain::default()
+    };
+    for pod in pods {
+        if verdict(pod, known.daemon_set_is_gone) != Verdict::Leaves {
+            continue;
+        }
+        let attempt = attempts(pod.metadata.uid.as_deref().unwrap_or_default());
+        let (pending, due) = judge(pod, known, attempt.as_ref(), unreachable, now);
+        match due {
+            Due::Evict => drain.evict.push(Target {
+                namespace: pending.namespace.clone(),
+                name: pending.name.clone(),
+                uid: pod.metadata.uid.clone().unwrap_or_default(),
+                grace_period_seconds,
+            }),
+            Due::Look(at) => drain.wake = Some(drain.wake.map_or(at, |wake| wake.min(at))),
+            Due::Wait => {}
+        }
+        drain.pending.push(pending);
+    }
+    let place = |pending: &Pending| (pending.namespace.clone(), pending.name.clone());
+    drain.pending.sort_by_key(place);
+    drain.evict.sort();
+    drain
+}
+
+/// What is due for a pod.
+enum Due {
+    Evict,
+    Look(Timestamp),
+    Wait,
+}
+
+fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: bool, now: Timestamp) -> (Pending, Due) {
+    let mut pending = Pending {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        reason: Reason::Evicting,
+        answer: None,
+        blocker: None,
+        leaves_by: None,
+    };
+    if let Some(ends) = &pod.metadata.deletion_timestamp {
+        let late = ends.0.checked_add(LATE_AFTER).unwrap_or(ends.0);
+        let finalizers = pod.metadata.finalizers.as_ref();
+        let due = if unreachable {
+            pending.reason = Reason::NodeUnreachable;
+            Due::Wait
+        } else if now < late {
+            (pending.reason, pending.leaves_by) = (Reason::Terminating, Some(ends.0));
+            Due::Look(late)
+        } else if finalizers.is_some_and(|finalizers| !finalizers.is_empty()) {
+            pending.reason = Reason::HeldByFinalizers;
+            Due::Wait
+        } else {
+            pending.reason = Reason::TerminationOverdue;
+            Due::Wait
+        };
+        return (pending, due);
+    }
+    let Some(attempt) = attempt else {
+        return (pending, Due::Evict);
+    };
+    if let Some(answer) = &attempt.answer {
+        pending.reason = match answer {
+            Answer::Accepted | Answer::Gone => Reason::Evicting,
+            Answer::Budget(_) => Reason::BlockedByBudget,
+            Answer::Deferred(_) => Reason::EvictionDeferred,
+            Answer::SeveralBudgets(_) => Reason::SeveralBudgets,
+            Answer::NamespaceTerminating(_) => Reason::NamespaceTerminating,
+            Answer::Failed(_) => Reason::EvictionFailed,
+        };
+        pending.answer = answer.text().map(Into::into);
+        if matches!(answer, Answer::Budget(_) | Answer::SeveralBudgets(_)) {
+            pending.blocker = budgets::blocker(known.budgets, pod, answer.text().unwrap_or_default());
+        }
+    }
+    let due = match attempt.retry() {
+        None => Due::Wait,
+        Some(at) if at <= now => Due::Evict,
+        Some(at) => Due::Look(at),
+    };
+    (pending, due)
+}
+
+#[cfg(test)]
+mod tests;

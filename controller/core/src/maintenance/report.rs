@@ -1,0 +1,446 @@
+//! The status of a maintenance.
+
+use drydock_api::maintenance::{NodeMaintenanceStatus, PendingPod, PodReference};
+use jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
+
+use super::{
+    Seen, joined, node,
+    pods::{Drain, Pending, Reason},
+};
+use crate::conditions::{Status, condition, find, holds, whole_seconds};
+
+/// Condition: the node is empty; else its reason says what it waits for, or why the maintenance failed.
+pub const DRAINED: &str = "Drained";
+/// Condition: the node is closed to new pods.
+pub const CORDONED: &str = "Cordoned";
+/// Condition: we hold the node's Lease.
+pub const LEASE_HELD: &str = "LeaseHeld";
+
+const HELD_BY_OTHER: &str = "HeldByOther";
+const RENEWAL_FAILED: &str = "RenewalFailed";
+const ACQUISITION_FAILED: &str = "AcquisitionFailed";
+/// So many pods are named in the message of a condition.
+const NAMED: usize = 3;
+
+/// Where a maintenance is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The node is being emptied.
+    Running,
+    /// The node is empty.
+    Succeeded,
+    /// The maintenance failed.
+    Failed,
+}
+
+impl Phase {
+    /// As the API writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+        }
+    }
+
+    /// What a status says.
+    pub fn of(status: &NodeMaintenanceStatus) -> Option<Self> {
+        let phase = status.phase.as_deref()?;
+        [Self::Running, Self::Succeeded, Self::Failed]
+            .into_iter()
+            .find(|known| known.as_str() == phase)
+    }
+}
+
+/// Why a maintenance failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// There is no such node. It goes on when there is one again.
+    NodeNotFound,
+    /// Another maintenance of the node counts. It begins when that one is gone.
+    AnotherMaintenance,
+    /// The Lease is another's, or could not be written for too long.
+    LeaseLost,
+    /// The node was not empty in time.
+    TimedOut,
+}
+
+impl Failure {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::NodeNotFound,
+        Self::AnotherMaintenance,
+        Self::LeaseLost,
+        Self::TimedOut,
+    ];
+
+    /// The stable word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NodeNotFound => "NodeNotFound",
+            Self::AnotherMaintenance => "AnotherMaintenance",
+            Self::LeaseLost => "LeaseLost",
+            Self::TimedOut => "TimedOut",
+        }
+    }
+
+    /// Why a maintenance has failed; `None` if it has not. Other implementations say it in
+    /// `lastError` alone.
+    pub fn of(status: &NodeMaintenanceStatus) -> Option<Self> {
+        if Phase::of(status) != Some(Phase::Failed) {
+            return None;
+        }
+        let reason = find(&status.conditions, DRAINED).map(|drained| drained.reason.as_str());
+        let known = Self::ALL.into_iter().find(|failure| Some(failure.as_str()) == reason);
+        let by_lease = || {
+            let error = status.last_error.as_deref().unwrap_or_default();
+            if error.starts_with("maintenance failed: lease") {
+                Self::LeaseLost
+            } else {
+                Self::NodeNotFound
+            }
+        };
+        Some(known.unwrap_or_else(by_lease))
+    }
+
+    /// Whether it stays so until the object is deleted.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::LeaseLost | Self::TimedOut)
+    }
+}
+
+/// What is said of the Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseReport {
+    /// We hold it.
+    Held,
+    /// This one holds it.
+    HeldByOther(String),
+    /// It cannot be written, for this reason.
+    Failing(String),
+}
+
+/// Whether a status says that we held the Lease before now.
+pub fn held_lease(status: &NodeMaintenanceStatus) -> bool {
+    holds(&status.conditions, LEASE_HELD) || lease_failing_since(status).is_some()
+}
+
+/// Since when a Lease that was held cannot be renewed.
+pub fn lease_failing_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
+    let held = find(&status.conditions, LEASE_HELD)?;
+    (held.reason == RENEWAL_FAILED).then_some(held.last_transition_time.0)
+}
+
+/// Whether a status says that the node was closed.
+pub fn was_cordoned(status: &NodeMaintenanceStatus) -> bool {
+    holds(&status.conditions, CORDONED)
+}
+
+/// A maintenance begins: how the node was is written down before anything is done to it.
+pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> NodeMaintenanceStatus {
+    // Another implementation closed the node itself, and would open it whatever it was before.
+    let adopted = before.start_time.is_none() && matches!(Phase::of(before), Some(Phase::Running | Phase::Succeeded));
+    let mut after = NodeMaintenanceStatus {
+        phase: Some(Phase::Running.as_str().into()),
+        start_time: Some(whole_seconds(seen.now)),
+        node_uid: node.metadata.uid.clone(),
+        node_was_unschedulable: Some(!adopted && node::is_unschedulable(node)),
+        ..NodeMaintenanceStatus::default()
+    };
+    if adopted {
+        (after.total_pods, after.eviction_pods) = (before.total_pods, before.eviction_pods);
+        after.drain_progress = before.drain_progress;
+    }
+    let message = "how the node was is written down; nothing has been done to it yet";
+    after.conditions = vec![condition(
+        &before.conditions,
+        DRAINED,
+        Status::False,
+        "Beginning",
+        message,
+        seen.now,
+    )];
+    written(after, seen.now)
+}
+
+/// The node is closed, and pods leave. `drain` is `None` while the pods are not known.
+pub fn running(
+    seen: &Seen<'_>,
+    before: &NodeMaintenanceStatus,
+    lease: &LeaseReport,
+    drain: Option<&Drain>,
+) -> NodeMaintenanceStatus {
+    let mut after = before.clone();
+    let say = |type_: &str, status: Status, reason: &str, message: String| {
+        condition(&before.conditions, type_, status, reason, message, seen.now)
+    };
+    let is_empty = drain.is_some_and(|drain| drain.pending.is_empty()) && seen.pods_are_current;
+    let pending = drain.map_or(&[][..], |drain| &drain.pending);
+    if let Some(drain) = drain {
+        count(&mut after, drain);
+        list(&mut after, &before.pods, pending, seen.now);
+    }
+    let mut errors: Vec<String> = pending.iter().filter_map(Pending::error).collect();
+    let lease_condition = lease_condition(&mut after, before, lease, seen.now, &mut errors);
+    after.last_error = joined(&errors);
+    let (status, reason, message) = if is_empty {
+        (Status::True, DRAINED, "every pod that had to leave has left".to_owned())
+    } else if drain.is_none() || pending.is_empty() {
+        let message = "the pods of the node are not known yet, or no news of them come in";
+        (Status::False, "PodsUnknown", message.to_owned())
+    } else {
+        let worst = pending
+            .iter()
+            .map(|pending| pending.reason)
+            .max()
+            .unwrap_or(Reason::Evicting);
+        (Status::False, worst.as_str(), waiting_message(pending))
+    };
+    after.conditions = vec![
+        say(DRAINED, status, reason, message),
+        say(
+            CORDONED,
+            Status::True,
+            CORDONED,
+            "the node takes no new pods but those that tolerate its taints".into(),
+        ),
+        lease_condition,
+    ];
+    let phase = if is_empty { Phase::Succeeded } else { Phase::Running };
+    after.phase = Some(phase.as_str().into());
+    if is_empty {
+        after.drain_progress = Some(100);
+        after.completion_time = after.completion_time.or_else(|| Some(whole_seconds(seen.now)));
+    }
+    after
+}
+
+/// The Lease cannot be had yet, so that nothing is done to the node.
+pub fn waiting_for_lease(
+    seen: &Seen<'_>,
+    before: &NodeMaintenanceStatus,
+    lease: &LeaseReport,
+) -> NodeMaintenanceStatus {
+    let mut after = before.clone();
+    let mut errors = Vec::new();
+    let lease = lease_condition(&mut after, before, lease, seen.now, &mut errors);
+    after.last_error = joined(&errors);
+    let drained = condition(
+        &before.conditions,
+        DRAINED,
+        Status::False,
+        "WaitingForLease",
+        lease.message.clone(),
+        seen.now,
+    );
+    after.conditions = vec![drained, lease];
+    after
+}
+
+/// The maintenance has failed. `detail` is who holds the Lease.
+pub fn failed(
+    seen: &Seen<'_>,
+    before: &NodeMaintenanceStatus,
+    failure: Failure,
+    detail: Option<&str>,
+) -> NodeMaintenanceStatus {
+    let node = super::node_name(seen.object);
+    let mut after = before.clone();
+    let error = match failure {
+        Failure::NodeNotFound => format!("nodes \"{node}\" not found"),
+        Failure::AnotherMaintenance => format!("invalid nodeName, a NodeMaintenance for node {node} already exists"),
+        Failure::LeaseLost => {
+            let attempts = before.error_on_lease_count.unwrap_or_default().max(1);
+            let holder = detail.map_or_else(String::new, |holder| format!("; {holder} holds it"));
+            format!("maintenance failed: lease could not be extended after {attempts} attempts{holder}")
+        }
+        Failure::TimedOut => {
+            let limit = seen.object.spec.timeout.as_deref().unwrap_or_default();
+            let why = before.last_error.as_deref().map(str::to_owned).or_else(|| {
+                let drained = find(&before.conditions, DRAINED)?;
+                Some(drained.message.clone())
+            });
+            format!(
+                "maintenance failed: the node was not empty after {limit}: {}",
+                why.unwrap_or_default()
+            )
+        }
+    };
+    after.phase = Some(Phase::Failed.as_str().into());
+    let drained = condition(
+        &before.conditions,
+        DRAINED,
+        Status::False,
+        failure.as_str(),
+        error.clone(),
+        seen.now,
+    );
+    after.conditions.retain(|condition| condition.type_ == LEASE_HELD);
+    after.conditions.insert(0, drained);
+    after.last_error = Some(error);
+    after.estimated_end = None;
+    // It is set once the node has been given back; of some there is nothing to give back.
+    after.completion_time = None;
+    if !failure.is_final() {
+        completed(&mut after, seen.now);
+    }
+    written(after, seen.now)
+}
+
+/// Nothing is left to be done or undone.
+pub fn completed(status: &mut NodeMaintenanceStatus, now: Timestamp) {
+    status.completion_time = Some(whole_seconds(now));
+    status.last_update = Some(whole_seconds(now));
+    status.conditions.retain(|condition| condition.type_ != LEASE_HELD);
+}
+
+/// Sets the numbers that are found once, and the progress, which never decreases.
+fn count(status: &mut NodeMaintenanceStatus, drain: &Drain) {
+    let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    let pending = number(drain.pending.len());
+    status.total_pods = status.total_pods.or(Some(number(drain.total)));
+    let evictable = *status.eviction_pods.get_or_insert(pending);
+    if evictable > 0 && pending > 0 {
+        let gone = (evictable.saturating_sub(pending).max(0).saturating_mul(100) / evictable).min(99);
+        status.drain_progress = Some(status.drain_progress.unwrap_or_default().max(gone));
+    }
+}
+
+/// Lists the pods that have not left.
+fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[Pending], now: Timestamp) {
+    let since = |namespace: &str, name: &str| {
+        let known = before.iter().find(|pod| pod.namespace == namespace && pod.name == name);
+        known
+            .and_then(|pod| pod.pending_since.clone())
+            .unwrap_or_else(|| whole_seconds(now))
+    };
+    status.pending = Some(i64::try_from(pending.len()).unwrap_or(i64::MAX));
+    status.pending_pods = pending.iter().map(|pod| pod.name.clone()).collect();
+    let reference = |pod: &Pending| PodReference {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+    };
+    status.pending_pods_refs = pending.iter().map(reference).collect();
+    let told = |pod: &Pending| PendingPod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        pending_since: Some(since(&pod.namespace, &pod.name)),
+        reason: pod.reason.as_str().into(),
+        last_answer: pod.answer.clone(),
+        blocked_by: pod.blocker.clone(),
+    };
+    status.pods = pending.iter().map(told).collect();
+    // With one that may stay for ever there is no estimate.
+    let ends: Option<Vec<Timestamp>> = pending.iter().map(|pod| pod.leaves_by).collect();
+    status.estimated_end = ends.and_then(|ends| ends.into_iter().max()).map(whole_seconds);
+}
+
+fn lease_condition(
+    after: &mut NodeMaintenanceStatus,
+    before: &NodeMaintenanceStatus,
+    lease: &LeaseReport,
+    now: Timestamp,
+    errors: &mut Vec<String>,
+) -> Condition {
+    let say = |status: Status, reason: &str, message: String| {
+        condition(&before.conditions, LEASE_HELD, status, reason, message, now)
+    };
+    match lease {
+        LeaseReport::Held => {
+            after.error_on_lease_count = None;
+            say(Status::True, "Held", "the node's Lease is held and renewed".into())
+        }
+        LeaseReport::HeldByOther(holder) => {
+            let attempts = before.error_on_lease_count.unwrap_or_default();
+            errors.push(format!(
+                "failed to obtain a lease that is not owned by us : can't update or invalidate the lease because it is \
+                 held by different owner: {holder} errorOnLeaseCount {attempts}"
+            ));
+            say(Status::False, HELD_BY_OTHER, format!("{holder} holds the node's Lease"))
+        }
+        LeaseReport::Failing(why) => {
+            after.error_on_lease_count = Some(before.error_on_lease_count.unwrap_or_default().saturating_add(1));
+            let (reason, what) = if held_lease(before) {
+                (
+                    RENEWAL_FAILED,
+                    "failed to extend a lease that used to be owned by us, incrementing error on lease count",
+                )
+            } else {
+                (ACQUISITION_FAILED, "failed to obtain a lease")
+            };
+            errors.push(format!("{what}: {why}"));
+            say(Status::False, reason, why.clone())
+        }
+    }
+}
+
+/// Which pods are waited for, the worst first.
+fn waiting_message(pending: &[Pending]) -> String {
+    let mut worst: Vec<&Pending> = pending.iter().collect();
+    worst.sort_by_key(|pod| std::cmp::Reverse(pod.reason));
+    let named: Vec<String> = worst
+        .iter()
+        .take(NAMED)
+        .map(|pod| {
+            let budget = pod.blocker.as_ref().map_or_else(String::new, |blocker| {
+                format!(
+                    " {}: {} of {} healthy, {} needed, {} may be evicted",
+                    blocker.name,
+                    blocker.current_healthy,
+                    blocker.expected_pods,
+                    blocker.desired_healthy,
+                    blocker.disruptions_allowed
+                )
+            });
+            format!("{}/{} ({}{budget})", pod.namespace, pod.name, pod.reason.as_str())
+        })
+        .collect();
+    let more = match pending.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let pods = if pending.len() == 1 { "pod has" } else { "pods have" };
+    format!("{} {pods} not left: {}{more}", pending.len(), named.join(", "))
+}
+
+fn written(mut status: NodeMaintenanceStatus, now: Timestamp) -> NodeMaintenanceStatus {
+    status.last_update = Some(whole_seconds(now));
+    status
+}
+
+/// The status that is to be written, or when to look whether one is. Numbers and lists are written
+/// once a second at most, what people wait for at once.
+pub fn worth_writing(
+    before: &NodeMaintenanceStatus,
+    after: NodeMaintenanceStatus,
+    now: Timestamp,
+) -> (Option<NodeMaintenanceStatus>, Option<Timestamp>) {
+    let after = NodeMaintenanceStatus {
+        last_update: before.last_update.clone(),
+        ..after
+    };
+    if after == *before {
+        return (None, None);
+    }
+    let main = |status: &NodeMaintenanceStatus| {
+        let conditions: Vec<_> = status
+            .conditions
+            .iter()
+            .map(|condition| {
+                (
+                    condition.type_.clone(),
+                    condition.status.clone(),
+                    condition.reason.clone(),
+                )
+            })
+            .collect();
+        (status.phase.clone(), conditions)
+    };
+    let this_second = whole_seconds(now);
+    if main(&after) == main(before) && before.last_update.as_ref() == Some(&this_second) {
+        let next = this_second.0.checked_add(jiff::SignedDuration::from_secs(1));
+        return (None, next.ok());
+    }
+    (Some(written(after, now)), None)
+}

@@ -1,0 +1,105 @@
+//! A node is reserved while a NodeMaintenance for it is being created.
+//!
+//! Admission happens before an object is stored, so two that are created at once do not see each
+//! other. Each makes the Lease of its node first; the API server lets one of them.
+//!
+//! ```text
+//!  create ─▶ the Lease is made ─▶ asked whether another one is stored ─▶ admitted ─▶ stored
+//!               │ there is one                                                         │ seen by the controller
+//!               └─▶ refused, unless it has expired or is for the same object            └─▶ the Lease is deleted
+//! ```
+//!
+//! A Lease of an object that was stored is deleted only afterwards, and who makes the Lease asks
+//! afterwards: so one of two sees the other, or its Lease. One of an object that was never stored
+//! expires.
+
+use drydock_api::maintenance::{RESERVATION, RESERVED_FOR};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+
+/// How long a reservation holds, in seconds: longer than a request can take (API servers give up
+/// after 60 s).
+pub const DURATION_SECONDS: i32 = 75;
+
+/// Name of a node's reservation.
+pub fn name(node: &str) -> String {
+    format!("maintenance-{node}")
+}
+
+/// The node of a reservation of this name.
+pub fn node_of(name: &str) -> Option<&str> {
+    name.strip_prefix("maintenance-")
+}
+
+/// The reservation of a node for an object, named as in `group/name`, by a request.
+pub fn of(node: &str, object: &str, request: &str, now: Timestamp) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(name(node)),
+            labels: Some([(RESERVATION.to_owned(), "true".to_owned())].into()),
+            annotations: Some([(RESERVED_FOR.to_owned(), object.to_owned())].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(request.into()),
+            acquire_time: Some(MicroTime(now)),
+            renew_time: Some(MicroTime(now)),
+            lease_duration_seconds: Some(DURATION_SECONDS),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+/// Whether a reservation may be taken over for an object: it has expired, or is for the same object,
+/// of which the API server stores only one.
+pub fn is_free(lease: &Lease, object: &str, now: Timestamp) -> bool {
+    is_for(lease, object) || expires(lease, now) <= now
+}
+
+/// Whether a reservation is for this object.
+pub fn is_for(lease: &Lease, object: &str) -> bool {
+    let annotations = lease.metadata.annotations.as_ref();
+    annotations
+        .and_then(|annotations| annotations.get(RESERVED_FOR))
+        .map(String::as_str)
+        == Some(object)
+}
+
+/// When a reservation expires; one that does not say, or that is longer than ours, at once.
+pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
+    let spec = lease.spec.as_ref();
+    let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|renewed| renewed.0);
+    let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
+    let until = renewed.zip(seconds).and_then(|(renewed, seconds)| {
+        let lasts = SignedDuration::from_secs(seconds.clamp(0, DURATION_SECONDS).into());
+        renewed.checked_add(lasts).ok()
+    });
+    // A time far in the future would reserve the node for ever.
+    let latest = now
+        .checked_add(SignedDuration::from_secs((2 * DURATION_SECONDS).into()))
+        .unwrap_or(now);
+    until.filter(|until| *until <= latest).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_is_taken_over_when_it_has_expired_or_by_its_own_object() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let later = now + SignedDuration::from_secs(DURATION_SECONDS.into());
+        let lease = of("n", "g/a", "uid", now);
+        assert!(!is_free(&lease, "g/b", now));
+        assert!(!is_free(&lease, "h/a", later - SignedDuration::from_secs(1)));
+        assert!(is_free(&lease, "g/a", now));
+        assert!(is_free(&lease, "g/b", later));
+        assert_eq!(node_of(lease.metadata.name.as_deref().unwrap()), Some("n"));
+        assert!(is_free(&Lease::default(), "g/b", now), "it does not say until when");
+        let far = of("n", "g/a", "uid", now + SignedDuration::from_hours(24));
+        assert!(is_free(&far, "g/b", now));
+    }
+}

@@ -1,0 +1,661 @@
+use std::collections::BTreeMap;
+
+use answer::Answer;
+use drydock_api::maintenance::IN_PROGRESS;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::conditions::find;
+
+fn at(seconds: i64) -> Timestamp {
+    "2026-01-01T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seconds)
+}
+
+/// A cluster of one node, in which what is planned is done at once.
+struct World {
+    now: Timestamp,
+    group: Group,
+    object: Option<NodeMaintenance>,
+    node: Option<Node>,
+    lease: Option<Lease>,
+    lease_fails: bool,
+    pods: BTreeMap<String, Arc<Pod>>,
+    blocked: bool,
+    attempts: BTreeMap<String, Attempt>,
+    events: Vec<Event>,
+    evictions: BTreeMap<String, usize>,
+    has_rival: bool,
+}
+
+impl World {
+    fn new(spec: &Value, cordoned: bool) -> Self {
+        let mut spec = spec.clone();
+        spec["nodeName"] = "n".into();
+        Self {
+            now: at(0),
+            group: Group::Medik8s,
+            object: Some(serde_json::from_value(json!({"metadata": {"name": "m", "uid": "m"}, "spec": spec})).unwrap()),
+            node: Some(
+                serde_json::from_value(
+                    json!({"metadata": {"name": "n", "uid": "n1"}, "spec": {"unschedulable": cordoned}}),
+                )
+                .unwrap(),
+            ),
+            lease: None,
+            lease_fails: false,
+            pods: BTreeMap::new(),
+            blocked: false,
+            attempts: BTreeMap::new(),
+            events: Vec::new(),
+            evictions: BTreeMap::new(),
+            has_rival: false,
+        }
+    }
+
+    fn add_pod(&mut self, name: &str) {
+        let pod = json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "status": {"phase": "Running"}});
+        self.pods
+            .insert(name.into(), Arc::new(serde_json::from_value(pod).unwrap()));
+    }
+
+    fn turn(&self, lease_failure: Option<&str>) -> Option<Turn> {
+        let pods: Vec<_> = self.pods.values().cloned().collect();
+        let budgets: [Arc<PodDisruptionBudget>; 0] = [];
+        let known = Known {
+            daemon_set_is_gone: &|_, _| false,
+            budgets: &budgets,
+        };
+        let attempts = |uid: &str| self.attempts.get(uid).cloned();
+        Some(next(&Seen {
+            now: self.now,
+            group: self.group,
+            object: self.object.as_ref()?,
+            node: self.node.as_ref(),
+            lease: self.lease.as_ref(),
+            lease_failure,
+            has_rival: self.has_rival,
+            pods: Some(&pods),
+            pods_are_current: true,
+            known,
+            attempts: &attempts,
+        }))
+    }
+
+    /// Does what is planned until there is nothing to do now. Fails if that never ends.
+    fn settle(&mut self) {
+        let mut lease_failure = None;
+        for _ in 0..40 {
+            let Some(turn) = self.turn(lease_failure) else { return };
+            if turn.next == Next::Wait {
+                return;
+            }
+            let evicts_nothing = matches!(&turn.next, Next::Evict(targets, _) if targets.is_empty());
+            if matches!(turn.next, Next::WriteLease(_)) && self.lease_fails {
+                lease_failure = Some("no");
+                continue;
+            }
+            self.carry_out(turn.next);
+            self.events.extend(turn.events);
+            if evicts_nothing && lease_failure.is_some() {
+                return;
+            }
+        }
+        panic!("it never settles: {:?}", self.turn(lease_failure));
+    }
+
+    fn carry_out(&mut self, next: Next) {
+        match next {
+            Next::Wait => {}
+            Next::AddFinalizer => self.edit(|object| object.metadata.finalizers = Some(vec![FINALIZER.into()])),
+            Next::RemoveFinalizer => self.object = None,
+            Next::Report(status) => self.edit(|object| object.status = Some(*status)),
+            Next::WriteLease(write) => {
+                assert_eq!(write.exists, self.lease.is_some());
+                self.lease = Some(write.lease);
+            }
+            Next::DeleteLease => {
+                assert!(
+                    lease::is_ours(self.lease.take().as_ref()),
+                    "a foreign Lease is left alone"
+                );
+            }
+            Next::WriteNode(patch) => self.patch_node(&patch),
+            Next::WriteCondition(holds) => {
+                let condition = node::condition(holds, "m", self.now);
+                let mut value = serde_json::to_value(self.node.as_ref().unwrap()).unwrap();
+                value["status"] = json!({"conditions": [condition]});
+                self.node = Some(serde_json::from_value(value).unwrap());
+            }
+            Next::Evict(targets, status) => {
+                for target in targets {
+                    self.evict(&target);
+                }
+                if let Some(status) = status {
+                    self.edit(|object| object.status = Some(*status));
+                }
+            }
+        }
+    }
+
+    fn evict(&mut self, target: &Target) {
+        let pod = &self.pods[&target.name];
+        assert!(
+            pod.metadata.deletion_timestamp.is_none(),
+            "it is on its way out already"
+        );
+        let answer = if self.blocked {
+            Answer::Budget("the budget says no".into())
+        } else {
+            *self.evictions.entry(target.uid.clone()).or_default() += 1;
+            let mut pod = pod.as_ref().clone();
+            pod.metadata.deletion_timestamp = Some(crate::conditions::whole_seconds(at(3600)));
+            self.pods.insert(target.name.clone(), Arc::new(pod));
+            Answer::Accepted
+        };
+        let attempt = Attempt {
+            at: self.now,
+            answer: Some(answer),
+            asking: false,
+            unblocked: false,
+        };
+        self.attempts.insert(target.uid.clone(), attempt);
+    }
+
+    fn edit(&mut self, edit: impl FnOnce(&mut NodeMaintenance)) {
+        edit(self.object.as_mut().unwrap());
+    }
+
+    fn patch_node(&mut self, patch: &Value) {
+        let mut value = serde_json::to_value(self.node.as_ref().unwrap()).unwrap();
+        for part in ["metadata", "spec"] {
+            for (key, wanted) in patch[part].as_object().into_iter().flatten() {
+                if key == "labels" {
+                    for (label, wanted) in wanted.as_object().unwrap() {
+                        if !value["metadata"]["labels"].is_object() {
+                            value["metadata"]["labels"] = json!({});
+                        }
+                        let labels = value["metadata"]["labels"].as_object_mut().unwrap();
+                        if wanted.is_null() {
+                            labels.remove(label);
+                        } else {
+                            labels.insert(label.clone(), wanted.clone());
+                        }
+                    }
+                } else {
+                    value[part][key] = wanted.clone();
+                }
+            }
+        }
+        self.node = Some(serde_json::from_value(value).unwrap());
+    }
+
+    fn uncordon(&mut self) {
+        self.patch_node(&json!({"spec": {"unschedulable": false, "taints": []}}));
+    }
+
+    /// The pods that were evicted have ended.
+    fn end_pods(&mut self) {
+        self.pods.retain(|_, pod| pod.metadata.deletion_timestamp.is_none());
+    }
+
+    fn delete(&mut self) {
+        let now = self.now;
+        self.edit(|object| object.metadata.deletion_timestamp = Some(crate::conditions::whole_seconds(now)));
+    }
+
+    fn steal_lease(&mut self) {
+        let mut lease = self.lease.clone().unwrap_or_default();
+        let spec = lease.spec.get_or_insert_default();
+        spec.holder_identity = Some("somebody".into());
+        spec.renew_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime(self.now));
+        spec.lease_duration_seconds = Some(3600);
+        self.lease = Some(lease);
+    }
+
+    fn status(&self) -> NodeMaintenanceStatus {
+        self.object
+            .as_ref()
+            .and_then(|object| object.status.clone())
+            .unwrap_or_default()
+    }
+
+    fn phase(&self) -> String {
+        self.status().phase.unwrap_or_default()
+    }
+
+    fn reason(&self) -> String {
+        find(&self.status().conditions, report::DRAINED).map_or_else(String::new, |drained| drained.reason.clone())
+    }
+
+    fn cordoned(&self) -> bool {
+        self.node.as_ref().is_some_and(node::is_unschedulable)
+    }
+
+    fn told(&self, reason: &str) -> usize {
+        self.events.iter().filter(|event| event.reason == reason).count()
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now += SignedDuration::from_secs(seconds);
+    }
+
+    /// Nothing of the maintenance is left on the node.
+    fn is_given_back(&self, cordoned: bool) -> bool {
+        let node = self.node.as_ref().unwrap();
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+        let ours = |key: &str| key == self.group.drain_taint() || (!cordoned && key.contains("unschedulable"));
+        let tainted = taints.is_some_and(|taints| taints.iter().any(|taint| ours(&taint.key)));
+        let labels = node.metadata.labels.as_ref();
+        self.cordoned() == cordoned
+            && !tainted
+            && labels.is_none_or(BTreeMap::is_empty)
+            && node::in_progress(node) != Some(true)
+            && !lease::is_ours(self.lease.as_ref())
+    }
+}
+
+#[test]
+fn a_node_is_closed_emptied_and_given_back() {
+    let mut world = World::new(&json!({}), false);
+    world.add_pod("a");
+    world.add_pod("b");
+    world.settle();
+    assert!(world.cordoned());
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Running", "Terminating")
+    );
+    let status = world.status();
+    assert_eq!(
+        (status.total_pods, status.eviction_pods, status.pending),
+        (Some(2), Some(2), Some(2))
+    );
+    assert_eq!(status.pending_pods, ["a", "b"]);
+    assert!(status.estimated_end.is_some());
+    world.end_pods();
+    world.pass(1);
+    world.settle();
+    let status = world.status();
+    assert_eq!(
+        (world.phase().as_str(), status.drain_progress),
+        ("Succeeded", Some(100))
+    );
+    assert_eq!(
+        (status.last_error, status.pending, status.pods),
+        (None, Some(0), vec![])
+    );
+    world.settle();
+    world.delete();
+    world.settle();
+    assert!(world.object.is_none() && world.is_given_back(false));
+    for (reason, times) in [
+        ("BeginMaintenance", 1),
+        ("SucceedMaintenance", 1),
+        ("UncordonNode", 1),
+        ("RemovedMaintenance", 1),
+        ("FailedMaintenance", 0),
+        ("CordonedAgain", 0),
+    ] {
+        assert_eq!(world.told(reason), times, "{reason}");
+    }
+    assert!(world.evictions.values().all(|times| *times == 1));
+}
+
+#[test]
+fn a_cordon_from_before_stays() {
+    let mut world = World::new(&json!({}), true);
+    world.settle();
+    assert_eq!(world.status().node_was_unschedulable, Some(true));
+    world.delete();
+    world.settle();
+    assert!(world.object.is_none() && world.is_given_back(true));
+    assert_eq!(world.told("UncordonNode"), 0);
+}
+
+#[test]
+fn one_that_another_implementation_began_goes_on_and_is_uncordoned() {
+    let mut world = World::new(&json!({}), true);
+    world.edit(|object| {
+        object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        object.status =
+            Some(serde_json::from_value(json!({"phase": "Running", "evictionPods": 4, "drainProgress": 50})).unwrap());
+    });
+    world.add_pod("a");
+    world.settle();
+    let status = world.status();
+    assert_eq!(
+        (status.node_was_unschedulable, status.eviction_pods),
+        (Some(false), Some(4))
+    );
+    assert_eq!(status.drain_progress, Some(75));
+    assert_eq!(world.told("BeginMaintenance"), 0);
+}
+
+#[test]
+fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
+    let mut world = World::new(&json!({"timeout": "1m"}), false);
+    world.settle();
+    assert_eq!(world.phase(), "Succeeded");
+    let completed = world.status().completion_time;
+    // An empty node has no deadline any more.
+    world.pass(600);
+    world.uncordon();
+    world.add_pod("late");
+    world.settle();
+    assert!(world.cordoned());
+    assert_eq!((world.phase().as_str(), world.told("CordonedAgain")), ("Running", 1));
+    assert_eq!(world.status().drain_progress, Some(100), "progress never goes back");
+    world.end_pods();
+    world.pass(1);
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.status().completion_time),
+        ("Succeeded", completed)
+    );
+    assert_eq!(world.told("SucceedMaintenance"), 2);
+}
+
+#[test]
+fn a_blocked_pod_is_named_until_it_goes_and_its_error_is_cleared() {
+    let mut world = World::new(&json!({}), false);
+    world.blocked = true;
+    world.add_pod("a");
+    world.settle();
+    assert_eq!(world.reason(), "BlockedByBudget");
+    assert_eq!(
+        world.status().last_error.as_deref(),
+        Some("error when evicting pods/\"a\" -n \"d\": the budget says no")
+    );
+    assert_eq!(
+        world.status().pods[0].last_answer.as_deref(),
+        Some("the budget says no")
+    );
+    let wake = world.turn(None).unwrap().wake;
+    assert_eq!(wake, Some(world.now + answer::RETRY));
+    world.blocked = false;
+    world.pass(5);
+    world.settle();
+    world.end_pods();
+    world.pass(1);
+    world.settle();
+    assert_eq!((world.phase().as_str(), world.status().last_error), ("Succeeded", None));
+}
+
+#[test]
+fn a_maintenance_that_takes_too_long_fails_and_gives_the_node_back() {
+    let mut world = World::new(&json!({"timeout": "1m30s"}), false);
+    world.blocked = true;
+    world.add_pod("a");
+    world.settle();
+    world.pass(89);
+    world.settle();
+    assert_eq!(world.phase(), "Running");
+    world.pass(1);
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Failed", "TimedOut")
+    );
+    let error = world.status().last_error.unwrap();
+    assert!(
+        error.starts_with("maintenance failed: the node was not empty after 1m30s: error when evicting"),
+        "{error}"
+    );
+    assert!(world.is_given_back(false));
+    assert_eq!(world.told("FailedMaintenance"), 1);
+    // What somebody does afterwards is nobody's business, not even when the object goes.
+    world.patch_node(&json!({"spec": {"unschedulable": true}}));
+    world.settle();
+    world.delete();
+    world.settle();
+    assert!(world.object.is_none() && world.cordoned());
+}
+
+#[test]
+fn a_lease_that_another_holds_is_waited_for_before_and_loses_the_maintenance_later() {
+    let mut world = World::new(&json!({}), false);
+    world.steal_lease();
+    world.settle();
+    assert!(!world.cordoned(), "nothing is done to the node");
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Running", "WaitingForLease")
+    );
+    assert_eq!(
+        world.status().last_error.as_deref(),
+        Some(
+            "failed to obtain a lease that is not owned by us : can't update or invalidate the lease because it is held \
+             by different owner: somebody errorOnLeaseCount 0"
+        )
+    );
+    world.pass(3601);
+    world.settle();
+    assert_eq!((world.phase().as_str(), world.cordoned()), ("Succeeded", true));
+    assert_eq!(
+        world.lease.as_ref().unwrap().spec.as_ref().unwrap().lease_transitions,
+        Some(1)
+    );
+    world.steal_lease();
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Failed", "LeaseLost")
+    );
+    assert!(world.lease.is_some(), "a foreign Lease is left alone");
+    assert!(!world.cordoned());
+    let error = world.status().last_error.unwrap();
+    assert!(
+        error.starts_with("maintenance failed: lease could not be extended after 1 attempts"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_lease_that_cannot_be_renewed_is_lost_by_time_not_by_attempts() {
+    let mut world = World::new(&json!({}), false);
+    world.settle();
+    world.lease_fails = true;
+    world.pass(1200);
+    for attempt in 1..=20 {
+        world.settle();
+        assert_eq!(world.status().error_on_lease_count, Some(attempt));
+        assert_eq!(world.phase(), "Succeeded", "{attempt}");
+        world.pass(29);
+    }
+    world.pass(20);
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Failed", "LeaseLost")
+    );
+    let mut renewed = World::new(&json!({}), false);
+    renewed.settle();
+    for _ in 0..100 {
+        renewed.pass(1200);
+        renewed.settle();
+    }
+    assert_eq!(
+        (renewed.phase().as_str(), renewed.status().error_on_lease_count),
+        ("Succeeded", None)
+    );
+}
+
+#[test]
+fn a_missing_node_fails_it_until_there_is_one_again() {
+    let mut world = World::new(&json!({}), false);
+    world.settle();
+    let node = world.node.take();
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Failed", "NodeNotFound")
+    );
+    assert_eq!(world.status().last_error.as_deref(), Some("nodes \"n\" not found"));
+    assert!(world.lease.is_none());
+    let mut again = node.unwrap();
+    again.metadata.uid = Some("n2".into());
+    again.spec = None;
+    again.metadata.labels = None;
+    again.status = None;
+    world.node = Some(again);
+    world.settle();
+    assert_eq!((world.phase().as_str(), world.cordoned()), ("Succeeded", true));
+    assert_eq!(world.status().node_uid.as_deref(), Some("n2"));
+    world.node = None;
+    world.delete();
+    world.settle();
+    assert!(world.object.is_none());
+}
+
+#[test]
+fn of_two_the_one_that_does_not_count_touches_nothing() {
+    let mut world = World::new(&json!({}), false);
+    world.has_rival = true;
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.reason().as_str()),
+        ("Failed", "AnotherMaintenance")
+    );
+    assert!(!world.cordoned() && world.lease.is_none());
+    world.has_rival = false;
+    world.settle();
+    assert_eq!(
+        (world.phase().as_str(), world.told("BeginMaintenance")),
+        ("Succeeded", 1)
+    );
+}
+
+#[test]
+fn pods_that_are_not_known_are_not_taken_for_none() {
+    let mut world = World::new(&json!({}), false);
+    world.settle();
+    let known = Known {
+        daemon_set_is_gone: &|_, _| false,
+        budgets: &[],
+    };
+    let seen = |pods: Option<&'static [Arc<Pod>]>, current: bool| {
+        let turn = next(&Seen {
+            now: world.now,
+            group: world.group,
+            object: world.object.as_ref().unwrap(),
+            node: world.node.as_ref(),
+            lease: world.lease.as_ref(),
+            lease_failure: None,
+            has_rival: false,
+            pods,
+            pods_are_current: current,
+            known,
+            attempts: &|_| None,
+        });
+        match turn.next {
+            Next::Evict(_, Some(status)) => status.phase,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(seen(None, true).as_deref(), Some("Running"));
+    assert_eq!(seen(Some(&[]), false).as_deref(), Some("Running"));
+}
+
+#[test]
+fn numbers_are_written_once_a_second_and_what_matters_at_once() {
+    let before = NodeMaintenanceStatus {
+        phase: Some("Running".into()),
+        last_update: Some(crate::conditions::whole_seconds(at(0))),
+        ..NodeMaintenanceStatus::default()
+    };
+    let mut after = before.clone();
+    assert_eq!(report::worth_writing(&before, after.clone(), at(0)), (None, None));
+    after.pending = Some(3);
+    assert_eq!(
+        report::worth_writing(&before, after.clone(), at(0)),
+        (None, Some(at(1)))
+    );
+    assert!(report::worth_writing(&before, after.clone(), at(1)).0.is_some());
+    after.phase = Some("Succeeded".into());
+    assert!(report::worth_writing(&before, after, at(0)).0.is_some());
+}
+
+/// Something that happens to the world.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    AddPod(u8),
+    EndPods,
+    Block,
+    Unblock,
+    Uncordon,
+    ForgetAttempts,
+    Pass(u16),
+    LeaseFails,
+    LeaseWorks,
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        (0..6u8).prop_map(Happens::AddPod),
+        Just(Happens::EndPods),
+        Just(Happens::Block),
+        Just(Happens::Unblock),
+        Just(Happens::Uncordon),
+        Just(Happens::ForgetAttempts),
+        (0..2000u16).prop_map(Happens::Pass),
+        Just(Happens::LeaseFails),
+        Just(Happens::LeaseWorks),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_it_settles_and_gives_the_node_back(
+        cordoned: bool,
+        kubevirt: bool,
+        all in prop::collection::vec(happens(), 0..30),
+    ) {
+        let mut world = World::new(&json!({}), cordoned);
+        if kubevirt {
+            world.group = Group::KubeVirt;
+        }
+        world.settle();
+        let mut progress = 0;
+        for (index, happens) in all.into_iter().enumerate() {
+            match happens {
+                Happens::AddPod(name) => world.add_pod(&format!("{name}-{index}")),
+                Happens::EndPods => world.end_pods(),
+                Happens::Block => world.blocked = true,
+                Happens::Unblock => world.blocked = false,
+                // What is done to a node that has been given back is nobody's business.
+                Happens::Uncordon if world.phase() == "Failed" => {}
+                Happens::Uncordon => world.uncordon(),
+                // Another controller goes on.
+                Happens::ForgetAttempts => world.attempts.clear(),
+                Happens::Pass(seconds) => world.pass(seconds.into()),
+                Happens::LeaseFails => world.lease_fails = true,
+                Happens::LeaseWorks => world.lease_fails = false,
+            }
+            world.settle();
+            let status = world.status();
+            let now = status.drain_progress.unwrap_or_default();
+            prop_assert!(now >= progress && now <= 100);
+            progress = now;
+            if world.phase() == "Succeeded" {
+                prop_assert!(world.cordoned() && world.pods.is_empty());
+                prop_assert_eq!(now, 100);
+            }
+            let count = usize::try_from(status.pending.unwrap_or_default()).unwrap();
+            prop_assert_eq!(count, status.pods.len());
+        }
+        prop_assert!(world.evictions.values().all(|times| *times == 1), "nothing is evicted twice");
+        world.lease_fails = false;
+        if world.object.is_some() {
+            world.delete();
+            world.settle();
+        }
+        prop_assert!(world.object.is_none());
+        prop_assert!(world.is_given_back(cordoned));
+        let in_progress = world.node.as_ref().and_then(|node| node.status.clone());
+        for condition in in_progress.and_then(|status| status.conditions).into_iter().flatten() {
+            prop_assert_eq!((condition.type_.as_str(), condition.status.as_str()), (IN_PROGRESS, "False"));
+        }
+    }
+}
