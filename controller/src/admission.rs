@@ -6,12 +6,14 @@
 //!  /validate/<plural>                       ─▶ core: review   ─▶ allowed, or every refusal at once
 //!  /validate/virtualmachineinstancemigrations  also asks [`migrations`] how the instance is
 //!  /validate/pods/eviction                  ─▶ [`evictions`]: allowed, or refused and the instance marked
+//!  /validate/nodemaintenances               ─▶ [`maintenances`]
 //! ```
 //!
 //! An object that cannot be read is let through where defaults are filled in: validation says what is
 //! wrong with it.
 
 pub(crate) mod evictions;
+pub(crate) mod maintenances;
 pub(crate) mod migrations;
 #[cfg(test)]
 mod tests;

@@ -67,6 +67,9 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_LAUNCHER_IMAGE"
     )]
     pub(crate) launcher_image: String,
+    /// Namespace of the Leases by which one writer at a time works on a node; remediators use the same.
+    #[arg(long, value_name = "NAME", default_value = drydock_api::maintenance::LEASE_NAMESPACE, env = "LEASE_NAMESPACE")]
+    pub(crate) lease_namespace: String,
     /// Seconds that source and target of a migration may take to prepare for it.
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_PREPARING")]
     pub(crate) migration_preparing: u64,

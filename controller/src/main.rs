@@ -15,6 +15,8 @@ mod instances;
 mod launchers;
 mod liveness_task;
 mod machine_task;
+mod maintenance_task;
+mod maintenances;
 mod metrics;
 mod migration_task;
 mod migrations;

@@ -6,6 +6,7 @@ use drydock_api::{
     Hypervisor,
     kubevirt::status::DrainRequest,
     launcher::KVM_RESOURCE,
+    maintenance::IN_PROGRESS,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_core::{
@@ -153,7 +154,7 @@ pub(crate) fn prune_node(node: &mut Node) {
             .conditions
             .into_iter()
             .flatten()
-            .filter(|condition| condition.type_ == "Ready" || is_of_drains(condition))
+            .filter(|condition| ["Ready", IN_PROGRESS].contains(&condition.type_.as_str()) || is_of_drains(condition))
             .map(|mut condition| {
                 if condition.type_ == "Ready" {
                     // It changes with every report of the kubelet, and nobody reads it.

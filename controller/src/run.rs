@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, convert::Infallible, error::Error, process::Exi
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_core::migration::deadlines::Deadlines;
 use drydock_runtime::{
-    Admin, Change, ClientMetrics, ClientOptions, EventMetrics, Events, KeyedWork, Liveness, LogHandle, Process,
+    Admin, Change, ClientMetrics, ClientOptions, EventMetrics, Events, Key, KeyedWork, Liveness, LogHandle, Process,
     Readiness, Reporter, Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
     lease::{Candidacy, Leadership},
     metrics::registry,
 };
 
 use crate::{
-    admission::{self, evictions::Evictions, migrations::ClusterState},
+    admission::{self, evictions::Evictions, maintenances::MaintenanceReview, migrations::ClusterState},
     args::RunArgs,
     budget_task::{self, BudgetTask, concerned},
     budgets::Budgets,
@@ -25,6 +25,8 @@ use crate::{
     launchers::Launchers,
     liveness_task::LivenessTask,
     machine_task::{self, MachineTask},
+    maintenance_task::{self, MaintenanceTask, Places},
+    maintenances::Maintenances,
     metrics::Metrics,
     migration_task::{self, MigrationTask},
     migrations::{Migrations, begun_or_ended, instances_of},
@@ -61,6 +63,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         admin,
         webhooks,
         launcher_image,
+        lease_namespace,
         migration_preparing,
         migration_starting,
         log: _,
@@ -164,12 +167,20 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             of_sets.add(set);
         }
     });
+    let maintenance_work = KeyedWork::new("maintenances", maintenance_task::AT_ONCE);
+    let of_maintenances = maintenance_work.clone();
+    let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
     let (told, drains) = ((surroundings.clone(), of_nodes.clone()), of_drains.clone());
-    let nodes = Nodes::start(&client, &watches, move |_| {
+    let (of_maintenances, known_maintenances) = (maintenance_work.clone(), all_maintenances.clone());
+    let nodes = Nodes::start(&client, &watches, move |node| {
+        if known_maintenances.concerns(node) {
+            of_maintenances.add(Key::cluster(node));
+        }
         told.0.notify();
         told.1.notify();
         drains.notify();
     });
+    let all_nodes = nodes.clone();
     let (of_budgets, known) = (budget_work.clone(), all_instances.clone());
     let budgets = Budgets::start(&client, &watches, move |change| match concerned(change) {
         Some((_, Some(instance))) => of_budgets.add(instance),
@@ -198,7 +209,19 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         },
     );
     let drains = of_drains.clone();
-    let pods = NodePods::start(&client, &watches, move |_| drains.notify());
+    let of_maintenances = maintenance_work.clone();
+    let pods = NodePods::start(&client, &watches, move |node| {
+        drains.notify();
+        of_maintenances.add(Key::cluster(node));
+    });
+    let node_pods = pods.clone();
+    let maintenance_review = MaintenanceReview::new(
+        client.clone(),
+        all_nodes.nodes.clone(),
+        all_maintenances.clone(),
+        &namespace,
+        Arc::new(|_: &str| Vec::new()),
+    );
     let state = ClusterState::new(client.clone(), all_instances.clone(), all_migrations.clone());
     let evictions = Evictions::new(
         client.clone(),
@@ -209,13 +232,17 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     );
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
-        handlers: admission::handlers(configuration, state, evictions),
+        handlers: admission::handlers(configuration, state, evictions).and(maintenance_review.handlers()),
         certificate: certificate.clone(),
         metrics: webhook_metrics,
         leave: LEAVE,
         deadline: DEADLINE,
     };
     webhook_server.serve(&process, webhooks).await?;
+    let places = Places {
+        leases: lease_namespace,
+        own: namespace.clone(),
+    };
     let certificates = CertificatesTask::new(
         client.clone(),
         &watches,
@@ -296,10 +323,25 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         machines.run(own, leads, machine_work).await;
         Ok::<_, Infallible>(())
     });
-    let sets = ReplicaSetTask::new(client.clone(), &watches, all_instances, events, &set_work);
+    let sets = ReplicaSetTask::new(client.clone(), &watches, all_instances, events.clone(), &set_work);
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after replica sets", async move {
         sets.run(own, leads, set_work).await;
+        Ok::<_, Infallible>(())
+    });
+    let maintenances = MaintenanceTask::new(
+        client.clone(),
+        &watches,
+        all_maintenances,
+        all_nodes,
+        node_pods,
+        &places,
+        events,
+        &maintenance_work,
+    );
+    let (own, leads) = (process.clone(), leadership.clone());
+    process.spawn_critical("looking after maintenances", async move {
+        maintenances.run(own, leads, maintenance_work).await;
         Ok::<_, Infallible>(())
     });
     let in_force = InForceTask::new(

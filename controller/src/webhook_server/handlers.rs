@@ -44,6 +44,12 @@ impl FromIterator<(&'static str, Handler)> for Handlers {
 }
 
 impl Handlers {
+    /// These and others, of other paths.
+    pub(crate) fn and(mut self, others: Self) -> Self {
+        self.0.extend(others.0);
+        self
+    }
+
     /// The handler of a path.
     pub(crate) fn get(&self, path: &str) -> Option<(&'static str, &Handler)> {
         self.0.get_key_value(path).map(|(path, handler)| (*path, handler))

@@ -252,14 +252,23 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
     };
     if let Some(ends) = &pod.metadata.deletion_timestamp {
         let late = ends.0.checked_add(LATE_AFTER).unwrap_or(ends.0);
-        let finalizers = pod.metadata.finalizers.as_ref();
-        let due = if unreachable {
+        let is_held = pod
+            .metadata
+            .finalizers
+            .as_ref()
+            .is_some_and(|finalizers| !finalizers.is_empty());
+        // The kubelet takes the rest of its time away once it has ended.
+        let is_let_go = pod.metadata.deletion_grace_period_seconds == Some(0);
+        let due = if is_held && is_let_go {
+            pending.reason = Reason::HeldByFinalizers;
+            Due::Wait
+        } else if unreachable {
             pending.reason = Reason::NodeUnreachable;
             Due::Wait
         } else if now < late {
             (pending.reason, pending.leaves_by) = (Reason::Terminating, Some(ends.0));
             Due::Look(late)
-        } else if finalizers.is_some_and(|finalizers| !finalizers.is_empty()) {
+        } else if is_held {
             pending.reason = Reason::HeldByFinalizers;
             Due::Wait
         } else {

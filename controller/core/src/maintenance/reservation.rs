@@ -13,7 +13,7 @@
 //! afterwards: so one of two sees the other, or its Lease. One of an object that was never stored
 //! expires.
 
-use drydock_api::maintenance::{RESERVATION, RESERVED_FOR};
+use drydock_api::maintenance::{Group, NodeMaintenance, RESERVATION, RESERVED_FOR};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -68,6 +68,24 @@ pub fn is_for(lease: &Lease, object: &str) -> bool {
         == Some(object)
 }
 
+/// How a reservation names an object: `group/name`.
+pub fn object_name(group: Group, object: &NodeMaintenance) -> String {
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    format!("{}/{name}", group.as_str())
+}
+
+/// Whether the object that a reservation is for, of which `object` has the name, has been stored
+/// since. One that is older had that name before.
+pub fn is_stored(lease: &Lease, name: &str, object: &NodeMaintenance) -> bool {
+    let acquired = lease.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref());
+    let created = object.metadata.creation_timestamp.as_ref();
+    // Creation is kept in whole seconds.
+    let is_newer = acquired
+        .zip(created)
+        .is_some_and(|(acquired, created)| created.0.as_second() >= acquired.0.as_second());
+    is_for(lease, name) && is_newer
+}
+
 /// When a reservation expires; one that does not say, or that is longer than ours, at once.
 pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
     let spec = lease.spec.as_ref();
@@ -101,5 +119,24 @@ mod tests {
         assert!(is_free(&Lease::default(), "g/b", now), "it does not say until when");
         let far = of("n", "g/a", "uid", now + SignedDuration::from_hours(24));
         assert!(is_free(&far, "g/b", now));
+    }
+
+    #[test]
+    fn an_object_is_stored_if_it_is_not_older_than_its_reservation() {
+        let now: Timestamp = "2026-01-01T00:00:10.7Z".parse().unwrap();
+        for (name, created, stored) in [
+            ("a", "2026-01-01T00:00:10Z", true),
+            ("a", "2026-01-01T00:00:12Z", true),
+            ("a", "2026-01-01T00:00:09Z", false),
+            ("b", "2026-01-01T00:00:12Z", false),
+        ] {
+            let object: NodeMaintenance = serde_json::from_value(serde_json::json!({
+                "metadata": {"name": name, "creationTimestamp": created}, "spec": {"nodeName": "n"},
+            }))
+            .unwrap();
+            let lease = of("n", "nodemaintenance.medik8s.io/a", "uid", now);
+            let object_name = object_name(Group::Medik8s, &object);
+            assert_eq!(is_stored(&lease, &object_name, &object), stored, "{name} {created}");
+        }
     }
 }

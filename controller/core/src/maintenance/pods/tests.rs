@@ -81,6 +81,11 @@ fn each_pod_says_where_it_is() {
         &json!({"deletionTimestamp": "2026-01-01T11:59:00Z", "finalizers": ["f"]}),
         "Running",
     );
+    let let_go = pod(
+        "p",
+        &json!({"deletionTimestamp": NOW, "deletionGracePeriodSeconds": 0, "finalizers": ["f"]}),
+        "Running",
+    );
     let refused = |answer: fn(String) -> Answer| Some(attempt(Some(answer("no".into())), 2));
     let mut asking = attempt(Some(Answer::Budget("no".into())), 60);
     asking.asking = true;
@@ -182,6 +187,7 @@ fn each_pod_says_where_it_is() {
             None,
         ),
         (held, None, false, Reason::HeldByFinalizers, false, None),
+        (let_go, None, true, Reason::HeldByFinalizers, false, None),
     ] {
         let drain = judged(&pod, attempt.as_ref(), unreachable, &[]);
         assert_eq!(drain.pending[0].reason, reason);

@@ -1,0 +1,273 @@
+//! Which NodeMaintenances may be created and changed.
+//!
+//! ```text
+//!  CREATE ─▶ node there? ─▶ none for it yet? ─▶ quorum of the control plane? ─▶ node reserved ─▶ still none? ─▶ allowed
+//!  UPDATE ─▶ same node? ─▶ allowed
+//! ```
+//!
+//! The texts and their order are those of the node maintenance operators, whose clients look for them.
+//! Of two that are created at the same time one is refused, in whichever group and by whichever
+//! replica they are asked about: see [`drydock_core::maintenance::reservation`]. A dry run reserves
+//! nothing and is told what would happen.
+
+mod quorum;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    maintenance::{Group, NodeMaintenance},
+};
+use drydock_core::maintenance::reservation;
+use drydock_runtime::{Cache, Key, chain, clock};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+    core::admission::{AdmissionResponse, Operation},
+};
+use serde_json::Value;
+use tracing::{debug, warn};
+
+use super::{Asked, raw};
+use crate::{
+    maintenances::Maintenances,
+    webhook_server::{Handlers, handlers::Handler},
+};
+
+/// Where API servers ask.
+pub(crate) const PATH: &str = "/validate/nodemaintenances";
+/// How long asking the API server may take in all: less than it gives the webhook.
+const WITHIN: Duration = Duration::from_secs(8);
+/// Two that take over an expired reservation at once try again so often.
+const TRIES: usize = 3;
+/// Code and reason of refusals, as the operators give them.
+const CODE: u16 = 403;
+const REASON: &str = "Forbidden";
+
+/// What would happen to a node of this name, one line for each thing.
+pub(crate) type Preview = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
+
+/// Knows what there is.
+#[derive(Clone)]
+pub(crate) struct MaintenanceReview {
+    client: Client,
+    nodes: Cache<Node>,
+    maintenances: Maintenances,
+    reservations: Api<Lease>,
+    preview: Preview,
+}
+
+impl fmt::Debug for MaintenanceReview {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MaintenanceReview").finish_non_exhaustive()
+    }
+}
+
+/// Why something is refused, for people.
+type Refused = String;
+
+impl MaintenanceReview {
+    /// By these caches, and by the API server. Reservations are made in `namespace`.
+    pub(crate) fn new(
+        client: Client,
+        nodes: Cache<Node>,
+        maintenances: Maintenances,
+        namespace: &str,
+        preview: Preview,
+    ) -> Self {
+        Self {
+            reservations: Api::namespaced(client.clone(), namespace),
+            client,
+            nodes,
+            maintenances,
+            preview,
+        }
+    }
+
+    /// The handler of [`PATH`].
+    pub(crate) fn handlers(self) -> Handlers {
+        let handler = Handler::from(move |asked: Asked| {
+            let review = self.clone();
+            async move { review.answer(&asked).await }
+        });
+        Handlers::from_iter([(PATH, handler)])
+    }
+
+    async fn answer(&self, asked: &Asked) -> AdmissionResponse {
+        let response = AdmissionResponse::from(asked);
+        let Some(group) = Group::named(&asked.kind.group) else {
+            return refused(
+                response,
+                &format!("NodeMaintenance is not of group {:?}", asked.kind.group),
+            );
+        };
+        let (new, old) = (raw(asked.object.as_ref()), raw(asked.old_object.as_ref()));
+        match (&asked.operation, new, old) {
+            (Operation::Create, Some(new), _) => {
+                let node = node_name(&new);
+                match tokio::time::timeout(WITHIN, self.created(group, &new, node, asked)).await {
+                    Ok(Ok(warnings)) => warned(response, warnings),
+                    Ok(Err(why)) => refused(response, &why),
+                    Err(_) => refused(
+                        response,
+                        "could not get node for validating spec.NodeName, please try again: the API server did not answer in time",
+                    ),
+                }
+            }
+            (Operation::Update, Some(new), Some(old)) if node_name(&new) != node_name(&old) => {
+                refused(response, "updating spec.NodeName isn't allowed")
+            }
+            _ => response,
+        }
+    }
+
+    /// Whether a new one is admitted, and what is to be said of it.
+    async fn created(&self, group: Group, new: &Value, node: &str, asked: &Asked) -> Result<Vec<String>, Refused> {
+        let found = self.node(node).await?;
+        self.none_shown(node).await?;
+        quorum::check(&self.client, &found).await?;
+        if asked.dry_run {
+            return Ok((self.preview)(node));
+        }
+        let name = new
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let object = format!("{}/{name}", group.as_str());
+        let reserved = self.reserve(node, &object, &asked.uid).await?;
+        if let Err(why) = self.none_stored(node).await {
+            self.give_up(&reserved).await;
+            return Err(why);
+        }
+        Ok(Vec::new())
+    }
+
+    async fn node(&self, name: &str) -> Result<Arc<Node>, Refused> {
+        if let Some(node) = self.nodes.get(&Key::cluster(name)) {
+            return Ok(node);
+        }
+        let missing = || format!("invalid nodeName, no node with name {name} found");
+        // The API server has no path for these.
+        if name.is_empty() || name.contains(['/', '%', '?', '#']) {
+            return Err(missing());
+        }
+        match Api::<Node>::all(self.client.clone()).get_opt(name).await {
+            Ok(Some(node)) => Ok(Arc::new(node)),
+            Ok(None) => Err(missing()),
+            Err(error) => Err(format!(
+                "could not get node for validating spec.NodeName, please try again: {}",
+                chain(&error)
+            )),
+        }
+    }
+
+    /// Whether the caches show no maintenance of a node. What they show is asked for: they may be a
+    /// moment behind.
+    async fn none_shown(&self, node: &str) -> Result<(), Refused> {
+        for (group, shown) in self.maintenances.of_node(node) {
+            let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
+            let stored = api.get_opt(&shown.name_any()).await.map_err(|error| unsure(&error))?;
+            if stored.is_some_and(|stored| stored.spec.node_name == node) {
+                return Err(exists(node));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the API server has no maintenance of a node, past every cache.
+    async fn none_stored(&self, node: &str) -> Result<(), Refused> {
+        for group in Group::ALL {
+            let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
+            let stored = match api.list(&ListParams::default()).await {
+                Ok(stored) => stored,
+                // The kind of this group is not installed.
+                Err(kube::Error::Api(status)) if status.is_not_found() => continue,
+                Err(error) => return Err(unsure(&error)),
+            };
+            if stored.items.iter().any(|stored| stored.spec.node_name == node) {
+                return Err(exists(node));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves a node for an object. Returns the reservation.
+    async fn reserve(&self, node: &str, object: &str, request: &str) -> Result<Lease, Refused> {
+        let parameters = PostParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        for _ in 0..TRIES {
+            let now = clock::now();
+            let mut wanted = reservation::of(node, object, request, now);
+            match self.reservations.create(&parameters, &wanted).await {
+                Ok(made) => return Ok(made),
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                Err(error) => return Err(unsure(&error)),
+            }
+            let name = reservation::name(node);
+            let Some(there) = self.reservations.get_opt(&name).await.map_err(|error| unsure(&error))? else {
+                continue;
+            };
+            if !reservation::is_free(&there, object, now) {
+                debug!(node, object, "another maintenance of this node is being created");
+                return Err(exists(node));
+            }
+            wanted.metadata.resource_version = there.metadata.resource_version;
+            match self.reservations.replace(&name, &parameters, &wanted).await {
+                Ok(taken) => return Ok(taken),
+                Err(kube::Error::Api(status)) if status.code == 409 || status.is_not_found() => {}
+                Err(error) => return Err(unsure(&error)),
+            }
+        }
+        Err(exists(node))
+    }
+
+    /// Deletes a reservation that is not needed; if that fails, it expires.
+    async fn give_up(&self, reserved: &Lease) {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: reserved.uid(),
+                resource_version: reserved.resource_version(),
+            }),
+            ..DeleteParams::default()
+        };
+        if let Err(error) = self.reservations.delete(&reserved.name_any(), &parameters).await {
+            debug!(error = %chain(&error), "a reservation could not be deleted; it expires");
+        }
+    }
+}
+
+fn node_name(object: &Value) -> &str {
+    object
+        .pointer("/spec/nodeName")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn exists(node: &str) -> Refused {
+    format!("invalid nodeName, a NodeMaintenance for node {node} already exists")
+}
+
+fn unsure(error: &kube::Error) -> Refused {
+    warn!(error = %chain(error), "a maintenance is refused: the API server did not say what there is");
+    format!(
+        "could not list NodeMaintenances for validating spec.NodeName, please try again: {}",
+        chain(error)
+    )
+}
+
+fn refused(response: AdmissionResponse, why: &str) -> AdmissionResponse {
+    let mut response = response.deny(why);
+    response.result.code = CODE;
+    response.result.reason = REASON.into();
+    response
+}
+
+fn warned(mut response: AdmissionResponse, warnings: Vec<String>) -> AdmissionResponse {
+    response.warnings = (!warnings.is_empty()).then_some(warnings);
+    response
+}

@@ -1,0 +1,596 @@
+//! Carries out [`drydock_core::maintenance::next`]: nodes that a NodeMaintenance names are emptied and
+//! kept empty.
+//!
+//! ```text
+//!  maintenances of both groups ─┐
+//!  nodes, their Leases ─────────┼─▶ key: the node ─▶ look: one thing after the other, until there is nothing to do now
+//!  pods of these nodes ─────────┤                      └─▶ evictions: asked for, not waited for
+//!  budgets that let pods go ────┘                             └─▶ answered: key again
+//! ```
+//!
+//! A look never waits for a pod, so that one stuck node delays none. Nodes that are in no maintenance
+//! cost nothing: pods, budgets and DaemonSets are watched only while one is.
+
+mod evictions;
+mod leases;
+mod surroundings;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    maintenance::{FIELD_MANAGER, FINALIZER, Group, NodeMaintenance, NodeMaintenanceStatus},
+    node_reference,
+};
+use drydock_core::maintenance::{
+    self, Event as Told, Next, Seen, Turn, is_touched,
+    lease::LeaseWrite,
+    next, node,
+    pods::{self, Known, Target},
+    report::Failure,
+    rivals,
+};
+use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Wake, Watches, clock, lease::Leadership};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+use tracing::{debug, info};
+
+use self::{
+    evictions::Evictions,
+    leases::{Leases, Written},
+    surroundings::Surroundings,
+};
+use crate::{
+    maintenances::{self, Maintenances},
+    node_pods::{Kept, NodePods},
+    nodes::{Nodes, prune_node},
+    own_writes::OwnWrites,
+};
+
+/// How many nodes are looked at at a time. A look waits for the API server alone.
+pub(crate) const AT_ONCE: usize = 128;
+/// So many things are done in one look at most; there are never more than a dozen to do.
+const STEPS: usize = 40;
+
+/// Where Leases are.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// The nodes' Leases.
+    pub(crate) leases: String,
+    /// Reservations of nodes: the controller's own namespace.
+    pub(crate) own: String,
+}
+
+/// Looks after all nodes that are in maintenance.
+pub(crate) struct MaintenanceTask {
+    client: Client,
+    maintenances: Maintenances,
+    nodes: Nodes,
+    node_api: Api<Node>,
+    pods: NodePods,
+    leases: Leases,
+    surroundings: Surroundings,
+    evictions: Evictions,
+    events: Events,
+    kept: Mutex<HashMap<String, Kept>>,
+    written: [OwnWrites<NodeMaintenance>; 2],
+    written_nodes: OwnWrites<Node>,
+}
+
+/// What went wrong with one node.
+#[derive(Debug, Error)]
+pub(crate) enum LookError {
+    /// The API server did not do what was asked.
+    #[error("the API server refused or did not answer")]
+    Api(#[from] kube::Error),
+    /// There was always something more to do.
+    #[error("it does not come to rest")]
+    Restless,
+}
+
+/// What came of doing one thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    /// It is done.
+    Yes,
+    /// Things have changed since it was planned.
+    Changed,
+    /// The maintenance is gone, which its watch will show.
+    Gone,
+}
+
+impl Done {
+    fn yes_if(done: bool) -> Self {
+        if done { Self::Yes } else { Self::Changed }
+    }
+}
+
+/// What is known of a node's Lease during one look: what was written is shown by the watch later.
+struct LeaseSeen {
+    lease: Option<Lease>,
+    failure: Option<String>,
+}
+
+impl MaintenanceTask {
+    /// Starts watching what concerns nodes in maintenance alone; `work` is told which nodes to look
+    /// at. It also has to hear of changes of `maintenances`, `nodes` and `pods`.
+    #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        maintenances: Maintenances,
+        nodes: Nodes,
+        pods: NodePods,
+        places: &Places,
+        events: Events,
+        work: &KeyedWork,
+    ) -> Self {
+        let evictions = Evictions::new(client.clone(), work.clone());
+        let (asked, queue) = (evictions.clone(), work.clone());
+        let surroundings = Surroundings::new(client.clone(), watches, move |namespace| {
+            for node in asked.unblocked(namespace) {
+                queue.add(Key::cluster(&node));
+            }
+        });
+        Self {
+            leases: Leases::start(&client, watches, &places.leases, &places.own, work),
+            node_api: Api::all(client.clone()),
+            client,
+            maintenances,
+            nodes,
+            pods,
+            surroundings,
+            evictions,
+            events,
+            kept: Mutex::default(),
+            written: Default::default(),
+            written_nodes: OwnWrites::default(),
+        }
+    }
+
+    /// Looks at nodes while this process leads, until `process` stops.
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+        let task = Arc::new(self);
+        let all = || {
+            let task = Arc::clone(&task);
+            async move { task.all().await }
+        };
+        let look = |key: Key| {
+            let task = Arc::clone(&task);
+            async move { task.look(&key.name).await }
+        };
+        let evictions = task.evictions.clone();
+        // A process that leads again asks about what was under way when it was interrupted.
+        let asking = || {
+            let evictions = evictions.clone();
+            async move { evictions.asking() }
+        };
+        let evict = |key: Key| {
+            let evictions = evictions.clone();
+            async move { evictions.look(&key).await }
+        };
+        let stopping = process.stopping();
+        tokio::join!(
+            work.run(&stopping, leadership.clone(), all, look),
+            evictions.work().run(&stopping, leadership, asking, evict)
+        );
+    }
+
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(
+            self.maintenances.answered(),
+            self.nodes.answered(),
+            self.leases.answered()
+        );
+        let nodes = self.maintenances.nodes();
+        nodes.iter().map(|node| Key::cluster(node)).collect()
+    }
+
+    /// Looks at one node and does what is to be done.
+    ///
+    /// # Errors
+    /// If the API server does not do it; it is safe to look again.
+    async fn look(&self, node: &str) -> Result<Wake, LookError> {
+        let shown = self.maintenances.of_node(node);
+        let now = clock::now();
+        let mut wake = Wake::OnChange.or_at(self.leases.settle_reservation(node, &shown, now).await?);
+        let all: Vec<(Group, Key, NodeMaintenance)> = shown
+            .iter()
+            .filter_map(|(group, object)| {
+                let key = Key::of(object.as_ref());
+                let newest = self.newest(*group, &key)?;
+                Some((*group, key, newest))
+            })
+            .collect();
+        self.keep(node, all.iter().any(|(_, _, object)| holds_node(object)));
+        let objects: Vec<&NodeMaintenance> = all.iter().map(|(_, _, object)| object).collect();
+        let holder = rivals::holder(&objects);
+        for (index, (group, key, _)) in all.iter().enumerate() {
+            wake = match self.see_to(node, *group, key, holder != Some(index)).await? {
+                Wake::OnChange => wake,
+                Wake::At(at) => wake.or_at(Some(at)),
+            };
+        }
+        Ok(wake)
+    }
+
+    fn newest(&self, group: Group, key: &Key) -> Option<NodeMaintenance> {
+        self.written_of(group).newest(key, self.maintenances.of_group(group))
+    }
+
+    fn written_of(&self, group: Group) -> &OwnWrites<NodeMaintenance> {
+        &self.written[usize::from(group == Group::KubeVirt)]
+    }
+
+    /// Watches the pods of a node while a maintenance holds it, and what concerns pods while there is
+    /// any.
+    fn keep(&self, node: &str, holds: bool) {
+        let mut kept = self.lock();
+        if holds {
+            kept.entry(node.to_owned()).or_insert_with(|| self.pods.keep(node));
+        } else if kept.remove(node).is_some() {
+            self.evictions.forget(node);
+        }
+        self.surroundings.want(!kept.is_empty());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does one thing after the other about one maintenance.
+    async fn see_to(&self, node_name: &str, group: Group, key: &Key, has_rival: bool) -> Result<Wake, LookError> {
+        let mut lease = LeaseSeen {
+            lease: self.leases.of_node(node_name),
+            failure: None,
+        };
+        for _ in 0..STEPS {
+            let Some(object) = self.newest(group, key) else {
+                return Ok(Wake::OnChange);
+            };
+            let node = self.node(node_name).await?;
+            let pods = self.pods.of(node_name);
+            let gone = self.gone_daemon_sets(pods.as_deref().unwrap_or_default()).await?;
+            let turn = self.plan(group, &object, node.as_ref(), &lease, pods.as_deref(), &gone, has_rival);
+            let Turn { next, events, wake } = turn;
+            let rests = matches!(next, Next::Wait | Next::Evict(..));
+            let is_last = next == Next::RemoveFinalizer;
+            let done = self
+                .carry_out(group, key, &object, node.as_ref(), &mut lease, next)
+                .await?;
+            match done {
+                // What could not be done as things have changed is planned anew, and nothing said of it.
+                Done::Changed => {}
+                Done::Gone => return Ok(Wake::OnChange),
+                Done::Yes => {
+                    self.tell(group, &object, node.as_ref(), &events);
+                    if is_last {
+                        self.written_of(group).forget(key);
+                        return Ok(Wake::OnChange);
+                    }
+                    if rests {
+                        return Ok(Wake::OnChange.or_at(wake));
+                    }
+                }
+            }
+        }
+        Err(LookError::Restless)
+    }
+
+    /// What is to be done next, by all that is known now.
+    #[expect(clippy::too_many_arguments, reason = "each is a different thing that is known")]
+    fn plan(
+        &self,
+        group: Group,
+        object: &NodeMaintenance,
+        node: Option<&Node>,
+        lease: &LeaseSeen,
+        pods: Option<&[Arc<Pod>]>,
+        gone: &HashSet<(String, String)>,
+        has_rival: bool,
+    ) -> Turn {
+        let node_name = &object.spec.node_name;
+        if let Some(pods) = pods {
+            self.evictions.keep_only(node_name, pods);
+        }
+        next(&Seen {
+            now: clock::now(),
+            group,
+            object,
+            node,
+            lease: lease.lease.as_ref(),
+            lease_failure: lease.failure.as_deref(),
+            has_rival,
+            pods,
+            pods_are_current: self.pods.is_clear(node_name),
+            known: Known {
+                daemon_set_is_gone: &|namespace, name| gone.contains(&(namespace.to_owned(), name.to_owned())),
+                budgets: &self.surroundings.budgets(),
+            },
+            attempts: &|uid| self.evictions.attempt(uid),
+        })
+    }
+
+    /// The node; `None` if the API server says that there is none.
+    async fn node(&self, name: &str) -> kube::Result<Option<Node>> {
+        match self.written_nodes.newest(&Key::cluster(name), &self.nodes.nodes) {
+            Some(node) => Ok(Some(node)),
+            None => self.node_api.get_opt(name).await,
+        }
+    }
+
+    /// The DaemonSets of these pods that are gone.
+    async fn gone_daemon_sets(&self, pods: &[Arc<Pod>]) -> kube::Result<HashSet<(String, String)>> {
+        let named: HashSet<(&str, &str)> = pods.iter().filter_map(|pod| pods::daemon_set(pod)).collect();
+        let mut gone = HashSet::new();
+        for (namespace, name) in named {
+            if self.surroundings.daemon_set_is_gone(namespace, name).await? {
+                gone.insert((namespace.to_owned(), name.to_owned()));
+            }
+        }
+        Ok(gone)
+    }
+
+    fn evict(&self, node: &str, targets: Vec<Target>) {
+        for target in targets {
+            self.evictions.ask(node, target);
+        }
+    }
+
+    /// Does one thing.
+    async fn carry_out(
+        &self,
+        group: Group,
+        key: &Key,
+        object: &NodeMaintenance,
+        node: Option<&Node>,
+        lease: &mut LeaseSeen,
+        next: Next,
+    ) -> Result<Done, LookError> {
+        match next {
+            Next::Wait => Ok(Done::Yes),
+            Next::Evict(targets, status) => {
+                self.evict(&object.spec.node_name, targets);
+                match status {
+                    Some(status) => self.report(group, key, object, &status).await,
+                    None => Ok(Done::Yes),
+                }
+            }
+            Next::AddFinalizer => {
+                let mut finalizers = object.finalizers().to_vec();
+                finalizers.push(FINALIZER.into());
+                self.write_finalizers(group, key, object, &finalizers).await
+            }
+            Next::RemoveFinalizer => {
+                let mut finalizers = object.finalizers().to_vec();
+                finalizers.retain(|name| name != FINALIZER);
+                let done = self.write_finalizers(group, key, object, &finalizers).await?;
+                if done == Done::Yes {
+                    info!(maintenance = %key, group = group.as_str(), node = object.spec.node_name, "a maintenance is over");
+                }
+                Ok(done)
+            }
+            Next::Report(status) => self.report(group, key, object, &status).await,
+            Next::WriteLease(write) => self.write_lease(lease, &write).await,
+            Next::DeleteLease => {
+                if let Some(seen) = lease.lease.take() {
+                    lease.lease = self.leases.delete(&seen).await?;
+                }
+                Ok(Done::yes_if(lease.lease.is_none()))
+            }
+            Next::WriteNode(patch) => match node {
+                Some(node) => self.patch_node(node, patch).await,
+                None => Ok(Done::Changed),
+            },
+            Next::WriteCondition(holds) => {
+                self.write_condition(&object.spec.node_name, &key.name, holds).await?;
+                Ok(Done::Yes)
+            }
+        }
+    }
+
+    async fn write_lease(&self, seen: &mut LeaseSeen, write: &LeaseWrite) -> Result<Done, LookError> {
+        Ok(match self.leases.write(write).await? {
+            Written::Done(written) => {
+                seen.lease = Some(*written);
+                Done::Yes
+            }
+            Written::Changed(now) => {
+                seen.lease = now.map(|now| *now);
+                Done::Changed
+            }
+            Written::Refused(why) => {
+                seen.failure = Some(why);
+                Done::Changed
+            }
+        })
+    }
+
+    /// Writes finalizers.
+    async fn write_finalizers(
+        &self,
+        group: Group,
+        key: &Key,
+        object: &NodeMaintenance,
+        finalizers: &[String],
+    ) -> Result<Done, LookError> {
+        let patch = json!({"metadata": {
+            "uid": object.uid(),
+            "resourceVersion": object.resource_version(),
+            "finalizers": finalizers,
+        }});
+        let patched = self.api(group).patch(&key.name, &merging(), &Patch::Merge(patch)).await;
+        self.took(group, key, patched).await
+    }
+
+    /// Writes what changes of the status.
+    async fn report(
+        &self,
+        group: Group,
+        key: &Key,
+        object: &NodeMaintenance,
+        status: &NodeMaintenanceStatus,
+    ) -> Result<Done, LookError> {
+        let before = object.status.clone().unwrap_or_default();
+        let patch = json!({
+            "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
+            "status": changed(&json!(before), &json!(status)),
+        });
+        let api = self.api(group);
+        let patched = api.patch_status(&key.name, &merging(), &Patch::Merge(patch)).await;
+        let done = self.took(group, key, patched).await?;
+        if done == Done::Yes {
+            say(key, group, object, &before, status);
+        }
+        Ok(done)
+    }
+
+    /// Remembers what the API server made of a write.
+    async fn took(&self, group: Group, key: &Key, patched: kube::Result<NodeMaintenance>) -> Result<Done, LookError> {
+        let (done, newest) = match patched {
+            Ok(written) => (Done::Yes, Some(written)),
+            Err(kube::Error::Api(status)) if status.is_conflict() => {
+                (Done::Changed, self.api(group).get_opt(&key.name).await?)
+            }
+            // It is gone, which the watch will show.
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(Done::Gone),
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(mut newest) = newest {
+            maintenances::prune(&mut newest);
+            self.written_of(group).remember(key, newest);
+        }
+        Ok(done)
+    }
+
+    /// Patches a node as it was seen.
+    async fn patch_node(&self, node: &Node, mut patch: Value) -> Result<Done, LookError> {
+        patch["metadata"]["resourceVersion"] = json!(node.resource_version());
+        patch["metadata"]["uid"] = json!(node.uid());
+        let name = node.name_any();
+        let (done, newest) = match self.node_api.patch(&name, &merging(), &Patch::Merge(patch)).await {
+            Ok(written) => (Done::Yes, Some(written)),
+            Err(kube::Error::Api(status)) if status.is_conflict() => {
+                (Done::Changed, self.node_api.get_opt(&name).await?)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.remember_node(&name, newest);
+        Ok(done)
+    }
+
+    async fn write_condition(&self, node: &str, maintenance: &str, holds: bool) -> Result<(), LookError> {
+        let apply = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
+            "status": {"conditions": [node::condition(holds, maintenance, clock::now())]},
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let written = self
+            .node_api
+            .patch_status(node, &parameters, &Patch::Apply(apply))
+            .await?;
+        self.remember_node(node, Some(written));
+        Ok(())
+    }
+
+    fn remember_node(&self, name: &str, newest: Option<Node>) {
+        if let Some(mut newest) = newest {
+            prune_node(&mut newest);
+            self.written_nodes.remember(&Key::cluster(name), newest);
+        }
+    }
+
+    fn api(&self, group: Group) -> Api<NodeMaintenance> {
+        Api::all_with(self.client.clone(), &group)
+    }
+
+    fn tell(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[Told]) {
+        for event in events {
+            let regarding = if event.on_node {
+                node_reference(&object.spec.node_name, node.and_then(ResourceExt::uid))
+            } else {
+                object.object_ref(&group)
+            };
+            self.events.publish(Event {
+                regarding,
+                related: None,
+                severity: if event.warning {
+                    Severity::Warning
+                } else {
+                    Severity::Normal
+                },
+                reason: event.reason.into(),
+                action: "Maintain".into(),
+                note: event.message.clone(),
+            });
+        }
+    }
+}
+
+/// Whether a maintenance wants to know the pods of its node.
+fn holds_node(object: &NodeMaintenance) -> bool {
+    let status = object.status.clone().unwrap_or_default();
+    object.metadata.deletion_timestamp.is_none()
+        && !Failure::of(&status).is_some_and(Failure::is_final)
+        && (is_touched(&status) || maintenance::has_finalizer(object))
+}
+
+fn merging() -> PatchParams {
+    PatchParams {
+        field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+        ..PatchParams::default()
+    }
+}
+
+/// The fields of `after` that differ from `before`, as a merge patch: null for those that are gone.
+fn changed(before: &Value, after: &Value) -> Value {
+    let empty = Map::new();
+    let (before, after) = (
+        before.as_object().unwrap_or(&empty),
+        after.as_object().unwrap_or(&empty),
+    );
+    let gone = before.keys().filter(|key| !after.contains_key(*key));
+    let mut patch: Map<String, Value> = gone.map(|key| (key.clone(), Value::Null)).collect();
+    for (key, value) in after {
+        if before.get(key) != Some(value) {
+            patch.insert(key.clone(), value.clone());
+        }
+    }
+    patch.into()
+}
+
+/// Logs what people look for when something goes wrong.
+fn say(
+    key: &Key,
+    group: Group,
+    object: &NodeMaintenance,
+    before: &NodeMaintenanceStatus,
+    after: &NodeMaintenanceStatus,
+) {
+    let (node, group) = (&object.spec.node_name, group.as_str());
+    if before.phase != after.phase {
+        info!(maintenance = %key, group, node, phase = after.phase, error = after.last_error, "a maintenance has reached a phase");
+    }
+    match (&before.last_error, &after.last_error) {
+        (None, Some(error)) => {
+            info!(maintenance = %key, group, node, error, "Reconciling with fixed duration");
+        }
+        (Some(_), Some(error)) => {
+            debug!(maintenance = %key, group, node, error, "Reconciling with fixed duration");
+        }
+        (_, None) => {}
+    }
+}

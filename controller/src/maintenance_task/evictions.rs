@@ -1,0 +1,196 @@
+//! Evictions that are asked for, each in its own time: one that takes long holds up no other.
+//!
+//! ```text
+//!  a node's turn ──ask──▶ entry of the pod's UID, asking ──▶ POST eviction ──▶ its answer ──▶ that node's turn
+//!                             ▲ kept until the pod is gone
+//! ```
+
+use std::{
+    collections::{HashMap, HashSet},
+    convert::Infallible,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_core::maintenance::{
+    answer::{Answer, Attempt},
+    pods::Target,
+};
+use drydock_runtime::{Key, KeyedWork, chain, clock};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, EvictParams, Preconditions},
+};
+use tracing::{debug, info};
+
+/// How many evictions are under way at a time. Most of their time they wait: for a webhook, for the
+/// API server's own fairness.
+const AT_ONCE: usize = 512;
+
+/// Evictions of pods, by UID. Clones share them.
+#[derive(Clone)]
+pub(super) struct Evictions {
+    client: Client,
+    entries: Arc<Mutex<HashMap<String, Entry>>>,
+    work: KeyedWork,
+    nodes: KeyedWork,
+}
+
+struct Entry {
+    target: Target,
+    node: String,
+    attempt: Attempt,
+}
+
+impl Evictions {
+    /// None yet. `nodes` is told of which node a pod was answered about.
+    pub(super) fn new(client: Client, nodes: KeyedWork) -> Self {
+        Self {
+            client,
+            entries: Arc::default(),
+            work: KeyedWork::new("evictions", AT_ONCE),
+            nodes,
+        }
+    }
+
+    /// The work that asks.
+    pub(super) fn work(&self) -> &KeyedWork {
+        &self.work
+    }
+
+    /// Asks for an eviction, unless that is under way.
+    pub(super) fn ask(&self, node: &str, target: Target) {
+        let key = Key::namespaced(&target.namespace, &target.name);
+        let mut entries = self.lock();
+        let entry = entries.entry(target.uid.clone()).or_insert_with(|| Entry {
+            target: target.clone(),
+            node: node.to_owned(),
+            attempt: Attempt {
+                at: clock::now(),
+                answer: None,
+                asking: false,
+                unblocked: false,
+            },
+        });
+        if !entry.attempt.asking {
+            entry.target = target;
+            entry.attempt.asking = true;
+            self.work.add(key);
+        }
+    }
+
+    /// How the last eviction of a pod went.
+    pub(super) fn attempt(&self, uid: &str) -> Option<Attempt> {
+        self.lock().get(uid).map(|entry| entry.attempt.clone())
+    }
+
+    /// Forgets the pods of a node but these.
+    pub(super) fn keep_only(&self, node: &str, pods: &[Arc<Pod>]) {
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        self.lock()
+            .retain(|uid, entry| entry.node != node || uids.contains(uid.as_str()));
+    }
+
+    /// Forgets the pods of a node.
+    pub(super) fn forget(&self, node: &str) {
+        self.lock().retain(|_, entry| entry.node != node);
+    }
+
+    /// A budget of this namespace lets more pods go than before: those that it may have held back are
+    /// asked about again. Returns their nodes.
+    pub(super) fn unblocked(&self, namespace: &str) -> HashSet<String> {
+        let mut nodes = HashSet::new();
+        for entry in self.lock().values_mut() {
+            let blocked = matches!(
+                entry.attempt.answer,
+                Some(Answer::Budget(_) | Answer::SeveralBudgets(_))
+            );
+            if blocked && entry.target.namespace == namespace {
+                entry.attempt.unblocked = true;
+                nodes.insert(entry.node.clone());
+            }
+        }
+        nodes
+    }
+
+    /// The pods that are to be asked about.
+    pub(super) fn asking(&self) -> Vec<Key> {
+        let entries = self.lock();
+        let asking = entries.values().filter(|entry| entry.attempt.asking);
+        asking
+            .map(|entry| Key::namespaced(&entry.target.namespace, &entry.target.name))
+            .collect()
+    }
+
+    /// Evicts the pods of this name that are to be.
+    pub(super) async fn look(&self, key: &Key) -> Result<(), Infallible> {
+        let targets: Vec<Target> = {
+            let entries = self.lock();
+            let of_name = entries.values().filter(|entry| {
+                entry.attempt.asking
+                    && *entry.target.name == *key.name
+                    && key.namespace.as_deref() == Some(entry.target.namespace.as_str())
+            });
+            of_name.map(|entry| entry.target.clone()).collect()
+        };
+        for target in targets {
+            let answer = self.evict(&target).await;
+            self.answered(&target, answer);
+        }
+        Ok(())
+    }
+
+    async fn evict(&self, target: &Target) -> Answer {
+        let options = DeleteParams {
+            grace_period_seconds: target
+                .grace_period_seconds
+                .and_then(|seconds| u32::try_from(seconds).ok()),
+            preconditions: Some(Preconditions {
+                uid: Some(target.uid.clone()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let parameters = EvictParams {
+            delete_options: Some(options),
+            ..EvictParams::default()
+        };
+        let api = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
+        match api.evict(&target.name, &parameters).await {
+            Ok(_) => Answer::Accepted,
+            Err(kube::Error::Api(status)) => {
+                let causes = status.details.iter().flat_map(|details| &details.causes);
+                let causes: Vec<(&str, &str)> = causes
+                    .map(|cause| (cause.reason.as_str(), cause.message.as_str()))
+                    .collect();
+                Answer::of_refusal(status.code, &status.message, &causes)
+            }
+            Err(error) => Answer::Failed(chain(&error).to_string()),
+        }
+    }
+
+    fn answered(&self, target: &Target, answer: Answer) {
+        let (pod, said) = (format!("{}/{}", target.namespace, target.name), answer.text());
+        let mut entries = self.lock();
+        // The node has been given up meanwhile.
+        let Some(entry) = entries.get_mut(&target.uid) else {
+            return;
+        };
+        if entry.attempt.answer.as_ref() == Some(&answer) {
+            debug!(pod, said, "a pod's eviction was answered as before");
+        } else {
+            info!(pod, node = entry.node, said, "a pod's eviction was answered");
+        }
+        entry.attempt = Attempt {
+            at: clock::now(),
+            answer: Some(answer),
+            asking: false,
+            unblocked: false,
+        };
+        self.nodes.add(Key::cluster(&entry.node));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

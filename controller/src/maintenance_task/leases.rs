@@ -1,0 +1,164 @@
+//! Leases of nodes in maintenance, and reservations of nodes for maintenances that are being created.
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    maintenance::{Group, NodeMaintenance, RESERVATION},
+};
+use drydock_core::maintenance::{
+    lease::{self, LeaseWrite},
+    reservation,
+};
+use drydock_runtime::{Cache, Key, KeyedWork, Watch, Watches};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, PostParams, Preconditions},
+};
+use std::sync::Arc;
+
+/// The Leases that maintenances need.
+pub(super) struct Leases {
+    nodes: Cache<Lease>,
+    reserved: Cache<Lease>,
+    pub(super) node_api: Api<Lease>,
+    reservation_api: Api<Lease>,
+    namespace: String,
+    own_namespace: String,
+}
+
+/// What came of writing a Lease.
+pub(super) enum Written {
+    /// It is as it should be.
+    Done(Box<Lease>),
+    /// Somebody else wrote it; this is how it is now.
+    Changed(Option<Box<Lease>>),
+    /// The API server refused, with these words.
+    Refused(String),
+}
+
+impl Leases {
+    /// Watches the nodes' Leases in `namespace` and reservations in `own_namespace`; `work` is told
+    /// of which node one changed.
+    pub(super) fn start(
+        client: &Client,
+        watches: &Watches,
+        namespace: &str,
+        own_namespace: &str,
+        work: &KeyedWork,
+    ) -> Self {
+        let watch = |namespace: &str, name: &'static str, node_of: fn(&str) -> Option<&str>| {
+            let work = work.clone();
+            Watch::<Lease>::namespaced(client.clone(), namespace, name).on_change(move |change| {
+                if let drydock_runtime::Change::Object { key, .. } = change
+                    && let Some(node) = node_of(&key.name)
+                {
+                    work.add(Key::cluster(node));
+                }
+            })
+        };
+        let nodes = watch(namespace, "leases of nodes in maintenance", lease::node_of);
+        let reserved = watch(own_namespace, "reservations of nodes", reservation::node_of).labels(RESERVATION);
+        Self {
+            nodes: watches.start(nodes),
+            reserved: watches.start(reserved),
+            node_api: Api::namespaced(client.clone(), namespace),
+            reservation_api: Api::namespaced(client.clone(), own_namespace),
+            namespace: namespace.into(),
+            own_namespace: own_namespace.into(),
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(super) async fn answered(&self) {
+        tokio::join!(self.nodes.answered(), self.reserved.answered());
+    }
+
+    /// A node's Lease, as the watch shows it.
+    pub(super) fn of_node(&self, node: &str) -> Option<Lease> {
+        let key = Key::namespaced(&self.namespace, &lease::name(node));
+        self.nodes.get(&key).map(Arc::unwrap_or_clone)
+    }
+
+    /// Makes or changes a node's Lease.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub(super) async fn write(&self, write: &LeaseWrite) -> kube::Result<Written> {
+        let parameters = PostParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        let name = write.lease.name_any();
+        let written = if write.exists {
+            self.node_api.replace(&name, &parameters, &write.lease).await
+        } else {
+            self.node_api.create(&parameters, &write.lease).await
+        };
+        match written {
+            Ok(lease) => Ok(Written::Done(Box::new(lease))),
+            Err(kube::Error::Api(status)) if status.code == 409 || (status.is_not_found() && write.exists) => {
+                Ok(Written::Changed(self.node_api.get_opt(&name).await?.map(Box::new)))
+            }
+            Err(kube::Error::Api(status)) => Ok(Written::Refused(status.message.clone())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes a node's Lease as it was seen. Returns how it is now, if it was not deleted since it
+    /// has changed.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(super) async fn delete(&self, lease: &Lease) -> kube::Result<Option<Lease>> {
+        let name = lease.name_any();
+        if delete(&self.node_api, lease).await? {
+            Ok(None)
+        } else {
+            self.node_api.get_opt(&name).await
+        }
+    }
+
+    /// Looks after a node's reservation: it is deleted once its object is there or its time is over.
+    /// Returns when to look again.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(super) async fn settle_reservation(
+        &self,
+        node: &str,
+        shown: &[(Group, Arc<NodeMaintenance>)],
+        now: Timestamp,
+    ) -> kube::Result<Option<Timestamp>> {
+        let key = Key::namespaced(&self.own_namespace, &reservation::name(node));
+        let Some(lease) = self.reserved.get(&key) else {
+            return Ok(None);
+        };
+        let until = reservation::expires(&lease, now);
+        let is_stored = shown
+            .iter()
+            .any(|(group, object)| reservation::is_stored(&lease, &reservation::object_name(*group, object), object));
+        if until > now && !is_stored {
+            return Ok(Some(until));
+        }
+        delete(&self.reservation_api, &lease).await?;
+        Ok(None)
+    }
+}
+
+/// Deletes a Lease as it was seen; false if it has changed since.
+async fn delete(api: &Api<Lease>, lease: &Lease) -> kube::Result<bool> {
+    let parameters = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: lease.uid(),
+            resource_version: lease.resource_version(),
+        }),
+        ..DeleteParams::default()
+    };
+    match api.delete(&lease.name_any(), &parameters).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
+        Err(error) => Err(error),
+    }
+}

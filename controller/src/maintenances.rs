@@ -1,0 +1,172 @@
+//! All NodeMaintenances of both groups: one watch for each, which the task and the admission share.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::maintenance::{Group, NodeMaintenance};
+use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use kube::Client;
+
+use crate::machine_task::prune_annotations;
+
+/// NodeMaintenances, and which node each names. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Maintenances {
+    caches: [Cache<NodeMaintenance>; 2],
+    by_node: Arc<Mutex<ByNode>>,
+}
+
+/// Maintenances by the node that they name, which does not change.
+type ByNode = HashMap<String, BTreeSet<(Group, Key)>>;
+
+impl Maintenances {
+    /// Starts watching; `told` hears the node of each maintenance that changes.
+    pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
+        let by_node = Arc::new(Mutex::new(ByNode::new()));
+        let caches = Group::ALL.map(|group| {
+            let (index, told) = (Arc::clone(&by_node), told.clone());
+            let name = match group {
+                Group::Medik8s => "maintenances",
+                Group::KubeVirt => "maintenances of KubeVirt's group",
+            };
+            let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name)
+                .optional()
+                .prune(prune)
+                .on_change(move |change| {
+                    if let Some(node) = observe(&mut lock(&index), group, change) {
+                        told(&node);
+                    }
+                });
+            watches.start(watch)
+        });
+        Self { caches, by_node }
+    }
+
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(crate) fn filled(all: impl IntoIterator<Item = (Group, NodeMaintenance)>) -> Self {
+        let mut objects = HashMap::<Group, Vec<NodeMaintenance>>::new();
+        let mut by_node = ByNode::new();
+        for (group, object) in all {
+            let of_node = by_node.entry(object.spec.node_name.clone()).or_default();
+            of_node.insert((group, Key::of(&object)));
+            objects.entry(group).or_default().push(object);
+        }
+        Self {
+            caches: Group::ALL.map(|group| Cache::filled(objects.remove(&group).unwrap_or_default())),
+            by_node: Arc::new(Mutex::new(by_node)),
+        }
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        tokio::join!(self.caches[0].answered(), self.caches[1].answered());
+    }
+
+    /// Those of a group.
+    pub(crate) fn of_group(&self, group: Group) -> &Cache<NodeMaintenance> {
+        match group {
+            Group::Medik8s => &self.caches[0],
+            Group::KubeVirt => &self.caches[1],
+        }
+    }
+
+    /// The maintenances that name a node.
+    pub(crate) fn of_node(&self, node: &str) -> Vec<(Group, Arc<NodeMaintenance>)> {
+        let index = lock(&self.by_node);
+        let keys = index.get(node).into_iter().flatten();
+        keys.filter_map(|(group, key)| Some((*group, self.of_group(*group).get(key)?)))
+            .filter(|(_, object)| object.spec.node_name == node)
+            .collect()
+    }
+
+    /// Whether a maintenance names this node.
+    pub(crate) fn concerns(&self, node: &str) -> bool {
+        lock(&self.by_node).contains_key(node)
+    }
+
+    /// The nodes that are named.
+    pub(crate) fn nodes(&self) -> Vec<String> {
+        lock(&self.by_node).keys().cloned().collect()
+    }
+}
+
+fn lock(index: &Mutex<ByNode>) -> MutexGuard<'_, ByNode> {
+    index.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps account of a change. Returns the node that it concerns.
+fn observe(index: &mut ByNode, group: Group, change: &Change<NodeMaintenance>) -> Option<String> {
+    let Change::Object { key, old, new } = change else {
+        return None;
+    };
+    // One that was deleted and made again between two lists may name another node.
+    if let Some(old) = old
+        && new.as_ref().is_none_or(|new| new.spec.node_name != old.spec.node_name)
+        && let Some(keys) = index.get_mut(&old.spec.node_name)
+    {
+        keys.remove(&(group, key.clone()));
+        if keys.is_empty() {
+            index.remove(&old.spec.node_name);
+        }
+    }
+    if let Some(new) = new {
+        let of_node = index.entry(new.spec.node_name.clone()).or_default();
+        of_node.insert((group, key.clone()));
+    }
+    let object = new.as_ref().or(old.as_ref())?;
+    Some(object.spec.node_name.clone())
+}
+
+/// Drops what is kept by others for themselves.
+pub(crate) fn prune(object: &mut NodeMaintenance) {
+    object.metadata.managed_fields = None;
+    prune_annotations(&mut object.metadata.annotations);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(name: &str, node: &str) -> Arc<NodeMaintenance> {
+        let object = json!({"metadata": {"name": name}, "spec": {"nodeName": node}});
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn a_node_has_its_maintenances_until_they_are_gone() {
+        let mut index = ByNode::new();
+        let change = |old: Option<&str>, new: Option<&str>| Change::Object {
+            key: Key::cluster("m"),
+            old: old.map(|node| object("m", node)),
+            new: new.map(|node| object("m", node)),
+        };
+        assert_eq!(
+            observe(&mut index, Group::Medik8s, &change(None, Some("a"))).as_deref(),
+            Some("a")
+        );
+        observe(&mut index, Group::KubeVirt, &change(None, Some("a")));
+        assert_eq!(index["a"].len(), 2);
+        observe(&mut index, Group::KubeVirt, &change(Some("a"), Some("b")));
+        observe(&mut index, Group::Medik8s, &change(Some("a"), None));
+        assert_eq!(index.keys().collect::<Vec<_>>(), ["b"]);
+    }
+
+    #[test]
+    fn both_groups_are_found_by_node() {
+        let of = |name: &str, node: &str| Arc::unwrap_or_clone(object(name, node));
+        let all = Maintenances::filled([
+            (Group::Medik8s, of("m", "a")),
+            (Group::KubeVirt, of("m", "a")),
+            (Group::KubeVirt, of("k", "b")),
+        ]);
+        assert_eq!(all.of_node("a").len(), 2);
+        assert_eq!(all.of_node("b")[0].0, Group::KubeVirt);
+        assert!(all.of_node("c").is_empty() && !all.concerns("c"));
+        assert_eq!(all.nodes().len(), 2);
+    }
+}
