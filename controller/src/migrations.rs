@@ -5,6 +5,8 @@
 //!    └─ of which instance ──▶ index ────┴─▶ of_instance, is_moving
 //! ```
 
+mod metrics;
+
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -16,6 +18,7 @@ use drydock_runtime::{Cache, Change, Key, KeyedWork, Watch, Watches};
 use kube::Client;
 
 use crate::machine_task::prune_annotations;
+pub(crate) use metrics::MigrationMetrics;
 
 /// Migrations, and which instance each moves. Clones share them.
 #[derive(Clone, Debug)]

@@ -29,7 +29,7 @@ use crate::{
     maintenances::Maintenances,
     metrics::Metrics,
     migration_task::{self, MigrationTask},
-    migrations::{Migrations, begun_or_ended, instances_of},
+    migrations::{MigrationMetrics, Migrations, begun_or_ended, instances_of},
     node_pods::NodePods,
     nodes::Nodes,
     replica_set_task::{self, ReplicaSetTask},
@@ -81,6 +81,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let client_metrics = ClientMetrics::register(&mut registry);
     let certificate_metrics = CertificateMetrics::register(&mut registry);
     let webhook_metrics = WebhookMetrics::register(&mut registry);
+    let migration_metrics = MigrationMetrics::register(&mut registry);
     let readiness = Readiness::new();
     let port = Admin {
         readiness: readiness.clone(),
@@ -147,6 +148,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         of_migrations.hear(change);
         drains.notify();
     });
+    migration_metrics.watch(all_migrations.clone(), leadership.clone());
     let (of_instances, of_machines, of_sets) = (work.clone(), machine_work.clone(), set_work.clone());
     let (known, of_migrations) = (all_migrations.clone(), migration_work.clone());
     let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
