@@ -205,8 +205,7 @@ impl MaintenanceTask {
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, node: &str) -> Result<Wake, LookError> {
         let shown = self.maintenances.of_node(node);
-        let now = clock::now();
-        let mut wake = Wake::OnChange.or_at(self.leases.settle_reservation(node, &shown, now).await?);
+        let mut wake = Wake::OnChange;
         let all: Vec<(Group, Key, NodeMaintenance)> = shown
             .iter()
             .filter_map(|(group, object)| {
@@ -224,7 +223,9 @@ impl MaintenanceTask {
                 Wake::At(at) => wake.or_at(Some(at)),
             };
         }
-        Ok(wake)
+        // Last: what it is about does not wait for it.
+        let settled = self.leases.settle_reservation(node, &shown, clock::now()).await?;
+        Ok(wake.or_at(settled))
     }
 
     fn newest(&self, group: Group, key: &Key) -> Option<NodeMaintenance> {

@@ -111,8 +111,20 @@ impl World {
 
     /// Makes a pod on a node, which runs and is ready as far as anybody knows.
     async fn pod(&self, name: &str, node: &str) -> Result<Pod> {
+        self.pod_with(name, node, &json!({"name": name, "labels": {"app": name}}))
+            .await
+    }
+
+    async fn owned_by_a_daemon_set_that_is_not_there(&self, name: &str, node: &str) -> Result<Pod> {
+        // The garbage collector may be the first to delete it; its own time to end keeps it until then.
+        let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "missing", "uid": "missing", "controller": true});
+        let metadata = json!({"name": name, "ownerReferences": [owner]});
+        self.pod_with(name, node, &metadata).await
+    }
+
+    async fn pod_with(&self, name: &str, node: &str, metadata: &Value) -> Result<Pod> {
         let pod = json!({
-            "metadata": {"name": name, "labels": {"app": name}},
+            "metadata": metadata,
             "spec": {"nodeName": node, "terminationGracePeriodSeconds": 600, "tolerations": [{"operator": "Exists"}],
                      "containers": [{"name": "c", "image": "busybox"}]},
         });
@@ -406,12 +418,48 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
         let said = refusal(world.create(Group::KubeVirt, "bad", &spec).await)?;
         ensure!(said.contains(field), "{said}");
     }
+    // A reservation of an object that was never stored holds for a while, and not for ever.
+    let reservations: Api<Lease> = Api::namespaced(world.cluster.client.clone(), "drydock");
+    world.node("ghost-c", false).await?;
+    let reserved = |renewed: jiff::Timestamp| {
+        let name = "nodemaintenance.medik8s.io/never-stored";
+        serde_json::from_value::<Lease>(json!(drydock_core::maintenance::reservation::of(
+            "ghost-c", name, "request", renewed
+        )))
+    };
+    // Without the label the controller leaves it alone, so that it is the webhook that finds it over.
+    let mut lease = reserved(now())?;
+    lease.metadata.labels = None;
+    reservations.create(&PostParams::default(), &lease).await?;
+    let said = refusal(
+        world
+            .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
+            .await,
+    )?;
+    ensure!(
+        said.contains("a NodeMaintenance for node ghost-c already exists"),
+        "{said}"
+    );
+    let over = Patch::Merge(json!({"spec": reserved(now() - jiff::SignedDuration::from_secs(80))?.spec}));
+    reservations
+        .patch("maintenance-ghost-c", &PatchParams::default(), &over)
+        .await?;
+    world
+        .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
+        .await?;
+    until_some("the reservation to be deleted", || async {
+        Ok(reservations
+            .get_opt("maintenance-ghost-c")
+            .await?
+            .is_none()
+            .then_some(()))
+    })
+    .await?;
     // A dry run writes nothing: neither the object nor a reservation.
     world.node("ghost-b", false).await?;
     let manifest = "apiVersion: nodemaintenance.medik8s.io/v1beta1\nkind: NodeMaintenance\nmetadata: {name: dry}\n\
                     spec: {nodeName: ghost-b}\n";
     world.cluster.kubectl_with(&["create", "--dry-run=server"], manifest)?;
-    let reservations: Api<Lease> = Api::namespaced(world.cluster.client.clone(), "drydock");
     assert!(reservations.get_opt("maintenance-ghost-b").await?.is_none());
     world.clear().await
 }
@@ -475,6 +523,16 @@ async fn a_foreign_cordon_stays_and_an_own_one_is_renewed() -> Result<()> {
     }
     let status = world.until_phase(group, "ghost-a", "Succeeded").await?;
     assert_eq!(status.node_was_unschedulable, Some(true));
+    let uncordoned = || {
+        anyhow::Ok(
+            world
+                .events("ghost-a")?
+                .iter()
+                .filter(|event| event.0 == "UncordonNode")
+                .count(),
+        )
+    };
+    let before = uncordoned()?;
     world.finish(group, "ghost-a").await?;
     let node = world.api::<Node>().get("ghost-a").await?;
     ensure!(
@@ -482,14 +540,9 @@ async fn a_foreign_cordon_stays_and_an_own_one_is_renewed() -> Result<()> {
         "{:?}",
         node.spec
     );
-    assert_eq!(
-        world
-            .events("ghost-a")?
-            .iter()
-            .filter(|event| event.0 == "UncordonNode")
-            .count(),
-        0
-    );
+    // It is told after it is done, as is this.
+    world.until_event("ghost-a", "RemovedMaintenance").await?;
+    assert_eq!(uncordoned()?, before);
 
     world.cluster.kubectl(&["uncordon", "ghost-b"])?;
     let (type_, _) = world.until_event("ghost-b", "CordonedAgain").await?;
@@ -548,8 +601,13 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
     let status = world.until_phase(group, "ghost-a", "Succeeded").await?;
     assert_eq!((status.last_error, status.drain_progress), (None, Some(100)));
 
-    // What arrives later leaves too.
+    // What arrives later leaves too, also what a DaemonSet that is gone would not make again.
     world.pod("late", "ghost-a").await?;
+    world
+        .owned_by_a_daemon_set_that_is_not_there("orphan", "ghost-a")
+        .await?;
+    world.until_evicted("orphan").await?;
+    world.end("orphan").await?;
     world.until_evicted("late").await?;
     world.until_phase(group, "ghost-a", "Running").await?;
     world.end("late").await?;
@@ -576,6 +634,8 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Result<()> {
     let world = World::new().await?;
+    // What was done to pods of these names in earlier tests does not count.
+    let before = std::fs::read_to_string(world.cluster.audit_log())?.len();
     world.node("ghost-a", false).await?;
     for name in ["first", "guarded"] {
         world.pod(name, "ghost-a").await?;
@@ -614,7 +674,11 @@ async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Resul
     assert_eq!((status.total_pods, status.eviction_pods), (Some(2), Some(2)));
     let log = std::fs::read_to_string(world.cluster.audit_log())?;
     let mut accepted: BTreeMap<String, usize> = BTreeMap::new();
-    for event in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+    let since = log.get(before..).context("the audit log was begun anew")?;
+    for event in since
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+    {
         let object = &event["objectRef"];
         let is_eviction = object["subresource"] == "eviction" && object["namespace"] == SPACE;
         let code = event["responseStatus"]["code"].as_u64().unwrap_or_default();
@@ -692,8 +756,17 @@ async fn a_node_that_is_deleted_and_a_lease_that_is_stolen_are_told_apart() -> R
         "{error}"
     );
     assert!(!is_cordoned(&world.api::<Node>().get("ghost-c").await?));
-    world.leases().delete("node-ghost-c", &DeleteParams::default()).await?;
+    let over = json!({"spec": {"leaseDurationSeconds": 1, "renewTime": "2026-01-01T00:00:00.000000Z"}});
+    world
+        .leases()
+        .patch("node-ghost-c", &PatchParams::default(), &Patch::Merge(&over))
+        .await?;
     world.until_phase(group, "ghost-c", "Succeeded").await?;
+    let taken = world.leases().get("node-ghost-c").await?.spec.context("no spec")?;
+    assert_eq!(
+        (taken.holder_identity.as_deref(), taken.lease_transitions),
+        (Some("node-maintenance"), Some(1))
+    );
     world.clear().await
 }
 

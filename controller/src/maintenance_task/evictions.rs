@@ -16,11 +16,12 @@ use drydock_core::maintenance::{
     pods::Target,
 };
 use drydock_runtime::{Key, KeyedWork, chain, clock};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, Client,
-    api::{DeleteParams, EvictParams, Preconditions},
+use k8s_openapi::{
+    api::{core::v1::Pod, policy::v1::Eviction},
+    apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
 };
+use kube::{Api, Client, api::PostParams};
+use serde_json::Value;
 use tracing::{debug, info};
 
 /// How many evictions are under way at a time. Most of their time they wait: for a webhook, for the
@@ -141,22 +142,26 @@ impl Evictions {
     }
 
     async fn evict(&self, target: &Target) -> Answer {
-        let options = DeleteParams {
-            grace_period_seconds: target
-                .grace_period_seconds
-                .and_then(|seconds| u32::try_from(seconds).ok()),
-            preconditions: Some(Preconditions {
-                uid: Some(target.uid.clone()),
-                resource_version: None,
+        // kube's own call names the options wrongly, so that the API server would not see them.
+        let eviction = Eviction {
+            metadata: ObjectMeta {
+                name: Some(target.name.clone()),
+                namespace: Some(target.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            delete_options: Some(DeleteOptions {
+                grace_period_seconds: target.grace_period_seconds,
+                preconditions: Some(Preconditions {
+                    uid: Some(target.uid.clone()),
+                    resource_version: None,
+                }),
+                ..DeleteOptions::default()
             }),
-            ..DeleteParams::default()
-        };
-        let parameters = EvictParams {
-            delete_options: Some(options),
-            ..EvictParams::default()
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
-        match api.evict(&target.name, &parameters).await {
+        let parameters = PostParams::default();
+        let asked = api.create_subresource::<_, Value>("eviction", &target.name, &parameters, &eviction);
+        match asked.await {
             Ok(_) => Answer::Accepted,
             Err(kube::Error::Api(status)) => {
                 let causes = status.details.iter().flat_map(|details| &details.causes);
@@ -192,5 +197,46 @@ impl Evictions {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::asked_api_server::api_server;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pod_is_named_by_its_uid_and_has_the_time_that_was_asked_for() {
+        let (client, mut server) = api_server();
+        let evictions = Evictions::new(client, KeyedWork::new("nodes", 1));
+        let target = Target {
+            namespace: "d".into(),
+            name: "p".into(),
+            uid: "u".into(),
+            grace_period_seconds: Some(7),
+        };
+        evictions.ask("n", target);
+        let attempt = || evictions.attempt("u").unwrap();
+        assert!(attempt().asking && evictions.asking().len() == 1);
+        let key = Key::namespaced("d", "p");
+        let answers = async {
+            let asked = server.asked().await;
+            assert_eq!(asked.path(), "/api/v1/namespaces/d/pods/p/eviction");
+            assert_eq!(asked.body["apiVersion"], "policy/v1");
+            let options = &asked.body["deleteOptions"];
+            assert_eq!(
+                (&options["gracePeriodSeconds"], &options["preconditions"]),
+                (&json!(7), &json!({"uid": "u"}))
+            );
+            asked.refuse(429, "TooManyRequests");
+        };
+        let (looked, ()) = tokio::join!(evictions.look(&key), answers);
+        assert!(looked.is_ok());
+        assert_eq!(attempt().answer, Some(Answer::Deferred("refused with 429".into())));
+        assert!(!attempt().asking);
+        evictions.keep_only("n", &[]);
+        assert_eq!(evictions.attempt("u"), None);
     }
 }
