@@ -253,7 +253,8 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
             vec![ClusterStep::CreatePod]
         }
         TargetPod::Missing | TargetPod::Unknown | TargetPod::Leaving => Vec::new(),
-        TargetPod::Coming if phase == Some(MigrationPhase::Pending) => {
+        // No phase is left out, however short it was.
+        TargetPod::Coming | TargetPod::Ready if phase == Some(MigrationPhase::Pending) => {
             vec![ClusterStep::Enter(MigrationPhase::Scheduling)]
         }
         TargetPod::Coming => Vec::new(),

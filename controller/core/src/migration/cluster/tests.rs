@@ -114,11 +114,15 @@ fn a_pod_is_made_when_it_may_be() {
                 &[],
             ),
             ("it comes", |v| v.target_pod = Pod::Coming, &[Do::Enter(P::Scheduling)]),
-            ("it is there", |v| v.target_pod = Pod::Ready, &[Do::Enter(P::Scheduled)]),
+            (
+                "it is there",
+                |v| v.target_pod = Pod::Ready,
+                &[Do::Enter(P::Scheduling)],
+            ),
             (
                 "no phase is left out",
                 |v| (v.target_pod, v.has_slot) = (Pod::Ready, true),
-                &[Do::Enter(P::Scheduled)],
+                &[Do::Enter(P::Scheduling)],
             ),
             ("it has ended", |v| v.target_pod = Pod::Over, &[Do::Fail(F::PodEnded)]),
             ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
