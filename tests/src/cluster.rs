@@ -316,6 +316,9 @@ impl Cluster {
         self.kubectl_with(&["apply"], &config_map(""))?;
         self.delete(&["pods", "--all", "--namespace=default", "--grace-period=0", "--force"])?;
         for node in &self.nodes {
+            let open = Patch::Merge(json!({"spec": {"unschedulable": null, "taints": null}}));
+            let nodes = Api::<Node>::all(self.client.clone());
+            nodes.patch(node, &PatchParams::default(), &open).await?;
             self.annotate(
                 node,
                 &[

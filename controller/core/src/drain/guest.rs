@@ -334,16 +334,12 @@ fn state(guest: &Guest<'_>, evacuation: &Evacuation, attempts: Attempts, now: Ti
 fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
     let name = migration.metadata.name.as_deref().unwrap_or_default();
     let status = migration.status.as_ref();
-    let phase = status
-        .and_then(|status| status.phase)
-        .unwrap_or(MigrationPhase::Pending);
     if Record::of(migration).has_sides() {
         let target = status
             .and_then(|status| status.target.as_ref()?.node.as_deref())
             .unwrap_or_default();
-        let progress = status.and_then(|status| Some(status.source.as_ref()?.progress.as_ref()?.summary.as_str()));
-        let progress = progress.filter(|summary| !summary.is_empty()).unwrap_or(phase.as_str());
-        return State::Moving(format!("it moves to {target} by migration {name}: {progress}"));
+        // How far it is, the migration itself says: here it would be news every few seconds.
+        return State::Moving(format!("it moves to {target} by migration {name}"));
     }
     let waiting = find(
         status.map(|status| status.conditions.as_slice()).unwrap_or_default(),
@@ -358,7 +354,7 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
                 condition.message.as_deref().unwrap_or_default()
             ),
         ),
-        None => State::Waiting(Why::Migration, format!("migration {name} is {}", phase.as_str())),
+        None => State::Waiting(Why::Migration, format!("a pod is made for migration {name}")),
     }
 }
 

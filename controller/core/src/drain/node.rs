@@ -2,7 +2,10 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::conditions::Status;
+use crate::{
+    conditions::Status,
+    maintenance::pods::{Verdict, verdict},
+};
 
 use super::DrainingNode;
 
@@ -58,21 +61,11 @@ impl Drained {
     }
 }
 
-/// Annotation of a pod that the kubelet has from a file.
-const MIRROR: &str = "kubernetes.io/config.mirror";
-
 /// Whether a drain would have to wait for a pod: it is there, has not ended, and neither a DaemonSet nor
 /// the kubelet itself would put it back (the rules of `kubectl drain`).
 pub fn counts(pod: &Pod) -> bool {
-    let metadata = &pod.metadata;
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let is_mirror = metadata
-        .annotations
-        .as_ref()
-        .is_some_and(|all| all.contains_key(MIRROR));
-    let mut owners = metadata.owner_references.iter().flatten();
-    let is_daemon = owners.any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet");
-    !matches!(phase, Some("Succeeded" | "Failed")) && !is_mirror && !is_daemon
+    !matches!(phase, Some("Succeeded" | "Failed")) && verdict(pod, &|_, _| false) == Verdict::Leaves
 }
 
 /// Whether a node is safe to switch off.
