@@ -26,7 +26,9 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan},
+    drain::{
+        Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan, preview::preview,
+    },
     eviction::{made, mark},
     launcher_pod,
     migration::{deadlines::Attempts, observed::target, purpose::EVACUATION, record::Record},
@@ -429,6 +431,43 @@ impl DrainTask {
             action: "Evacuate".into(),
             note: note.into(),
         });
+    }
+}
+
+/// What emptying a node would do, from the caches alone: any replica can say it.
+pub(crate) fn previewer(
+    instances: Instances,
+    migrations: Migrations,
+    launchers: Launchers,
+) -> impl Fn(&str) -> Vec<String> + Send + Sync {
+    let measured = Measured::default();
+    move |name: &str| {
+        measured.learn(&migrations, &instances);
+        let keys = instances.on_node(name);
+        let there: Vec<_> = keys.iter().filter_map(|key| Some((key, instances.get(key)?))).collect();
+        let guests = there.iter().map(|(key, instance)| Guest {
+            instance,
+            strategy: launchers.eviction_strategy(instance),
+            made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
+            migrations: migrations.of_instance(key),
+        });
+        let node = DrainingNode {
+            name,
+            marks: NodeMarks::default(),
+            guests: guests.collect(),
+            arriving: 0,
+            evictable: None,
+            before: None,
+        };
+        let limits = launchers.configuration.get().migrations.clone();
+        let cluster = Cluster {
+            now: clock::now(),
+            nodes: &[],
+            limits: &limits,
+            attempts: Attempts::default(),
+            rate: measured.rate(),
+        };
+        preview(&node, &cluster)
     }
 }
 

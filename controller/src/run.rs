@@ -222,7 +222,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         all_nodes.nodes.clone(),
         all_maintenances.clone(),
         &namespace,
-        Arc::new(|_: &str| Vec::new()),
+        Arc::new(drain_task::previewer(
+            all_instances.clone(),
+            all_migrations.clone(),
+            launchers.clone(),
+        )),
     );
     let state = ClusterState::new(client.clone(), all_instances.clone(), all_migrations.clone());
     let evictions = Evictions::new(

@@ -16,7 +16,7 @@ from embedded.layout import DEFAULT_NAME
 from embedded.progress import Progress
 from verify.install import install
 
-from . import inspection, machines, migration
+from . import drain, inspection, machines, migration
 from .stage import Stage
 
 
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
             inspection.show(stage)
             machines.show(stage)
             migration.show(stage)
+            drain.show(stage)
             stage.summary()
         finally:
             if arguments.keep:

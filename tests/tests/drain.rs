@@ -307,7 +307,8 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
         arguments.extend(dry_run);
         cluster.kubectl_with(&arguments, &manifest)
     };
-    maintenance(&["--dry-run=server"])?;
+    let preview = maintenance(&["--dry-run=server"])?;
+    ensure!(preview.contains("created (server dry run)"), "{preview}");
     assert_eq!(mark_of(&cluster.instances().get("serviced").await?), None);
     maintenance(&[])?;
     cluster.kubectl(&[

@@ -16,6 +16,7 @@ pub mod estimate;
 pub mod guest;
 pub mod node;
 mod order;
+pub mod preview;
 #[cfg(test)]
 mod tests;
 

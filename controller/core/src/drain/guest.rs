@@ -245,7 +245,7 @@ fn is_queued(migration: &VirtualMachineInstanceMigration) -> bool {
 }
 
 /// A guest that is not to be migrated.
-fn stays(guest: &Guest<'_>) -> State {
+pub(super) fn stays(guest: &Guest<'_>) -> State {
     let restarts = falls_back(guest.instance);
     match (guest.strategy, Migratable::of(guest.instance)) {
         (EvictionStrategy::LiveMigrate, Migratable::No { reason, message }) if !restarts => State::Blocked(
@@ -272,7 +272,12 @@ fn stays(guest: &Guest<'_>) -> State {
 }
 
 /// How far a guest is that is marked, and when to look again.
-fn state(guest: &Guest<'_>, evacuation: &Evacuation, attempts: Attempts, now: Timestamp) -> (State, Option<Timestamp>) {
+pub(super) fn state(
+    guest: &Guest<'_>,
+    evacuation: &Evacuation,
+    attempts: Attempts,
+    now: Timestamp,
+) -> (State, Option<Timestamp>) {
     if let Some(migration) = guest
         .migrations
         .iter()

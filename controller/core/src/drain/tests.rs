@@ -502,6 +502,46 @@ fn an_estimate_comes_with_the_first_measurement() {
     assert_eq!(told(Some(rate)).unwrap().0, now() + SignedDuration::from_secs(20));
 }
 
+#[test]
+fn a_preview_says_what_would_move_and_what_would_block() {
+    let moves = instance("moves", |_| {});
+    let bare = instance("bare", |_| {});
+    let stuck = instance("stuck", |instance| {
+        instance["status"]["conditions"][0] = json!({"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable", "message": "disk x"});
+    });
+    let limits = Configuration::default().migrations;
+    let preview = |guests: Vec<Guest<'_>>| {
+        let nodes = [node(OPEN, guests)];
+        let cluster = Cluster {
+            now: now(),
+            nodes: &nodes,
+            limits: &limits,
+            attempts: Attempts::default(),
+            rate: None,
+        };
+        super::preview::preview(&nodes[0], &cluster)
+    };
+    let lines = preview(vec![
+        guest(&moves, LiveMigrate, Vec::new()),
+        guest(&bare, Nothing, Vec::new()),
+        guest(&stuck, LiveMigrate, Vec::new()),
+    ]);
+    assert_eq!(
+        lines[0],
+        "3 virtual machines are on a: 1 would move, 1 would be shut down, 1 would block"
+    );
+    assert!(
+        lines[1].starts_with("n/stuck would block (NotMigratable: "),
+        "{lines:?}"
+    );
+    assert_eq!(lines[2], "n/moves would move");
+    assert!(
+        lines[3].starts_with("n/bare would be shut down (ShutDownWhenEvicted: "),
+        "{lines:?}"
+    );
+    assert_eq!(preview(Vec::new()), ["no virtual machine is on a"]);
+}
+
 proptest! {
     /// Whatever guests are like, a plan that is carried out changes nothing the next time, no guest is
     /// moved by two, and none is moved that nobody wants to go.

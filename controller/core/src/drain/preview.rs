@@ -1,0 +1,80 @@
+//! What emptying a node would do, without doing any of it.
+
+use drydock_api::{hypervisor::RemainingState, kubevirt::status::DrainRequest};
+
+use super::{
+    Cluster, DrainingNode, Guest, estimate,
+    guest::{Situation, State, state, stays},
+};
+use crate::eviction::{is_finished, mark, wants_mark};
+
+/// As many guests are told of by name: an API server passes on 4096 characters of warnings in all.
+const TOLD: usize = 15;
+
+/// What would become of each guest of a node if it were emptied now, a line for each, and when it would
+/// be empty.
+pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
+    let told: Vec<(&Guest<'_>, Situation)> = node
+        .guests
+        .iter()
+        .filter(|guest| !is_finished(guest.instance))
+        .map(|guest| (guest, would_be(guest, cluster)))
+        .collect();
+    let left: Vec<_> = told
+        .iter()
+        .filter_map(|(guest, situation)| Some((*guest, situation.remaining(guest)?)))
+        .collect();
+    if left.is_empty() {
+        return vec![format!("no virtual machine is on {}", node.name)];
+    }
+    let count = |state: RemainingState| left.iter().filter(|(_, guest)| guest.state == state).count();
+    let blocked = count(RemainingState::Blocked);
+    let mut lines = vec![format!(
+        "{} virtual machines are on {}: {} would move, {} would be shut down, {blocked} would block",
+        left.len(),
+        node.name,
+        count(RemainingState::Moving) + count(RemainingState::Waiting),
+        count(RemainingState::ShuttingDown),
+    )];
+    if blocked == 0
+        && let Some(end) = estimate::end(&left, cluster)
+    {
+        let seconds = end.0.duration_since(cluster.now).as_secs();
+        lines.push(format!("the last of them would have moved in about {seconds} s"));
+    }
+    let mut sorted: Vec<_> = left.iter().map(|(_, guest)| guest).collect();
+    sorted.sort_by(|one, other| {
+        (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
+    });
+    for guest in sorted.iter().take(TOLD) {
+        let does = match guest.state {
+            RemainingState::Moving | RemainingState::Waiting => "would move",
+            RemainingState::ShuttingDown => "would be shut down",
+            RemainingState::Blocked => "would block",
+        };
+        let why = if guest.state == RemainingState::Waiting && guest.reason == "Migration" {
+            String::new()
+        } else {
+            format!(" ({}: {})", guest.reason, guest.message)
+        };
+        lines.push(format!("{}/{} {does}{why}", guest.namespace, guest.name));
+    }
+    if sorted.len() > TOLD {
+        lines.push(format!("and {} more", sorted.len() - TOLD));
+    }
+    lines
+}
+
+/// How far a guest would be right after its node was asked to be emptied.
+fn would_be(guest: &Guest<'_>, cluster: &Cluster<'_>) -> Situation {
+    let state: State = if wants_mark(guest.instance, guest.strategy, guest.made, cluster.now) {
+        let new = mark::new(DrainRequest::Maintenance, cluster.now);
+        state(guest, &new, cluster.attempts, cluster.now).0
+    } else {
+        stays(guest)
+    };
+    Situation {
+        state: Some(state),
+        ..Situation::default()
+    }
+}

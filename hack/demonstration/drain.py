@@ -1,0 +1,270 @@
+"""Last part of the main job: a node is emptied for maintenance, and says what it waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from embedded.errors import Failure
+from measure.standstill import longest_gap, ticks
+
+from .stage import PATIENCE, Stage
+
+FOLDER = "/var/lib/drydock-shared/demo"
+MAINTENANCE = "new-disk"
+
+COUNTING = """
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata:
+  name: counting
+spec:
+  evictionStrategy: LiveMigrate
+  domain:
+    resources: {requests: {memory: 96Mi}}
+  volumes:
+    - name: root
+      containerDisk: {image: "kubevirt/fedora-cloud-container-disk-demo:latest"}
+    - name: init
+      cloudInitNoCloud:
+        userData: |
+          #cloud-config
+          drydock: { count: 50ms }
+"""
+
+BOUND = f"""
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: demo}}
+spec:
+  capacity: {{storage: 16Mi}}
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  hostPath: {{path: {FOLDER}}}
+  claimRef: {{namespace: default, name: demo}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: demo}}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  volumeName: demo
+  resources: {{requests: {{storage: 16Mi}}}}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata:
+  name: bound
+spec:
+  runStrategy: Always
+  template:
+    spec:
+      evictionStrategy: LiveMigrateIfPossible
+      domain:
+        resources: {{requests: {{memory: 96Mi}}}}
+      volumes:
+        - name: root
+          containerDisk: {{image: "kubevirt/fedora-cloud-container-disk-demo:latest"}}
+        - name: data
+          persistentVolumeClaim: {{claimName: demo}}
+"""
+
+BARE = """
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata:
+  name: bare
+spec:
+  evictionStrategy: None
+  domain:
+    resources: {requests: {memory: 96Mi}}
+  volumes:
+    - name: root
+      containerDisk: {image: "kubevirt/fedora-cloud-container-disk-demo:latest"}
+"""
+
+GUARDED = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: guarded}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app: guarded}}
+  template:
+    metadata: {labels: {app: guarded}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: main, image: busybox, imagePullPolicy: IfNotPresent, command: [sleep, inf]}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: guarded}
+spec:
+  minAvailable: 1
+  selector: {matchLabels: {app: guarded}}
+"""
+
+
+def _maintenance(node: str) -> str:
+    return f"""
+apiVersion: nodemaintenance.medik8s.io/v1beta1
+kind: NodeMaintenance
+metadata:
+  name: {MAINTENANCE}
+spec:
+  nodeName: {node}
+  reason: a new disk
+"""
+
+
+def show(stage: Stage) -> None:
+    """The one scene, and everything put back."""
+    stage.scene(
+        "Its node is emptied",
+        """Three virtual machines run on a node, and a pod that a budget guards. The first counts and moves; the second has
+        a disk that only one node may use, so it is shut down and started elsewhere; the third asks for nothing and is shut
+        down. The node says what is left until nothing is, and when it is safe to switch it off.""",
+    )
+    here, there = (node.name for node in stage.cluster.nodes)
+    for node in (here, there):
+        stage.cluster.in_node(node, ["sh", "-c", f"mkdir -p {FOLDER} && chmod 777 {FOLDER}"])
+    try:
+        stage.cluster.kubectl("cordon", there)
+        for manifest in (COUNTING, BOUND, BARE, GUARDED):
+            stage.kubectl("apply", "-f", "-", input=manifest, quiet=True)
+        _settle(stage)
+        stage.cluster.kubectl("uncordon", there)
+        stage.kubectl("get", "vmis", "-o", "wide")
+        # The log of a pod goes with it.
+        with _followed(stage, _pod(stage, "counting")) as kept:
+            stage.kubectl("create", "-f", "-", input=_maintenance(here))
+            _watch(stage, here)
+        stage.kubectl("get", "nm")
+        stage.kubectl("get", "vms,vmis", "-o", "wide")
+        _judge(stage, kept, there)
+        stage.kubectl("delete", "nm", MAINTENANCE)
+        stage.until(
+            f"{here} to take pods again",
+            lambda: "unschedulable" not in stage.read("node", here)["spec"],  # type: ignore[operator]
+            "the node was given back",
+        )
+    finally:
+        stage.cluster.kubectl("uncordon", here, there)
+        stage.cluster.kubectl("delete", "nm", MAINTENANCE, "--ignore-not-found", "--timeout=60s")
+        stage.cluster.kubectl("delete", "vm/bound", "--ignore-not-found", "--timeout=60s")
+        for kind in ("vmi/counting", "vmi/bare", "deployment/guarded", "pdb/guarded", "pvc/demo", "pv/demo"):
+            stage.cluster.kubectl("delete", kind, "--ignore-not-found", "--timeout=60s")
+        stage.cluster.in_node(here, ["rm", "-rf", FOLDER])
+
+
+def _settle(stage: Stage) -> None:
+    """Wait until all run and it is known which of them can be moved."""
+    for name in ("counting", "bound", "bare"):
+        stage.until(f"{name} to run", lambda name=name: _condition(stage, name, "LiveMigratable") != "", f"{name} runs")  # type: ignore[misc]
+    stage.until(
+        "counting to count", lambda: bool(ticks(_log(stage, _pod(stage, "counting")), [])), "a guest counts, twenty numbers a second"
+    )
+    stage.cluster.kubectl("rollout", "status", "deployment/guarded", "--timeout=60s")
+
+
+def _watch(stage: Stage, node: str) -> None:
+    """Show what is left until nothing is; let the guarded pod go once it is said that it blocks."""
+    begun, shown, released = time.monotonic(), "", False
+    while True:
+        maintenance = stage.read("nm", MAINTENANCE)
+        text = said(maintenance, stage.read("hypervisor", node))
+        if text != shown:
+            shown = text
+            print(f"  {time.monotonic() - begun:5.1f} s  {text}", flush=True)
+        status: dict[str, Any] = maintenance.get("status", {})  # type: ignore[assignment]
+        if status.get("phase") == "Succeeded":
+            break
+        if status.get("phase") == "Failed" or time.monotonic() - begun > PATIENCE:
+            raise Failure(f"{node} is not empty after {time.monotonic() - begun:.0f} s: {text}", str(status))
+        blocked = [pod for pod in status.get("pods", []) if pod.get("reason") == "BlockedByBudget"]
+        if blocked and len(status["pods"]) == 1 and not released:
+            stage.note(f"what blocks is said: {blocked[0]['lastAnswer'][:90]}")
+            stage.kubectl("delete", "pdb", "guarded")
+            released = True
+        time.sleep(0.1)
+    stage.until(
+        f"{node} to be Drained",
+        lambda: any(
+            condition["type"] == "Drained" and condition["status"] == "True"
+            for condition in stage.read("node", node)["status"]["conditions"]  # type: ignore[index]
+        ),
+        f"the node was emptied in {time.monotonic() - begun:.1f} s, and says that it is safe to switch it off",
+    )
+
+
+def said(maintenance: dict[str, Any], hypervisor: dict[str, Any]) -> str:
+    """What is left, in a line."""
+    status = maintenance.get("status", {})
+    parts = [f"{status.get('phase', 'new')} {status.get('drainProgress', 0)} %"]
+    guests = hypervisor.get("status", {}).get("drain", {}).get("remaining", [])
+    parts += [f"{guest['name']}: {guest['state']} ({guest['reason']})" for guest in guests]
+    parts += [
+        f"pod {pod['name']}: {pod['reason']}" for pod in status.get("pods", []) if not pod["name"].startswith("virt-launcher-")
+    ]
+    return ", ".join(parts)
+
+
+@contextmanager
+def _followed(stage: Stage, pod: str) -> Iterator[list[str]]:
+    """The log of a pod until it has ended, complete once this is left."""
+    lines: list[str] = []
+    argv = [str(stage.cluster.description["kubectl"]), "logs", "--follow", "--timestamps", pod]
+    with subprocess.Popen(argv, env=stage.cluster.environment(), stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        reading = threading.Thread(target=lines.extend, args=(following.stdout,))
+        reading.start()
+        try:
+            yield lines
+        finally:
+            impatience = threading.Timer(10, following.kill)
+            impatience.start()
+            reading.join()
+            impatience.cancel()
+            following.kill()
+
+
+def _judge(stage: Stage, source: list[str], there: str) -> None:
+    """See that the guest has lost nothing, and that the machine runs again."""
+    if _node(stage, "counting") != there:
+        raise Failure(f"counting is not on {there}")
+    target = _pod(stage, "counting")
+    stage.until("counting to count on there", lambda: bool(ticks([], _log(stage, target))), "the guest that counts has moved")
+    found = ticks(source, _log(stage, target))
+    gap = longest_gap(found)
+    stage.note(f"of its {len(found)} numbers none is missing; it stood still for {gap * 1000:.0f} ms")
+    stage.until("bound to run again", lambda: _node(stage, "bound") == there, "what could not move was started elsewhere")
+
+
+def _node(stage: Stage, name: str) -> str:
+    return str(stage.read("vmi", name).get("status", {}).get("nodeName", ""))  # type: ignore[attr-defined]
+
+
+def _condition(stage: Stage, name: str, type_: str) -> str:
+    found: list[dict[str, Any]] = stage.read("vmis")["items"]  # type: ignore[assignment]
+    for instance in found:
+        if instance["metadata"]["name"] == name:
+            for condition in instance.get("status", {}).get("conditions", []):
+                if condition["type"] == type_:
+                    return str(condition["status"])
+    return ""
+
+
+def _pod(stage: Stage, name: str) -> str:
+    selector = f"vm.kubevirt.io/name={name}"
+    pods = stage.read("pods", "-l", selector)["items"]
+    alive = [pod["metadata"] for pod in pods if pod["status"].get("phase") == "Running"]  # type: ignore[attr-defined]
+    return str(max(alive, key=lambda metadata: metadata["creationTimestamp"])["name"]) if alive else ""
+
+
+def _log(stage: Stage, pod: str) -> list[str]:
+    return stage.cluster.kubectl("logs", pod, "--timestamps").splitlines() if pod else []

@@ -1,0 +1,28 @@
+"""What the audience is told of a node that is being emptied."""
+
+import unittest
+
+from demonstration.drain import said
+
+
+class Said(unittest.TestCase):
+    def test_it_names_guests_and_pods_with_their_reasons(self) -> None:
+        maintenance = {
+            "status": {
+                "phase": "Running",
+                "drainProgress": 50,
+                "pods": [
+                    {"name": "virt-launcher-web-1", "reason": "EvictionDeferred"},
+                    {"name": "guarded-1", "reason": "BlockedByBudget"},
+                ],
+            }
+        }
+        hypervisor = {"status": {"drain": {"remaining": [{"name": "web", "state": "Moving", "reason": "Migration"}]}}}
+        self.assertEqual(
+            said(maintenance, hypervisor), "Running 50 %, web: Moving (Migration), pod guarded-1: BlockedByBudget"
+        )
+        self.assertEqual(said({}, {}), "new 0 %")
+
+
+if __name__ == "__main__":
+    unittest.main()
