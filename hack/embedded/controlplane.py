@@ -153,8 +153,9 @@ class ControlPlane:
             "audit-log-path": self.layout.audit_log,
             "audit-log-format": "json",
             "audit-log-mode": "blocking",
-            "audit-log-maxsize": 64,
-            "audit-log-maxbackup": 3,
+            # Never begun anew while the cluster lives: who reads it wants all of it.
+            "audit-log-maxsize": 4096,
+            "audit-log-maxbackup": 1,
             "profiling": "false",
         }
         argv = [self.programs["kube-apiserver"], *_flags(flags)]

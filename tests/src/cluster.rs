@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     env,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -141,6 +141,20 @@ impl Cluster {
         let mut command = Command::new(&self.description.kubectl);
         command.env("KUBECONFIG", &self.description.kubeconfig).args(arguments);
         output(&mut command)
+    }
+
+    /// Begins to run kubectl, so that something can be done meanwhile.
+    ///
+    /// # Errors
+    /// If it cannot be run.
+    pub fn kubectl_begun(&self, arguments: &[&str]) -> Result<Begun> {
+        let mut command = Command::new(&self.description.kubectl);
+        command.env("KUBECONFIG", &self.description.kubeconfig).args(arguments);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Ok(Begun(command.spawn().context("kubectl")?))
     }
 
     /// Runs kubectl with a text as its input.
@@ -394,9 +408,30 @@ impl Cluster {
     }
 }
 
+/// A command that runs.
+#[derive(Debug)]
+pub struct Begun(Child);
+
+impl Begun {
+    /// Waits until it has ended, and returns what it printed.
+    ///
+    /// # Errors
+    /// If it failed, with what it said.
+    pub fn finish(self) -> Result<String> {
+        let done = self.0.wait_with_output()?;
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&done.stdout),
+            String::from_utf8_lossy(&done.stderr)
+        );
+        ensure!(done.status.success(), "{}: {said}", done.status);
+        Ok(said)
+    }
+}
+
 /// A setting of the tests, from the environment.
 #[expect(clippy::disallowed_methods, reason = "tests have no command line of their own")]
-fn setting(name: &str) -> Option<String> {
+pub fn setting(name: &str) -> Option<String> {
     env::var(name).ok()
 }
 

@@ -1,21 +1,28 @@
 //! Nodes are emptied by whatever means their users know: `kubectl drain`, the drain taint, evictions
 //! alone. Which sentence of KubeVirt's documents each test is of, the README says.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
     Hypervisor,
     hypervisor::{DrainStatus, RemainingState},
     kubevirt::{Phase, VirtualMachineInstance, migration::MigrationPhase, names::conditions as types},
+    leases::CONTROLLER_LEASE,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_tests::{
     Cluster,
-    cluster::config_map,
-    guests::{NAMESPACE, condition, instance, spec, ticks, without_a_gap},
+    cluster::{config_map, setting},
+    guests::{NAMESPACE, condition, instance, meanwhile, spec, ticks, without_a_gap},
     migrations::{node_of, phase},
     watching::{until, until_some},
 };
-use k8s_openapi::api::{core::v1::Node, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+    policy::v1::PodDisruptionBudget,
+};
 use kube::{Api, ResourceExt, api::ListParams};
 
 /// The flags of KubeVirt's documents; `--delete-local-data` has become `--delete-emptydir-data`.
@@ -432,6 +439,68 @@ async fn drains_to_and_fro_without_a_pause_do_not_stall() -> Result<()> {
         cluster.kubectl(&["uncordon", from])?;
     }
     went_on(&cluster, "moving").await?;
+    cluster.no_guests().await
+}
+
+/// How often the leading controller is killed; more by the environment variable `DRYDOCK_KILLS`.
+const KILLS: u64 = 3;
+
+/// Kills the controllers on the node of the one that leads.
+async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
+    let lease = Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
+        .get(CONTROLLER_LEASE)
+        .await?;
+    let holder = lease
+        .spec
+        .and_then(|spec| spec.holder_identity)
+        .context("nobody leads")?;
+    let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "drydock");
+    let node = pods
+        .get_opt(pod)
+        .await?
+        .and_then(|pod| pod.spec?.node_name)
+        .context("it is on no node")?;
+    let script = "for process in /proc/[0-9]*; do
+        if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-control ]; then kill -9 ${process#/proc/}; fi
+    done";
+    cluster.on_node(&node, script).map(drop)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_drain_comes_to_its_end_whenever_the_leading_controller_is_killed() -> Result<()> {
+    let cluster = clean().await?;
+    let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
+    let guests = ["killed-one", "killed-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));
+    started_on_the_first(&cluster, &guests).await?;
+    let kills: u64 = setting("DRYDOCK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
+    for round in 0..kills {
+        let [from, to] = if round % 2 == 0 {
+            [&nodes[0], &nodes[1]]
+        } else {
+            [&nodes[1], &nodes[0]]
+        };
+        let mut arguments = vec!["drain", from.as_str()];
+        arguments.extend(FLAGS);
+        arguments.extend([GUESTS_ALONE, "--timeout=85s"]);
+        let draining = cluster.kubectl_begun(&arguments)?;
+        // Moments that a drain of this length has, always the same ones.
+        let moment = Duration::from_millis(100 + round * 1931 % 4000);
+        meanwhile(moment).await;
+        kill_the_leader(&cluster).await?;
+        draining
+            .finish()
+            .with_context(|| format!("round {round}, killed after {moment:?}"))?;
+        for (name, ..) in &guests {
+            until_on(&cluster, name, to).await?;
+            cluster.until_one_pod(name).await?;
+        }
+        cluster.kubectl(&["uncordon", from])?;
+    }
+    for (name, ..) in &guests {
+        went_on(&cluster, name).await?;
+    }
     cluster.no_guests().await
 }
 

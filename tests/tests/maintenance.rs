@@ -12,6 +12,7 @@ use drydock_api::maintenance::{
 };
 use drydock_tests::{
     Cluster,
+    cluster::setting,
     watching::{until, until_some},
 };
 use futures::future::join_all;
@@ -503,11 +504,6 @@ async fn of_two_that_are_created_at_once_exactly_one_is_admitted() -> Result<()>
     println!("admitted of two: {outcomes:?}");
     assert_eq!(outcomes.keys().copied().collect::<Vec<i32>>(), [1]);
     world.clear().await
-}
-
-#[expect(clippy::disallowed_methods, reason = "tests have no command line of their own")]
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok()
 }
 
 #[tokio::test]
