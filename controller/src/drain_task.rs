@@ -26,9 +26,7 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    drain::{
-        Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan, preview::preview,
-    },
+    drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan, preview},
     eviction::{made, mark},
     launcher_pod,
     migration::{deadlines::Attempts, observed::target, purpose::EVACUATION, record::Record},
@@ -66,7 +64,8 @@ pub(crate) struct DrainTask {
     attempts: Attempts,
     written: OwnWrites<VirtualMachineInstance>,
     reports: Reports,
-    measured: Measured,
+    previewer: Previewer,
+    measured: Arc<Measured>,
 }
 
 /// What is gathered of one node.
@@ -90,8 +89,11 @@ impl DrainTask {
         events: Events,
         changed: Signal,
     ) -> Self {
+        let previewer = Previewer::new(instances.clone(), migrations.clone(), launchers.clone());
         Self {
             reports: Reports::new(&client, events.clone()),
+            measured: Arc::clone(&previewer.measured),
+            previewer,
             client,
             instances,
             migrations,
@@ -101,7 +103,6 @@ impl DrainTask {
             changed,
             attempts: Attempts::default(),
             written: OwnWrites::default(),
-            measured: Measured::default(),
         }
     }
 
@@ -163,7 +164,35 @@ impl DrainTask {
         for report in &reports {
             self.report(report).await?;
         }
+        self.preview().await?;
         Ok(wake)
+    }
+
+    /// Says what emptying each node would do that asks for it, and no longer where nobody asks.
+    async fn preview(&self) -> kube::Result<()> {
+        let nodes = &self.launchers.nodes;
+        let mut asked = BTreeSet::new();
+        nodes.nodes.for_each(|key, node| {
+            if preview::is_asked(node) {
+                asked.insert(key.name.to_string());
+            }
+        });
+        let mut concerned = Vec::new();
+        nodes.hypervisors.for_each(|key, hypervisor| {
+            let shown = hypervisor
+                .status
+                .as_ref()
+                .is_some_and(|status| status.drain_preview.is_some());
+            if shown || asked.contains(&*key.name) {
+                concerned.push(Arc::clone(hypervisor));
+            }
+        });
+        for hypervisor in concerned {
+            let name = hypervisor.name_any();
+            let lines = asked.contains(&name).then(|| self.previewer.lines(&name));
+            self.reports.preview(&hypervisor, lines, clock::now()).await?;
+        }
+        Ok(())
     }
 
     /// The nodes that are being emptied, or were, or have guests that are marked.
@@ -434,22 +463,35 @@ impl DrainTask {
     }
 }
 
-/// What emptying a node would do, from the caches alone: any replica can say it.
-pub(crate) fn previewer(
+/// Says what emptying a node would do, from the caches alone: any replica can.
+pub(crate) struct Previewer {
     instances: Instances,
     migrations: Migrations,
     launchers: Launchers,
-) -> impl Fn(&str) -> Vec<String> + Send + Sync {
-    let measured = Measured::default();
-    move |name: &str| {
-        measured.learn(&migrations, &instances);
-        let keys = instances.on_node(name);
-        let there: Vec<_> = keys.iter().filter_map(|key| Some((key, instances.get(key)?))).collect();
+    measured: Arc<Measured>,
+}
+
+impl Previewer {
+    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers) -> Self {
+        Self {
+            instances,
+            migrations,
+            launchers,
+            measured: Arc::default(),
+        }
+    }
+
+    /// A line for all guests of the node, and one for each.
+    pub(crate) fn lines(&self, name: &str) -> Vec<String> {
+        self.measured.learn(&self.migrations, &self.instances);
+        let keys = self.instances.on_node(name);
+        let there = keys.iter().filter_map(|key| Some((key, self.instances.get(key)?)));
+        let there: Vec<_> = there.collect();
         let guests = there.iter().map(|(key, instance)| Guest {
             instance,
-            strategy: launchers.eviction_strategy(instance),
-            made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
-            migrations: migrations.of_instance(key),
+            strategy: self.launchers.eviction_strategy(instance),
+            made: self.launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
+            migrations: self.migrations.of_instance(key),
         });
         let node = DrainingNode {
             name,
@@ -459,15 +501,16 @@ pub(crate) fn previewer(
             evictable: None,
             before: None,
         };
-        let limits = launchers.configuration.get().migrations.clone();
-        let cluster = Cluster {
-            now: clock::now(),
-            nodes: &[],
-            limits: &limits,
-            attempts: Attempts::default(),
-            rate: measured.rate(),
-        };
-        preview(&node, &cluster)
+        preview::preview(
+            &node,
+            &Cluster {
+                now: clock::now(),
+                nodes: &[],
+                limits: &self.launchers.configuration.get().migrations,
+                attempts: Attempts::default(),
+                rate: self.measured.rate(),
+            },
+        )
     }
 }
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_api::{
     Hypervisor,
+    annotations::DRAIN_PREVIEW,
     kubevirt::status::DrainRequest,
     launcher::KVM_RESOURCE,
     maintenance::IN_PROGRESS,
@@ -147,7 +148,9 @@ fn state_of(node: &Node) -> NodeState {
 
 /// Keeps what decides where a virtual machine can be.
 pub(crate) fn prune_node(node: &mut Node) {
-    node.metadata.annotations = None;
+    if let Some(annotations) = &mut node.metadata.annotations {
+        annotations.retain(|name, _| name == DRAIN_PREVIEW);
+    }
     node.metadata.managed_fields = None;
     if let Some(status) = node.status.take() {
         let ready = status
@@ -191,6 +194,7 @@ fn without_drain_conditions(node: &mut Node) {
 fn without_drain(hypervisor: &mut Hypervisor) {
     if let Some(status) = &mut hypervisor.status {
         status.drain = None;
+        status.drain_preview = None;
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     budgets::Budgets,
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
-    drain_task::{self, DrainTask},
+    drain_task::{self, DrainTask, Previewer},
     in_force_task::InForceTask,
     instance_task::InstanceTask,
     instances::{Instances, sets_of_change},
@@ -183,9 +183,12 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         drains.notify();
     });
     let all_nodes = nodes.clone();
-    let (of_budgets, known) = (budget_work.clone(), all_instances.clone());
+    let (of_budgets, known, news) = (budget_work.clone(), all_instances.clone(), Arc::clone(&changes));
     let budgets = Budgets::start(&client, &watches, move |change| match concerned(change) {
-        Some((_, Some(instance))) => of_budgets.add(instance),
+        Some((_, Some(instance))) => {
+            of_budgets.add(instance);
+            news.send_modify(|number| *number = number.wrapping_add(1));
+        }
         Some((namespace, None)) => known.for_each(|key, _| {
             if key.namespace.as_deref() == Some(namespace.as_str()) {
                 of_budgets.add(key.clone());
@@ -217,16 +220,13 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         of_maintenances.add(Key::cluster(node));
     });
     let node_pods = pods.clone();
+    let previewer = Previewer::new(all_instances.clone(), all_migrations.clone(), launchers.clone());
     let maintenance_review = MaintenanceReview::new(
         client.clone(),
         all_nodes.nodes.clone(),
         all_maintenances.clone(),
         &namespace,
-        Arc::new(drain_task::previewer(
-            all_instances.clone(),
-            all_migrations.clone(),
-            launchers.clone(),
-        )),
+        Arc::new(move |node: &str| previewer.lines(node)),
     );
     let state = ClusterState::new(client.clone(), all_instances.clone(), all_migrations.clone());
     let evictions = Evictions::new(

@@ -338,6 +338,7 @@ impl Cluster {
                 &[
                     (drydock_api::annotations::SKIP_NODE, None),
                     (drydock_api::annotations::MASK_CPU_FEATURES, None),
+                    (drydock_api::annotations::DRAIN_PREVIEW, None),
                 ],
             )
             .await?;

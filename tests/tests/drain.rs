@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
     Hypervisor,
+    annotations::DRAIN_PREVIEW,
     hypervisor::{DrainStatus, RemainingState},
     kubevirt::{Phase, VirtualMachineInstance, migration::MigrationPhase, names::conditions as types},
     leases::CONTROLLER_LEASE,
@@ -15,7 +16,7 @@ use drydock_tests::{
     Cluster,
     cluster::{config_map, setting},
     guests::{NAMESPACE, condition, instance, meanwhile, spec, ticks, without_a_gap},
-    migrations::{node_of, phase},
+    migrations::{migrations_of, node_of, phase},
     watching::{until, until_some},
 };
 use k8s_openapi::api::{
@@ -525,6 +526,33 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
+
+    // What a drain would do, asked on the Node.
+    let preview = |hypervisor: &Hypervisor| {
+        let status = hypervisor.status.clone().unwrap_or_default();
+        status.drain_preview.map(|preview| preview.lines)
+    };
+    cluster.annotate(&first, &[(DRAIN_PREVIEW, Some("true"))]).await?;
+    let told = until(Api::all(cluster.client.clone()), &first, "a preview", |hypervisor| {
+        preview(hypervisor).is_some()
+    })
+    .await?;
+    let lines = preview(&told).unwrap_or_default();
+    ensure!(
+        lines[0].starts_with("1 virtual machines are on") && lines[0].contains("1 would move"),
+        "{lines:?}"
+    );
+    let second = cluster.second();
+    let wanted = format!("{NAMESPACE}/kept would move (node {second} could take it)");
+    ensure!(lines.contains(&wanted), "{lines:?}");
+    cluster.annotate(&first, &[(DRAIN_PREVIEW, None)]).await?;
+    until(Api::all(cluster.client.clone()), &first, "no preview", |hypervisor| {
+        preview(hypervisor).is_none()
+    })
+    .await?;
+    let untouched = cluster.instances().get("kept").await?;
+    assert_eq!((mark_of(&untouched), node_of(&untouched)?), (None, first.clone()));
+    ensure!(migrations_of(&cluster, "kept").await?.is_empty(), "it was migrated");
 
     let theirs = format!(
         "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {{name: theirs, namespace: {NAMESPACE}}}\nspec:\n  \

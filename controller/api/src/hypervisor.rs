@@ -68,6 +68,19 @@ pub struct HypervisorStatus {
     /// How the node is being emptied of virtual machines. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
+    /// What emptying the node would do, while its Node asks for that. Written by the controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain_preview: Option<DrainPreview>,
+}
+
+/// What emptying a node of virtual machines would do, though nobody has asked for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainPreview {
+    /// Since when it says what it says.
+    pub since: Time,
+    /// How many would move, be shut down and block; when the last would have moved; then each of them.
+    pub lines: Vec<String>,
 }
 
 /// How a node is being emptied of virtual machines.

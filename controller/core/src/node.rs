@@ -315,6 +315,7 @@ fn status(
         agent_version: observed.agent_version.into(),
         // The controller's.
         drain: None,
+        drain_preview: None,
     }
 }
 

@@ -48,6 +48,8 @@ pub(crate) const HOLD: Duration = Duration::from_secs(8);
 /// How many evictions are held at once: far below the number of requests that an API server
 /// serves at a time (200 that change something, by default).
 pub(crate) const HELD_AT_ONCE: usize = 8;
+/// The budget of a pod that may go is left to the replica that leads for this long.
+const RELEASED_WITHIN: Duration = Duration::from_millis(250);
 /// Code and reason of refusals, as a budget's.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
@@ -147,7 +149,7 @@ impl Evictions {
         match verdict.answer {
             Answer::Allow => {
                 if let Some(pod) = verdict.pod.filter(|_| !eviction.dry_run)
-                    && let Err(error) = self.release(&pod).await
+                    && let Err(error) = self.release(&pod, self.news.clone()).await
                 {
                     // The API server refuses by the budget then, and it is tried again.
                     warn!(pod = %eviction.pod, error = %chain(&error), "the budget of a pod that may go could not be deleted");
@@ -278,12 +280,20 @@ impl Evictions {
         Refusal::Triggered
     }
 
-    /// Takes away what would still keep a pod from being evicted.
-    async fn release(&self, pod: &Pod) -> kube::Result<()> {
-        match self.launchers.budgets.of(pod) {
-            Some(budget) => self.launchers.budgets.delete(&budget).await,
-            None => Ok(()),
+    /// Takes away what would still keep a pod from being evicted. The replica that leads does that as
+    /// soon as the guest has moved; only if it does not, this one does.
+    async fn release(&self, pod: &Pod, mut news: watch::Receiver<u64>) -> kube::Result<()> {
+        news.mark_unchanged();
+        let until = clock::Instant::now() + RELEASED_WITHIN;
+        while let Some(budget) = self.launchers.budgets.of(pod) {
+            tokio::select! {
+                () = clock::sleep_until_instant(Some(until)) => return self.launchers.budgets.delete(&budget).await,
+                changed = news.changed() => if changed.is_err() {
+                    return self.launchers.budgets.delete(&budget).await;
+                },
+            }
         }
+        Ok(())
     }
 
     fn pods(&self, key: &Key) -> Api<Pod> {

@@ -7,7 +7,7 @@ use std::{
 
 use drydock_api::{
     Hypervisor,
-    hypervisor::DrainStatus,
+    hypervisor::{DrainPreview, DrainStatus},
     node_reference,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
@@ -27,6 +27,8 @@ use tracing::info;
 
 /// The field manager of what is reported of drains.
 const FIELD_MANAGER: &str = "drydock-drain";
+/// That of previews: what a manager does not apply again is taken away.
+const PREVIEW_MANAGER: &str = "drydock-drain-preview";
 
 /// Writes reports. What a watch has not shown yet is remembered, so that it is not written twice.
 #[derive(Debug)]
@@ -41,6 +43,7 @@ pub(super) struct Reports {
 #[derive(Debug, Default)]
 struct Told {
     drain: Option<(String, Option<DrainStatus>)>,
+    preview: Option<(String, Option<Vec<String>>)>,
     conditions: Option<(String, Vec<NodeCondition>)>,
 }
 
@@ -76,24 +79,64 @@ impl Reports {
             Some(drain) => json!({"drain": drain}),
             None => json!({}),
         };
+        if self.apply(hypervisor, FIELD_MANAGER, status).await? {
+            self.with(&report.node, |told| told.drain = Some((version, report.drain.clone())));
+        }
+        Ok(())
+    }
+
+    /// Writes what emptying a node would do, if that is news; `None` takes it away.
+    pub(super) async fn preview(
+        &self,
+        hypervisor: &Hypervisor,
+        lines: Option<Vec<String>>,
+        now: Timestamp,
+    ) -> kube::Result<()> {
+        let name = hypervisor.name_any();
+        let shown = hypervisor
+            .status
+            .as_ref()
+            .and_then(|status| status.drain_preview.as_ref());
+        let version = hypervisor.resource_version().unwrap_or_default();
+        let before = self.with(&name, |told| match &told.preview {
+            Some((of, lines)) if *of == version => lines.clone(),
+            _ => shown.map(|preview| preview.lines.clone()),
+        });
+        if before == lines {
+            return Ok(());
+        }
+        let preview = lines.clone().map(|lines| DrainPreview {
+            since: whole_seconds(now),
+            lines,
+        });
+        let status = match preview {
+            Some(preview) => json!({"drainPreview": preview}),
+            None => json!({}),
+        };
+        if self.apply(hypervisor, PREVIEW_MANAGER, status).await? {
+            self.with(&name, |told| told.preview = Some((version, lines)));
+        }
+        Ok(())
+    }
+
+    /// Applies a part of the status; false if the object has been deleted, or made anew.
+    async fn apply(&self, hypervisor: &Hypervisor, manager: &str, status: serde_json::Value) -> kube::Result<bool> {
+        let name = hypervisor.name_any();
         let apply = json!({
             "apiVersion": "drydock.dev/v1alpha1",
             "kind": "Hypervisor",
-            "metadata": {"name": report.node, "uid": hypervisor.uid()},
+            "metadata": {"name": name, "uid": hypervisor.uid()},
             "status": status,
         });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        match self
+        let parameters = PatchParams::apply(manager).force();
+        let answer = self
             .hypervisors
-            .patch_status(&report.node, &parameters, &Patch::Apply(apply))
-            .await
-        {
-            // It has been deleted, or made anew.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return Ok(()),
-            result => result.map(drop)?,
+            .patch_status(&name, &parameters, &Patch::Apply(apply))
+            .await;
+        match answer {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
+            result => result.map(|_| true),
         }
-        self.with(&report.node, |told| told.drain = Some((version, report.drain.clone())));
-        Ok(())
     }
 
     /// Writes the conditions of a Node, if that is news, and tells of transitions.

@@ -1,15 +1,32 @@
 //! What emptying a node would do, without doing any of it.
 
-use drydock_api::{hypervisor::RemainingState, kubevirt::status::DrainRequest};
+use drydock_api::{
+    annotations::DRAIN_PREVIEW,
+    hypervisor::RemainingState,
+    kubevirt::{VirtualMachineInstance, names::conditions as types, status::DrainRequest},
+};
+use k8s_openapi::api::core::v1::Node;
 
 use super::{
     Cluster, DrainingNode, Guest, estimate,
     guest::{Situation, State, state, stays},
 };
-use crate::eviction::{is_finished, mark, wants_mark};
+use crate::{
+    conditions::Status,
+    eviction::{is_finished, mark, wants_mark},
+    vm_conditions::find,
+};
 
 /// As many guests are told of by name: an API server passes on 4096 characters of warnings in all.
 const TOLD: usize = 15;
+
+/// Whether a Node asks for a preview.
+pub fn is_asked(node: &Node) -> bool {
+    let annotations = node.metadata.annotations.as_ref();
+    annotations
+        .and_then(|annotations| annotations.get(DRAIN_PREVIEW))
+        .is_some_and(|value| value == "true")
+}
 
 /// What would become of each guest of a node if it were emptied now, a line for each, and when it would
 /// be empty.
@@ -42,18 +59,18 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
         let seconds = end.0.duration_since(cluster.now).as_secs();
         lines.push(format!("the last of them would have moved in about {seconds} s"));
     }
-    let mut sorted: Vec<_> = left.iter().map(|(_, guest)| guest).collect();
-    sorted.sort_by(|one, other| {
+    let mut sorted: Vec<_> = left.iter().map(|(guest, told)| (guest.instance, told)).collect();
+    sorted.sort_by(|(_, one), (_, other)| {
         (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
     });
-    for guest in sorted.iter().take(TOLD) {
+    for (instance, guest) in sorted.iter().take(TOLD) {
         let does = match guest.state {
             RemainingState::Moving | RemainingState::Waiting => "would move",
             RemainingState::ShuttingDown => "would be shut down",
             RemainingState::Blocked => "would block",
         };
         let why = if guest.state == RemainingState::Waiting && guest.reason == "Migration" {
-            String::new()
+            targets(instance).map_or_else(String::new, |targets| format!(" ({targets})"))
         } else {
             format!(" ({}: {})", guest.reason, guest.message)
         };
@@ -63,6 +80,15 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
         lines.push(format!("and {} more", sorted.len() - TOLD));
     }
     lines
+}
+
+/// Which other nodes could take a guest.
+fn targets(instance: &VirtualMachineInstance) -> Option<&str> {
+    let conditions = &instance.status.as_ref()?.conditions;
+    find(conditions, types::MIGRATION_TARGET_AVAILABLE)
+        .filter(|condition| condition.status == Status::True.as_str())?
+        .message
+        .as_deref()
 }
 
 /// How far a guest would be right after its node was asked to be emptied.

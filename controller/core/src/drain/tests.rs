@@ -504,7 +504,10 @@ fn an_estimate_comes_with_the_first_measurement() {
 
 #[test]
 fn a_preview_says_what_would_move_and_what_would_block() {
-    let moves = instance("moves", |_| {});
+    let moves = instance("moves", |instance| {
+        let found = json!({"type": "MigrationTargetAvailable", "status": "True", "message": "node b could take it"});
+        instance["status"]["conditions"].as_array_mut().unwrap().push(found);
+    });
     let bare = instance("bare", |_| {});
     let stuck = instance("stuck", |instance| {
         instance["status"]["conditions"][0] = json!({"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable", "message": "disk x"});
@@ -534,7 +537,7 @@ fn a_preview_says_what_would_move_and_what_would_block() {
         lines[1].starts_with("n/stuck would block (NotMigratable: "),
         "{lines:?}"
     );
-    assert_eq!(lines[2], "n/moves would move");
+    assert_eq!(lines[2], "n/moves would move (node b could take it)");
     assert!(
         lines[3].starts_with("n/bare would be shut down (ShutDownWhenEvicted: "),
         "{lines:?}"
