@@ -8,6 +8,7 @@
 //!     └─▶ Hypervisor.status.drain, conditions of the Node, events
 //! ```
 
+mod metrics;
 mod written;
 
 use std::{
@@ -47,6 +48,7 @@ use crate::{
     node_pods::{Kept, NodePods},
     own_writes::OwnWrites,
 };
+pub(crate) use metrics::DrainMetrics;
 use written::Reports;
 
 /// Changes within this time are looked at as one.
@@ -80,6 +82,7 @@ struct Gathered {
 
 impl DrainTask {
     /// The task over those caches; `changed` tells that one of them has changed.
+    #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
     pub(crate) fn new(
         client: Client,
         instances: Instances,
@@ -87,11 +90,12 @@ impl DrainTask {
         launchers: Launchers,
         pods: NodePods,
         events: Events,
+        metrics: DrainMetrics,
         changed: Signal,
     ) -> Self {
         let previewer = Previewer::new(instances.clone(), migrations.clone(), launchers.clone());
         Self {
-            reports: Reports::new(&client, events.clone()),
+            reports: Reports::new(&client, events.clone(), metrics),
             measured: Arc::clone(&previewer.measured),
             previewer,
             client,

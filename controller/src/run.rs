@@ -18,7 +18,7 @@ use crate::{
     budgets::Budgets,
     certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
-    drain_task::{self, DrainTask, Previewer},
+    drain_task::{self, DrainMetrics, DrainTask, Previewer},
     in_force_task::InForceTask,
     instance_task::InstanceTask,
     instances::{Instances, sets_of_change},
@@ -82,6 +82,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let certificate_metrics = CertificateMetrics::register(&mut registry);
     let webhook_metrics = WebhookMetrics::register(&mut registry);
     let migration_metrics = MigrationMetrics::register(&mut registry);
+    let drain_metrics = DrainMetrics::register(&mut registry);
     let readiness = Readiness::new();
     let port = Admin {
         readiness: readiness.clone(),
@@ -183,6 +184,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         drains.notify();
     });
     let all_nodes = nodes.clone();
+    drain_metrics.watch(nodes.hypervisors.clone(), all_maintenances.clone(), leadership.clone());
     let (of_budgets, known, news) = (budget_work.clone(), all_instances.clone(), Arc::clone(&changes));
     let budgets = Budgets::start(&client, &watches, move |change| match concerned(change) {
         Some((_, Some(instance))) => {
@@ -277,6 +279,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         launchers.clone(),
         pods,
         events.clone(),
+        drain_metrics,
         of_drains,
     );
     let (own, leads) = (process.clone(), leadership.clone());

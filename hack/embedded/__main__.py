@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     up = verbs.add_parser("up", parents=[named], help="make a cluster, or mend one")
-    up.add_argument("--nodes", type=int, help="how many worker nodes (default 2)")
+    up.add_argument("--nodes", type=int, help="how many worker nodes (default 2; 0: a control plane alone)")
     up.add_argument(
         "--kvm",
         action=argparse.BooleanOptionalAction,

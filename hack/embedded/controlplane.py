@@ -17,12 +17,18 @@ CONTROLLER_MANAGER_PORT, SCHEDULER_PORT = 10257, 10259
 
 
 def audit_policy() -> dict[str, object]:
-    """Every request of Drydock's own service accounts, and no other."""
+    """Every request of Drydock's own service accounts, and no other; what is said of migrations in full."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
         "rules": [
+            {
+                "level": "Request",
+                "userGroups": [AUDITED_GROUP],
+                "verbs": ["patch"],
+                "resources": [{"group": "kubevirt.io", "resources": ["virtualmachineinstancemigrations/status"]}],
+            },
             {"level": "Metadata", "userGroups": [AUDITED_GROUP]},
             {"level": "None"},
         ],

@@ -40,14 +40,14 @@ def find(name: str) -> Layout:
 def reserve(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
     """Settle a cluster's settings: the old ones, with what was asked for now."""
     check_name(name)
-    if nodes is not None and not 1 <= nodes <= MAX_NODES:
-        raise Failure(f"--nodes {nodes}: from 1 to {MAX_NODES}")
+    if nodes is not None and not 0 <= nodes <= MAX_NODES:
+        raise Failure(f"--nodes {nodes}: from 0 to {MAX_NODES}")
     with locks.held("", progress):
         old = settings(name)
         if old is None:
             taken = [found.index for other in names() if (found := settings(other))]
             index = choose_index(taken, network.host_networks())
-            new = Settings(index=index, nodes=nodes or 2, kvm=bool(kvm))
+            new = Settings(index=index, nodes=2 if nodes is None else nodes, kvm=bool(kvm))
         else:
             if nodes is not None and nodes < old.nodes:
                 raise Failure(f"cluster {name} has {old.nodes} nodes: hack/down it to have fewer")

@@ -25,6 +25,8 @@ use kube::{
 use serde_json::json;
 use tracing::info;
 
+use super::metrics::DrainMetrics;
+
 /// The field manager of what is reported of drains.
 const FIELD_MANAGER: &str = "drydock-drain";
 /// That of previews: what a manager does not apply again is taken away.
@@ -36,6 +38,7 @@ pub(super) struct Reports {
     nodes: Api<Node>,
     hypervisors: Api<Hypervisor>,
     events: Events,
+    metrics: DrainMetrics,
     told: Mutex<HashMap<String, Told>>,
 }
 
@@ -48,11 +51,12 @@ struct Told {
 }
 
 impl Reports {
-    pub(super) fn new(client: &Client, events: Events) -> Self {
+    pub(super) fn new(client: &Client, events: Events, metrics: DrainMetrics) -> Self {
         Self {
             nodes: Api::all(client.clone()),
             hypervisors: Api::all(client.clone()),
             events,
+            metrics,
             told: Mutex::default(),
         }
     }
@@ -80,6 +84,7 @@ impl Reports {
             None => json!({}),
         };
         if self.apply(hypervisor, FIELD_MANAGER, status).await? {
+            self.metrics.written(before.as_ref(), report.drain.as_ref());
             self.with(&report.node, |told| told.drain = Some((version, report.drain.clone())));
         }
         Ok(())

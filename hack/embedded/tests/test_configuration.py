@@ -42,9 +42,12 @@ class ControlPlaneFlags(unittest.TestCase):
 
     def test_only_drydock_is_audited(self) -> None:
         policy = controlplane.audit_policy()
-        first, last = policy["rules"]  # type: ignore[misc]
-        self.assertEqual(first["userGroups"], ["system:serviceaccounts:drydock"])
-        self.assertEqual((first["level"], last), ("Metadata", {"level": "None"}))
+        *rules, last = policy["rules"]  # type: ignore[misc]
+        for rule in rules:
+            self.assertEqual(rule["userGroups"], ["system:serviceaccounts:drydock"])
+        self.assertEqual([rule["level"] for rule in rules], ["Request", "Metadata"])
+        self.assertNotIn("resources", rules[-1])
+        self.assertEqual(last, {"level": "None"})
 
     def test_the_registry_listens_on_the_bridge(self) -> None:
         config = controlplane.registry_config(LAYOUT, Path("/images"))

@@ -1,0 +1,224 @@
+//! What is told of drains as metrics.
+//!
+//! ```text
+//!  Hypervisor.status.drain ─┐
+//!  NodeMaintenance.status ──┴─▶ at each scrape: what is left now, by node
+//!  a report that is written ──▶ histogram: how long a drain took
+//! ```
+//!
+//! What is left is read from the caches at each scrape, so that a node is told of while it is being
+//! emptied and no longer.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use drydock_api::{
+    Hypervisor,
+    hypervisor::{DrainStatus, RemainingState},
+    maintenance::Group,
+};
+use drydock_runtime::{Cache, lease::Leadership};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, gauge::ConstGauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::maintenances::Maintenances;
+
+/// The reason of blocked guests that `status.drain` counts, but does not list by name.
+const NOT_LISTED: &str = "NotListed";
+/// Bounds of the histogram in seconds: from one small guest to a night.
+const BOUNDS: [f64; 11] = [
+    5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10_800.0, 36_000.0,
+];
+
+/// Tells of drains once it knows where to look.
+#[derive(Clone, Debug)]
+pub(crate) struct DrainMetrics {
+    watched: Arc<OnceLock<Watched>>,
+    took: Histogram,
+}
+
+/// Where to look.
+#[derive(Debug)]
+struct Watched {
+    hypervisors: Cache<Hypervisor>,
+    maintenances: Maintenances,
+    leadership: Leadership,
+}
+
+/// What is left on a node that is being emptied.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Left {
+    guests: i64,
+    blocked: BTreeMap<String, i64>,
+    /// Seconds since the epoch.
+    estimated_end: Option<i64>,
+}
+
+/// What is told at one scrape.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Told {
+    /// By node.
+    drains: BTreeMap<String, Left>,
+    /// Pods that have not left, by node in maintenance.
+    pods: BTreeMap<String, i64>,
+}
+
+impl DrainMetrics {
+    /// Registers them. Of what is left nothing is told before [`Self::watch`].
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            watched: Arc::default(),
+            took: Histogram::new(BOUNDS),
+        };
+        registry.register(
+            "drydock_drain_duration_seconds",
+            "From the first request to empty a node until no virtual machine was left that had to go",
+            metrics.took.clone(),
+        );
+        registry.register_collector(Box::new(metrics.clone()));
+        metrics
+    }
+
+    /// Tells of these from now on, while this process leads: every replica knows them, and sums over
+    /// replicas are to be right.
+    pub(crate) fn watch(&self, hypervisors: Cache<Hypervisor>, maintenances: Maintenances, leadership: Leadership) {
+        // Only the first counts, and there is no second.
+        let _ = self.watched.set(Watched {
+            hypervisors,
+            maintenances,
+            leadership,
+        });
+    }
+
+    /// Takes account of what was written of a node.
+    pub(super) fn written(&self, before: Option<&DrainStatus>, after: Option<&DrainStatus>) {
+        if let Some(seconds) = ended(before, after) {
+            self.took.observe(seconds);
+        }
+    }
+}
+
+/// Seconds that a drain took, if this change of what is reported is its end.
+#[expect(clippy::cast_precision_loss, reason = "a drain lasts fewer than 2^52 seconds")]
+fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f64> {
+    let (before, after) = (before?, after?);
+    let end = after.finished_at.as_ref().filter(|_| before.finished_at.is_none())?;
+    let seconds = end.0.duration_since(after.started_at.0).as_secs();
+    Some(seconds.max(0) as f64)
+}
+
+impl Collector for DrainMetrics {
+    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+        match self.watched.get() {
+            Some(watched) if watched.leadership.term().is_some() => {
+                encode(encoder, &told(&watched.hypervisors, &watched.maintenances))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
+    let mut told = Told::default();
+    hypervisors.for_each(|key, hypervisor| {
+        let status = hypervisor.status.as_ref();
+        if let Some(left) = status.and_then(|status| status.drain.as_ref()).and_then(left) {
+            told.drains.insert(key.name.to_string(), left);
+        }
+    });
+    for group in Group::ALL {
+        maintenances.of_group(group).for_each(|_, object| {
+            let status = object.status.as_ref();
+            if let Some(pending) = status.and_then(|status| status.pending) {
+                // Of two maintenances of a node one works, and the other says the same or nothing.
+                let pods = told.pods.entry(object.spec.node_name.clone()).or_default();
+                *pods = pending.max(*pods);
+            }
+        });
+    }
+    told
+}
+
+/// What is left on a node; `None` if its drain is over.
+fn left(drain: &DrainStatus) -> Option<Left> {
+    if drain.finished_at.is_some() {
+        return None;
+    }
+    let mut blocked = BTreeMap::<String, i64>::new();
+    for guest in &drain.remaining {
+        if guest.state == RemainingState::Blocked {
+            *blocked.entry(guest.reason.clone()).or_default() += 1;
+        }
+    }
+    let others = i64::from(drain.blocked) - blocked.values().sum::<i64>();
+    if others > 0 {
+        blocked.insert(NOT_LISTED.into(), others);
+    }
+    Some(Left {
+        guests: drain.left.into(),
+        blocked,
+        estimated_end: drain.estimated_end.as_ref().map(|end| end.0.as_second()),
+    })
+}
+
+fn encode(mut encoder: DescriptorEncoder, told: &Told) -> fmt::Result {
+    let gauge = |encoder: &mut DescriptorEncoder, name, help, samples: &[(Vec<(&str, &str)>, i64)]| {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in samples {
+            ConstGauge::new(*value).encode(family.encode_family(&labels.as_slice())?)?;
+        }
+        Ok(())
+    };
+    let drains = || told.drains.iter().map(|(node, left)| (node.as_str(), left));
+    let of_node = |(node, value)| (vec![("node", node)], value);
+    let guests: Vec<_> = drains().map(|(node, left)| of_node((node, left.guests))).collect();
+    let blocked: Vec<_> = drains()
+        .flat_map(|(node, left)| {
+            let reasons = left.blocked.iter();
+            reasons.map(move |(reason, count)| (vec![("node", node), ("reason", reason.as_str())], *count))
+        })
+        .collect();
+    let ends: Vec<_> = drains()
+        .filter_map(|(node, left)| Some(of_node((node, left.estimated_end?))))
+        .collect();
+    let pods: Vec<_> = told
+        .pods
+        .iter()
+        .map(|(node, count)| of_node((node.as_str(), *count)))
+        .collect();
+    for (name, help, samples) in [
+        (
+            "drydock_drain_guests_left",
+            "Virtual machines that have to leave a node that is being emptied",
+            guests,
+        ),
+        (
+            "drydock_drain_guests_blocked",
+            "Those of them that stay unless somebody does something",
+            blocked,
+        ),
+        (
+            "drydock_drain_estimated_end_timestamp_seconds",
+            "When none of them will be left, as far as it can be told from what was measured",
+            ends,
+        ),
+        (
+            "drydock_maintenance_pods_pending",
+            "Pods that have to leave a node in maintenance",
+            pods,
+        ),
+    ] {
+        gauge(&mut encoder, name, help, &samples)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
