@@ -3,6 +3,7 @@
   inspect   the node agent: inspection, labels, what it costs when idle (about 30 minutes)
   vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
   migration live migration against virsh, and the tunnel against socat (about 20 minutes)
+  drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
   all       everything
 
 Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
@@ -27,7 +28,9 @@ from verify.install import install
 
 from . import (
     agent_cost,
+    drain_time,
     elsewhere,
+    eviction_time,
     guest_memory,
     guest_start,
     guest_writes,
@@ -53,6 +56,7 @@ def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
             functools.partial(migration_time.measure, samples=samples),
             functools.partial(tunnel_throughput.measure, samples=samples),
         ),
+        "drain": (functools.partial(drain_time.measure, samples=samples), eviction_time.measure),
     }
 
 
@@ -71,7 +75,7 @@ def main(argv: list[str]) -> int:
     )
     known = benchmarks(SAMPLES)
     parser.add_argument("benchmark", choices=[*known, "all"])
-    parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration` (default {SAMPLES})")
+    parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration` and `drain` (default {SAMPLES})")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     arguments = parser.parse_args(argv)
     os.umask(0o022)

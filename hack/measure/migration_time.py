@@ -91,15 +91,16 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             series.asked.append(list(asked(made, since)))
             series.moved.append(moved)
             series.gaps.append(longest_gap(moved.ticks))
-            virsh, job, ticks = by_hand.move()
+            virsh = by_hand.move()
+            job = virsh.job
             if min(moved.job.processed, job.processed) < kind.filled:
                 raise Failure(f"a guest with {kind.filled} MiB in memory moved as {moved.job} and by hand as {job}")
             series.by_hand.append(job.elapsed)
-            series.by_hand_gaps.append(longest_gap(ticks))
+            series.by_hand_gaps.append(longest_gap(virsh.ticks))
             progress.say(
                 f"{kind.name} {turn + 1} of {samples}: {moved.total:.2f} s = pod {moved.pod:.2f} + job {moved.job.elapsed:.2f} "
                 f"+ {moved.outside:.2f}; stood still {series.gaps[-1] * 1000:.0f} ms (libvirt: {moved.job.downtime * 1000:.0f}); "
-                f"virsh: job {job.elapsed:.2f} s of {virsh:.2f}, stood still {series.by_hand_gaps[-1] * 1000:.0f} ms "
+                f"virsh: job {job.elapsed:.2f} s of {virsh.ended - virsh.began:.2f}, stood still {series.by_hand_gaps[-1] * 1000:.0f} ms "
                 f"(libvirt: {job.downtime * 1000:.0f})"
             )
     finally:

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,16 @@ date +%s.%N
 """
 
 
+@dataclass(frozen=True)
+class ByVirsh:
+    """When virsh began and ended, in seconds, libvirt's record, and the guest's ticks."""
+
+    began: float
+    ended: float
+    job: Job
+    ticks: list[Tick]
+
+
 class ByHand:
     """A guest that is migrated by hand, over and over."""
 
@@ -84,11 +95,19 @@ class ByHand:
                 raise Failure(f"the guest started by hand has not printed {words!r}")
             time.sleep(1)
 
-    def move(self) -> tuple[float, Job, list[Tick]]:
-        """To a new pod on the other node: what virsh took in seconds, libvirt's record, and the ticks."""
-        source, target = self._pods[-1], self._create(self._target)
+    def move(self) -> ByVirsh:
+        """To a new pod on the other node."""
+        self.prepare()
+        return self.go()
+
+    def prepare(self) -> None:
+        """Make the pod to go to."""
+        in_pod(self._made, self._create(self._target)["metadata"]["name"], ACQUAINT)
+
+    def go(self) -> ByVirsh:
+        """Move to the pod that was prepared."""
+        source, target = self._pods[-2:]
         names = source["metadata"]["name"], target["metadata"]["name"]
-        in_pod(self._made, names[1], ACQUAINT)
         with relay(self._folder(source), self._folder(target), self._group_of_tunnel(source)):
             begun = time.monotonic()
             output = in_pod(self._made, names[0], MIGRATE, self._domain, self._disks, self._copy)
@@ -97,7 +116,7 @@ class ByHand:
         job = job_of(self._made, names[1])
         found = around(self._api, *names, lasted)
         self._delete(source)
-        return last - first, job, found
+        return ByVirsh(first, last, job, found)
 
     def end(self) -> None:
         """Take what is left of its pods away, and the guest with them."""

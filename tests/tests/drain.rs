@@ -21,10 +21,15 @@ use drydock_tests::{
 };
 use k8s_openapi::api::{
     coordination::v1::Lease,
-    core::v1::{Node, Pod},
+    core::v1::{ConfigMap, Node, Pod},
     policy::v1::PodDisruptionBudget,
 };
-use kube::{Api, ResourceExt, api::ListParams};
+use kube::{
+    Api, ResourceExt,
+    api::{EvictParams, ListParams, PostParams},
+};
+use serde_json::json;
+use tokio::task::JoinSet;
 
 /// The flags of KubeVirt's documents; `--delete-local-data` has become `--delete-emptydir-data`.
 const FLAGS: [&str; 3] = ["--delete-emptydir-data", "--ignore-daemonsets=true", "--force"];
@@ -526,6 +531,12 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
+    // Of a pod that no cache knows the API server has the last word.
+    let nobody = "virt-launcher-nobody";
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{nobody}/eviction");
+    let answer = cluster.kubectl_with(&["create", "--raw", &path], &eviction(nobody, ""));
+    let text = format!("{:#}", answer.err().context("it was granted")?);
+    ensure!(text.contains("NotFound") || text.contains("not found"), "{text}");
 
     // What a drain would do, asked on the Node.
     let preview = |hypervisor: &Hypervisor| {
@@ -585,4 +596,54 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
     .await?;
     assert_eq!(node_of(&cluster.instances().get("kept").await?)?, first);
     cluster.no_guests().await
+}
+
+/// Evictions at once.
+const MANY: usize = 200;
+/// Changes that are asked for meanwhile.
+const OTHERS: usize = 20;
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() -> Result<()> {
+    let cluster = clean().await?;
+    started_on_the_first(&cluster, &[("wanted", counting("wanted", "LiveMigrate"), "True")]).await?;
+    // Nothing can take it, so those that are held are held as long as they may be.
+    cluster.kubectl(&["cordon", cluster.second()])?;
+    let pod = cluster.launcher("wanted").await?.name_any();
+    let mut evictions = JoinSet::new();
+    for _ in 0..MANY {
+        let (pods, pod) = (cluster.pods(), pod.clone());
+        evictions.spawn(async move {
+            let parameters = EvictParams::default();
+            pods.evict(&pod, &parameters).await
+        });
+    }
+    let maps = Api::<ConfigMap>::namespaced(cluster.client.clone(), NAMESPACE);
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "meanwhile"}}))?;
+    for _ in 0..OTHERS {
+        maps.create(&dry_run, &map).await?;
+    }
+    let mut answered = 0;
+    while let Some(answer) = evictions.join_next().await {
+        let answer = answer?;
+        ensure!(is_refused(&answer), "{answer:?}");
+        answered += 1;
+    }
+    assert_eq!(answered, MANY);
+    let kept = cluster.instances().get("wanted").await?;
+    assert_eq!(mark_of(&kept).as_deref(), Some(cluster.first()));
+    cluster.kubectl(&["uncordon", cluster.second()])?;
+    until_on(&cluster, "wanted", cluster.second()).await?;
+    went_on(&cluster, "wanted").await?;
+    cluster.no_guests().await
+}
+
+/// An eviction was refused as drainers expect it, who try again.
+fn is_refused<T>(answer: &kube::Result<T>) -> bool {
+    matches!(answer, Err(kube::Error::Api(status)) if status.code == 429)
 }

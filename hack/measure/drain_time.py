@@ -1,0 +1,146 @@
+"""How long `kubectl drain` takes beside what it cannot do without, and what it asks of the API server.
+
+    ideal = start of a pod to go to + the same migrations by virsh, as many at a time
+
+A drainer asks for one pod after the other to be evicted and asks again five seconds after each refusal, so that a drain
+can take much longer than what it waits for. Drains and migrations by hand take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from .api import Api, Watch
+from .audit import Request, split
+from .figure import SAMPLES, Figure, median
+from .guest_start import VIRSH
+from .guests import Guest, in_pod, instances
+from .migration_time import SETTLE, asked
+from .movers import Kind, move
+from .pods import wait_until
+from .raw_migration import ByHand
+
+COUNTS = (1, 4)
+# What Drydock moves off one node at a time, unless it is told otherwise.
+AT_ONCE = 2
+# KubeVirt v1.9 on a machine like this: seconds of a drain, and requests of its components.
+KUBEVIRT_WALL = {1: 10.2, 4: 15.3}
+KUBEVIRT_REQUESTS = {1: 76, 4: 330}
+REQUESTS_PER_GUEST = 25
+# A drain takes at most this many times the ideal, and this many seconds more.
+TIMES, MORE = 1.1, 1.0
+DRAIN = (
+    "--ignore-daemonsets",
+    "--delete-emptydir-data",
+    "--force",
+    "--pod-selector=kubevirt.io=virt-launcher",
+    "--timeout=180s",
+)
+
+
+@dataclass
+class Drains:
+    """All drains of one number of guests, in seconds."""
+
+    walls: list[float] = field(default_factory=list)
+    ideals: list[float] = field(default_factory=list)
+    asked: list[list[Request]] = field(default_factory=list)
+
+
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+    """Drains of one guest, then of four."""
+    with instances(api) as watch:
+        for count in COUNTS:
+            yield from _figures(count, _drains(made, api, watch, count, samples, progress), samples, progress)
+
+
+def manifest(name: str) -> Kind:
+    """A guest that is to be moved off its node, small as those of a first try are."""
+    return Kind(name, 128, 48)
+
+
+def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, progress: Progress) -> Drains:
+    here, there = (node.name for node in made.nodes)
+    made.kubectl("cordon", there)
+    guests = []
+    for number in range(count):
+        described = manifest(f"{count}-{number}").manifest()
+        described["spec"]["evictionStrategy"] = "LiveMigrate"
+        guests.append(Guest(api, watch, described))
+    for guest in guests:
+        guest.ready()
+        guest.line("drydock-guest ready")
+    made.kubectl("uncordon", there)
+    by_hand: list[ByHand] = []
+    found = Drains()
+    try:
+        pods = []
+        for guest in guests:
+            source = guest.pod()
+            domain = in_pod(made, source["metadata"]["name"], f"{VIRSH} dumpxml --inactive $({VIRSH} list --name)")
+            # The first brings the images, and lends its target's pod.
+            moved = move(made, api, guest.name)
+            pods.append(moved.pod)
+            hand = ByHand(made, api, guest.name, moved)
+            by_hand.append(hand)
+            hand.start(source, domain)
+        for hand in by_hand:
+            hand.wait_for("drydock-guest ready")
+        pod = median(pods, count)
+        here, there = there, here
+        for turn in range(samples):
+            since, begun = datetime.now(timezone.utc), time.monotonic()
+            made.kubectl("drain", here, *DRAIN, timeout=200)
+            found.walls.append(time.monotonic() - begun)
+            wait_until(time.monotonic() + SETTLE)
+            found.asked.append(list(asked(made, since)))
+            made.kubectl("uncordon", here)
+            here, there = there, here
+            found.ideals.append(pod + _by_hand(by_hand))
+            progress.say(
+                f"drain of {count}, {turn + 1} of {samples}: {found.walls[-1]:.2f} s; "
+                f"ideal {found.ideals[-1]:.2f} s, of which pod {pod:.2f}; {len(found.asked[-1])} requests"
+            )
+    finally:
+        for hand in by_hand:
+            hand.end()
+        for node in made.nodes:
+            made.kubectl("uncordon", node.name)
+    for guest in guests:
+        guest.delete()
+    return found
+
+
+def _by_hand(guests: list[ByHand]) -> float:
+    """Seconds from the first migration's begin to the last one's end, into pods that are there already."""
+    for guest in guests:
+        guest.prepare()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        moved = list(pool.map(ByHand.go, guests))
+    return max(one.ended for one in moved) - min(one.began for one in moved)
+
+
+def _figures(count: int, found: Drains, samples: int, progress: Progress) -> Iterator[Figure]:
+    name = f"drain.{count}-guest{'s' if count > 1 else ''}"
+    wall, ideal = median(found.walls, samples), median(found.ideals, samples)
+    yield Figure(f"{name}.wall vs kubevirt", wall, "s", KUBEVIRT_WALL[count], None, least=min(found.walls))
+    over = min(one - TIMES * other for one, other in zip(found.walls, found.ideals))
+    yield Figure(f"{name}.wall over {TIMES} × ideal", wall - TIMES * ideal, "s", ideal, MORE, least=over)
+    progress.say(f"requests of the last drain: {split(found.asked[-1])}")
+    counts = [len(each) / count for each in found.asked]
+    reference = KUBEVIRT_REQUESTS[count] / count
+    yield Figure(
+        f"{name}.requests per guest vs kubevirt",
+        median(counts, samples),
+        "requests",
+        reference,
+        REQUESTS_PER_GUEST,
+        least=min(counts),
+    )

@@ -1,0 +1,170 @@
+"""How long the webhook takes to answer an eviction that it has answered before, and what it asks for that.
+
+The webhook is asked as the API server asks it, two hundred times a second, over connections that are kept. What is not
+its own work is measured by a path that nobody serves, over the same connections at the same rate.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import math
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+from embedded.progress import Progress
+
+from .api import Api
+from .audit import split
+from .drain_time import manifest
+from .figure import SAMPLES, Figure
+from .guests import NAMESPACE, PODS, Guest, instances
+from .migration_time import asked
+from .pods import wait_until
+
+PER_SECOND = 200
+CLIENTS = 4
+SECONDS = 2
+P99 = 0.005
+PORT = 8443
+SERVICE = "drydock-webhooks.drydock.svc"
+PATH = "/validate/pods/eviction"
+NOBODYS = "/nobody-serves-this"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/drydock"
+CONTROLLERS = "/api/v1/namespaces/drydock/pods?labelSelector=app.kubernetes.io%2Fname%3Ddrydock-controller"
+
+Expected = Callable[[int, bytes], bool]
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """Of a guest that has nowhere to go, so that its evictions are refused all the time."""
+    here, there = (node.name for node in made.nodes)
+    made.kubectl("cordon", there)
+    try:
+        with instances(api) as watch:
+            described = manifest("refused").manifest()
+            described["spec"]["evictionStrategy"] = "LiveMigrate"
+            guest = Guest(api, watch, described)
+            guest.ready()
+            pod = guest.pod()["metadata"]["name"]
+            refused(api, pod)
+            yield from _figures(made, api, pod, progress)
+    finally:
+        made.kubectl("uncordon", there)
+
+
+def refused(api: Api, pod: str) -> None:
+    """The first eviction, which marks the guest."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
+    try:
+        api.request("POST", f"{PODS}/{pod}/eviction", eviction)
+    except Failure as failure:
+        if ": 429" in str(failure):
+            return
+        raise
+    raise Failure(f"{pod} may be evicted")
+
+
+def _figures(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Figure]:
+    webhook = Webhook(api)
+    answered, bare = [], []
+    since = datetime.now(timezone.utc)
+    for _ in range(SAMPLES):
+        bare.append(percentile(webhook.ask(NOBODYS, b"{}", lambda status, _: status == 404)))
+        answered.append(percentile(webhook.ask(PATH, json.dumps(review(pod)).encode(), is_refused)))
+    wait_until(time.monotonic() + 1)
+    requests = list(asked(made, since))
+    progress.say(f"requests meanwhile: {split(requests)}")
+    middle = sorted(answered)[SAMPLES // 2] * 1000
+    reference = sorted(bare)[SAMPLES // 2] * 1000
+    yield Figure(f"eviction.p99 at {PER_SECOND}/s", middle, "ms", reference, P99 * 1000, least=min(answered) * 1000)
+    yield Figure("eviction.requests per repeat", len(requests), "requests", None, 0)
+
+
+def review(pod: str) -> dict[str, Any]:
+    """What the API server sends of an eviction: one that is only tried, which is never held."""
+    eviction = {"group": "policy", "version": "v1", "kind": "Eviction"}
+    pods = {"group": "", "version": "v1", "resource": "pods"}
+    metadata = {"name": pod, "namespace": NAMESPACE}
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "00000000-0000-4000-8000-000000000000",
+            "kind": eviction,
+            "resource": pods,
+            "subResource": "eviction",
+            "requestKind": eviction,
+            "requestResource": pods,
+            "requestSubResource": "eviction",
+            **metadata,
+            "operation": "CREATE",
+            "userInfo": {"username": "bench"},
+            "object": {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": metadata,
+                "deleteOptions": {"dryRun": ["All"]},
+            },
+            "dryRun": True,
+        },
+    }
+
+
+def is_refused(status: int, body: bytes) -> bool:
+    """An answer of the webhook that asks for patience."""
+    if status != 200:
+        return False
+    response = json.loads(body)["response"]
+    return not response["allowed"] and response["status"]["code"] == 429
+
+
+def percentile(samples: list[float], wanted: float = 0.99) -> float:
+    """The smallest sample that is not less than this part of all."""
+    return sorted(samples)[math.ceil(len(samples) * wanted) - 1]
+
+
+class Webhook:
+    """One controller's webhook server."""
+
+    def __init__(self, api: Api) -> None:
+        bundle = api.get(WEBHOOKS)["webhooks"][0]["clientConfig"]["caBundle"]
+        self._context = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
+        running = [pod for pod in api.get(CONTROLLERS)["items"] if pod["status"].get("phase") == "Running"]
+        if not running:
+            raise Failure("no controller runs")
+        self._address = (running[0]["status"]["podIP"], PORT)
+
+    def ask(self, path: str, body: bytes, expected: Expected) -> list[float]:
+        """Seconds that each of many questions took to be answered, as is expected."""
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            rounds = pool.map(lambda client: self._client(client, path, body, expected), range(CLIENTS))
+            return [took for of_client in rounds for took in of_client]
+
+    def _client(self, number: int, path: str, body: bytes, expected: Expected) -> list[float]:
+        connection = http.client.HTTPConnection(SERVICE)
+        connection.sock = self._context.wrap_socket(socket.create_connection(self._address), server_hostname=SERVICE)
+        pause = CLIENTS / PER_SECOND
+        begun = time.monotonic() + pause * number / CLIENTS
+        took = []
+        try:
+            for turn in range(PER_SECOND * SECONDS // CLIENTS):
+                wait_until(begun + turn * pause)
+                asked_at = time.monotonic()
+                connection.request("POST", path, body, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                text = answer.read()
+                took.append(time.monotonic() - asked_at)
+                if not expected(answer.status, text):
+                    raise Failure(f"POST {path}: {answer.status}", text.decode(errors="replace")[:500])
+        finally:
+            connection.close()
+        return took
