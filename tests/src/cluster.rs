@@ -430,6 +430,12 @@ impl Begun {
     }
 }
 
+/// The time, for what kubelets, remediators and thieves would write.
+#[expect(clippy::disallowed_methods, reason = "tests play those who have a clock")]
+pub fn now() -> jiff::Timestamp {
+    jiff::Timestamp::now()
+}
+
 /// A setting of the tests, from the environment.
 #[expect(clippy::disallowed_methods, reason = "tests have no command line of their own")]
 pub fn setting(name: &str) -> Option<String> {

@@ -14,7 +14,7 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster,
-    cluster::{config_map, setting},
+    cluster::{config_map, now, setting},
     guests::{NAMESPACE, condition, instance, meanwhile, spec, ticks, without_a_gap},
     migrations::{migrations_of, node_of, phase},
     watching::{until, until_some},
@@ -24,9 +24,10 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Node, Pod},
     policy::v1::PodDisruptionBudget,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{
     Api, ResourceExt,
-    api::{EvictParams, ListParams, PostParams},
+    api::{EvictParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -434,11 +435,13 @@ async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn drains_to_and_fro_without_a_pause_do_not_stall() -> Result<()> {
+async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Result<()> {
     let cluster = clean().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
     started_on_the_first(&cluster, &[("moving", counting("moving", "LiveMigrate"), "True")]).await?;
-    for round in 0..4 {
+    // After each migration of it, the next drain begins so many seconds later.
+    for (round, pause) in [0, 0, 0, 1, 3, 10].into_iter().enumerate() {
+        meanwhile(Duration::from_secs(pause)).await;
         let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
         drain(&cluster, from, &[GUESTS_ALONE, "--timeout=60s"]).with_context(|| format!("round {round}"))?;
         assert_eq!(node_of(&until_on(&cluster, "moving", to).await?)?, *to);
@@ -449,7 +452,9 @@ async fn drains_to_and_fro_without_a_pause_do_not_stall() -> Result<()> {
 }
 
 /// How often the leading controller is killed; more by the environment variable `DRYDOCK_KILLS`.
-const KILLS: u64 = 3;
+const KILLS: usize = 3;
+/// The Secret with the certificates of the webhooks.
+const CERTIFICATES: &str = "drydock-webhook-certificates";
 
 /// Kills the controllers on the node of the one that leads.
 async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
@@ -473,31 +478,70 @@ async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
     cluster.on_node(&node, script).map(drop)
 }
 
+/// What may happen to the control plane while a node is drained.
+#[derive(Clone, Copy, Debug)]
+enum Disturbance {
+    /// The processes of the replica that leads, and of any other on its node, are killed.
+    LeaderKilled,
+    /// The API server is restarted.
+    ApiServerRestarted,
+    /// The Secret with the certificates of the webhooks is deleted: they are made anew.
+    CertificatesLost,
+    /// Somebody else takes the Lease by which the leader is elected, and never renews it.
+    LeaseStolen,
+}
+
+impl Disturbance {
+    async fn happen(self, cluster: &Cluster) -> Result<()> {
+        match self {
+            Self::LeaderKilled => kill_the_leader(cluster).await,
+            Self::ApiServerRestarted => cluster.embedded("restart", &["kube-apiserver"]).map(drop),
+            Self::CertificatesLost => cluster.delete(&["secret", CERTIFICATES, "--namespace=drydock"]),
+            Self::LeaseStolen => {
+                let now = serde_json::to_value(MicroTime(now()))?;
+                let stolen =
+                    json!({"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 10, "renewTime": now}});
+                Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
+                    .patch(CONTROLLER_LEASE, &PatchParams::default(), &Patch::Merge(&stolen))
+                    .await?;
+                Ok(())
+            }
+        }
+    }
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_drain_comes_to_its_end_whenever_the_leading_controller_is_killed() -> Result<()> {
+async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Result<()> {
     let cluster = clean().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
-    let guests = ["killed-one", "killed-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));
+    let guests = ["shaken-one", "shaken-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));
     started_on_the_first(&cluster, &guests).await?;
-    let kills: u64 = setting("DRYDOCK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
-    for round in 0..kills {
-        let [from, to] = if round % 2 == 0 {
-            [&nodes[0], &nodes[1]]
-        } else {
-            [&nodes[1], &nodes[0]]
-        };
+    let kills: usize = setting("DRYDOCK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
+    let mut disturbances = vec![Disturbance::LeaderKilled; kills];
+    disturbances.extend([
+        Disturbance::ApiServerRestarted,
+        Disturbance::CertificatesLost,
+        Disturbance::LeaseStolen,
+    ]);
+    for (round, disturbance) in disturbances.into_iter().enumerate() {
+        let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
         let mut arguments = vec!["drain", from.as_str()];
         arguments.extend(FLAGS);
         arguments.extend([GUESTS_ALONE, "--timeout=85s"]);
         let draining = cluster.kubectl_begun(&arguments)?;
         // Moments that a drain of this length has, always the same ones.
-        let moment = Duration::from_millis(100 + round * 1931 % 4000);
+        let moment = Duration::from_millis(100 + u64::try_from(round)? * 1931 % 4000);
         meanwhile(moment).await;
-        kill_the_leader(&cluster).await?;
-        draining
-            .finish()
-            .with_context(|| format!("round {round}, killed after {moment:?}"))?;
+        disturbance.happen(&cluster).await?;
+        let what = || format!("round {round}, {disturbance:?} after {moment:?}");
+        let ended = draining.finish();
+        if matches!(disturbance, Disturbance::ApiServerRestarted) {
+            // kubectl gives up when nobody answers; whoever asks again finds the drain where it was.
+            drain(&cluster, from, &[GUESTS_ALONE, "--timeout=85s"]).with_context(what)?;
+        } else {
+            ended.with_context(what)?;
+        }
         for (name, ..) in &guests {
             until_on(&cluster, name, to).await?;
             cluster.until_one_pod(name).await?;

@@ -12,7 +12,7 @@ use drydock_api::maintenance::{
 };
 use drydock_tests::{
     Cluster,
-    cluster::setting,
+    cluster::{now, setting},
     watching::{until, until_some},
 };
 use futures::future::join_all;
@@ -252,14 +252,6 @@ async fn until_of(
     })
     .await;
     found.with_context(|| format!("it is now {:?}", last.lock().ok().and_then(|last| last.clone())))
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "tests make what kubelets and remediators would write"
-)]
-fn now() -> jiff::Timestamp {
-    jiff::Timestamp::now()
 }
 
 fn drained(status: &NodeMaintenanceStatus) -> &str {
