@@ -8,6 +8,9 @@ Suites, in this order (name some to run only those):
   embedded  the embedded Kubernetes tried out
   cluster   end-to-end tests on an embedded cluster of its own, taken away afterwards
 
+`--all-faults` runs none of these, but the whole matrix of faults while guests move, of which `cluster`
+tries a part. It can be interrupted and goes on where it was; its results are tests/faults.md.
+
 The last lines say how many tests passed and failed; the exit code is 1 if any failed.
 """
 
@@ -22,7 +25,7 @@ from embedded import prerequisites
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from . import cluster, python, rust, style
+from . import cluster, faults, python, rust, style
 from .outcome import Outcome
 
 SUITES = {
@@ -42,20 +45,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name")
     parser.add_argument("--keep", action="store_true", help="leave the cluster of the cluster tests running")
+    parser.add_argument("--all-faults", action="store_true", help="run the whole matrix of faults instead, or the rest of it")
+    parser.add_argument("--again", action="store_true", help="with --all-faults: also what has passed before")
     arguments = parser.parse_args(argv)
+    if arguments.all_faults and arguments.suites:
+        parser.error("--all-faults runs no other suite")
+    if arguments.again and not arguments.all_faults:
+        parser.error("--again is for --all-faults")
+    suites = {"faults": faults.run} if arguments.all_faults else SUITES
     unknown = [name for name in arguments.suites if name not in SUITES]
     if unknown:
         parser.error(f"there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
     os.umask(0o022)
     progress = Progress()
     outcomes: list[Outcome] = []
-    for name in arguments.suites or SUITES:
+    for name in arguments.suites or suites:
         begun = time.monotonic()
         progress.say(f"suite {name}")
         try:
             if not outcomes:
                 prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
-            outcome = SUITES[name](arguments, progress)
+            outcome = suites[name](arguments, progress)
         except Failure as failure:
             outcome = Outcome(failed=[f"{name}: {failure}"])
         except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from embedded import cluster as clusters
 from embedded import registered
 from embedded.progress import Progress
 
+from . import faults
 from .install import install
 from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         install(made, progress)
         for test in sorted((REPOSITORY / "tests" / "tests").glob("*.rs")):
             argv = ["cargo", "test", "--locked", "-p", "drydock-tests", "--test", test.stem, "--"]
-            argv += ["--ignored", "--test-threads=1", *([arguments.only] if arguments.only else [])]
+            argv += ["--ignored", "--test-threads=1", "--skip", faults.TEST, *([arguments.only] if arguments.only else [])]
             output, code = command(argv, {"DRYDOCK_TEST_CLUSTER": NAME, "RUST_BACKTRACE": "0"})
             outcome.add(of_libtest(output, code))
     finally:

@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod cluster;
+pub mod faults;
 pub mod guests;
 pub mod migrations;
 pub mod oracle;

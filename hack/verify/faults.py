@@ -1,0 +1,133 @@
+"""The whole matrix of faults while guests move: `hack/test --all-faults`.
+
+    tests/tests/migration_faults.rs ──▶ target/faults.jsonl ──▶ tests/faults.md
+     tries each case that has not passed   a line for each case     a row for each case
+
+It takes an hour and more, so it can be interrupted: what has passed is not tried again. `--again`
+forgets what has passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from embedded import cluster as clusters
+from embedded.progress import Progress
+
+from .install import install
+from .outcome import Outcome
+from .runner import REPOSITORY
+from .runner import run as command
+
+NAME = "faults"
+TEST = "the_whole_matrix_of_faults"
+TABLE = REPOSITORY / "tests" / "faults.md"
+
+HEAD = """# What became of guests when something failed while they moved
+
+Written by `hack/test --all-faults`, which tries a fault of every kind on every part in every phase of a live
+migration, on two nodes with real guests. After each, once it is undone: the guest runs on exactly one node, no number
+of its count is missing or there twice, the objects say where it is, and it can be moved again. Where the fault hits the
+guest itself, its end is told as such. `hack/test` tries a part of it in which each pair of kind, part, side and phase
+comes at least once.
+
+- *kill* is `kill -9`, *freeze* stops a process for longer than the deadlines (9 s and 6 s) and lets it go on, *cut*
+  drops all packets of a link for as long.
+- *source* and *target* are the node, or the pod, that the guest leaves and the one that it goes to.
+- *hand-over* is the moment at which the source's libvirt says that its guest is stopped because it moves.
+"""
+
+
+def results_file() -> Path:
+    """Where results are kept: in the build folder."""
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "faults.jsonl"
+
+
+def read(text: str) -> tuple[list[str], dict[str, dict[str, object]]]:
+    """All cases in their order, and the newest result of each that was tried. A line that was not
+    written to its end counts for nothing."""
+    cases: list[str] = []
+    newest: dict[str, dict[str, object]] = {}
+    for line in text.splitlines():
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(told, dict):
+            continue
+        if isinstance(told.get("cases"), list):
+            cases = [str(case) for case in told["cases"]]
+        elif isinstance(told.get("case"), str):
+            newest[told["case"]] = told
+    return cases, {case: told for case, told in newest.items() if case in cases}
+
+
+def table(cases: list[str], newest: dict[str, dict[str, object]]) -> str:
+    """The table for people."""
+    passed = sum(1 for told in newest.values() if told.get("passed"))
+    failed = len(newest) - passed
+    lines = [HEAD, f"Of {len(cases)} cases {passed} passed, {failed} failed, {len(cases) - len(newest)} were not run.", ""]
+    lines += ["| case | migration | guest | moved again |", "|---|---|---|---|"]
+    for case in cases:
+        told = newest.get(case)
+        if told is None:
+            row = ("not run", "", "")
+        elif told.get("passed"):
+            row = (told.get("migration", ""), told.get("guest", ""), told.get("retry", ""))
+        else:
+            row = (f"**failed**: {_short(str(told.get('error', 'nothing was said')))}", "", "")
+        lines.append("| " + " | ".join([case, *map(str, row)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(text: str) -> str:
+    """A cell of a table."""
+    words = " ".join(text.replace("|", "/").split())
+    return words if len(words) <= 200 else words[:199] + "…"
+
+
+def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """Try what has not passed, on a cluster of its own, and write the table whatever comes of it."""
+    results = results_file()
+    if arguments.again:
+        results.unlink(missing_ok=True)
+    before = results.stat().st_size if results.exists() else 0
+    made = clusters.up(NAME, progress=progress)
+    try:
+        install(made, progress)
+        argv = ["cargo", "test", "--locked", "-p", "drydock-tests", "--test", "migration_faults", "--"]
+        argv += ["--ignored", "--nocapture", "--exact", TEST]
+        environment = {
+            "DRYDOCK_TEST_CLUSTER": NAME,
+            "DRYDOCK_FAULTS_RESULTS": str(results.absolute()),
+            "DRYDOCK_FAULTS_ONLY": arguments.only,
+            "RUST_BACKTRACE": "0",
+        }
+        _, code = command(argv, environment)
+    finally:
+        if results.exists():
+            TABLE.write_text(table(*read(results.read_text())))
+            progress.say(f"wrote {TABLE.relative_to(REPOSITORY)}")
+        if not arguments.keep:
+            clusters.down(NAME, progress)
+    return outcome(results.read_bytes()[before:].decode(errors="replace") if results.exists() else "", code)
+
+
+def outcome(added: str, code: int) -> Outcome:
+    """What this run has tried, as lines that it added."""
+    _, newest = read(added)
+    found = Outcome()
+    for case, told in newest.items():
+        if told.get("passed"):
+            found.passed += 1
+        else:
+            found.failed.append(case)
+            found.reasons[case] = str(told.get("error", ""))[:300]
+    if code != 0 and not found.failed:
+        found.failed.append(f"the test run ended with {code}")
+    return found

@@ -1,0 +1,69 @@
+"""The table of faults, and what is read off the results of runs."""
+
+import json
+import unittest
+
+from verify.faults import outcome, read, table
+
+CASES = ["kill agent source running", "freeze tunnel target running", "cut node-to-node running"]
+
+
+def lines(*told: object) -> str:
+    """Results as the test writes them."""
+    return "".join(json.dumps(one) + "\n" for one in told)
+
+
+def passed(case: str, migration: str = "Succeeded") -> dict[str, object]:
+    """A case that passed."""
+    return {"case": case, "passed": True, "migration": migration, "guest": "target", "retry": "succeeded", "seconds": 9}
+
+
+def failed(case: str, error: str = "it runs twice") -> dict[str, object]:
+    """A case that failed."""
+    return {"case": case, "passed": False, "error": error, "seconds": 90}
+
+
+class Results(unittest.TestCase):
+    def test_the_newest_result_of_a_case_counts(self) -> None:
+        text = lines({"cases": CASES}, failed(CASES[0]), passed(CASES[1]), {"cases": CASES}, passed(CASES[0]))
+        cases, newest = read(text)
+        self.assertEqual(cases, CASES)
+        self.assertEqual({case: told["passed"] for case, told in newest.items()}, {CASES[0]: True, CASES[1]: True})
+
+    def test_what_was_interrupted_half_way_counts_for_nothing(self) -> None:
+        text = lines({"cases": CASES}, passed(CASES[0])) + '{"case": "freeze tunnel tar'
+        self.assertEqual(list(read(text)[1]), [CASES[0]])
+        self.assertEqual(read("7\n\n[]\nnull\n"), ([], {}))
+
+    def test_a_case_that_is_no_more_is_forgotten(self) -> None:
+        self.assertEqual(read(lines(passed("kill nothing"), {"cases": CASES}))[1], {})
+
+
+class Table(unittest.TestCase):
+    def test_every_case_has_a_row_and_what_was_not_run_says_so(self) -> None:
+        text = table(*read(lines({"cases": CASES}, passed(CASES[0], "Failed GuestStayed"), failed(CASES[1], "a | b\nc"))))
+        rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+        self.assertEqual(
+            rows,
+            [
+                "| kill agent source running | Failed GuestStayed | target | succeeded |",
+                "| freeze tunnel target running | **failed**: a / b c |  |  |",
+                "| cut node-to-node running | not run |  |  |",
+            ],
+        )
+        self.assertIn("Of 3 cases 1 passed, 1 failed, 1 were not run.", text)
+
+    def test_the_same_results_make_the_same_table_whenever_they_came(self) -> None:
+        slow = dict(passed(CASES[0]), seconds=80)
+        self.assertEqual(table(*read(lines({"cases": CASES}, slow))), table(*read(lines({"cases": CASES}, passed(CASES[0])))))
+
+
+class Counted(unittest.TestCase):
+    def test_what_a_run_has_tried_is_counted(self) -> None:
+        found = outcome(lines({"cases": CASES}, passed(CASES[0]), failed(CASES[1])), 101)
+        self.assertEqual((found.passed, found.failed), (1, [CASES[1]]))
+        self.assertEqual(found.failures(), [f"{CASES[1]}: it runs twice"])
+
+    def test_a_run_that_ended_badly_without_a_word_has_failed(self) -> None:
+        self.assertEqual(outcome(lines({"cases": CASES}, passed(CASES[0])), 1).failed, ["the test run ended with 1"])
+        self.assertEqual(outcome("", 0).failed, [])

@@ -1,0 +1,325 @@
+//! What is done to migrations while they are under way: every kind of fault, on every process and
+//! link that has part in one, in every phase.
+//!
+//! ```text
+//!  kind     ×  part                                     ×  side    ×  phase
+//!  kill        agent tunnel libvirtd launcher QEMU         source     scheduling
+//!  freeze      controller API server                       target     preparing-target
+//!  cut         node-to-node node-to-API                               running
+//!                                                                     hand-over
+//! ```
+//!
+//! [`every_case`] is all of it, [`pairwise`] as few of it as have each pair of two of these once. How a
+//! fault is carried out and undone is in [`strike`], what must hold afterwards in [`judge`].
+
+pub mod judge;
+pub mod strike;
+
+use std::{collections::BTreeSet, fmt};
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `kill -9`.
+    Kill,
+    /// Stopped for longer than the deadlines of the test are, then let go on.
+    Freeze,
+    /// No packet passes for as long.
+    Cut,
+}
+
+/// What it is done to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The agent of a side's node.
+    Agent,
+    /// The tunnel of a side's node.
+    Tunnel,
+    /// The libvirtd in a side's pod.
+    Libvirtd,
+    /// Process 1 of a side's pod.
+    Launcher,
+    /// The QEMU of the target's pod. That of the source is the guest itself.
+    Qemu,
+    /// The controller that leads.
+    Controller,
+    /// The API server.
+    ApiServer,
+    /// The link between the nodes.
+    NodeToNode,
+    /// The link between a side's node and the API server.
+    NodeToApi,
+}
+
+/// Which side of a migration something is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// Where the guest is.
+    Source,
+    /// Where it goes to.
+    Target,
+    /// Of the cluster.
+    Neither,
+}
+
+/// When it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Moment {
+    /// The target's pod has no node yet.
+    Scheduling,
+    /// Both sides are named, and not yet both prepared.
+    PreparingTarget,
+    /// The guest is on its way, and runs on its source.
+    Running,
+    /// The guest has just been stopped on its source, to go on on its target.
+    HandOver,
+}
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Case {
+    /// When.
+    pub moment: Moment,
+    /// To what.
+    pub part: Part,
+    /// Of which side.
+    pub side: Side,
+    /// What.
+    pub kind: Kind,
+}
+
+const KINDS: [Kind; 3] = [Kind::Kill, Kind::Freeze, Kind::Cut];
+const PARTS: [Part; 9] = [
+    Part::Agent,
+    Part::Tunnel,
+    Part::Libvirtd,
+    Part::Launcher,
+    Part::Qemu,
+    Part::Controller,
+    Part::ApiServer,
+    Part::NodeToNode,
+    Part::NodeToApi,
+];
+const SIDES: [Side; 3] = [Side::Source, Side::Target, Side::Neither];
+const MOMENTS: [Moment; 4] = [
+    Moment::Scheduling,
+    Moment::PreparingTarget,
+    Moment::Running,
+    Moment::HandOver,
+];
+
+impl Part {
+    fn is_link(self) -> bool {
+        matches!(self, Self::NodeToNode | Self::NodeToApi)
+    }
+
+    fn has_sides(self) -> bool {
+        !matches!(self, Self::Controller | Self::ApiServer | Self::NodeToNode)
+    }
+
+    /// It is in a launcher's pod.
+    fn is_in_pod(self) -> bool {
+        matches!(self, Self::Libvirtd | Self::Launcher | Self::Qemu)
+    }
+}
+
+impl Case {
+    /// Whether there is such a thing: at that moment, on that side.
+    fn is_possible(self) -> bool {
+        let there = match (self.part, self.side) {
+            (Part::Qemu, Side::Source) => false,
+            // It receives the guest from when that begins to move.
+            (Part::Qemu, Side::Target) => self.moment >= Moment::Running,
+            (part, Side::Target) if part.is_in_pod() => self.moment >= Moment::PreparingTarget,
+            (part, side) => part.has_sides() == (side != Side::Neither),
+        };
+        there && self.part.is_link() == (self.kind == Kind::Cut)
+    }
+
+    /// Whether what is hit may be the running guest itself, so that this ends it. A pod ends with its
+    /// first process, and in the hand-over the guest may run on either side.
+    pub fn may_end_the_guest(self) -> bool {
+        match (self.kind, self.part, self.side) {
+            (Kind::Kill, Part::Launcher, Side::Source) => true,
+            (Kind::Kill, Part::Launcher | Part::Qemu, Side::Target) => self.moment == Moment::HandOver,
+            _ => false,
+        }
+    }
+
+    /// Pairs of what a case consists of, of which each is to be tried at least once.
+    fn pairs(self) -> [String; 6] {
+        let Self {
+            moment,
+            part,
+            side,
+            kind,
+        } = self;
+        [
+            format!("{kind:?} {part:?}"),
+            format!("{part:?} {moment:?}"),
+            format!("{kind:?} {moment:?}"),
+            format!("{part:?} {side:?}"),
+            format!("{side:?} {moment:?}"),
+            format!("{kind:?} {side:?}"),
+        ]
+    }
+}
+
+/// `kill agent source running`.
+impl fmt::Display for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Kill => "kill",
+            Kind::Freeze => "freeze",
+            Kind::Cut => "cut",
+        };
+        let part = match self.part {
+            Part::Agent => "agent",
+            Part::Tunnel => "tunnel",
+            Part::Libvirtd => "libvirtd",
+            Part::Launcher => "launcher",
+            Part::Qemu => "QEMU",
+            Part::Controller => "controller",
+            Part::ApiServer => "API-server",
+            Part::NodeToNode => "node-to-node",
+            Part::NodeToApi => "node-to-API",
+        };
+        let side = match self.side {
+            Side::Source => " source",
+            Side::Target => " target",
+            Side::Neither => "",
+        };
+        let moment = match self.moment {
+            Moment::Scheduling => "scheduling",
+            Moment::PreparingTarget => "preparing-target",
+            Moment::Running => "running",
+            Moment::HandOver => "hand-over",
+        };
+        write!(formatter, "{kind} {part}{side} {moment}")
+    }
+}
+
+/// All that there is, in the order in which a migration goes.
+pub fn every_case() -> Vec<Case> {
+    let mut all = Vec::new();
+    for moment in MOMENTS {
+        for part in PARTS {
+            for side in SIDES {
+                let kinds = KINDS.map(|kind| Case {
+                    moment,
+                    part,
+                    side,
+                    kind,
+                });
+                all.extend(kinds.into_iter().filter(|case| case.is_possible()));
+            }
+        }
+    }
+    all
+}
+
+/// Few cases in which each possible pair of kind, part, side and moment comes at least once; which
+/// ones, the seed decides. Of those that would do, a kill is taken, which takes the least time.
+pub fn pairwise(seed: u64) -> Vec<Case> {
+    let mut left = every_case();
+    shuffle(&mut left, seed);
+    let mut open: BTreeSet<String> = left.iter().flat_map(|case| case.pairs()).collect();
+    let mut chosen = Vec::new();
+    let gain = |case: &Case, open: &BTreeSet<String>| case.pairs().iter().filter(|pair| open.contains(*pair)).count();
+    while !open.is_empty() {
+        let best = left
+            .iter()
+            .copied()
+            .max_by_key(|case| (gain(case, &open), case.kind == Kind::Kill));
+        let Some(best) = best.filter(|case| gain(case, &open) > 0) else {
+            break;
+        };
+        for pair in best.pairs() {
+            open.remove(&pair);
+        }
+        chosen.push(best);
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+/// Puts things into an order that the seed decides (Fisher and Yates, with the numbers of
+/// splitmix64).
+fn shuffle<T>(things: &mut [T], seed: u64) {
+    let mut state = seed;
+    for end in (1..things.len()).rev() {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut number = state;
+        number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        number ^= number >> 31;
+        let span = end as u64 + 1;
+        things.swap(end, usize::try_from(number % span).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_done_to_every_part_in_every_phase_in_which_it_is_there() {
+        let all: BTreeSet<String> = every_case().iter().map(Case::to_string).collect();
+        assert_eq!(all.len(), every_case().len(), "two have one name");
+        // Processes with both sides, those of the cluster, and links; then what is not there yet.
+        assert_eq!(all.len(), 2 * 4 * (4 * 2 + 2 + 1) + 4 * 3 - 2 * (2 + 2));
+        for case in [
+            "kill agent source scheduling",
+            "freeze libvirtd target hand-over",
+            "kill QEMU target running",
+            "freeze API-server preparing-target",
+            "cut node-to-node running",
+            "cut node-to-API target hand-over",
+        ] {
+            assert!(all.contains(case), "{case}");
+        }
+        for case in ["kill libvirtd target scheduling", "kill QEMU target preparing-target"] {
+            assert!(!all.contains(case), "{case}");
+        }
+    }
+
+    #[test]
+    fn few_cases_have_every_pair_whatever_the_seed() {
+        let wanted: BTreeSet<String> = every_case().iter().flat_map(|case| case.pairs()).collect();
+        let mut different = BTreeSet::new();
+        for seed in 0..50 {
+            let chosen = pairwise(seed);
+            let covered: BTreeSet<String> = chosen.iter().flat_map(|case| case.pairs()).collect();
+            assert_eq!(covered, wanted, "seed {seed}");
+            assert!(chosen.len() <= 40, "seed {seed}: {}", chosen.len());
+            assert_eq!(chosen, pairwise(seed), "seed {seed} is not always the same");
+            assert!(chosen.iter().all(|case| case.is_possible()));
+            different.insert(chosen);
+        }
+        assert!(
+            different.len() > 40,
+            "seeds make little difference: {}",
+            different.len()
+        );
+    }
+
+    #[test]
+    fn only_what_may_be_the_running_guest_may_end_it() {
+        let may: Vec<String> = every_case()
+            .into_iter()
+            .filter(|case| case.may_end_the_guest())
+            .map(|case| case.to_string())
+            .collect();
+        assert_eq!(
+            may,
+            [
+                "kill launcher source scheduling",
+                "kill launcher source preparing-target",
+                "kill launcher source running",
+                "kill launcher source hand-over",
+                "kill launcher target hand-over",
+                "kill QEMU target hand-over",
+            ]
+        );
+    }
+}

@@ -1,0 +1,376 @@
+//! What must hold after a fault, whatever it was: one guest, nothing of it missing, and objects that
+//! say where it is.
+//!
+//! ```text
+//!  migration  Succeeded ──▶ the guest is on the target      the instance names that node, one pod is
+//!             Failed    ──▶ on the source, with a reason    left there, one QEMU runs there and none
+//!                       └─▶ or ended, where the fault hit   elsewhere, and its numbers go on
+//!                           the guest itself: told as such
+//! ```
+
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::{Phase, migration::MigrationPhase};
+
+use crate::guests::{Tick, without_a_gap};
+
+/// Where a guest is after a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// On the node that it was to leave.
+    Stayed,
+    /// On the node that it was to go to.
+    Moved,
+    /// Nowhere, and its instance says so.
+    Ended,
+}
+
+/// What is found after a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The node that the guest was on.
+    pub source: String,
+    /// The node that it was to go to.
+    pub target: String,
+    /// The fault may have hit the guest itself.
+    pub may_have_ended: bool,
+    /// The migration's phase.
+    pub migration: Option<MigrationPhase>,
+    /// Why it has failed.
+    pub reason: Option<String>,
+    /// What the instance says of this migration: completed, failed.
+    pub state: Option<(bool, bool)>,
+    /// The instance's phase.
+    pub phase: Option<Phase>,
+    /// The node that it names.
+    pub node: Option<String>,
+    /// How many QEMU have the guest, by node.
+    pub running: BTreeMap<String, usize>,
+    /// The nodes of its pods that have not ended.
+    pub pods: Vec<String>,
+    /// What it has printed on its consoles, the oldest pod's first.
+    pub printed: Vec<Tick>,
+    /// What it has sent, as it came.
+    pub sent: Vec<Tick>,
+}
+
+/// Where the guest is.
+///
+/// # Errors
+/// What does not hold (yet).
+pub fn judge(found: &Found) -> Result<Fate, String> {
+    let migration = found.migration.filter(|phase| phase.is_final());
+    let Some(migration) = migration else {
+        return Err(format!("the migration has not ended: {:?}", found.migration));
+    };
+    if migration == MigrationPhase::Failed && found.reason.as_deref().unwrap_or_default().is_empty() {
+        return Err("the migration has failed without a reason".to_owned());
+    }
+    if let Some(state) = found
+        .state
+        .filter(|state| *state != (true, migration == MigrationPhase::Failed))
+    {
+        return Err(format!(
+            "the migration is {}, the instance has {state:?} of it",
+            migration.as_str()
+        ));
+    }
+    numbers(found)?;
+    let nodes: Vec<(&str, usize)> = found
+        .running
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(node, count)| (node.as_str(), *count))
+        .collect();
+    let on = match nodes[..] {
+        [] => return ended(found),
+        [(node, 1)] => node,
+        _ => return Err(format!("it runs {nodes:?}")),
+    };
+    if found.phase != Some(Phase::Running) {
+        return Err(format!("it runs on {on}, and the instance is {:?}", found.phase));
+    }
+    if found.node.as_deref() != Some(on) {
+        return Err(format!("it runs on {on}, and the instance says {:?}", found.node));
+    }
+    if found.pods != [on] {
+        return Err(format!("it runs on {on}, and has pods on {:?}", found.pods));
+    }
+    match migration {
+        MigrationPhase::Succeeded if on == found.target => Ok(Fate::Moved),
+        MigrationPhase::Failed if on == found.source => Ok(Fate::Stayed),
+        other => Err(format!("it runs on {on}, and the migration is {}", other.as_str())),
+    }
+}
+
+/// It runs nowhere.
+fn ended(found: &Found) -> Result<Fate, String> {
+    if !found.may_have_ended {
+        return Err("it runs nowhere, and nothing was done to it".to_owned());
+    }
+    match found.phase {
+        Some(Phase::Failed) if found.pods.is_empty() => Ok(Fate::Ended),
+        phase => Err(format!(
+            "it runs nowhere, the instance is {phase:?}, its pods are on {:?}",
+            found.pods
+        )),
+    }
+}
+
+/// No number is missing or there twice: on the consoles; and of the datagrams, of which some may be
+/// lost, none came twice.
+fn numbers(found: &Found) -> Result<(), String> {
+    without_a_gap(&found.printed).map_err(|error| format!("on its consoles: {error:#}"))?;
+    let mut highest = BTreeMap::new();
+    for tick in &found.sent {
+        let before = highest.insert(&tick.boot, tick.number);
+        if before.is_some_and(|before| before >= tick.number) {
+            return Err(format!("it sent {} after {before:?}", tick.number));
+        }
+    }
+    match highest.len() {
+        0 | 1 => Ok(()),
+        boots => Err(format!("it has booted {boots} times")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticks(numbers: &[u64]) -> Vec<Tick> {
+        let tick = |number: &u64| Tick {
+            number: *number,
+            boot: "a".to_owned(),
+        };
+        numbers.iter().map(tick).collect()
+    }
+
+    fn at(nodes: &[(&str, usize)]) -> BTreeMap<String, usize> {
+        nodes.iter().map(|(node, count)| ((*node).to_owned(), *count)).collect()
+    }
+
+    fn stayed() -> Found {
+        Found {
+            source: "one".to_owned(),
+            target: "two".to_owned(),
+            may_have_ended: false,
+            migration: Some(MigrationPhase::Failed),
+            reason: Some("GuestStayed".to_owned()),
+            state: Some((true, true)),
+            phase: Some(Phase::Running),
+            node: Some("one".to_owned()),
+            running: at(&[("one", 1), ("two", 0)]),
+            pods: vec!["one".to_owned()],
+            printed: ticks(&[4, 5, 6, 7]),
+            sent: ticks(&[3, 5, 6]),
+        }
+    }
+
+    fn moved() -> Found {
+        Found {
+            migration: Some(MigrationPhase::Succeeded),
+            reason: None,
+            state: Some((true, false)),
+            node: Some("two".to_owned()),
+            running: at(&[("two", 1)]),
+            pods: vec!["two".to_owned()],
+            ..stayed()
+        }
+    }
+
+    fn gone() -> Found {
+        Found {
+            may_have_ended: true,
+            phase: Some(Phase::Failed),
+            running: at(&[("one", 0), ("two", 0)]),
+            pods: Vec::new(),
+            ..stayed()
+        }
+    }
+
+    #[test]
+    fn what_is_allowed_is_told_apart() {
+        assert_eq!(judge(&stayed()), Ok(Fate::Stayed));
+        assert_eq!(judge(&moved()), Ok(Fate::Moved));
+        assert_eq!(judge(&gone()), Ok(Fate::Ended));
+        // Before the hand-over to the nodes the instance knows nothing of the migration.
+        assert_eq!(
+            judge(&Found {
+                state: None,
+                ..stayed()
+            }),
+            Ok(Fate::Stayed)
+        );
+    }
+
+    #[test]
+    fn each_thing_that_must_not_be_is_found() {
+        let wrong = |what: &str, found: Found| {
+            let verdict = judge(&found);
+            assert!(verdict.is_err(), "{what}: {verdict:?}");
+        };
+        let one = || vec!["one".to_owned()];
+        for found in [stayed(), moved()] {
+            wrong(
+                "two guests",
+                Found {
+                    running: at(&[("one", 1), ("two", 1)]),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "two on a node",
+                Found {
+                    running: at(&[("one", 2)]),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "a number missing",
+                Found {
+                    printed: ticks(&[4, 5, 7]),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "a number twice",
+                Found {
+                    printed: ticks(&[4, 5, 5, 6]),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "a number from two places",
+                Found {
+                    sent: ticks(&[3, 4, 4]),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "older numbers later",
+                Found {
+                    sent: ticks(&[3, 4, 2]),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "no sign of life",
+                Found {
+                    printed: Vec::new(),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "a pod too many",
+                Found {
+                    pods: vec!["one".to_owned(), "two".to_owned()],
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "an instance without a node",
+                Found {
+                    node: None,
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "an instance that has ended",
+                Found {
+                    phase: Some(Phase::Failed),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "a guest lost",
+                Found {
+                    running: BTreeMap::new(),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "not over",
+                Found {
+                    migration: Some(MigrationPhase::Running),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "no migration",
+                Found {
+                    migration: None,
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "an instance that has not heard of it",
+                Found {
+                    state: Some((false, false)),
+                    ..found.clone()
+                },
+            );
+            let mut rebooted = found.clone();
+            rebooted.sent.push(Tick {
+                number: 1,
+                boot: "b".to_owned(),
+            });
+            wrong("another boot", rebooted);
+        }
+        wrong(
+            "the wrong node",
+            Found {
+                node: Some("two".to_owned()),
+                ..stayed()
+            },
+        );
+        wrong("a pod elsewhere", Found { pods: one(), ..moved() });
+        wrong(
+            "succeeded, and still there",
+            Found {
+                running: at(&[("one", 1)]),
+                node: Some("one".to_owned()),
+                pods: one(),
+                ..moved()
+            },
+        );
+        wrong(
+            "failed, and moved",
+            Found {
+                migration: Some(MigrationPhase::Failed),
+                reason: Some("x".to_owned()),
+                state: None,
+                ..moved()
+            },
+        );
+        wrong(
+            "failed without a reason",
+            Found {
+                reason: None,
+                ..stayed()
+            },
+        );
+        wrong(
+            "the states differ",
+            Found {
+                state: Some((true, false)),
+                ..stayed()
+            },
+        );
+        wrong(
+            "lost without a reason to be",
+            Found {
+                may_have_ended: false,
+                ..gone()
+            },
+        );
+        wrong(
+            "ended and not told",
+            Found {
+                phase: Some(Phase::Running),
+                ..gone()
+            },
+        );
+        wrong("ended with a pod left", Found { pods: one(), ..gone() });
+    }
+}

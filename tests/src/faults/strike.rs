@@ -1,0 +1,473 @@
+//! Finding what is to be hit, hitting it at a moment, and undoing that.
+//!
+//! ```text
+//!  look for the process ──▶ a shell on its node waits for a line ──▶ strike: within a millisecond
+//!                                                               └──▶ undo: let it go on, start it, open the link
+//! ```
+//!
+//! Processes are found by name and by the pod that they are in, and hit by their pid.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use drydock_api::leases::CONTROLLER_LEASE;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use kube::{Api, ResourceExt};
+use tokio::{sync::oneshot, time::timeout};
+
+use super::{Case, Kind, Part, Side};
+use crate::{
+    Cluster,
+    watching::{PATIENCE, until_some},
+};
+
+/// The namespace of Drydock's own pods.
+const OWN: &str = "drydock";
+/// The chain of a node's packet filter that cuts links.
+const CHAIN: &str = "DRYDOCK-CUT";
+/// How the kernel names processes: at most 15 bytes.
+const AGENT: &str = "drydock-agent";
+const CONTROLLER: &str = "drydock-control";
+const LAUNCHER: &str = "drydock-launche";
+const LIBVIRTD: &str = "libvirtd";
+const QEMU: &str = "qemu-system-x86";
+
+/// A process on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its pid as the node sees it.
+    pub pid: u32,
+    /// The words that it was started with.
+    pub words: String,
+    /// The groups that it is in, which name its pod.
+    groups: String,
+}
+
+impl Cluster {
+    /// The processes of a name on a node.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub fn processes(&self, node: &str, name: &str) -> Result<Vec<Process>> {
+        let script = format!(
+            "for comm in $(grep -lxs '{name}' /proc/[0-9]*/comm); do of=${{comm%/comm}}; \
+             echo \"${{of#/proc/}}\t$(tr '\\0' ' ' <$of/cmdline)\t$(tr '\\n' ' ' <$of/cgroup)\"; done 2>/dev/null; true"
+        );
+        let listed = self.on_node(node, &script)?;
+        Ok(listed.lines().filter_map(process).collect())
+    }
+
+    /// How many QEMU on a node have the guest of an instance.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub fn guests_on(&self, node: &str, namespace: &str, instance: &str) -> Result<usize> {
+        let guest = format!("guest={namespace}_{instance},");
+        let all = self.processes(node, QEMU)?;
+        Ok(all.iter().filter(|process| process.words.contains(&guest)).count())
+    }
+
+    /// The process of a name in a pod.
+    ///
+    /// # Errors
+    /// If it does not come, or there are several.
+    async fn process_in(&self, pod: &Pod, name: &str, word: &str) -> Result<(String, u32)> {
+        let uid = pod.uid().context("a pod without a UID")?;
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        let node = node.with_context(|| format!("{} is on no node", pod.name_any()))?;
+        let what = format!("{name} {word} in {}", pod.name_any());
+        let pid = until_some(&what, || async {
+            let mut all = self.processes(&node, name)?;
+            all.retain(|process| process.groups.contains(&uid) && process.words.contains(word));
+            ensure!(all.len() < 2, "{what}: {all:?}");
+            Ok(all.first().map(|process| process.pid))
+        })
+        .await?;
+        Ok((node, pid))
+    }
+
+    /// The pod of the controller that leads.
+    ///
+    /// # Errors
+    /// If nobody does.
+    pub async fn leading_controller(&self) -> Result<Pod> {
+        let leases = Api::<Lease>::namespaced(self.client.clone(), OWN);
+        let pods = Api::<Pod>::namespaced(self.client.clone(), OWN);
+        until_some("a controller that leads", || async {
+            let holder = leases
+                .get(CONTROLLER_LEASE)
+                .await?
+                .spec
+                .and_then(|spec| spec.holder_identity);
+            let Some(holder) = holder else { return Ok(None) };
+            let name = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
+            Ok(pods.get_opt(name).await?)
+        })
+        .await
+    }
+}
+
+/// A process in a line of [`Cluster::processes`].
+fn process(line: &str) -> Option<Process> {
+    let mut parts = line.split('\t');
+    Some(Process {
+        pid: parts.next()?.parse().ok()?,
+        words: parts.next()?.to_owned(),
+        groups: parts.next()?.to_owned(),
+    })
+}
+
+/// Both sides of a migration: nodes, and pods once they are there.
+#[derive(Clone, Debug)]
+pub struct Sides {
+    /// The node that the guest is on.
+    pub source: String,
+    /// The node that it goes to.
+    pub target: String,
+    /// The pod that it is in.
+    pub source_pod: Pod,
+    /// The pod that it goes to, once there is one.
+    pub target_pod: Option<Pod>,
+}
+
+impl Sides {
+    fn node(&self, side: Side) -> &str {
+        if side == Side::Target {
+            &self.target
+        } else {
+            &self.source
+        }
+    }
+
+    fn pod(&self, side: Side) -> Result<&Pod> {
+        match side {
+            Side::Target => self.target_pod.as_ref().context("there is no target pod yet"),
+            Side::Source | Side::Neither => Ok(&self.source_pod),
+        }
+    }
+}
+
+/// A fault that is ready to be carried out.
+#[derive(Debug)]
+pub struct Blow {
+    shell: Waiting,
+    undo: Undo,
+}
+
+/// How a fault is undone. Doing it twice does no harm.
+#[derive(Clone, Debug)]
+pub enum Undo {
+    /// What was killed is started again by those whose task that is.
+    Nothing,
+    /// By a shell on a node.
+    OnNode(String, String),
+    /// By a shell on the machine itself.
+    Here(String),
+    /// The API server, which nobody watches over, is started.
+    StartApiServer,
+}
+
+impl Blow {
+    /// Finds what a case hits.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub async fn prepare(cluster: &Cluster, case: Case, sides: &Sides) -> Result<Self> {
+        let node = sides.node(case.side);
+        let (node, pid) = match case.part {
+            Part::NodeToNode | Part::NodeToApi => {
+                let rules = link(case.part, &cluster.host_address()?);
+                return Ok(Self {
+                    shell: Waiting::on_node(cluster, node, &cut(&rules))?,
+                    undo: Undo::OnNode(node.to_owned(), open()),
+                });
+            }
+            Part::ApiServer => {
+                let pid: u32 = cluster.embedded("pid", &["kube-apiserver"])?.trim().parse()?;
+                let (script, undo) = match case.kind {
+                    Kind::Freeze => (format!("kill -STOP {pid}"), Undo::Here(format!("kill -CONT {pid}"))),
+                    Kind::Kill | Kind::Cut => (format!("kill -KILL {pid}"), Undo::StartApiServer),
+                };
+                return Ok(Self {
+                    shell: Waiting::here(&script)?,
+                    undo,
+                });
+            }
+            Part::Agent => {
+                cluster
+                    .process_in(&cluster.agent_pod(node).await?, AGENT, " run")
+                    .await?
+            }
+            Part::Tunnel => {
+                cluster
+                    .process_in(&cluster.agent_pod(node).await?, AGENT, " tunnel")
+                    .await?
+            }
+            Part::Controller => {
+                cluster
+                    .process_in(&cluster.leading_controller().await?, CONTROLLER, "")
+                    .await?
+            }
+            Part::Libvirtd => cluster.process_in(sides.pod(case.side)?, LIBVIRTD, "").await?,
+            Part::Launcher => cluster.process_in(sides.pod(case.side)?, LAUNCHER, "").await?,
+            Part::Qemu => cluster.process_in(sides.pod(case.side)?, QEMU, "").await?,
+        };
+        let (script, undo) = match case.kind {
+            Kind::Freeze => (
+                format!("kill -STOP {pid}"),
+                // It may have been restarted by its liveness probe.
+                Undo::OnNode(node.clone(), format!("kill -CONT {pid} 2>/dev/null; true")),
+            ),
+            Kind::Kill | Kind::Cut => (format!("kill -KILL {pid}"), Undo::Nothing),
+        };
+        Ok(Self {
+            shell: Waiting::on_node(cluster, &node, &script)?,
+            undo,
+        })
+    }
+
+    /// How this is undone.
+    pub fn undo(&self) -> Undo {
+        self.undo.clone()
+    }
+
+    /// Carries it out, and returns when that is done.
+    ///
+    /// # Errors
+    /// If it cannot be done.
+    pub fn strike(self) -> Result<()> {
+        self.shell.go()
+    }
+}
+
+impl Undo {
+    /// Undoes it, and waits until the API server answers.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub async fn carry_out(&self, cluster: &Cluster) -> Result<()> {
+        match self {
+            Self::Nothing => {}
+            Self::OnNode(node, script) => drop(cluster.on_node(node, script)?),
+            Self::Here(script) => Waiting::here(script)?.go()?,
+            Self::StartApiServer => drop(cluster.embedded("start", &["kube-apiserver"])?),
+        }
+        until_some("the API server", || async {
+            Ok(cluster.node(cluster.first()).await.ok())
+        })
+        .await
+        .map(drop)
+    }
+}
+
+/// Stops the agent of a node, so that nothing that needs it goes on. Returns how to let it go on.
+///
+/// # Errors
+/// If there is none.
+pub async fn hold_agent(cluster: &Cluster, node: &str) -> Result<Undo> {
+    let (node, pid) = cluster
+        .process_in(&cluster.agent_pod(node).await?, AGENT, " run")
+        .await?;
+    cluster.on_node(&node, &format!("kill -STOP {pid}"))?;
+    Ok(Undo::OnNode(node, format!("kill -CONT {pid} 2>/dev/null; true")))
+}
+
+/// Tells the moment at which a guest is stopped on its source because it moves: that is when its
+/// libvirt says so.
+#[derive(Debug)]
+pub struct HandOverWatch {
+    process: Child,
+    seen: oneshot::Receiver<Result<(), String>>,
+}
+
+impl HandOverWatch {
+    /// Listens to the libvirtd of a pod.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub async fn start(cluster: &Cluster, pod: &Pod) -> Result<Self> {
+        let (node, pid) = cluster.process_in(pod, LAUNCHER, "").await?;
+        // Inside the pod, so that it ends with its input whatever becomes of those around it.
+        let inside = "virsh -q -c \"qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock\" \
+                      event --event lifecycle --loop 2>&1 & it=$!; read -r _; kill $it";
+        let script = format!(
+            "exec nsenter -t {pid} -a -S 107 -G 107 env HOME=/tmp XDG_CACHE_HOME=/tmp XDG_CONFIG_HOME=/tmp sh -c '{inside}'"
+        );
+        let mut process = cluster
+            .shell_on_node(&node, &script)?
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("virsh")?;
+        let mut said = BufReader::new(process.stdout.take().context("no output")?);
+        let (tell, seen) = oneshot::channel();
+        thread::spawn(move || {
+            let mut all = String::new();
+            loop {
+                let before = all.len();
+                let read = said.read_line(&mut all);
+                if all[before..].contains("Suspended") {
+                    return tell.send(Ok(()));
+                }
+                if !read.is_ok_and(|count| count > 0) {
+                    return tell.send(Err(all));
+                }
+            }
+        });
+        Ok(Self { process, seen })
+    }
+
+    /// Waits until the guest is stopped.
+    ///
+    /// # Errors
+    /// If it is not, with what virsh said.
+    pub async fn wait(&mut self) -> Result<()> {
+        match timeout(PATIENCE, &mut self.seen)
+            .await
+            .context("no hand-over was seen")?
+        {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(said)) => bail!("no hand-over was seen; virsh said {said:?}"),
+            Err(_) => bail!("no hand-over was seen"),
+        }
+    }
+}
+
+impl Drop for HandOverWatch {
+    fn drop(&mut self) {
+        // It ends with its input.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// A shell that waits for a line before it runs a script.
+#[derive(Debug)]
+struct Waiting(Child);
+
+impl Waiting {
+    fn here(script: &str) -> Result<Self> {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &waiting(script)]);
+        Self::spawn(shell)
+    }
+
+    fn on_node(cluster: &Cluster, node: &str, script: &str) -> Result<Self> {
+        Self::spawn(cluster.shell_on_node(node, &waiting(script))?)
+    }
+
+    fn spawn(mut shell: Command) -> Result<Self> {
+        let mut process = shell
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("sh")?;
+        // It says so when it waits.
+        let mut first = String::new();
+        let said = process.stdout.as_mut().context("no output")?;
+        let mut byte = BufReader::with_capacity(1, said);
+        byte.read_line(&mut first)?;
+        ensure!(first == "ready\n", "the shell says {first:?}");
+        Ok(Self(process))
+    }
+
+    fn go(mut self) -> Result<()> {
+        self.0.stdin.take().context("no input")?.write_all(b"\n")?;
+        let ended = self.0.wait()?;
+        ensure!(ended.success(), "{ended}");
+        Ok(())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // Without its line it ends by itself.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn waiting(script: &str) -> String {
+    format!("set -e; echo ready; read -r _ || exit 1; {script}")
+}
+
+/// The packets of a link, of which `api` is the API server's end. Beside the other nodes only the
+/// machine itself is on the network of the nodes.
+fn link(part: Part, api: &str) -> [String; 2] {
+    if part == Part::NodeToApi {
+        [format!("-i eth0 -p tcp -s {api}"), format!("-o eth0 -p tcp -d {api}")]
+    } else {
+        [format!("-i eth0 ! -s {api}"), format!("-o eth0 ! -d {api}")]
+    }
+}
+
+fn cut(packets: &[String; 2]) -> String {
+    let drops: String = packets
+        .iter()
+        .map(|packet| format!("iptables -w -A {CHAIN} {packet} -j DROP; "))
+        .collect();
+    // The chain is made first, and cuts all at once when the last of these is there.
+    format!(
+        "iptables -w -N {CHAIN} 2>/dev/null || true; iptables -w -F {CHAIN}; {drops}{}",
+        jumps("-I")
+    )
+}
+
+fn open() -> String {
+    format!(
+        "iptables -w -F {CHAIN} 2>/dev/null; {}iptables -w -X {CHAIN} 2>/dev/null; true",
+        jumps("-D").replace("; ", " 2>/dev/null; ")
+    )
+}
+
+fn jumps(verb: &str) -> String {
+    ["FORWARD", "INPUT", "OUTPUT"]
+        .map(|chain| format!("iptables -w {verb} {chain} -j {CHAIN}; "))
+        .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_words_and_its_pod() {
+        let found = process("412\tdrydock-agent tunnel \t3:cpu:/x/pod1f-2/ab 1:name=/x");
+        let found = found.expect("a process");
+        assert_eq!((found.pid, found.words.as_str()), (412, "drydock-agent tunnel "));
+        assert!(found.groups.contains("pod1f-2"));
+        assert_eq!(process("no process"), None);
+    }
+
+    #[test]
+    fn a_shell_strikes_when_it_is_told_to_and_not_before() {
+        let folder = std::env::temp_dir().join(format!("drydock-strike-{}", std::process::id()));
+        let file = folder.with_extension("there");
+        let shell = Waiting::here(&format!("touch {}", file.display())).expect("a shell");
+        assert!(!file.exists());
+        shell.go().expect("it strikes");
+        assert!(file.exists());
+        std::fs::remove_file(&file).expect("its file");
+        drop(Waiting::here(&format!("touch {}", file.display())).expect("a shell"));
+        assert!(!file.exists(), "it struck without being told to");
+        assert!(Waiting::here("false").expect("a shell").go().is_err());
+    }
+
+    #[test]
+    fn a_cut_is_of_one_link_and_is_taken_back_whole() {
+        let api = cut(&link(Part::NodeToApi, "192.0.2.1"));
+        assert!(
+            api.contains("-i eth0 -p tcp -s 192.0.2.1 -j DROP") && api.contains("-o eth0 -p tcp -d 192.0.2.1 -j DROP")
+        );
+        let nodes = cut(&link(Part::NodeToNode, "192.0.2.1"));
+        assert!(nodes.contains("-i eth0 ! -s 192.0.2.1 -j DROP") && nodes.contains("-o eth0 ! -d 192.0.2.1 -j DROP"));
+        for chain in ["FORWARD", "INPUT", "OUTPUT"] {
+            assert!(api.contains(&format!("-I {chain} -j DRYDOCK-CUT")), "{api}");
+            assert!(open().contains(&format!("-D {chain} -j DRYDOCK-CUT")), "{}", open());
+        }
+    }
+}
