@@ -6,7 +6,7 @@
 //! ```
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -24,6 +24,8 @@ pub(crate) struct Budgets {
     client: Client,
     cache: Cache<PodDisruptionBudget>,
     by_namespace: Arc<Mutex<HashMap<String, BTreeSet<Key>>>>,
+    /// UIDs of those that were deleted here, and that the watch has not shown to be gone.
+    deleted: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Budgets {
@@ -35,14 +37,27 @@ impl Budgets {
     ) -> Self {
         let by_namespace = Arc::new(Mutex::new(HashMap::new()));
         let index = Arc::clone(&by_namespace);
+        let deleted = Arc::new(Mutex::new(HashSet::new()));
+        let gone = Arc::clone(&deleted);
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
             .prune(prune)
             .on_change(move |change| observe(&mut lock(&index), change))
+            .on_change(move |change| {
+                if let Change::Object {
+                    old: Some(old),
+                    new: None,
+                    ..
+                } = change
+                {
+                    lock(&gone).remove(&old.uid().unwrap_or_default());
+                }
+            })
             .on_change(told);
         Self {
             client: client.clone(),
             cache: watches.start(watch),
             by_namespace,
+            deleted,
         }
     }
 
@@ -59,6 +74,7 @@ impl Budgets {
             client: client.clone(),
             cache,
             by_namespace: Arc::new(Mutex::new(by_namespace)),
+            deleted: Arc::default(),
         }
     }
 
@@ -106,22 +122,33 @@ impl Budgets {
         }
     }
 
-    /// Deletes a budget.
+    /// Deletes a budget, once.
     ///
     /// # Errors
     /// If the API server does not do it.
     pub(crate) async fn delete(&self, budget: &PodDisruptionBudget) -> kube::Result<()> {
+        let uid = budget.uid().unwrap_or_default();
+        if lock(&self.deleted).contains(&uid) {
+            return Ok(());
+        }
         let parameters = DeleteParams {
             preconditions: Some(Preconditions {
-                uid: budget.uid(),
+                uid: Some(uid.clone()),
                 resource_version: None,
             }),
             ..DeleteParams::default()
         };
         match self.api(budget).delete(&budget.name_any(), &parameters).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            result => result.map(drop),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+            result => result.map(drop)?,
         }
+        lock(&self.deleted).insert(uid.clone());
+        // The watch may have shown it already.
+        let shown = self.cache.get(&Key::of(budget));
+        if shown.is_none_or(|shown| shown.uid().as_ref() != Some(&uid)) {
+            lock(&self.deleted).remove(&uid);
+        }
+        Ok(())
     }
 
     fn api(&self, of: &impl ResourceExt) -> Api<PodDisruptionBudget> {
@@ -145,8 +172,8 @@ fn observe(index: &mut HashMap<String, BTreeSet<Key>>, change: &Change<PodDisrup
     }
 }
 
-fn lock<T>(index: &Mutex<T>) -> MutexGuard<'_, T> {
-    index.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps what says which pods a budget selects.

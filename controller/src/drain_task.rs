@@ -53,6 +53,8 @@ use written::Reports;
 
 /// Changes within this time are looked at as one.
 const PAUSE: Duration = Duration::from_millis(100);
+/// What only tells of a drain is written this much later, with what else has changed by then.
+const LATER: Duration = Duration::from_millis(400);
 
 /// Empties nodes.
 pub(crate) struct DrainTask {
@@ -128,11 +130,18 @@ impl DrainTask {
         );
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        let mut tell_at = None;
         loop {
-            let wake = match self.look(&mut kept).await {
+            let telling = tell_at.is_some_and(|at| at <= clock::now());
+            let wake = match self.look(&mut kept, telling).await {
                 Ok(wake) => {
                     backoff.reset();
-                    wake
+                    tell_at = match tell_at {
+                        _ if telling => None,
+                        None => clock::now().checked_add(LATER).ok(),
+                        waiting => waiting,
+                    };
+                    [wake, tell_at].into_iter().flatten().min()
                 }
                 // Somebody was faster; the watch is about to show it.
                 Err(kube::Error::Api(status)) if status.is_conflict() => clock::now().checked_add(PAUSE).ok(),
@@ -149,8 +158,9 @@ impl DrainTask {
         }
     }
 
-    /// Makes one plan and carries it out. Returns when to make the next though nothing has changed.
-    async fn look(&self, kept: &mut BTreeMap<String, Kept>) -> kube::Result<Option<jiff::Timestamp>> {
+    /// Makes one plan and carries it out; what only tells of it, if it is time for that. Returns when to
+    /// make the next though nothing has changed.
+    async fn look(&self, kept: &mut BTreeMap<String, Kept>, telling: bool) -> kube::Result<Option<jiff::Timestamp>> {
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
         self.measured.learn(&self.migrations, &self.instances);
@@ -162,14 +172,24 @@ impl DrainTask {
             attempts: self.attempts,
             rate: self.measured.rate(),
         });
-        for step in &steps {
-            self.carry_out(step).await?;
+        let mut failed = None;
+        for step in steps.iter().filter(|step| telling || !tells(step)) {
+            match self.carry_out(step).await {
+                Ok(()) => {}
+                // What is refused for one is no reason to leave the others alone.
+                Err(error @ kube::Error::Api(_)) => {
+                    failed.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
         }
-        for report in &reports {
-            self.report(report).await?;
+        if telling {
+            for report in &reports {
+                self.report(report).await?;
+            }
+            self.preview().await?;
         }
-        self.preview().await?;
-        Ok(wake)
+        failed.map_or(Ok(wake), Err)
     }
 
     /// Says what emptying each node would do that asks for it, and no longer where nobody asks.
@@ -516,6 +536,11 @@ impl Previewer {
             },
         )
     }
+}
+
+/// Whether a step tells of what has come about, rather than moves a guest.
+fn tells(step: &Step) -> bool {
+    matches!(step, Step::Unmark { .. })
 }
 
 /// How fast guests have moved since this process began.
