@@ -34,7 +34,7 @@ of its count is missing or there twice, the objects say where it is, and it can 
 guest itself, its end is told as such. `hack/test` tries a part of it in which each pair of kind, part, side and phase
 comes at least once.
 
-- *kill* is `kill -9`, *freeze* stops a process for longer than the deadlines (9 s and 6 s) and lets it go on, *cut*
+- *kill* is `kill -9`, *freeze* stops a process for longer than the deadlines (11 s and 8 s) and lets it go on, *cut*
   drops all packets of a link for as long.
 - *source* and *target* are the node, or the pod, that the guest leaves and the one that it goes to.
 - *hand-over* is the moment at which the source's libvirt says that its guest is stopped because it moves.

@@ -5,7 +5,7 @@
 //!  a guest ─▶ migration, held in a phase ─▶ fault ─▶ undone ─▶ judged ─▶ moved again ─▶ judged ─▶ the next
 //! ```
 
-use std::{fs::OpenOptions, io::Write, time::Duration, time::Instant};
+use std::{collections::BTreeSet, fs::OpenOptions, io::Write, time::Duration, time::Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use drydock_api::kubevirt::{
@@ -39,11 +39,13 @@ const NAME: &str = "struck";
 /// Without it on a node, a migration finds none.
 const HOLD: &str = "example.com/fault-test";
 /// Seconds of the deadlines of all phases that have one.
-const DEADLINE: u64 = 6;
+const DEADLINE: u64 = 8;
 /// How long a fault lasts that is not over at once: longer than any deadline.
-const LASTS: Duration = Duration::from_secs(9);
+const LASTS: Duration = Duration::from_secs(11);
 /// So slow that a fault comes before the guest has moved.
-const SLOW: &str = "bandwidthPerMigration: 12Mi\nprogressTimeout: 6";
+const SLOW: &str = "bandwidthPerMigration: 12Mi\nprogressTimeout: 8";
+/// How often a guest is moved again at most: seconds may be too few where the machine is busy.
+const ATTEMPTS: usize = 3;
 /// Which cases are few, unless the environment variable `DRYDOCK_FAULTS_SEED` says another number.
 const SEED: u64 = 1;
 
@@ -111,15 +113,15 @@ async fn until_whole(cluster: &Cluster) -> Result<()> {
     cluster.until_admitting().await
 }
 
-/// Puts new pods in place of those in which something was killed: the kubelet waits longer from one
-/// time to the next until it starts a process again, which would add up from case to case.
-async fn renew(cluster: &Cluster) -> Result<()> {
+/// Puts new pods in place of those in which something was killed, before it is killed again: the kubelet
+/// waits longer from one time to the next until it starts a process.
+async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
     until_whole(cluster).await?;
-    let killed: Vec<Pod> = own_pods(cluster)
-        .await?
-        .into_iter()
-        .filter(|pod| agent::restarts(pod) > 0)
-        .collect();
+    if case.kind != Kind::Kill || !matches!(case.part, Part::Agent | Part::Tunnel | Part::Controller) {
+        return Ok(());
+    }
+    let mut killed = own_pods(cluster).await?;
+    killed.retain(|pod| agent::restarts(pod) > 0);
     for pod in &killed {
         cluster.delete(&["pod", &pod.name_any(), "--namespace=drydock"])?;
     }
@@ -337,6 +339,12 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
         undo = blow.undo();
         if let Some(watch) = &mut watch {
             watch.wait().await?;
+        } else {
+            let now = phase(&cluster.migrations().get(&migration).await?);
+            ensure!(
+                now < Some(MigrationPhase::Succeeded),
+                "it was over before it was struck: {now:?}"
+            );
         }
         blow.strike()?;
         // All others go on with it while the fault lasts.
@@ -368,16 +376,31 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     }
     until_whole(cluster).await?;
     let sides = self::sides(cluster).await?;
-    let again = ask(cluster, false).await?;
-    let (_, moved) = settled(cluster, guest, &sides, &again, false)
-        .await
-        .context("when moved again")?;
-    ensure!(moved == Fate::Moved, "it cannot be moved again: {moved:?}");
+    moved_again(cluster, guest, &sides).await?;
     Ok(Outcome {
         migration,
         guest: if fate == Fate::Moved { "target" } else { "source" },
         retry: "succeeded",
     })
+}
+
+/// Moves the guest without any fault.
+async fn moved_again(cluster: &Cluster, guest: &Guest, sides: &Sides) -> Result<()> {
+    for attempt in 1.. {
+        let again = ask(cluster, false).await?;
+        let (found, fate) = settled(cluster, guest, sides, &again, false)
+            .await
+            .context("when moved again")?;
+        if fate == Fate::Moved {
+            break;
+        }
+        let last = cluster.migrations().get(&again).await?;
+        let told = serde_json::to_string(&last.status)?;
+        let too_late = found.reason.as_deref() == Some("DeadlineExceeded");
+        ensure!(too_late && attempt < ATTEMPTS, "it cannot be moved again: {told}");
+        println!("moved again, attempt {attempt}: {told}");
+    }
+    Ok(())
 }
 
 /// Carries out cases one after the other, and keeps what came of each. One that fails does not keep
@@ -388,7 +411,7 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
     for (number, case) in cases.iter().enumerate() {
         let begun = Instant::now();
         let tried = async {
-            renew(cluster).await?;
+            renew(cluster, *case).await?;
             if guest.is_none() {
                 guest = Some(Guest::start(cluster).await?);
             }
@@ -467,7 +490,11 @@ async fn the_whole_matrix_of_faults() -> Result<()> {
     // What there is, for whoever makes a table of it.
     let names: Vec<String> = every_case().iter().map(Case::to_string).collect();
     writeln!(results, "{}", json!({ "cases": names }))?;
-    let mut cases = every_case();
+    // Those first that are the most different, in case there is no time for all.
+    let mut cases = pairwise(SEED);
+    cases.extend(every_case());
+    let mut seen = BTreeSet::new();
+    cases.retain(|case| seen.insert(*case));
     cases.retain(|case| !before.contains(&case.to_string()) && case.to_string().contains(&only));
     println!("{} passed before; {} cases", before.len(), cases.len());
     let cluster = hurried().await?;

@@ -248,6 +248,23 @@ fn is_for_migration(pod: &Pod) -> bool {
     labels.is_some_and(|labels| labels.contains_key(MIGRATION_UID))
 }
 
+/// The guest is in this pod, or was: its agent says so, or a migration has brought it there, of which
+/// its agent has not told yet.
+fn is_known(observed: &Observed<'_>, here: Option<&str>, pod: &Pod) -> bool {
+    let drydock = observed
+        .instance
+        .status
+        .as_ref()
+        .and_then(|status| status.drydock.as_ref());
+    let told = drydock.and_then(|drydock| drydock.pod_uid.as_deref());
+    let brought = observed.moving.state.filter(|state| {
+        let arrived = state.completed || observed.moving.moved_to.is_some();
+        arrived && !state.failed && state.target_node.as_deref() == here
+    });
+    let name = brought.and_then(|state| state.target_pod.as_deref());
+    (told.is_some() && told == pod.metadata.uid.as_deref()) || (name.is_some() && name == pod.metadata.name.as_deref())
+}
+
 fn uid(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
 }
@@ -273,8 +290,15 @@ impl<'a> View<'a> {
             .unwrap_or_default();
         let is_here = |node: Option<&str>| here.is_some() && node == here;
         let gone = |node: Option<&str>| node.is_some_and(|node| observed.state_of(node).is_gone_for_good());
+        // Of several pods on its node the guest is in the one that lives. The others are what earlier
+        // migrations have left: pods that it went away from, and pods that it never arrived in.
+        let rank = |pod: &Pod, fate: &Fate| {
+            let made = pod.metadata.creation_timestamp.clone();
+            (*fate == Fate::Alive, is_known(observed, here, pod), made)
+        };
         let mut fates = Vec::new();
         let mut main: Option<(Option<&Pod>, Fate)> = None;
+        let mut best = None;
         for pod in observed.pods {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             let fate = match ended(pod) {
@@ -282,7 +306,9 @@ impl<'a> View<'a> {
                 None if gone(node) => Fate::GoneWithItsNode,
                 None => Fate::Alive,
             };
-            if is_here(node) || (here.is_none() && main.as_ref().is_none_or(|(_, fate)| *fate != Fate::Alive)) {
+            let rank = Some(rank(pod, &fate));
+            if (is_here(node) || here.is_none()) && rank >= best {
+                best = rank;
                 main = Some((Some(pod.as_ref()), fate.clone()));
             }
             fates.push((uid(pod), fate));

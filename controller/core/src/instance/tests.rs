@@ -414,6 +414,79 @@ fn an_instance_is_where_its_migration_has_brought_it() {
 }
 
 #[test]
+fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_that_comes_there_later() {
+    let mut status = up();
+    status["activePods"]["q"] = json!("b");
+    let arrived = instance(&status);
+    let [left, never, here] = [
+        pod("p", Some("a"), &said("Migrated")),
+        pod("n", Some("b"), &said("Destroyed")),
+        pod("q", Some("b"), &running()),
+    ];
+    for pods in [[&left, &never, &here], [&here, &never, &left], [&never, &here, &left]] {
+        let pods = pods.map(Arc::clone);
+        let plan = plan(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &arrived,
+            pods: &pods,
+            confirmed: true,
+            node: NodeState::Ready,
+            other_nodes: &[],
+            moving: Moving {
+                under_way: false,
+                ..moved()
+            },
+            claims: &[],
+            misfit: None,
+            targets: None,
+            failed_create: None,
+        });
+        assert_eq!(phase(&plan), None, "{pods:?}");
+        assert!(
+            !plan.steps.iter().any(|step| matches!(step, Step::DeletePod { .. })),
+            "{plan:?}"
+        );
+    }
+
+    // When it ends there itself, its own pod says how: the one that its agent has told of, ...
+    let mut status = up();
+    status["nodeName"] = json!("b");
+    status["activePods"] = json!({"q": "b"});
+    let ended = pod("q", Some("b"), &said("Shutdown"));
+    for pods in [[&never, &ended], [&ended, &never]] {
+        let pods = pods.map(Arc::clone);
+        let mut told = status.clone();
+        told["drydock"] = json!({"podUID": "q"});
+        let plan = at(&instance(&told), &pods, true, NodeState::Ready);
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "GuestShutdown"));
+
+        // ... or before that the one that its migration has brought it to.
+        let state: MigrationState = serde_json::from_value(json!({
+            "migrationUid": "m", "sourceNode": "a", "targetNode": "b", "targetPod": "virt-launcher-q", "completed": true,
+        }))
+        .unwrap();
+        let moved = instance(&status);
+        let plan = super::plan(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &moved,
+            pods: &pods,
+            confirmed: true,
+            node: NodeState::Ready,
+            other_nodes: &[],
+            moving: Moving {
+                state: Some(&state),
+                ..Moving::default()
+            },
+            claims: &[],
+            misfit: None,
+            targets: None,
+            failed_create: None,
+        });
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "GuestShutdown"));
+    }
+}
+
+#[test]
 fn how_a_guest_ends_is_not_said_before_its_migration_is_over() {
     let instance = instance(&up());
     let pods = [pod("p", Some("a"), &said("Crashed"))];
