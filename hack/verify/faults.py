@@ -72,7 +72,7 @@ def table(cases: list[str], newest: dict[str, dict[str, object]]) -> str:
     passed = sum(1 for told in newest.values() if told.get("passed"))
     failed = len(newest) - passed
     lines = [HEAD, f"Of {len(cases)} cases {passed} passed, {failed} failed, {len(cases) - len(newest)} were not run.", ""]
-    lines += ["| case | migration | guest | moved again |", "|---|---|---|---|"]
+    lines += ["| case | migration | guest then on | moved again |", "|---|---|---|---|"]
     for case in cases:
         told = newest.get(case)
         if told is None:
