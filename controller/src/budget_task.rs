@@ -79,8 +79,7 @@ impl BudgetTask {
                 (pod, foreign)
             })
             .collect();
-        let namespace = key.namespace.as_deref().unwrap_or_default();
-        let own = budgets.owned_by(namespace, instance.metadata.uid.as_deref().unwrap_or_default());
+        let own = budgets.owned_by(instance.metadata.uid.as_deref().unwrap_or_default());
         let plan = plan(&Observed {
             now: clock::now(),
             instance: &instance,

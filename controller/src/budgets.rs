@@ -1,8 +1,9 @@
 //! PodDisruptionBudgets: those that protect launcher pods, and those of others that select them.
 //!
 //! ```text
-//!  watch ──▶ cache ───────────────┬─▶ of: the budget of a pod
-//!    └─ by namespace ─▶ index ────┴─▶ conflicting: what else selects it
+//!  watch ──▶ cache ──────────────────────────────┬─▶ of: the budget of a pod
+//!    ├─ ours, by the instance that owns them ─────┼─▶ owned_by
+//!    └─ those of others, by namespace ────────────┴─▶ conflicting: what else selects a pod
 //! ```
 
 use std::{
@@ -23,9 +24,18 @@ use kube::{
 pub(crate) struct Budgets {
     client: Client,
     cache: Cache<PodDisruptionBudget>,
-    by_namespace: Arc<Mutex<HashMap<String, BTreeSet<Key>>>>,
+    index: Arc<Mutex<Index>>,
     /// UIDs of those that were deleted here, and that the watch has not shown to be gone.
     deleted: Arc<Mutex<HashSet<String>>>,
+}
+
+/// Which budgets there are. There are as many of ours as pods, and few of others.
+#[derive(Debug, Default)]
+struct Index {
+    /// Ours by the UID of each owner.
+    owned: HashMap<String, BTreeSet<Key>>,
+    /// Those of others by namespace.
+    foreign: HashMap<String, BTreeSet<Key>>,
 }
 
 impl Budgets {
@@ -35,13 +45,13 @@ impl Budgets {
         watches: &Watches,
         told: impl FnMut(&Change<PodDisruptionBudget>) + Send + 'static,
     ) -> Self {
-        let by_namespace = Arc::new(Mutex::new(HashMap::new()));
-        let index = Arc::clone(&by_namespace);
+        let index = Arc::new(Mutex::new(Index::default()));
+        let observing = Arc::clone(&index);
         let deleted = Arc::new(Mutex::new(HashSet::new()));
         let gone = Arc::clone(&deleted);
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
             .prune(prune)
-            .on_change(move |change| observe(&mut lock(&index), change))
+            .on_change(move |change| lock(&observing).observe(change))
             .on_change(move |change| {
                 if let Change::Object {
                     old: Some(old),
@@ -56,7 +66,7 @@ impl Budgets {
         Self {
             client: client.clone(),
             cache: watches.start(watch),
-            by_namespace,
+            index,
             deleted,
         }
     }
@@ -65,15 +75,12 @@ impl Budgets {
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, budgets: impl IntoIterator<Item = PodDisruptionBudget>) -> Self {
         let cache = Cache::filled(budgets);
-        let mut by_namespace: HashMap<String, BTreeSet<Key>> = HashMap::new();
-        cache.for_each(|key, _| {
-            let namespace = key.namespace.as_deref().unwrap_or_default();
-            by_namespace.entry(namespace.into()).or_default().insert(key.clone());
-        });
+        let mut index = Index::default();
+        cache.for_each(|key, budget| index.insert(key, budget));
         Self {
             client: client.clone(),
             cache,
-            by_namespace: Arc::new(Mutex::new(by_namespace)),
+            index: Arc::new(Mutex::new(index)),
             deleted: Arc::default(),
         }
     }
@@ -88,26 +95,22 @@ impl Budgets {
         self.cache.get(&Key::of(pod)).filter(|budget| is_ours(budget))
     }
 
-    /// The budgets of ours in a namespace, by the UID of the instance that they belong to.
-    pub(crate) fn owned_by(&self, namespace: &str, uid: &str) -> Vec<Arc<PodDisruptionBudget>> {
-        self.in_namespace(namespace)
-            .into_iter()
+    /// The budgets of ours that belong to the instance with this UID.
+    pub(crate) fn owned_by(&self, uid: &str) -> Vec<Arc<PodDisruptionBudget>> {
+        let index = lock(&self.index);
+        let keys = index.owned.get(uid).into_iter().flatten();
+        keys.filter_map(|key| self.cache.get(key))
+            // A name can change hands.
             .filter(|budget| is_ours(budget) && budget.owner_references().iter().any(|owner| owner.uid == uid))
             .collect()
     }
 
     /// A budget of somebody else that selects a pod.
     pub(crate) fn conflicting(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
-        let budgets = self.in_namespace(&pod.namespace().unwrap_or_default());
-        budgets
-            .into_iter()
-            .find(|budget| !is_ours(budget) && selects(budget, pod))
-    }
-
-    fn in_namespace(&self, namespace: &str) -> Vec<Arc<PodDisruptionBudget>> {
-        let index = lock(&self.by_namespace);
-        let keys = index.get(namespace).into_iter().flatten();
-        keys.filter_map(|key| self.cache.get(key)).collect()
+        let index = lock(&self.index);
+        let keys = index.foreign.get(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let mut budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
+        budgets.find(|budget| !is_ours(budget) && selects(budget, pod))
     }
 
     /// Makes the budget of a pod, unless there is one.
@@ -156,18 +159,51 @@ impl Budgets {
     }
 }
 
-/// Keeps account of a change that the watch has shown.
-fn observe(index: &mut HashMap<String, BTreeSet<Key>>, change: &Change<PodDisruptionBudget>) {
-    let Change::Object { key, new, .. } = change else {
-        return;
-    };
-    let namespace = key.namespace.as_deref().unwrap_or_default();
-    if new.is_some() {
-        index.entry(namespace.into()).or_default().insert(key.clone());
-    } else if let Some(keys) = index.get_mut(namespace) {
-        keys.remove(key);
-        if keys.is_empty() {
-            index.remove(namespace);
+impl Index {
+    /// Keeps account of a change that the watch has shown.
+    fn observe(&mut self, change: &Change<PodDisruptionBudget>) {
+        let Change::Object { key, old, new } = change else {
+            return;
+        };
+        if let Some(old) = old {
+            self.remove(key, old);
+        }
+        if let Some(new) = new {
+            self.insert(key, new);
+        }
+    }
+
+    fn insert(&mut self, key: &Key, budget: &PodDisruptionBudget) {
+        let (places, names) = self.places(key, budget);
+        for name in names {
+            places.entry(name).or_default().insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, key: &Key, budget: &PodDisruptionBudget) {
+        let (places, names) = self.places(key, budget);
+        for name in names {
+            if let Some(keys) = places.get_mut(&name) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    places.remove(&name);
+                }
+            }
+        }
+    }
+
+    /// Where a budget is kept, and by which names.
+    fn places(
+        &mut self,
+        key: &Key,
+        budget: &PodDisruptionBudget,
+    ) -> (&mut HashMap<String, BTreeSet<Key>>, Vec<String>) {
+        if is_ours(budget) {
+            let owners = budget.owner_references().iter();
+            (&mut self.owned, owners.map(|owner| owner.uid.clone()).collect())
+        } else {
+            let namespace = key.namespace.as_deref().unwrap_or_default();
+            (&mut self.foreign, vec![namespace.to_owned()])
         }
     }
 }
@@ -181,4 +217,41 @@ fn prune(budget: &mut PodDisruptionBudget) {
     budget.metadata.managed_fields = None;
     budget.metadata.annotations = None;
     budget.status = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn budget(uid: Option<&str>) -> Arc<PodDisruptionBudget> {
+        let budget = match uid {
+            Some(uid) => json!({"metadata": {
+                "labels": {drydock_api::kubevirt::names::LAUNCHER: "x"},
+                "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "db", "uid": uid}],
+            }}),
+            None => json!({"metadata": {}}),
+        };
+        Arc::new(serde_json::from_value(budget).unwrap())
+    }
+
+    #[test]
+    fn a_name_that_changes_hands_is_found_where_it_belongs() {
+        let mut index = Index::default();
+        let mut change = |old: Option<Option<&str>>, new: Option<Option<&str>>| {
+            index.observe(&Change::Object {
+                key: Key::namespaced("shop", "b"),
+                old: old.map(budget),
+                new: new.map(budget),
+            });
+            let mut owned: Vec<_> = index.owned.keys().cloned().collect();
+            owned.sort();
+            (owned.join(" "), index.foreign.contains_key("shop"))
+        };
+        assert_eq!(change(None, Some(Some("u1"))), ("u1".into(), false));
+        assert_eq!(change(Some(Some("u1")), Some(Some("u2"))), ("u2".into(), false));
+        assert_eq!(change(Some(Some("u2")), Some(None)), (String::new(), true));
+        assert_eq!(change(Some(None), None), (String::new(), false));
+    }
 }

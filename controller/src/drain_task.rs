@@ -33,6 +33,7 @@ use drydock_core::{
     migration::{deadlines::Attempts, observed::target, purpose::EVACUATION, record::Record},
 };
 use drydock_runtime::{Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, lease::Leadership};
+use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -53,6 +54,8 @@ use written::Reports;
 
 /// Changes within this time are looked at as one.
 const PAUSE: Duration = Duration::from_millis(100);
+/// So many things are done at a time: a plan for many nodes has hundreds, and slots wait for them.
+const AT_ONCE: usize = 16;
 /// What only tells of a drain is written this much later, with what else has changed by then.
 const LATER: Duration = Duration::from_millis(400);
 
@@ -172,21 +175,11 @@ impl DrainTask {
             attempts: self.attempts,
             rate: self.measured.rate(),
         });
-        let mut failed = None;
-        for step in steps.iter().filter(|step| telling || !tells(step)) {
-            match self.carry_out(step).await {
-                Ok(()) => {}
-                // What is refused for one is no reason to leave the others alone.
-                Err(error @ kube::Error::Api(_)) => {
-                    failed.get_or_insert(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        let due = steps.iter().filter(|step| telling || !tells(step));
+        let mut failed = at_once(due.map(|step| self.carry_out(step)).collect()).await?;
         if telling {
-            for report in &reports {
-                self.report(report).await?;
-            }
+            let told = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
+            failed = failed.or(told);
             self.preview().await?;
         }
         failed.map_or(Ok(wake), Err)
@@ -570,6 +563,26 @@ impl Measured {
         let rate = self.0.lock().unwrap_or_else(PoisonError::into_inner).0;
         (rate.count > 0).then_some(rate)
     }
+}
+
+/// Does these things, several at a time. What is refused of one is no reason to leave the others alone:
+/// the first refusal is returned once all are done.
+///
+/// # Errors
+/// If the API server does not answer.
+async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::Result<Option<kube::Error>> {
+    let mut results = stream::iter(things).buffer_unordered(AT_ONCE);
+    let mut refused = None;
+    while let Some(result) = results.next().await {
+        match result {
+            Ok(()) => {}
+            Err(error @ kube::Error::Api(_)) => {
+                refused.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(refused)
 }
 
 /// UID of a migration that has succeeded, and how long it took in all.

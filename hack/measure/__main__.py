@@ -4,17 +4,19 @@
   vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
   migration live migration against virsh, and the tunnel against socat (about 20 minutes)
   drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
+  scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
   all       everything
 
 Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
 tool measured in the same run, or a number of KubeVirt's that its name says; `value` is a median, `least` the smallest
 sample, `load` how busy the machine was. Exits with 1 if a figure is not within its budget.
-A cluster of its own is brought up and taken away again.
+A cluster of its own is brought up and taken away again; that of `scale` has no nodes but those that are played.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
@@ -37,12 +39,16 @@ from . import (
     inspection_time,
     migration_time,
     reactions,
+    scale,
     tunnel_throughput,
 )
 from .api import Api
 from .figure import SAMPLES, Figure
+from .simulation import Size
 
 NAME = "bench"
+# The benchmark whose nodes are played.
+SCALE = "scale"
 
 Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 
@@ -68,34 +74,56 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Figure]:
+    """The figures of these benchmarks, as they come."""
+    real = [name for name in names if name != SCALE]
+    if real:
+        with _cluster(NAME, None, arguments.keep, progress) as made:
+            install(made, progress)
+            api = Api(made)
+            for name in real:
+                for part in benchmarks(arguments.samples)[name]:
+                    yield from part(made, api, progress)
+    if SCALE in names:
+        size = Size(arguments.nodes, arguments.machines, arguments.drained)
+        with _cluster(f"{NAME}-{SCALE}", 0, arguments.keep, progress) as made:
+            yield from scale.measure(made, Api(made), progress, size)
+
+
+@contextlib.contextmanager
+def _cluster(name: str, nodes: int | None, keep: bool, progress: Progress) -> Iterator[Cluster]:
+    """A cluster of its own, taken away again unless it is to be kept."""
+    made = cluster.up(name, nodes, progress=progress)
+    try:
+        yield made
+    finally:
+        if not keep:
+            cluster.down(name, progress)
+
+
 def main(argv: list[str]) -> int:
     """Run benchmarks and print their figures as they come."""
     parser = argparse.ArgumentParser(
         prog="hack/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = benchmarks(SAMPLES)
-    parser.add_argument("benchmark", choices=[*known, "all"])
+    parser.add_argument("benchmark", choices=[*known, SCALE, "all"])
     parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration` and `drain` (default {SAMPLES})")
+    size = Size()
+    parser.add_argument("--nodes", type=at_least_one, default=size.nodes, help=f"of `scale` (default {size.nodes})")
+    parser.add_argument("--machines", type=at_least_one, default=size.machines, help=f"of `scale` (default {size.machines})")
+    parser.add_argument("--drained", type=at_least_one, default=size.drained, help=f"nodes of `scale` (default {size.drained})")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     progress = Progress()
-    names = list(known) if arguments.benchmark == "all" else [arguments.benchmark]
+    names = [*known, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
+    figures: list[Figure] = []
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
-        made = cluster.up(NAME, progress=progress)
-        try:
-            install(made, progress)
-            api = Api(made)
-            figures: list[Figure] = []
-            for name in names:
-                for part in benchmarks(arguments.samples)[name]:
-                    for figure in part(made, api, progress):
-                        print(figure.line(), flush=True)
-                        figures.append(figure)
-        finally:
-            if not arguments.keep:
-                cluster.down(NAME, progress)
+        for figure in measured(names, arguments, progress):
+            print(figure.line(), flush=True)
+            figures.append(figure)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

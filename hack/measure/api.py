@@ -91,9 +91,11 @@ class Watch:
                     self._states.append((time.monotonic(), event["type"], event["object"]))
                     self._changed.notify_all()
 
-    def until(self, holds: Callable[[str, dict[str, Any]], bool], since: int = 0) -> tuple[float, dict[str, Any]]:
+    def until(
+        self, holds: Callable[[str, dict[str, Any]], bool], since: int = 0, patience: float = PATIENCE
+    ) -> tuple[float, dict[str, Any]]:
         """The instant and the object of the first event from number `since` on for which `holds` is true."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience
         number = since
         with self._changed:
             while True:
@@ -104,7 +106,7 @@ class Watch:
                         return at, found
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise Failure(f"waited {PATIENCE} s in vain for an event")
+                    raise Failure(f"waited {patience} s in vain for an event")
                 self._changed.wait(left)
 
     def mark(self) -> int:

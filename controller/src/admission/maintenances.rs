@@ -179,19 +179,19 @@ impl MaintenanceReview {
 
     /// Whether the API server has no maintenance of a node, past every cache.
     async fn none_stored(&self, node: &str) -> Result<(), Refused> {
-        for group in Group::ALL {
-            let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
-            let stored = match api.list(&ListParams::default()).await {
-                Ok(stored) => stored,
-                // The kind of this group is not installed.
-                Err(kube::Error::Api(status)) if status.is_not_found() => continue,
-                Err(error) => return Err(unsure(&error)),
-            };
-            if stored.items.iter().any(|stored| stored.spec.node_name == node) {
-                return Err(exists(node));
-            }
+        let [one, other] = Group::ALL.map(|group| self.none_stored_of(group, node));
+        tokio::try_join!(one, other).map(|_| ())
+    }
+
+    async fn none_stored_of(&self, group: Group, node: &str) -> Result<(), Refused> {
+        let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
+        match api.list(&ListParams::default()).await {
+            Ok(stored) if stored.items.iter().any(|stored| stored.spec.node_name == node) => Err(exists(node)),
+            Ok(_) => Ok(()),
+            // The kind of this group is not installed.
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(unsure(&error)),
         }
-        Ok(())
     }
 
     /// Reserves a node for an object. Returns the reservation.

@@ -1,0 +1,269 @@
+"""Drains of a large simulated cluster: how well slots are used, what the controller needs, and one stuck node among many.
+
+What is measured on one machine beside etcd, API server, scheduler and the simulator says what Drydock's controller lets
+happen when they share its processors; the figures' `load` tells how busy these were.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.progress import Progress
+
+from . import audit, slots
+from .api import Api, Watch
+from .figure import Figure
+from .simulation import Simulation, Size
+from .slots import Limits
+
+# parallelMigrationsPerCluster, and the defaults of a source and a target: fifty nodes use all slots.
+LIMITS = Limits(cluster=100, source=2, target=2)
+TAINT = {"key": "kubevirt.io/drain", "value": "draining", "effect": "NoSchedule"}
+MAINTENANCES = "/apis/nodemaintenance.medik8s.io/v1beta1/nodemaintenances"
+SETTLE = 15
+CLIENTS = 8
+# What the controller may have in memory with so many nodes and machines.
+LARGE, MOST_MIB = (5_000, 100_000), 1024
+UTILISATION, REACTION, STUCK, CORDONED = 0.95, 0.2, 1.2, 1.0
+
+
+def measure(made: Cluster, api: Api, progress: Progress, size: Size | None = None) -> Iterator[Figure]:
+    """All of it, on a cluster without nodes."""
+    size = size or Size()
+    with Simulation(made, size, LIMITS, progress) as simulation:
+        yield from fill(simulation, progress)
+        yield from drain(simulation, api, progress)
+        yield from stuck(simulation, api, progress)
+
+
+def fill(simulation: Simulation, progress: Progress) -> Iterator[Figure]:
+    """Machines come, and the controller's memory with them."""
+    size = simulation.size
+    time.sleep(SETTLE)
+    empty = simulation.memory()
+    begun, spent = time.monotonic(), simulation.processor_seconds()
+    with progress.step(f"{size.machines} machines"):
+        simulation.order("machines", "running", 3600)
+    yield Figure("scale.start.machines", size.machines / (time.monotonic() - begun), "1/s", None, None)
+    yield Figure(
+        "scale.start.controller-cpu", (simulation.processor_seconds() - spent) * 1000 / size.machines, "ms/VM", None, None
+    )
+    time.sleep(SETTLE)
+    full = simulation.memory()
+    yield Figure("scale.controller.RSS", full.resident, "MiB", None, None)
+    yield Figure("scale.controller.RssAnon", full.anonymous, "MiB", None, None)
+    bare = simulation.alone.anonymous
+    of_node = (empty.anonymous - bare) / size.nodes
+    of_machine = (full.anonymous - empty.anonymous) / size.machines
+    yield Figure("scale.controller.RssAnon-per-node", of_node * 1024, "KiB", None, None)
+    yield Figure("scale.controller.RssAnon-per-vmi", of_machine * 1024, "KiB", None, None)
+    nodes, machines = LARGE
+    yield Figure(
+        f"scale.controller.RssAnon-extrapolated-to-{nodes}-nodes-{machines}-vmis",
+        bare + nodes * of_node + machines * of_machine,
+        "MiB",
+        None,
+        MOST_MIB,
+    )
+
+
+def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
+    """Many nodes at once by the taint."""
+    nodes = simulation.names(simulation.size.drained)
+    expected = len(simulation.moved) + _machines_on(api, nodes)
+    before, spent, asked = len(simulation.moved), simulation.processor_seconds(), simulation.requests()
+    begun, since = time.time(), datetime.now(timezone.utc)
+    with progress.step(f"drain of {len(nodes)} nodes with {expected - before} machines"):
+        _each(api, nodes, lambda client, node: client.ask("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": [TAINT]}}))
+        simulation.until_moved(expected, 1800)
+        _until_drained(api, nodes)
+    until = datetime.now(timezone.utc)
+    moves = simulation.moved[before:]
+    held = slots.read(simulation.audit_log, begun)
+    yield from _slots(held, moves, begun, simulation.limits)
+    wanted = list(audit.requests(simulation.made, since, until))
+    controller = [request for request in wanted if request.account == "drydock-controller" and request.resource != "leases"]
+    progress.say(audit.split(controller))
+    agents = simulation.requests() - asked
+    yield Figure("scale.drain.controller-requests", len(controller) / len(moves), "requests/VM", None, None)
+    yield Figure("scale.drain.agents-requests", agents / len(moves), "requests/VM", None, None)
+    yield Figure("scale.drain.requests", (len(controller) + agents) / len(moves), "requests/VM", None, 25)
+    cpu = simulation.processor_seconds() - spent
+    yield Figure("scale.drain.controller-cpu", cpu * 1000 / len(moves), "ms/VM", None, None)
+    memory = simulation.memory()
+    yield Figure("scale.drain.controller-RSS", memory.resident, "MiB", None, None)
+    yield Figure("scale.drain.controller-RssAnon", memory.anonymous, "MiB", None, None)
+    _each(api, nodes, lambda client, node: client.ask("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}))
+
+
+def _slots(
+    held: Sequence[slots.Held], moves: Sequence[dict[str, Any]], begun: float, limits: Limits
+) -> Iterator[Figure]:
+    took = max(slot.freed for slot in held) - begun
+    by_slots = slots.lower_bound([(slot.source, slot.target, slot.seconds) for slot in held], limits)
+    by_moves = slots.lower_bound([(move["source"], move["target"], move["ended"] - move["began"]) for move in moves], limits)
+    # At least 95 % of the bound: at most so many times as long.
+    yield Figure("scale.drain.time vs bound-by-slots", took, "s", by_slots, 1 / UTILISATION, relative=True)
+    yield Figure("scale.drain.time vs bound-by-moves", took, "s", by_moves, 1 / UTILISATION, relative=True)
+    yield Figure("scale.drain.utilisation", 100 * by_slots / took, "%", None, None)
+    for name, limit, of in (
+        ("cluster", limits.cluster, lambda slot: ""),
+        ("source", limits.source, lambda slot: slot.source),
+        ("target", limits.target, lambda slot: slot.target),
+    ):
+        yield Figure(f"scale.drain.most-at-once-{name}", slots.most_at_once(held, of), "migrations", None, limit)
+    began = {move["migration"]: move["began"] for move in moves}
+    for what, starts, budget in (
+        ("taken", {slot.migration: slot.taken for slot in held}, None),
+        ("moving", began, REACTION),
+    ):
+        waits = slots.until_next(held, starts, limits)
+        # On few nodes with few machines nobody waits.
+        if waits:
+            yield Figure(f"scale.drain.slot-freed-to-next-{what}.p50", slots.percentile(waits, 0.5), "s", None, None)
+            yield Figure(f"scale.drain.slot-freed-to-next-{what}.p99", slots.percentile(waits, 0.99), "s", None, budget)
+
+
+def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
+    """Maintenances of many nodes, one of which has a machine that fits on no other, against one alone."""
+    count = simulation.size.drained
+    alone = simulation.names(1, count)
+    with progress.step("maintenance of one node"):
+        reference, _ = _maintain(api, alone, alone)
+    nodes = simulation.names(count, count + 1)
+    _pin(simulation, api, nodes[0])
+    with progress.step(f"maintenance of {count} nodes, one of them stuck"):
+        took, cordoned = _maintain(api, nodes, nodes[1:])
+    yield Figure("scale.maintenance.others-done vs one-alone", took, "s", reference, STUCK, relative=True)
+    yield Figure("scale.maintenance.cordoned-after-first-created", cordoned[0], "s", None, None)
+    yield Figure("scale.maintenance.cordoned-after-own-creation", cordoned[1], "s", None, CORDONED)
+
+
+def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[float, tuple[float, float]]:
+    """Put nodes into maintenance, and give them back once those that are awaited are empty.
+
+    Returns the seconds until they were, and when the last node was cordoned: since the first maintenance was asked for,
+    and, of all nodes the longest, since its own was there.
+    """
+    names = set(nodes)
+    created: dict[str, float] = {}
+    with api.watching("/api/v1/nodes") as of_nodes, api.watching(MAINTENANCES) as of_maintenances:
+        begun = time.monotonic()
+
+        def create(client: Client, node: str) -> None:
+            body = {"metadata": {"name": f"of-{node}"}, "spec": {"nodeName": node, "reason": "measured"}}
+            client.ask("POST", MAINTENANCES, {"apiVersion": "nodemaintenance.medik8s.io/v1beta1", "kind": "NodeMaintenance"} | body)
+            created[node] = time.monotonic()
+
+        _each(api, nodes, create)
+        cordoned = _when(of_nodes, names, lambda found: found["metadata"]["name"], lambda found: found["spec"].get("unschedulable"))
+        done = _when(
+            of_maintenances,
+            set(awaited),
+            lambda found: found["spec"]["nodeName"],
+            lambda found: found.get("status", {}).get("phase") == "Succeeded",
+        )
+    _each(api, nodes, lambda client, node: client.ask("DELETE", f"{MAINTENANCES}/of-{node}"))
+    longest = max(cordoned[node] - created[node] for node in nodes)
+    return max(done.values()) - begun, (max(cordoned.values()) - begun, longest)
+
+
+def _when(
+    watch: Watch, names: set[str], name: Callable[[dict[str, Any]], str], holds: Callable[[dict[str, Any]], object]
+) -> dict[str, float]:
+    """When each of these was first seen to be so; waits until all were."""
+    missing = set(names)
+
+    def all_there(kind: str, found: dict[str, Any]) -> bool:
+        if holds(found):
+            missing.discard(name(found))
+        return not missing
+
+    watch.until(all_there, patience=1800)
+    when: dict[str, float] = {}
+    for at, found in watch.seen():
+        if holds(found) and name(found) in names:
+            when.setdefault(name(found), at)
+    return when
+
+
+def _pin(simulation: Simulation, api: Api, node: str) -> None:
+    """A machine that no other node may have."""
+    manifest = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "pinned", "namespace": "default"},
+        "spec": {
+            "evictionStrategy": "LiveMigrate",
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "domain": {"resources": {"requests": {"memory": "96Mi"}}, "devices": {}},
+        },
+    }
+    path = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances"
+    with api.watching(f"{path}?fieldSelector=metadata.name%3Dpinned") as watch:
+        api.request("POST", path, manifest)
+        watch.until(lambda kind, found: found.get("status", {}).get("phase") == "Running")
+
+
+def _machines_on(api: Api, nodes: Sequence[str]) -> int:
+    """How many machines are on these nodes, by their labels."""
+    selector = "kubevirt.io%2FnodeName+in+(" + ",".join(nodes) + ")"
+    return len(api.get(f"/apis/kubevirt.io/v1/virtualmachineinstances?labelSelector={selector}")["items"])
+
+
+def _until_drained(api: Api, nodes: Sequence[str]) -> None:
+    """Until the conditions of these nodes say that nothing is to leave them any more."""
+    for node in nodes:
+        path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}"
+        with api.watching(path) as watch:
+            found = api.get(path)["items"][0]
+            if not _is_drained(found):
+                watch.until(lambda kind, found: _is_drained(found))
+
+
+def _is_drained(node: dict[str, Any]) -> bool:
+    conditions = node["status"]["conditions"]
+    return any(one["type"] == "Drained" and one["status"] == "True" for one in conditions)
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, api: Api) -> None:
+        self._connection = api.connect()
+
+    def ask(self, method: str, path: str, body: Any = None) -> None:
+        """One request, of which nothing but a refusal is of interest."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, path, data, {"Content-Type": kind, "Accept": "application/json"})
+        answer = self._connection.getresponse()
+        text = answer.read()
+        if answer.status >= 400:
+            raise http.client.HTTPException(f"{method} {path}: {answer.status} {text[:300]!r}")
+
+    def close(self) -> None:
+        """End it."""
+        self._connection.close()
+
+
+def _each(api: Api, nodes: Sequence[str], do: Any) -> None:
+    """The same for each node, over a few connections at a time."""
+
+    def some(first: int) -> None:
+        client = Client(api)
+        try:
+            for node in nodes[first::CLIENTS]:
+                do(client, node)
+        finally:
+            client.close()
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(some, range(CLIENTS)))

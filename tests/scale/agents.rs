@@ -1,0 +1,238 @@
+//! The agents of all nodes, as far as guests that run see them: what an agent reports of a guest, by the
+//! agents' own [`report`].
+
+use std::sync::Arc;
+
+use drydock_api::{
+    AGENT_FIELD_MANAGER,
+    kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, names::GUEST_RUNNING, status::GuestCpu},
+    launcher::{BackingImage, DiskFormat, PreparedDisk, Ready},
+};
+use drydock_core::guest::{Domain, GuestState, Observed, differs, report};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+use crate::{
+    door::Door,
+    kubelets::{Busy, whole_seconds},
+    latest::Latest,
+};
+
+/// Features that a guest has beyond its model, on the machine that was recorded.
+const REQUIRED: [&str; 27] = [
+    "3dnow",
+    "3dnowext",
+    "acpi",
+    "clwb",
+    "cmp_legacy",
+    "cmpccxadd",
+    "erms",
+    "fsrc",
+    "fsrm",
+    "fsrs",
+    "fzrm",
+    "hypervisor",
+    "la57",
+    "monitor",
+    "mpx",
+    "npt",
+    "pks",
+    "pku",
+    "rdpid",
+    "ss",
+    "svme-addr-chk",
+    "umip",
+    "vaes",
+    "vgif",
+    "wbnoinvd",
+    "x2apic",
+    "xsaveerptr",
+];
+/// Features that it lacks of its model.
+const DISABLED: [&str; 7] = [
+    "fxsr_opt",
+    "misalignsse",
+    "nrip-save",
+    "osvw",
+    "topoext",
+    "vme",
+    "xsavec",
+];
+
+/// All agents.
+pub(crate) struct Agents {
+    door: Arc<Door>,
+    latest: Arc<Latest>,
+    busy: Busy,
+    domain: Domain,
+    ready: Ready,
+}
+
+impl Agents {
+    /// Nothing is done before [`Self::run`].
+    pub(crate) fn new(door: &Arc<Door>, latest: &Arc<Latest>) -> Self {
+        Self {
+            door: Arc::clone(door),
+            latest: Arc::clone(latest),
+            busy: Busy::default(),
+            domain: domain(),
+            ready: ready(),
+        }
+    }
+
+    /// Reports of all guests for ever.
+    pub(crate) async fn run(self: &Arc<Self>) {
+        let (mut instances, mut pods) = (self.latest.instances.hear(), self.latest.pods.hear());
+        loop {
+            let instance = tokio::select! {
+                changed = instances.recv() => changed,
+                changed = pods.recv() => changed.map(|pod| self.latest.instance_of(&pod).unwrap_or_default()),
+            };
+            match instance {
+                Ok(uid) => self.look(&uid),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn look(self: &Arc<Self>, uid: &str) {
+        if !self.busy.begin(uid) {
+            return;
+        }
+        let (agents, uid) = (Arc::clone(self), uid.to_owned());
+        tokio::spawn(async move {
+            loop {
+                match agents.work(&uid).await {
+                    Ok(()) => {}
+                    Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                    Err(error) => eprintln!("an agent: {error}"),
+                }
+                if !agents.busy.again(&uid) {
+                    return;
+                }
+            }
+        });
+    }
+
+    async fn work(&self, uid: &str) -> kube::Result<()> {
+        let Some(instance) = self.latest.instances.get(uid) else {
+            return Ok(());
+        };
+        let status = instance.status.clone().unwrap_or_default();
+        let (Some(node), Some(Phase::Scheduled | Phase::Running)) = (&status.node_name, status.phase) else {
+            return Ok(());
+        };
+        let Some(pod) = self.latest.pod_on(uid, node) else {
+            return Ok(());
+        };
+        let wanted = report(&Observed {
+            now: whole_seconds(),
+            instance: &instance,
+            pod: &pod,
+            ready: &self.ready,
+            domain: &self.domain,
+            targets: &[
+                ("containerdisk".into(), "vda".into()),
+                ("cloudinitdisk".into(), "vdb".into()),
+            ],
+            host_model_known: true,
+        });
+        if differs(&status, &wanted) {
+            self.say(node, &instance, &wanted).await?;
+        }
+        open_gate(&self.door, &self.latest, node, &pod).await
+    }
+
+    async fn say(
+        &self,
+        node: &str,
+        instance: &VirtualMachineInstance,
+        status: &VirtualMachineInstanceStatus,
+    ) -> kube::Result<()> {
+        let (namespace, name) = (instance.namespace().unwrap_or_default(), instance.name_any());
+        let patch = Patch::Apply(json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": name, "uid": instance.uid(), "resourceVersion": instance.resource_version()},
+            "status": status,
+        }));
+        let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
+        let mut answer: VirtualMachineInstance = self
+            .door
+            .agent_patches_status(node, (&namespace, &name), &parameters, &patch)
+            .await?;
+        answer.managed_fields_mut().clear();
+        self.latest.instances.answered(answer);
+        Ok(())
+    }
+}
+
+/// Opens the readiness gate of a pod in which a guest runs.
+pub(crate) async fn open_gate(door: &Door, latest: &Latest, node: &str, pod: &Pod) -> kube::Result<()> {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
+    let open = conditions
+        .unwrap_or_default()
+        .iter()
+        .any(|condition| condition.type_ == GUEST_RUNNING && condition.status == "True");
+    if open {
+        return Ok(());
+    }
+    let patch = Patch::Strategic(json!({
+        "metadata": {"uid": pod.uid()},
+        "status": {"conditions": [{"type": GUEST_RUNNING, "status": "True", "lastTransitionTime": whole_seconds()}]},
+    }));
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let mut answer: Pod = door
+        .agent_patches_status(node, (&namespace, &name), &PatchParams::default(), &patch)
+        .await?;
+    answer.managed_fields_mut().clear();
+    latest.pods.answered(answer);
+    Ok(())
+}
+
+/// The domain of every guest.
+fn domain() -> Domain {
+    let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
+    Domain {
+        state: GuestState::Running,
+        cpu: Some(GuestCpu {
+            model: "EPYC".into(),
+            vendor: Some("AMD".into()),
+            required: names(&REQUIRED),
+            disabled: names(&DISABLED),
+        }),
+        machine: Some("pc-q35-10.0".into()),
+        virt_type: "qemu".into(),
+        memory: Some(96 << 20),
+        qemu_version: Some("10.0.13".into()),
+        libvirt_version: Some("11.3.0".into()),
+        agent: None,
+    }
+}
+
+/// What every launcher has prepared.
+fn ready() -> Ready {
+    let disk = |name: &str, virtual_size, backing| PreparedDisk {
+        name: name.into(),
+        path: format!("/var/lib/drydock/disks/{name}"),
+        format: DiskFormat::Qcow2,
+        virtual_size,
+        backing,
+    };
+    let image = BackingImage {
+        path: "/images/containerdisk/disk/disk.img".into(),
+        format: DiskFormat::Qcow2,
+        virtual_size: 64 << 20,
+    };
+    Ready {
+        disks: vec![
+            disk("containerdisk", 64 << 20, Some(image)),
+            disk("cloudinitdisk", 1 << 20, None),
+        ],
+        addresses: Vec::new(),
+    }
+}

@@ -1,0 +1,40 @@
+//! Signs of life: the Lease of each kubelet and of each agent.
+
+use std::time::Duration;
+
+use drydock_api::leases::{NODE_LEASE_NAMESPACE, RENEW_EVERY};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+use crate::{door::Door, world::World};
+
+/// Namespace of the kubelets' Leases.
+pub(crate) const KUBELETS: &str = "kube-node-lease";
+
+/// Renews the Leases of all nodes, one node after the other, each as often as an agent does.
+pub(crate) async fn heartbeats(door: &Door, world: &World) {
+    let count = u32::try_from(world.nodes().len()).unwrap_or(u32::MAX).max(1);
+    let mut ticks = tokio::time::interval(RENEW_EVERY.checked_div(count).unwrap_or(Duration::from_secs(1)));
+    loop {
+        for node in world.nodes() {
+            ticks.tick().await;
+            for namespace in [KUBELETS, NODE_LEASE_NAMESPACE] {
+                let api = Api::<Lease>::namespaced(door.client.clone(), namespace);
+                let now = json!({"spec": {"renewTime": microseconds(Timestamp::now())}});
+                if let Err(error) = api.patch(node, &PatchParams::default(), &Patch::Merge(now)).await {
+                    eprintln!("the Lease of {node} is not renewed: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// As the API server takes times of Leases.
+pub(crate) fn microseconds(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+}

@@ -1,0 +1,258 @@
+//! The kubelets of all nodes, as far as launcher pods see them.
+//!
+//! ```text
+//!  bound ─▶ runs ─▶ ready once its agent says that a guest runs in it
+//!            ├─ its guest has left ─▶ Succeeded, with the launcher's last word
+//!            └─ deleted ───────────▶ ended ─▶ gone
+//! ```
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use drydock_api::{
+    kubevirt::names::GUEST_RUNNING,
+    launcher::{CONTAINER, Ending, Outcome},
+};
+use drydock_core::instance::ending::ended;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use serde_json::{Value, json};
+
+use crate::{door::Door, latest::Latest};
+
+/// From the binding of a pod to its container's start: images are there already.
+const STARTS_AFTER: Duration = Duration::from_millis(500);
+/// Pause after a write that was refused or not answered.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// All kubelets.
+pub(crate) struct Kubelets {
+    door: Arc<Door>,
+    latest: Arc<Latest>,
+    busy: Busy,
+    /// UIDs of pods whose guests have left.
+    left: Mutex<HashSet<String>>,
+    addresses: AtomicU32,
+}
+
+/// Keys that somebody works on, and whether there was news of them meanwhile.
+#[derive(Default)]
+pub(crate) struct Busy(Mutex<HashMap<String, bool>>);
+
+impl Busy {
+    /// Whether nobody works on it yet, but the caller from now on.
+    pub(crate) fn begin(&self, key: &str) -> bool {
+        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match keys.get_mut(key) {
+            Some(again) => {
+                *again = true;
+                false
+            }
+            None => keys.insert(key.to_owned(), false).is_none(),
+        }
+    }
+
+    /// Whether the caller has to look again; else it does not work on it any more.
+    pub(crate) fn again(&self, key: &str) -> bool {
+        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match keys.get_mut(key) {
+            Some(again) if *again => {
+                *again = false;
+                true
+            }
+            _ => {
+                keys.remove(key);
+                false
+            }
+        }
+    }
+}
+
+/// What a kubelet does next with a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Todo {
+    Start,
+    MakeReady,
+    End(Outcome),
+    Remove,
+}
+
+impl Kubelets {
+    /// Nothing is done before [`Self::run`].
+    pub(crate) fn new(door: &Arc<Door>, latest: &Arc<Latest>) -> Self {
+        Self {
+            door: Arc::clone(door),
+            latest: Arc::clone(latest),
+            busy: Busy::default(),
+            left: Mutex::default(),
+            addresses: AtomicU32::new(0),
+        }
+    }
+
+    /// Looks after all pods for ever.
+    pub(crate) async fn run(self: &Arc<Self>) {
+        let mut changes = self.latest.pods.hear();
+        while let Ok(uid) = changes.recv().await {
+            self.look(&uid);
+        }
+    }
+
+    /// The guest of a pod has left it for good.
+    pub(crate) fn guest_left(self: &Arc<Self>, pod: &str) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.insert(pod.to_owned());
+        drop(left);
+        self.look(pod);
+    }
+
+    fn look(self: &Arc<Self>, uid: &str) {
+        if !self.busy.begin(uid) {
+            return;
+        }
+        let (kubelets, uid) = (Arc::clone(self), uid.to_owned());
+        tokio::spawn(async move {
+            loop {
+                kubelets.work(&uid).await;
+                if !kubelets.busy.again(&uid) {
+                    return;
+                }
+            }
+        });
+    }
+
+    async fn work(&self, uid: &str) {
+        while let Some(pod) = self.latest.pods.get(uid) {
+            let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uid);
+            let Some(todo) = todo(&pod, left) else { return };
+            match self.carry_out(todo, &pod).await {
+                Ok(()) => {}
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return,
+                Err(error) => {
+                    eprintln!("{todo:?} of pod {}: {error}", pod.name_any());
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+            if todo == Todo::Remove {
+                return;
+            }
+        }
+    }
+
+    async fn carry_out(&self, todo: Todo, pod: &Pod) -> kube::Result<()> {
+        let now = whole_seconds();
+        match todo {
+            Todo::Start => {
+                tokio::time::sleep(STARTS_AFTER).await;
+                let number = self.addresses.fetch_add(1, Ordering::Relaxed);
+                let [_, b, c, d] = number.to_be_bytes();
+                let address = format!("10.{}.{c}.{d}", 64 + b);
+                let spec = pod.spec.as_ref();
+                let image = spec.and_then(|spec| spec.containers.first()?.image.clone());
+                let status = json!({
+                    "phase": "Running", "startTime": now, "podIP": address, "podIPs": [{"ip": address}],
+                    "conditions": [
+                        condition("Initialized", true, &now), condition("ContainersReady", true, &now),
+                        condition("PodReadyToStartContainers", true, &now), condition("Ready", false, &now),
+                    ],
+                    "containerStatuses": [{
+                        "name": CONTAINER, "ready": true, "started": true, "restartCount": 0, "image": image, "imageID": "sha256:0",
+                        "containerID": format!("containerd://{}", pod.uid().unwrap_or_default()),
+                        "state": {"running": {"startedAt": now}},
+                    }],
+                });
+                self.write(pod, status).await
+            }
+            Todo::MakeReady => {
+                self.write(pod, json!({"conditions": [condition("Ready", true, &now)]}))
+                    .await
+            }
+            Todo::End(outcome) => {
+                let message = serde_json::to_string(&Ending {
+                    outcome,
+                    message: "as simulated".into(),
+                });
+                let status = json!({
+                    "phase": "Succeeded",
+                    "conditions": [condition("ContainersReady", false, &now), condition("Ready", false, &now)],
+                    "containerStatuses": [{
+                        "name": CONTAINER, "ready": false, "started": false,
+                        "state": {"running": null, "terminated": {
+                            "exitCode": 0, "reason": "Completed", "finishedAt": now, "message": message.unwrap_or_default(),
+                        }},
+                    }],
+                });
+                self.write(pod, status).await
+            }
+            Todo::Remove => {
+                let parameters = DeleteParams {
+                    preconditions: Some(Preconditions {
+                        uid: pod.uid(),
+                        resource_version: None,
+                    }),
+                    ..DeleteParams::default().grace_period(0)
+                };
+                self.door.count("kubelets");
+                self.api(pod).delete(&pod.name_any(), &parameters).await.map(drop)
+            }
+        }
+    }
+
+    async fn write(&self, pod: &Pod, status: Value) -> kube::Result<()> {
+        let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": status}));
+        self.door.count("kubelets");
+        let mut answer = self
+            .api(pod)
+            .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
+            .await?;
+        answer.managed_fields_mut().clear();
+        self.latest.pods.answered(answer);
+        Ok(())
+    }
+
+    fn api(&self, pod: &Pod) -> Api<Pod> {
+        Api::namespaced(self.door.client.clone(), &pod.namespace().unwrap_or_default())
+    }
+}
+
+fn todo(pod: &Pod, guest_left: bool) -> Option<Todo> {
+    pod.spec.as_ref()?.node_name.as_ref()?;
+    let deleted = pod.metadata.deletion_timestamp.is_some();
+    let status = pod.status.as_ref()?;
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let holds = |type_: &str| {
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == type_ && condition.status == "True")
+    };
+    let started = status.container_statuses.as_ref().is_some_and(|all| !all.is_empty());
+    if ended(pod).is_some() {
+        return deleted.then_some(Todo::Remove);
+    }
+    match (started, guest_left, deleted) {
+        (_, true, _) => Some(Todo::End(Outcome::Migrated)),
+        (true, false, true) => Some(Todo::End(Outcome::Shutdown)),
+        (false, false, true) => Some(Todo::Remove),
+        (false, false, false) => Some(Todo::Start),
+        (true, false, false) => (holds(GUEST_RUNNING) && !holds("Ready")).then_some(Todo::MakeReady),
+    }
+}
+
+fn condition(type_: &str, holds: bool, now: &Timestamp) -> Value {
+    json!({"type": type_, "status": if holds { "True" } else { "False" }, "lastTransitionTime": now})
+}
+
+/// As the API server keeps most times.
+pub(crate) fn whole_seconds() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}

@@ -1,0 +1,199 @@
+//! The newest state of what all nodes watch, and who hears of changes.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt::Debug,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::kubevirt::{
+    Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    names::{APP, VIRT_LAUNCHER},
+};
+use drydock_core::instance::ending::ended;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::{broadcast, watch};
+
+use crate::door::Door;
+
+/// So many changes may be unheard before somebody loses one, which ends the process.
+const UNHEARD: usize = 1 << 17;
+
+/// Objects of one kind by UID.
+pub(crate) struct Watched<K> {
+    client: Client,
+    labels: Option<String>,
+    objects: Mutex<HashMap<String, Arc<K>>>,
+    /// UIDs of what has changed.
+    changes: broadcast::Sender<String>,
+}
+
+impl<K> Watched<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    fn new(client: &Client, labels: Option<String>) -> Self {
+        Self {
+            client: client.clone(),
+            labels,
+            objects: Mutex::default(),
+            changes: broadcast::Sender::new(UNHEARD),
+        }
+    }
+
+    /// Hears of each change from now on.
+    pub(crate) fn hear(&self) -> broadcast::Receiver<String> {
+        self.changes.subscribe()
+    }
+
+    /// The newest that is known.
+    pub(crate) fn get(&self, uid: &str) -> Option<Arc<K>> {
+        self.lock().get(uid).cloned()
+    }
+
+    /// What the API server has answered to a write, which the watch shows later.
+    pub(crate) fn answered(&self, object: K) {
+        let uid = object.uid().unwrap_or_default();
+        if let Some(known) = self.lock().get_mut(&uid)
+            && version(known.as_ref()) < version(&object)
+        {
+            *known = Arc::new(object);
+        }
+    }
+
+    async fn run(&self, heard: impl Fn(&K)) {
+        let config = watcher::Config {
+            label_selector: self.labels.clone(),
+            ..watcher::Config::default()
+        };
+        let mut events = pin!(watcher(Api::<K>::all(self.client.clone()), config).default_backoff());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Apply(mut object) | Event::InitApply(mut object)) => {
+                    object.managed_fields_mut().clear();
+                    heard(&object);
+                    let uid = object.uid().unwrap_or_default();
+                    {
+                        let mut objects = self.lock();
+                        let newer = objects
+                            .get(&uid)
+                            .is_none_or(|known| version(known.as_ref()) <= version(&object));
+                        if newer {
+                            objects.insert(uid.clone(), Arc::new(object));
+                        }
+                    }
+                    // That nobody listens yet is no error.
+                    let _ = self.changes.send(uid);
+                }
+                Ok(Event::Delete(object)) => {
+                    let uid = object.uid().unwrap_or_default();
+                    self.lock().remove(&uid);
+                    let _ = self.changes.send(uid);
+                }
+                Ok(Event::Init | Event::InitDone) => {}
+                Err(error) => eprintln!("a watch is interrupted: {error}"),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<K>>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn version<K: Resource>(object: &K) -> u64 {
+    let text = object.meta().resource_version.as_deref().unwrap_or_default();
+    text.parse().unwrap_or(0)
+}
+
+/// UIDs of pods by that of their instance. Those that are gone stay: they are asked for in vain.
+#[derive(Default)]
+struct ByInstance {
+    pods: HashMap<String, BTreeSet<String>>,
+    instances: HashMap<String, String>,
+}
+
+/// All that is watched.
+pub(crate) struct Latest {
+    pub(crate) pods: Watched<Pod>,
+    pub(crate) instances: Watched<VirtualMachineInstance>,
+    pub(crate) migrations: Watched<VirtualMachineInstanceMigration>,
+    by_instance: Mutex<ByInstance>,
+    running: watch::Sender<BTreeSet<String>>,
+}
+
+impl Latest {
+    /// Nothing is watched before [`Self::run`].
+    pub(crate) fn start(door: &Door) -> Arc<Self> {
+        let client = &door.client;
+        Arc::new(Self {
+            pods: Watched::new(client, Some(format!("{APP}={VIRT_LAUNCHER}"))),
+            instances: Watched::new(client, None),
+            migrations: Watched::new(client, None),
+            by_instance: Mutex::default(),
+            running: watch::Sender::new(BTreeSet::new()),
+        })
+    }
+
+    /// Watches for ever.
+    pub(crate) async fn run(&self) {
+        tokio::join!(
+            self.pods.run(|pod| self.index(pod)),
+            self.instances.run(|instance| {
+                let phase = instance.status.as_ref().and_then(|status| status.phase);
+                if phase == Some(Phase::Running) {
+                    let uid = instance.uid().unwrap_or_default();
+                    self.running.send_if_modified(|running| running.insert(uid));
+                }
+            }),
+            self.migrations.run(|_| {}),
+        );
+    }
+
+    /// Waits until so many instances run.
+    pub(crate) async fn until_running(&self, count: usize) {
+        let mut running = self.running.subscribe();
+        // The sender lives as long as this does.
+        let _ = running.wait_for(|running| running.len() >= count).await;
+    }
+
+    fn index(&self, pod: &Pod) {
+        let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+        let (Some(owner), Some(uid)) = (owners.first(), pod.uid()) else {
+            return;
+        };
+        let mut index = self.by_instance.lock().unwrap_or_else(PoisonError::into_inner);
+        index.pods.entry(owner.uid.clone()).or_default().insert(uid.clone());
+        index.instances.insert(uid, owner.uid.clone());
+    }
+
+    /// UID of the instance that a pod belongs to.
+    pub(crate) fn instance_of(&self, pod: &str) -> Option<String> {
+        let index = self.by_instance.lock().unwrap_or_else(PoisonError::into_inner);
+        index.instances.get(pod).cloned()
+    }
+
+    /// The pod of an instance on a node whose container runs.
+    pub(crate) fn pod_on(&self, instance: &str, node: &str) -> Option<Arc<Pod>> {
+        let index = self.by_instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let uids: Vec<String> = index.pods.get(instance).into_iter().flatten().cloned().collect();
+        drop(index);
+        let mut pods = uids.iter().filter_map(|uid| self.pods.get(uid));
+        pods.find(|pod| {
+            let here = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
+            let status = pod.status.as_ref();
+            let started = status.is_some_and(|status| status.container_statuses.is_some());
+            here && started && ended(pod).is_none()
+        })
+    }
+}

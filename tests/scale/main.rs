@@ -1,0 +1,112 @@
+//! Plays the nodes of a large cluster: their kubelets, their agents, and the guests that move between
+//! them, all in one process and all through the API server.
+//!
+//! ```text
+//!                 ┌─ world ───── Nodes, Hypervisors, VirtualMachineInstances are made once
+//!  API server ◀──▶├─ heartbeats  Leases of kubelets and agents
+//!                 ├─ kubelets ── launcher pods run, become ready, end and go
+//!                 ├─ agents ──── guests run: what an agent reports of them
+//!                 └─ movers ──── both sides of each migration: the agents' own decisions, no libvirt
+//!                                    └─▶ a line of JSON for each guest that has moved
+//! ```
+//!
+//! Scheduler, controller manager and Drydock's controller are real. What agents and kubelets watch for
+//! each node is watched once for all. Writes of agents are made as their service account on their node,
+//! so that roles and admission policies judge them.
+//!
+//! `hack/bench scale` runs it. It makes the nodes, then obeys the lines of its input: `machines` makes the
+//! virtual machines and waits until all run, `count` tells how many requests it has made. It ends with its
+//! input.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "it stands for many processes, each with a clock and watches, that all end with this one"
+)]
+
+mod agents;
+mod door;
+mod heartbeats;
+mod kubelets;
+mod latest;
+mod mover;
+mod movers;
+mod world;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::{
+    agents::Agents, door::Door, heartbeats::heartbeats, kubelets::Kubelets, latest::Latest, movers::Movers,
+    world::World,
+};
+
+/// Plays the nodes of a large cluster.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Of the administrator.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: PathBuf,
+    /// How many nodes there are to be.
+    #[arg(long, value_name = "NUMBER", default_value_t = 500)]
+    nodes: usize,
+    /// How many virtual machines there are to be, by turns on each node.
+    #[arg(long, value_name = "NUMBER", default_value_t = 5000)]
+    vms: usize,
+    /// How long a guest moves, in milliseconds.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000)]
+    moves: u64,
+    /// By how many parts of a hundred that may be more or less, evenly spread.
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=100))]
+    spread: u64,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    let door = Arc::new(Door::open(&args.kubeconfig).await?);
+    let world = World::of(args.nodes, args.vms);
+    world.make_nodes(&door).await?;
+    let latest = Latest::start(&door);
+    let kubelets = Arc::new(Kubelets::new(&door, &latest));
+    let agents = Arc::new(Agents::new(&door, &latest));
+    let movers = Arc::new(Movers::new(
+        &door,
+        &latest,
+        &kubelets,
+        Duration::from_millis(args.moves),
+        args.spread,
+    ));
+    let playing = async {
+        tokio::join!(
+            heartbeats(&door, &world),
+            kubelets.run(),
+            agents.run(),
+            movers.run(),
+            latest.run()
+        )
+    };
+    println!("{}", json!({"kind": "nodes", "count": args.nodes}));
+    let obeying = async {
+        let mut orders = BufReader::new(tokio::io::stdin()).lines();
+        while let Some(order) = orders.next_line().await? {
+            match order.trim() {
+                "machines" => {
+                    world.make_machines(&door).await?;
+                    latest.until_running(world.machines().len()).await;
+                    println!("{}", json!({"kind": "running", "count": args.vms}));
+                }
+                "count" => println!("{}", json!({"kind": "requests", "counts": door.counted()})),
+                other => bail!("order {other:?}: allowed are machines and count"),
+            }
+        }
+        Ok(())
+    };
+    tokio::select! {
+        result = obeying => result,
+        _ = playing => bail!("the watches have ended"),
+    }
+}

@@ -1,0 +1,215 @@
+//! A guest that moves, as libvirt and the tunnels of both nodes would tell of it.
+//!
+//! ```text
+//!  source:  Running ── job: Outgoing ──────────▶ Left
+//!  target:  Absent ─── Incoming ───────────────▶ Running (its tunnel has let it go on)
+//! ```
+
+use drydock_core::migration::{
+    record::Record,
+    source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView},
+    target::{TargetDomain, TargetStep, TargetTunnel, TargetView},
+};
+
+/// A guest on both nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guest {
+    source: SourceDomain,
+    job: Job,
+    call: Call,
+    source_tunnel: SourceTunnel,
+    target: TargetDomain,
+    target_tunnel: TargetTunnel,
+    fits: Option<bool>,
+}
+
+impl Guest {
+    /// One that runs on its source.
+    pub(crate) fn here() -> Self {
+        Self {
+            source: SourceDomain::Running,
+            job: Job::None,
+            call: Call::Unknown,
+            source_tunnel: SourceTunnel::Missing,
+            target: TargetDomain::Absent,
+            target_tunnel: TargetTunnel::Missing,
+            fits: None,
+        }
+    }
+
+    /// What the source's agent sees.
+    pub(crate) fn source_view(&self, record: Record) -> SourceView {
+        SourceView {
+            record,
+            domain: self.source,
+            job: self.job,
+            call: self.call,
+            tunnel: self.source_tunnel,
+            stood_still: false,
+        }
+    }
+
+    /// What the target's agent sees.
+    pub(crate) fn target_view(&self, record: Record) -> TargetView {
+        TargetView {
+            record,
+            tunnel: self.target_tunnel,
+            domain: self.target,
+            fits: self.fits,
+        }
+    }
+
+    /// Whether it is on its way.
+    pub(crate) fn moves(&self) -> bool {
+        self.job == Job::Outgoing
+    }
+
+    /// What the source's agent does to it.
+    pub(crate) fn source_does(&mut self, step: SourceStep) {
+        match step {
+            SourceStep::Prepare => {
+                self.source_tunnel = SourceTunnel::Open {
+                    paired: false,
+                    reply_read: false,
+                    acknowledged: false,
+                };
+            }
+            SourceStep::Pair => {
+                if let SourceTunnel::Open { paired, .. } = &mut self.source_tunnel {
+                    *paired = true;
+                }
+            }
+            SourceStep::Release(_) => {
+                if let SourceTunnel::Open { acknowledged, .. } = &mut self.source_tunnel {
+                    *acknowledged = true;
+                }
+            }
+            SourceStep::Start => {
+                (self.call, self.job) = (Call::Pending, Job::Outgoing);
+                self.target = TargetDomain::Incoming;
+            }
+            SourceStep::Abort => {
+                (self.call, self.job) = (Call::Failed, Job::None);
+                self.target = TargetDomain::Absent;
+            }
+            SourceStep::Close => self.source_tunnel = SourceTunnel::Missing,
+            SourceStep::Say(_) | SourceStep::Resume | SourceStep::Destroy => {}
+        }
+    }
+
+    /// The source's agent has said that it is about to move.
+    pub(crate) fn is_due(&mut self) {
+        self.call = Call::Due;
+    }
+
+    /// What the target's agent does to it.
+    pub(crate) fn target_does(&mut self, step: TargetStep) {
+        match step {
+            TargetStep::Check => self.fits = Some(true),
+            TargetStep::Prepare => {
+                self.target_tunnel = TargetTunnel::Open {
+                    paired: false,
+                    released: false,
+                    taken_over: false,
+                };
+            }
+            TargetStep::Pair => {
+                if let TargetTunnel::Open { paired, .. } = &mut self.target_tunnel {
+                    *paired = true;
+                }
+            }
+            TargetStep::TakeOver => self.target = TargetDomain::Running,
+            TargetStep::Close => self.target_tunnel = TargetTunnel::Missing,
+            TargetStep::Destroy => self.target = TargetDomain::Absent,
+            TargetStep::Say(_) => {}
+        }
+    }
+
+    /// All of it is there: libvirt has stopped it here, and the tunnel lets it go on there.
+    pub(crate) fn arrives(&mut self) {
+        self.source = SourceDomain::Left;
+        (self.call, self.job) = (Call::Succeeded, Job::None);
+        if let SourceTunnel::Open { reply_read, .. } = &mut self.source_tunnel {
+            *reply_read = true;
+        }
+        self.target = TargetDomain::Running;
+        if let TargetTunnel::Open {
+            released, taken_over, ..
+        } = &mut self.target_tunnel
+        {
+            (*released, *taken_over) = (true, true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
+    use drydock_core::migration::{source, target};
+
+    use super::*;
+
+    /// Lets an agent do what it decides until it waits. Returns what it has said.
+    fn sides(guest: &mut Guest, record: &mut Record) -> Vec<String> {
+        let mut said = Vec::new();
+        loop {
+            let steps = source::step(&guest.source_view(*record));
+            for step in &steps {
+                guest.source_does(*step);
+                if let SourceStep::Say(state) = step {
+                    said.push(format!("source {state:?}"));
+                    record.source = Some(*state);
+                    if *state == SourceState::Migrating {
+                        guest.is_due();
+                    }
+                }
+            }
+            let others = target::step(&guest.target_view(*record));
+            for step in &others {
+                guest.target_does(*step);
+                if let TargetStep::Say(state) = step {
+                    said.push(format!("target {state:?}"));
+                    record.target = Some(*state);
+                }
+            }
+            if steps.is_empty() && others.is_empty() {
+                return said;
+            }
+        }
+    }
+
+    #[test]
+    fn agents_move_it_as_they_move_real_guests() {
+        let mut guest = Guest::here();
+        let mut record = Record {
+            phase: Some(MigrationPhase::PreparingTarget),
+            ..Record::default()
+        };
+        assert_eq!(sides(&mut guest, &mut record), ["source Prepared", "target Prepared"]);
+        record.phase = Some(MigrationPhase::TargetReady);
+        assert_eq!(sides(&mut guest, &mut record), ["source Migrating"]);
+        assert!(guest.moves());
+        record.phase = Some(MigrationPhase::Running);
+        guest.arrives();
+        assert_eq!(sides(&mut guest, &mut record), ["source Stopped", "target Running"]);
+        assert_eq!(record.target, Some(TargetState::Running));
+        record.phase = Some(MigrationPhase::Succeeded);
+        assert!(sides(&mut guest, &mut record).is_empty());
+        assert_eq!(guest.target_tunnel, TargetTunnel::Missing, "the sessions are closed");
+    }
+
+    #[test]
+    fn one_that_is_given_up_stays() {
+        let mut guest = Guest::here();
+        let mut record = Record {
+            phase: Some(MigrationPhase::PreparingTarget),
+            ..Record::default()
+        };
+        sides(&mut guest, &mut record);
+        record.phase = Some(MigrationPhase::TargetReady);
+        sides(&mut guest, &mut record);
+        record.abort = true;
+        assert_eq!(sides(&mut guest, &mut record), ["target Gone", "source Stayed"]);
+        assert!(!guest.moves());
+    }
+}
