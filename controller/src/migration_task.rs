@@ -521,6 +521,10 @@ impl MigrationTask {
             uid: &uid,
             name: &name,
             full: &self.turns.full_targets(&limits),
+            leaving: &self
+                .launchers
+                .nodes
+                .leaving(&limits.drain_taint_key, &instance.spec.tolerations),
         });
         let (pod, made) = self.launchers.create(&instance, arrival).await?;
         if made {

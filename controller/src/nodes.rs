@@ -11,12 +11,18 @@ use drydock_api::{
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_core::{
-    configuration::Configuration, drain::NodeMarks, eviction::mark, instance::NodeState, minimum::Minimum,
+    configuration::Configuration,
+    drain::{NodeMarks, must_be_left},
+    eviction::mark,
+    instance::NodeState,
+    minimum::Minimum,
     placement::NodeView,
 };
 use drydock_runtime::{Cache, Change, Key, Watch, Watches};
-use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
+
+use crate::maintenances::Maintenances;
 
 /// Taint by which somebody vouches that a node is off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -27,12 +33,18 @@ pub(crate) struct Nodes {
     api: Api<Node>,
     pub(crate) nodes: Cache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
+    maintenances: Maintenances,
 }
 
 impl Nodes {
     /// Starts watching; `told` hears the name of each node of which something changed that matters
     /// to virtual machines.
-    pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
+    pub(crate) fn start(
+        client: &Client,
+        watches: &Watches,
+        maintenances: Maintenances,
+        told: impl Fn(&str) + Clone + Send + 'static,
+    ) -> Self {
         let news = told.clone();
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
             .prune(prune_node)
@@ -44,6 +56,7 @@ impl Nodes {
             api: Api::all(client.clone()),
             nodes: watches.start(nodes),
             hypervisors: watches.start(hypervisors),
+            maintenances,
         }
     }
 
@@ -54,7 +67,21 @@ impl Nodes {
             api: Api::all(client.clone()),
             nodes: Cache::filled(nodes),
             hypervisors: Cache::default(),
+            maintenances: Maintenances::filled([]),
         }
+    }
+
+    /// Nodes that are being emptied, or are about to be, and that a pod with these tolerations would be
+    /// let on; `key` is the drain taint's.
+    pub(crate) fn leaving(&self, key: &str, tolerations: &[Toleration]) -> Vec<String> {
+        let mut leaving = Vec::new();
+        self.nodes.for_each(|name, node| {
+            let requested = self.maintenances.concerns(&name.name);
+            if must_be_left(node, key, requested, tolerations) {
+                leaving.push(name.name.to_string());
+            }
+        });
+        leaving
     }
 
     /// Waits until the API server has said everything once.

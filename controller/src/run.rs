@@ -175,7 +175,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
     let (told, drains) = ((surroundings.clone(), of_nodes.clone()), of_drains.clone());
     let (of_maintenances, known_maintenances) = (maintenance_work.clone(), all_maintenances.clone());
-    let nodes = Nodes::start(&client, &watches, move |node| {
+    let nodes = Nodes::start(&client, &watches, all_maintenances.clone(), move |node| {
         if known_maintenances.concerns(node) {
             of_maintenances.add(Key::cluster(node));
         }

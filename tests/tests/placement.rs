@@ -110,6 +110,7 @@ fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
         uid: "3b0f1c6e-0000-4000-8000-000000000003",
         name: "move",
         full: &[],
+        leaving: &[],
     };
     Ok([pod(&input), target_pod(&input, migration)])
 }

@@ -32,9 +32,14 @@ use drydock_api::{
     },
 };
 use jiff::Timestamp;
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Time};
+use k8s_openapi::{
+    api::core::v1::{Node, Toleration},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
 
-use crate::{conditions::whole_seconds, configuration::Migrations, migration::deadlines::Attempts};
+use crate::{
+    conditions::whole_seconds, configuration::Migrations, migration::deadlines::Attempts, placement::keeps_off,
+};
 use estimate::Rate;
 use guest::{Situation, State};
 
@@ -91,6 +96,12 @@ impl NodeMarks {
             DrainRequest::Taint | DrainRequest::Maintenance => self.asks().is_some(),
         }
     }
+}
+
+/// Whether a guest must not go to a node because it is being emptied, or is about to be, and nothing else
+/// keeps a pod with these tolerations off it.
+pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerations: &[Toleration]) -> bool {
+    (maintenance_requested || NodeMarks::of(node, key) != NodeMarks::default()) && !keeps_off(node, tolerations)
 }
 
 /// What is known when a plan is made.

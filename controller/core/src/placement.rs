@@ -32,6 +32,7 @@ use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 
 use crate::{configuration::Configuration, launcher_pod::Demand, minimum::Minimum, obsolete::ObsoleteModels};
 
+pub use affinity::keeps_off;
 pub use fit::{Fit, NodeView, fit};
 pub use misfit::Misfit;
 pub use targets::{migration_targets, require_recorded_cpu};

@@ -8,11 +8,11 @@ use drydock_api::{
     },
 };
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Toleration};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Step, estimate::Rate, node::Drained, plan};
+use super::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Step, estimate::Rate, must_be_left, node::Drained, plan};
 use crate::{configuration::Configuration, migration::deadlines::Attempts};
 
 fn now() -> Timestamp {
@@ -500,6 +500,33 @@ fn an_estimate_comes_with_the_first_measurement() {
     assert_eq!(told(None), None);
     // Four guests, two at a time, ten seconds each.
     assert_eq!(told(Some(rate)).unwrap().0, now() + SignedDuration::from_secs(20));
+}
+
+#[test]
+fn guests_are_kept_from_nodes_that_are_emptied_only_where_nothing_else_does_it() {
+    let node = |spec: Value| serde_json::from_value::<Node>(json!({"metadata": {"name": "n"}, "spec": spec})).unwrap();
+    let drain = json!({"key": "kubevirt.io/drain", "effect": "NoSchedule"});
+    let everything: Vec<Toleration> = serde_json::from_value(json!([{"operator": "Exists"}])).unwrap();
+    for (spec, requested, tolerant, expected) in [
+        (json!({}), false, true, false),
+        (json!({"unschedulable": true}), false, false, false),
+        (json!({"unschedulable": true}), false, true, true),
+        (json!({"taints": [drain]}), false, false, false),
+        (json!({"taints": [drain]}), false, true, true),
+        // It is about to be cordoned.
+        (json!({}), true, false, true),
+        (json!({"unschedulable": true}), true, false, false),
+        (
+            json!({"taints": [{"key": "other", "effect": "NoSchedule"}]}),
+            false,
+            true,
+            false,
+        ),
+    ] {
+        let tolerations = if tolerant { everything.as_slice() } else { &[] };
+        let avoided = must_be_left(&node(spec.clone()), "kubevirt.io/drain", requested, tolerations);
+        assert_eq!(avoided, expected, "{spec} {requested} {tolerant}");
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use drydock_api::kubevirt::names::CREATED_BY;
 use k8s_openapi::{
     api::core::v1::{
-        Affinity, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodAntiAffinity,
-        PreferredSchedulingTerm,
+        Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm,
+        PodAntiAffinity, PreferredSchedulingTerm,
     },
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
@@ -19,8 +19,8 @@ pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
 pub const MIGRATION_NAME: &str = "kubevirt.io/migrationJobName";
 /// How much it counts that a node is not full of guests that arrive; the most that there is.
 const NOT_FULL: i32 = 100;
-/// So many full nodes are named at most: a pod is no list of a large cluster's nodes.
-const MOST_FULL: usize = 50;
+/// So many nodes are named at most: a pod is no list of a large cluster's nodes.
+const MOST_NAMED: usize = 50;
 /// The label by which nodes are told apart.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
@@ -33,6 +33,8 @@ pub struct MigrationTarget<'a> {
     pub name: &'a str,
     /// Nodes that are better left alone, since as many guests arrive there as may at once.
     pub full: &'a [String],
+    /// Nodes that are being emptied, and that the pod would otherwise be let on.
+    pub leaving: &'a [String],
 }
 
 /// The pod for a migration: the instance's, on no node that has a pod of this instance.
@@ -61,18 +63,17 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
             .required_during_scheduling_ignored_during_execution
             .get_or_insert_default();
         required.push(apart);
+        if !migration.leaving.is_empty() {
+            keep_off(affinity, migration.leaving);
+        }
         let preferred = migration.full.iter().map(|node| PreferredSchedulingTerm {
             weight: NOT_FULL,
             preference: NodeSelectorTerm {
-                match_fields: Some(vec![NodeSelectorRequirement {
-                    key: "metadata.name".into(),
-                    operator: "NotIn".into(),
-                    values: Some(vec![node.clone()]),
-                }]),
+                match_fields: Some(vec![not_on(node)]),
                 match_expressions: None,
             },
         });
-        let preferred: Vec<_> = preferred.take(MOST_FULL).collect();
+        let preferred: Vec<_> = preferred.take(MOST_NAMED).collect();
         if !preferred.is_empty() {
             let nodes = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
             nodes
@@ -82,4 +83,35 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
         }
     }
     pod
+}
+
+fn not_on(node: &str) -> NodeSelectorRequirement {
+    NodeSelectorRequirement {
+        key: "metadata.name".into(),
+        operator: "NotIn".into(),
+        values: Some(vec![node.into()]),
+    }
+}
+
+/// Keeps a pod off nodes, whichever of the alternatives that it asks for is met.
+fn keep_off(affinity: &mut Affinity, leaving: &[String]) {
+    let fields: Vec<_> = leaving.iter().take(MOST_NAMED).map(|node| not_on(node)).collect();
+    let nodes = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
+    let required = &mut nodes.required_during_scheduling_ignored_during_execution;
+    let Some(required) = required else {
+        *required = Some(NodeSelector {
+            node_selector_terms: vec![NodeSelectorTerm {
+                match_fields: Some(fields),
+                match_expressions: None,
+            }],
+        });
+        return;
+    };
+    for term in &mut required.node_selector_terms {
+        let says = |what: &Option<Vec<_>>| what.as_ref().is_some_and(|all| !all.is_empty());
+        // One that says nothing is met by no node, and stays so.
+        if says(&term.match_expressions) || says(&term.match_fields) {
+            term.match_fields.get_or_insert_default().extend(fields.iter().cloned());
+        }
+    }
 }

@@ -128,6 +128,49 @@ fn the_whole_pod_of_a_guest_with_everything() {
 }
 
 #[test]
+fn a_target_is_kept_off_nodes_that_are_being_emptied_whatever_else_it_asks_for() {
+    let terms = |required: Value, leaving: &[&str]| {
+        let mut spec = everything();
+        spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+        let instance = instance(&spec);
+        let leaving: Vec<String> = leaving.iter().map(ToString::to_string).collect();
+        let input = PodInput {
+            instance: &instance,
+            image: "i",
+            requirements: &Requirements::default(),
+            claims: &BTreeMap::new(),
+            suffix: "other",
+            host_uuid: "h2",
+            emulation: false,
+            arriving: None,
+        };
+        let migration = MigrationTarget {
+            uid: "m-1",
+            name: "move",
+            full: &[],
+            leaving: &leaving,
+        };
+        let pod = target_pod(&input, migration);
+        let affinity = serde_json::to_value(pod.spec.unwrap().affinity.unwrap()).unwrap();
+        affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone()
+    };
+    let not_on = |node: &str| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
+    let asked = json!([{"key": "disk", "operator": "Exists"}]);
+    assert_eq!(
+        terms(json!(null), &["a", "b"]),
+        json!([{"matchFields": [not_on("a"), not_on("b")]}])
+    );
+    assert_eq!(
+        terms(
+            json!({"nodeSelectorTerms": [{"matchExpressions": asked}, {"matchFields": [not_on("z")]}, {}]}),
+            &["a"]
+        ),
+        json!([{"matchExpressions": asked, "matchFields": [not_on("a")]}, {"matchFields": [not_on("z"), not_on("a")]}, {}])
+    );
+    assert_eq!(terms(json!(null), &[]), json!(null));
+}
+
+#[test]
 fn a_target_is_the_same_pod_on_another_node() {
     let instance = instance(&everything());
     let requirements = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
@@ -145,6 +188,7 @@ fn a_target_is_the_same_pod_on_another_node() {
         uid: "m-1",
         name: "move",
         full: &[],
+        leaving: &[],
     };
     let mut target = target_pod(&input, migration);
     let labels = target.metadata.labels.as_mut().unwrap();

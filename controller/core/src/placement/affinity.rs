@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+
+/// Taint of a node that was cordoned.
+pub(super) const CORDON: &str = "node.kubernetes.io/unschedulable";
 
 /// Whether a node with this name and these labels meets a required node affinity.
 pub(super) fn admits(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
@@ -46,6 +49,24 @@ pub(super) fn meets(expression: &NodeSelectorRequirement, value: Option<&str>) -
         "Gt" => compared(true),
         "Lt" => compared(false),
         _ => false,
+    }
+}
+
+/// Whether the scheduler itself keeps pods with these tolerations off a node: by a taint, or because it is
+/// cordoned.
+pub fn keeps_off(node: &Node, tolerations: &[Toleration]) -> bool {
+    let Some(spec) = &node.spec else { return false };
+    let taints = spec.taints.as_deref().unwrap_or_default();
+    let cordoned = spec.unschedulable == Some(true) && !tolerated(&cordon(), tolerations);
+    cordoned || in_the_way(taints, tolerations).next().is_some()
+}
+
+/// The taint that a cordon stands for, and that a cordoned node soon has.
+pub(super) fn cordon() -> Taint {
+    Taint {
+        key: CORDON.into(),
+        effect: "NoSchedule".into(),
+        ..Taint::default()
     }
 }
 

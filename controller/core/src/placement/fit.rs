@@ -20,8 +20,6 @@ use k8s_openapi::{
 use super::{ARCHITECTURE, Requirements, affinity, machine_key, misfit::Misfit, model_key};
 use crate::{aliases, quantity};
 
-/// Taint of a node that was cordoned.
-const CORDON: &str = "node.kubernetes.io/unschedulable";
 /// How many nodes are called by their names.
 const NAMED: usize = 3;
 /// How many reasons are given in one sentence.
@@ -344,17 +342,12 @@ fn surroundings(
     if node.shares == Some(0) && node.label(SCHEDULABLE) == Some(TRUE) {
         found.insert(Misfit::NoVirtualization);
     }
-    let cordon = Taint {
-        key: CORDON.into(),
-        effect: "NoSchedule".into(),
-        ..Taint::default()
-    };
-    if node.cordoned && !affinity::tolerated(&cordon, &spec.tolerations) {
+    if node.cordoned && !affinity::tolerated(&affinity::cordon(), &spec.tolerations) {
         found.insert(Misfit::Cordoned);
     }
     for taint in affinity::in_the_way(node.taints, &spec.tolerations) {
         found.insert(match taint.key.as_str() {
-            CORDON => Misfit::Cordoned,
+            affinity::CORDON => Misfit::Cordoned,
             key => Misfit::Tainted(key.into()),
         });
     }
