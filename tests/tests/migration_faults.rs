@@ -126,7 +126,7 @@ async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
     let mut killed = own_pods(cluster).await?;
     killed.retain(|pod| agent::restarts(pod) > 0);
     for pod in &killed {
-        cluster.delete(&["pod", &pod.name_any(), "--namespace=drydock"])?;
+        cluster.delete(&["pod", &pod.name_any(), "--namespace=drydock", "--timeout=90s"])?;
     }
     if killed.is_empty() {
         Ok(())
@@ -382,11 +382,29 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     until_whole(cluster).await?;
     let sides = self::sides(cluster).await?;
     moved_again(cluster, guest, &sides).await?;
+    until_no_sessions(cluster).await?;
     Ok(Outcome {
         migration,
         guest: if fate == Fate::Moved { "target" } else { "source" },
         retry: "succeeded",
     })
+}
+
+/// Waits until no tunnel keeps anything of a migration: with it an old tunnel would never end.
+async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
+    until_some("tunnels without sessions", || async {
+        let mut open = false;
+        for node in &cluster.nodes {
+            let pod = cluster.agent_pod(node).await?.name_any();
+            let metrics = cluster.tunnel_admin(&pod, "metrics")?;
+            let sessions = metrics
+                .lines()
+                .filter(|line| line.starts_with("drydock_tunnel_sessions"));
+            open |= sessions.into_iter().any(|line| !line.ends_with(" 0"));
+        }
+        Ok((!open).then_some(()))
+    })
+    .await
 }
 
 /// Moves the guest without any fault.

@@ -8,9 +8,10 @@ use drydock_api::{
     },
 };
 use drydock_runtime::{Event, Events, Severity};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
@@ -30,6 +31,25 @@ pub(super) async fn now(
         found.metadata.managed_fields = None;
         found
     }))
+}
+
+/// Whether the pod that a guest is to come to exists, as the API server itself says, past every cache.
+///
+/// # Errors
+/// If it does not say.
+pub(super) async fn target_pod_exists(
+    client: &Client,
+    migration: &VirtualMachineInstanceMigration,
+) -> kube::Result<bool> {
+    let target = migration.status.as_ref().and_then(|status| status.target.as_ref());
+    let Some((name, uid)) = target.and_then(|target| target.pod.as_deref().zip(target.pod_uid.as_deref())) else {
+        return Ok(false);
+    };
+    let api = Api::<Pod>::namespaced(client.clone(), &migration.namespace().unwrap_or_default());
+    // Agents may list pods, and read none alone.
+    let named = ListParams::default().fields(&format!("metadata.name={name}"));
+    let found = api.list_metadata(&named).await?.items;
+    Ok(found.iter().any(|pod| pod.metadata.uid.as_deref() == Some(uid)))
 }
 
 /// Applies the agent's part of `status.source`.

@@ -59,6 +59,8 @@ pub(super) struct TargetTask {
     /// Whether the guest can run here: why not.
     fits: Option<Result<(), Refusal>>,
     complete_since: Option<clock::Instant>,
+    /// The pod is not there any more, nor anything that ran in it.
+    gone: bool,
     backoff: Backoff,
 }
 
@@ -103,6 +105,7 @@ impl TargetTask {
             ask,
             fits: None,
             complete_since: None,
+            gone: false,
             backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
@@ -114,7 +117,7 @@ impl TargetTask {
         loop {
             self.seen.borrow_and_update();
             sessions.borrow_and_update();
-            if guest.is_none() && !self.pod_has_ended() {
+            if guest.is_none() && !self.pod_has_ended() && !self.gone {
                 guest = self.connect().await;
             }
             let handle = guest.as_ref().map(|guest| guest.handle.clone());
@@ -160,6 +163,24 @@ impl TargetTask {
             .is_some_and(|pod| seen::target_by_pod(pod).is_some())
     }
 
+    /// Finds out whether the pod of a migration that is over has gone before its end was seen. That
+    /// nothing of it is left is known when the kubelet has taken its folder away, which it does when its
+    /// containers have ended, and the API server itself says that there is no such pod.
+    async fn note_that_the_pod_has_gone(&mut self) -> Result<(), Trouble> {
+        let migration = self.migration();
+        let is_watched = self.seen.borrow().pod.is_some();
+        if self.gone || is_watched || !Record::of(&migration).is_over() {
+            return Ok(());
+        }
+        let Some(uid) = seen::pod_uid(&migration, Role::Target) else {
+            return Ok(());
+        };
+        if !self.shared.kubelet.join("pods").join(uid).exists() {
+            self.gone = !said::target_pod_exists(&self.shared.client, &migration).await?;
+        }
+        Ok(())
+    }
+
     /// Connects to the pod's libvirt once its launcher is ready; gives up when something changes.
     async fn connect(&mut self) -> Option<Guest> {
         let migration = self.migration();
@@ -170,12 +191,17 @@ impl TargetTask {
             folder.read_when_there(READY_FILE, READY_BYTES).await?;
             DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
         };
+        let again = Record::of(&migration)
+            .is_over()
+            .then(|| clock::Instant::now() + LOOK_AGAIN);
         let connected = tokio::select! {
             connected = connecting => connected,
             _ = self.seen.changed() => {
                 self.seen.mark_changed();
                 return None;
             }
+            // Of one that is over nothing may be left that could become ready.
+            () = clock::sleep_until_instant(again) => return None,
         };
         match connected {
             Ok((handle, events)) => Some(Guest { handle, events }),
@@ -200,7 +226,12 @@ impl TargetTask {
             let uid = migration.uid().unwrap_or_default();
             // Before the guest: a tunnel that has no session resumes nothing after this.
             let tunnel = seen::target_tunnel(&self.tunnels, &uid);
-            let by_pod = self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod));
+            self.note_that_the_pod_has_gone().await?;
+            let by_pod = if self.gone {
+                Some(TargetDomain::Over)
+            } else {
+                self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
+            };
             let domain = match (by_pod, handle) {
                 (Some(ended), _) => ended,
                 (None, Some(handle)) => seen::target_domain(&handle.state().await),
