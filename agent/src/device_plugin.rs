@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 
-use drydock_api::launcher::KVM_RESOURCE;
+use drydock_api::launcher::{KVM_RESOURCE, USERFAULTFD};
 use drydock_core::device_offer::Offer;
 use drydock_runtime::{Backoff, CancellationToken, Process, chain};
 use futures::FutureExt;
@@ -82,6 +82,7 @@ const RESOURCES: [Resource; 1] = [Resource {
 /// The plugins of this agent, one for each resource.
 pub(crate) struct DevicePlugin {
     offers: watch::Sender<Offer>,
+    post_copy: watch::Sender<bool>,
     closing: CancellationToken,
     tasks: TaskTracker,
 }
@@ -98,6 +99,7 @@ impl DevicePlugin {
         nodes: impl Fn(&str) -> String + Send + Sync + 'static,
     ) -> Self {
         let (offers, offered) = watch::channel(offer);
+        let post_copy = watch::channel(false).0;
         let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
         let nodes: Arc<dyn Fn(&str) -> String + Send + Sync> = Arc::new(nodes);
         for resource in &RESOURCES {
@@ -106,6 +108,7 @@ impl DevicePlugin {
                 count,
                 nodes: Arc::clone(&nodes),
                 offers: offered.clone(),
+                post_copy: post_copy.subscribe(),
                 registration: watch::Sender::new(0),
                 stream_ended: Notify::new(),
             });
@@ -120,7 +123,17 @@ impl DevicePlugin {
             process.spawn("device plugin", tasks.track_future(keeper.keep()));
         }
         tasks.close();
-        Self { offers, closing, tasks }
+        Self {
+            offers,
+            post_copy,
+            closing,
+            tasks,
+        }
+    }
+
+    /// Whether pods are given the device for post-copy ([`USERFAULTFD`]) with their share from now on.
+    pub(crate) fn offer_post_copy(&self, post_copy: bool) {
+        self.post_copy.send_replace(post_copy);
     }
 
     /// Offers something else from now on; the kubelet is told at once.

@@ -20,7 +20,9 @@ use std::{
     time::Duration,
 };
 
-use drydock_api::{Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, node_reference};
+use drydock_api::{
+    Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, launcher::USERFAULTFD, node_reference,
+};
 use drydock_core::{
     configuration::{Configuration, Resolution, Source, gathering::sources, spread},
     device_offer::Offer,
@@ -340,7 +342,11 @@ impl NodeTask {
             agent_version: env!("CARGO_PKG_VERSION"),
             previous: &previous,
         });
+        let post_copy = following.resolution.configuration.migrations.post_copy;
         self.offer(plan.offer, stopping);
+        if let Some(plugin) = &self.plugin {
+            plugin.offer_post_copy(post_copy && Path::new(USERFAULTFD).exists());
+        }
         if let Some((facts, _)) = self.host.facts() {
             let host = Host::of(facts, &self.mask).map(Arc::new);
             self.told_guests.send_if_modified(|told| {

@@ -25,6 +25,7 @@ mod dialer;
 mod final_reply;
 mod guest;
 mod identity;
+mod last_call;
 mod listener;
 pub(crate) mod local;
 mod metrics;

@@ -17,6 +17,8 @@ mod node;
 #[path = "../host/tests/pod/mod.rs"]
 #[expect(dead_code, reason = "not all of the pod's helpers are needed here")]
 mod pod;
+#[path = "hand_over/post_copy.rs"]
+mod post_copy;
 #[path = "hand_over/reply.rs"]
 mod reply;
 #[path = "hand_over/tunnel.rs"]
@@ -60,7 +62,7 @@ async fn a_guest_goes_on_once_and_misses_nothing() {
 
 /// How the source's libvirtd does not get the reply that is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loss {
+pub(crate) enum Loss {
     /// The connection ends instead.
     AtOnce,
     /// It ends after a while.
@@ -69,10 +71,10 @@ enum Loss {
     WithTunnel,
 }
 
-const LOSSES: [Loss; 3] = [Loss::AtOnce, Loss::Late, Loss::WithTunnel];
+pub(crate) const LOSSES: [Loss; 3] = [Loss::AtOnce, Loss::Late, Loss::WithTunnel];
 
 impl Loss {
-    fn fate(self) -> Fate {
+    pub(crate) fn fate(self) -> Fate {
         match self {
             Self::AtOnce => Fate::IsLost,
             Self::Late | Self::WithTunnel => Fate::Waits,
@@ -80,7 +82,7 @@ impl Loss {
     }
 
     /// Loses a reply that waits.
-    async fn happen(self, world: &mut World) {
+    pub(crate) async fn happen(self, world: &mut World) {
         match self {
             Self::AtOnce => {}
             Self::Late => world.reply.decide(Fate::IsLost),

@@ -87,6 +87,29 @@ fn write(path: &str, every: Duration) -> io::Result<()> {
     })
 }
 
+/// Changes a byte of each page of so many MiB at each interval. No page is empty or like another, so that
+/// none is sent for less than its size.
+fn dirty(mebibytes: usize, every: Duration) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    let mut number = 1u64;
+    let mut random = || {
+        number ^= number << 13;
+        number ^= number >> 7;
+        number ^= number << 17;
+        number
+    };
+    let mut memory: Vec<u64> = (0..mebibytes << 17).map(|_| random()).collect();
+    println!("dirty {mebibytes} MiB");
+    let mut due = Instant::now();
+    loop {
+        for page in memory.chunks_mut(PAGE / 8) {
+            page[0] = page[0].wrapping_add(1);
+        }
+        due = (due + every).max(Instant::now());
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+    }
+}
+
 /// Sends back what it is sent, on each connection.
 fn listen(port: u16) -> io::Result<()> {
     for stream in TcpListener::bind(("0.0.0.0", port))?.incoming() {
@@ -111,9 +134,10 @@ fn main() {
         (["count", _], Some(every)) => count(every),
         (["udp", target, _], Some(every)) => udp(target, every),
         (["write", path, _], Some(every)) => write(path, every),
+        (["dirty", size, _], Some(every)) if size.parse::<usize>().is_ok() => dirty(size.parse().unwrap_or(0), every),
         (["listen", port], _) if port.parse::<u16>().is_ok() => listen(port.parse().unwrap_or(0)),
         _ => {
-            eprintln!("beacon: count INTERVAL | udp HOST:PORT INTERVAL | write FILE INTERVAL | listen PORT");
+            eprintln!("beacon: count INTERVAL | udp HOST:PORT INTERVAL | write FILE INTERVAL | dirty MIB INTERVAL | listen PORT");
             exit(2);
         }
     };

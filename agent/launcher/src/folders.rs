@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use drydock_api::launcher::{
     CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER, LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE,
-    READY_FILE, RUN_FOLDER, SECRETS_FOLDER, VOLUMES_FOLDER,
+    READY_FILE, RUN_FOLDER, SECRETS_FOLDER, USERFAULTFD, VOLUMES_FOLDER,
 };
 
 /// The pod's folders, below `/` unless a test has its own root.
@@ -43,6 +43,11 @@ impl Folders {
     /// Says that the pod is ready.
     pub(crate) fn ready(&self) -> PathBuf {
         self.run().join(READY_FILE)
+    }
+
+    /// The device by which QEMU waits for memory.
+    pub(crate) fn userfaultfd(&self) -> PathBuf {
+        self.place(USERFAULTFD)
     }
 
     /// The guest's first serial port is connected to it.

@@ -7,7 +7,7 @@
 //! ```
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
@@ -58,6 +58,7 @@ pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
         .map(|disks| Ready {
             disks,
             addresses: addresses::of_pod(),
+            post_copy: can_be_opened(&folders.userfaultfd()),
         })
         .map_err(|refused| refused.to_string())
         .and_then(|ready| serde_json::to_string(&ready).map_err(|error| error.to_string()))
@@ -70,6 +71,11 @@ pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// QEMU will be able to open this device, as the same user.
+fn can_be_opened(device: &Path) -> bool {
+    File::options().read(true).write(true).open(device).is_ok()
 }
 
 /// Says that the pod is ready: whoever sees the file sees all of it.

@@ -14,7 +14,7 @@ use tonic::{
 };
 
 use super::{
-    Resource,
+    Resource, USERFAULTFD,
     messages::{
         AllocateRequest, AllocateResponse, Allocation, Device, DeviceIds, DeviceNode, Devices, Empty, HEALTHY, Options,
         PreferredRequest, PreferredResponse, UNHEALTHY, paths,
@@ -32,6 +32,8 @@ pub(super) struct Plugin {
     pub(super) nodes: Arc<dyn Fn(&str) -> String + Send + Sync>,
     /// What is offered now.
     pub(super) offers: watch::Receiver<Offer>,
+    /// The device for post-copy comes with it.
+    pub(super) post_copy: watch::Receiver<bool>,
     /// The registration that counts: streams of earlier ones end.
     pub(super) registration: watch::Sender<u64>,
     /// Told when a stream of the registration that counts has ended.
@@ -111,10 +113,13 @@ impl Plugin {
                 self.resource.name
             )));
         };
+        let post_copy = self.post_copy.borrow().then_some(USERFAULTFD);
         let nodes: Vec<DeviceNode> = devices
             .iter()
+            .copied()
+            .chain(post_copy)
             .map(|device| DeviceNode {
-                container_path: (*device).to_owned(),
+                container_path: device.to_owned(),
                 host_path: (self.nodes)(device),
                 permissions: "rw".into(),
             })

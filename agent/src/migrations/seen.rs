@@ -9,7 +9,7 @@ use drydock_core::{
         target::{TargetDomain, TargetTunnel},
     },
 };
-use drydock_host::domain::{CallError, JobInfo, JobOperation, PausedReason, ShutOffReason, State};
+use drydock_host::domain::{CallError, JobInfo, JobOperation, PausedReason, RunningReason, ShutOffReason, State};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
@@ -95,10 +95,23 @@ pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
         // libvirt says so once all of it has come. Before, it is paused for other reasons: it starts up,
         // it migrates.
         Ok(State::Paused(PausedReason::User)) => TargetDomain::Complete,
+        Ok(
+            State::Running(RunningReason::PostCopy | RunningReason::PostCopyFailed)
+            | State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed),
+        ) => TargetDomain::PostCopy,
         Ok(State::Paused(_)) => TargetDomain::Incoming,
         Ok(State::Running(_) | State::Blocked | State::ShuttingDown | State::PmSuspended) => TargetDomain::Running,
         Ok(State::ShutOff(_) | State::Crashed(_)) => TargetDomain::Over,
     }
+}
+
+/// The connection by which the rest of a guest was to come is broken. libvirt knows no way to mend it over
+/// unix sockets (its own crashes its target's daemon), so such a guest does not go on.
+pub(super) fn post_copy_is_broken(state: &Result<State, CallError>) -> bool {
+    matches!(
+        state,
+        Ok(State::Running(RunningReason::PostCopyFailed) | State::Paused(PausedReason::PostCopyFailed))
+    )
 }
 
 /// The guest on its target, by the end of its pod; `None` if that has not ended.

@@ -79,6 +79,8 @@ pub(super) struct SourceTask {
     /// libvirt has told of the guest that it has left. Its launcher may end before libvirt can be asked.
     left: bool,
     keep_paused: Option<bool>,
+    /// The guest has been switched to post-copy.
+    switched: bool,
     monitor: Option<Monitor>,
     progress: Option<Written>,
     metrics: Option<LeavingGuest>,
@@ -123,6 +125,7 @@ impl SourceTask {
             stood_still: false,
             left: false,
             keep_paused: None,
+            switched: false,
             monitor: None,
             progress: None,
             metrics: None,
@@ -265,6 +268,7 @@ impl SourceTask {
                 }
                 _ => domain,
             };
+            self.switched |= domain == SourceDomain::PostCopy;
             if job == Job::None {
                 self.metrics = None;
             }
@@ -394,7 +398,7 @@ impl SourceTask {
             // libvirt counts in MiB/s; less than one is one.
             bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
             auto_converge: configuration.allow_auto_converge.unwrap_or(false),
-            post_copy: false,
+            post_copy: self.may_be_switched(migration),
             allow_unsafe: false,
         };
         if let Ok(limits) = Limits::new(&configuration, 0) {
@@ -413,6 +417,17 @@ impl SourceTask {
         );
         self.call = Call::Pending;
         self.moving.spawn(async move { handle.migrate(how).await });
+    }
+
+    /// Whether the guest may be switched to post-copy: it is allowed, its target can take it so, and the tunnel
+    /// sees to it that a guest that was not switched arrives paused.
+    fn may_be_switched(&self, migration: &VirtualMachineInstanceMigration) -> bool {
+        let status = migration.status.clone().unwrap_or_default();
+        let configuration = configuration(status.migration_state.as_ref());
+        let allowed = Limits::new(&configuration, 0).is_ok_and(|limits| limits.post_copy && limits.workload_disruption);
+        let target = status.target.is_some_and(|target| target.post_copy);
+        let session = self.tunnels.session(&migration.uid().unwrap_or_default());
+        allowed && target && session.is_some_and(|session| session.state.holds_last_call)
     }
 
     /// Tells the tunnel whether the guest is to stay paused at its target.
@@ -473,6 +488,7 @@ impl SourceTask {
                 side.reason = Some(reason.into());
                 side.message = Some(message);
             }
+            SourceState::Released if self.switched => side.mode = Some(MigrationMode::PostCopy),
             SourceState::Halted | SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
         }
         self.written = Some(said::source(&self.shared.client, migration, &side).await?);
@@ -559,14 +575,14 @@ impl SourceTask {
         let status = migration.status.clone().unwrap_or_default();
         let configuration = configuration(status.migration_state.as_ref());
         let to_move = is_paused_to_move(migration);
+        let by_user = matches!(state, State::Paused(PausedReason::User)) && !to_move;
         let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
-        let sample = sample(info, paused, false);
+        let sample = sample(info, paused, self.switched);
         if self.monitor.is_none() {
+            // A guest that its user has paused changes nothing, and would go on by being switched.
+            let post_copy = self.may_be_switched(migration) && !by_user;
             self.monitor = Limits::new(&configuration, sample.data_total)
-                .map(|limits| Limits {
-                    post_copy: false,
-                    ..limits
-                })
+                .map(|limits| Limits { post_copy, ..limits })
                 .map(Monitor::new)
                 .ok();
         }
@@ -592,6 +608,8 @@ impl SourceTask {
                     Ok(()) => handle.suspend().await,
                     Err(_) => Ok(()),
                 },
+                // Nothing could be given up after that.
+                Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
                 Act::StartPostCopy => handle.start_post_copy().await,
                 Act::Abort => {
                     self.failure = Some(action.sentence.clone());

@@ -8,12 +8,13 @@ use drydock_api::{
         VirtualMachineInstanceMigration,
         migration::{MigrationTarget, TargetState},
     },
-    launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME},
+    launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME, Ready},
 };
 use drydock_core::{
     domain::full_cpu,
     migration::{
         record::Record,
+        status::POST_COPY_BROKEN,
         target::{TargetDomain, TargetStep, TargetView, step},
     },
 };
@@ -61,6 +62,8 @@ pub(super) struct TargetTask {
     complete_since: Option<clock::Instant>,
     /// The pod is not there any more, nor anything that ran in it.
     gone: bool,
+    /// The pod can take a guest by post-copy.
+    post_copy: bool,
     backoff: Backoff,
 }
 
@@ -106,6 +109,7 @@ impl TargetTask {
             fits: None,
             complete_since: None,
             gone: false,
+            post_copy: false,
             backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
@@ -188,8 +192,12 @@ impl TargetTask {
         let domain = seen::domain_of(&migration);
         let connecting = async {
             let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
-            folder.read_when_there(READY_FILE, READY_BYTES).await?;
-            DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
+            let ready = folder.read_when_there(READY_FILE, READY_BYTES).await?;
+            // What else it says concerns guests that start here. A text of another form says nothing of this.
+            let post_copy = serde_json::from_slice(&ready).is_ok_and(|ready: Ready| ready.post_copy);
+            let connected =
+                DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await?;
+            Ok::<_, CallError>((connected, post_copy))
         };
         let again = Record::of(&migration)
             .is_over()
@@ -204,7 +212,10 @@ impl TargetTask {
             () = clock::sleep_until_instant(again) => return None,
         };
         match connected {
-            Ok((handle, events)) => Some(Guest { handle, events }),
+            Ok(((handle, events), post_copy)) => {
+                self.post_copy = post_copy;
+                Some(Guest { handle, events })
+            }
             Err(error) => {
                 warn!(migration = migration.name_any(), error = %chain(&error), "the pod's libvirt cannot be reached");
                 None
@@ -232,11 +243,16 @@ impl TargetTask {
             } else {
                 self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
             };
-            let domain = match (by_pod, handle) {
-                (Some(ended), _) => ended,
-                (None, Some(handle)) => seen::target_domain(&handle.state().await),
-                (None, None) => TargetDomain::Unknown,
+            let state = match (by_pod, handle) {
+                (None, Some(handle)) => Some(handle.state().await),
+                _ => None,
             };
+            let domain = by_pod
+                .or_else(|| state.as_ref().map(seen::target_domain))
+                .unwrap_or(TargetDomain::Unknown);
+            if state.as_ref().is_some_and(seen::post_copy_is_broken) {
+                self.tell_that_post_copy_is_broken(&migration).await?;
+            }
             // It may have been told to let the guest go on, which ran and ended meanwhile.
             let tunnel = match domain {
                 TargetDomain::Over => seen::target_tunnel(&self.tunnels, &uid),
@@ -390,6 +406,39 @@ impl TargetTask {
         }
     }
 
+    /// Says that the rest of a guest cannot come any more. Nothing of either side is touched.
+    async fn tell_that_post_copy_is_broken(
+        &mut self,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> Result<(), Trouble> {
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.target.clone())
+            .unwrap_or_default();
+        if before.reason.as_deref() == Some(POST_COPY_BROKEN) {
+            return Ok(());
+        }
+        let message = "the connection broke by which the rest of the guest's memory was to come after it had been \
+                       switched to post-copy: the guest stands still, and cannot go on; delete the \
+                       VirtualMachineInstance to end it on both nodes";
+        let side = MigrationTarget {
+            reason: Some(POST_COPY_BROKEN.into()),
+            message: Some(message.into()),
+            ..before
+        };
+        self.written = Some(said::target(&self.shared.client, migration, &side).await?);
+        warn!(migration = migration.name_any(), "post-copy is broken");
+        said::tell(
+            &self.shared.events,
+            migration,
+            Severity::Warning,
+            POST_COPY_BROKEN,
+            message.into(),
+        );
+        Ok(())
+    }
+
     /// Says how far the target is.
     async fn say(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
         let before = migration
@@ -409,6 +458,7 @@ impl TargetTask {
                 let prepared = session.tunnel.prepare(self::session(migration)).await?;
                 side.fingerprint = Some(prepared.fingerprint);
                 side.address = Some(prepared.address);
+                side.post_copy = self.post_copy;
             }
             TargetState::Refused => {
                 if let Some(Err(refusal)) = &self.fits {
@@ -416,7 +466,9 @@ impl TargetTask {
                     side.message = Some(refusal.message.clone());
                 }
             }
-            TargetState::Complete | TargetState::Running | TargetState::Gone | TargetState::Ended => {}
+            // Whatever was in the way is over.
+            TargetState::Running => (side.reason, side.message) = (None, None),
+            TargetState::Complete | TargetState::Gone | TargetState::Ended => {}
         }
         let pod = self.seen.borrow().pod.clone().filter(|_| state == TargetState::Running);
         let client = self.shared.client.clone();

@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use drydock_host::pod_folder::PodListener;
 use drydock_runtime::{Backoff, Process, chain, clock::Instant};
+use futures::future::BoxFuture;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::AsyncWriteExt,
@@ -16,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::{
     control::{self, Left},
     identity,
+    last_call::GuestLeft,
     local::Reply,
     session::{Session, lock},
     stream_header::Stream,
@@ -182,6 +184,10 @@ impl Proving for LibvirtProof<'_> {
         );
         self.0
             .prove(Proof::ReplyConsumed, |facts| facts.reply = Reply::Consumed);
+    }
+
+    fn guest(&self) -> BoxFuture<'_, GuestLeft> {
+        self.0.guests.leaving(&self.0.folder, &self.0.spec.domain)
     }
 }
 

@@ -10,18 +10,18 @@
 //! (of all of it), program, version, procedure, type, serial and status, each of 4 bytes, big-endian.
 
 /// Bytes before the arguments.
-const HEADER: usize = 28;
+pub(super) const HEADER: usize = 28;
 /// libvirt's longest message (`VIR_NET_MESSAGE_MAX`) and its length.
 const LONGEST: u32 = 33_554_432 + 4;
 /// libvirt's program for domains (`REMOTE_PROGRAM`).
-const PROGRAM: u32 = 0x2000_8086;
+pub(super) const PROGRAM: u32 = 0x2000_8086;
 /// Its version (`REMOTE_PROTOCOL_VERSION`).
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// The last call of a migration, with parameters and without
 /// (`REMOTE_PROC_DOMAIN_MIGRATE_FINISH3_PARAMS`, `REMOTE_PROC_DOMAIN_MIGRATE_FINISH3`).
-const LAST_CALLS: [u32; 2] = [306, 217];
+pub(super) const LAST_CALLS: [u32; 2] = [306, 217];
 /// A message is a call.
-const CALL: u32 = 0;
+pub(super) const CALL: u32 = 0;
 /// A message is the reply to one.
 const REPLY: u32 = 1;
 /// What was called has succeeded.
@@ -154,7 +154,7 @@ impl Frames {
 }
 
 /// Bytes that follow the header of a message of this length.
-fn body(length: u32) -> Option<usize> {
+pub(super) fn body(length: u32) -> Option<usize> {
     let length = (length <= LONGEST).then_some(length)?;
     usize::try_from(length).ok()?.checked_sub(HEADER)
 }

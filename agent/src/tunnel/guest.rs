@@ -1,4 +1,5 @@
-//! The guest that arrives: waits for its release, and lets it go on when it is complete.
+//! The guest that arrives: waits for its release, and lets it go on when it is complete. And the guest that
+//! leaves, of which only one thing is asked: whether it was switched to post-copy.
 //!
 //! ```text
 //!  release over the control channel ─┐
@@ -20,17 +21,19 @@ use drydock_runtime::{Backoff, Process, chain};
 use futures::future::BoxFuture;
 use tracing::{info, warn};
 
-use super::session::Session;
+use super::{last_call::GuestLeft, session::Session};
 
 /// First pause before libvirt is asked again after it refused. It doubles.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Longest such pause.
 const ASK_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 
-/// How guests that arrive are asked.
-pub(super) trait IncomingGuests: fmt::Debug + Send + Sync {
-    /// The guest of this domain in this pod's folder.
-    fn guest(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest>;
+/// How guests are asked.
+pub(super) trait Guests: fmt::Debug + Send + Sync {
+    /// The guest of this domain that arrives in this pod's folder.
+    fn incoming(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest>;
+    /// How the guest of this domain is that leaves.
+    fn leaving<'a>(&'a self, folder: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft>;
 }
 
 /// One guest that arrives, or is to arrive.
@@ -47,14 +50,39 @@ pub(super) trait IncomingGuest: Send {
 #[derive(Debug)]
 pub(super) struct LibvirtGuests;
 
-impl IncomingGuests for LibvirtGuests {
-    fn guest(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
+impl Guests for LibvirtGuests {
+    fn incoming(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
         Box::new(LibvirtGuest {
             folder: folder.clone(),
             domain: domain.to_owned(),
             connection: None,
             pause: Backoff::new(ASK_AGAIN, ASK_AGAIN_AT_MOST),
         })
+    }
+
+    fn leaving<'a>(&'a self, folder: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft> {
+        Box::pin(async move {
+            let asked = async {
+                let (guest, _events) =
+                    DomainHandle::connect(folder, LIBVIRT_SOCKET, domain, Deadlines::default()).await?;
+                guest.state().await
+            };
+            let left = asked.await.map(left_in);
+            match &left {
+                Ok(left) => info!(domain, ?left, "its libvirt is about to let it go on at its target"),
+                Err(error) => warn!(domain, error = %chain(error), "it cannot be told how a guest that leaves is"),
+            }
+            left.unwrap_or(GuestLeft::MayReturn)
+        })
+    }
+}
+
+/// What a state of the source's domain says of a guest that leaves. libvirt never resumes one that is paused
+/// for post-copy, whatever fails, and refuses to when it is asked.
+fn left_in(state: State) -> GuestLeft {
+    match state {
+        State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed) => GuestLeft::Switched,
+        _ => GuestLeft::MayReturn,
     }
 }
 
@@ -173,8 +201,8 @@ fn of_state(state: State) -> GuestHere {
 }
 
 /// Looks after the guest of a session until that is closed.
-pub(super) fn start(session: &Arc<Session>, guests: &dyn IncomingGuests, process: &Process) {
-    let guest = guests.guest(&session.folder, &session.spec.domain);
+pub(super) fn start(session: &Arc<Session>, process: &Process) {
+    let guest = session.guests.incoming(&session.folder, &session.spec.domain);
     let session = Arc::clone(session);
     process.spawn("guest that arrives", async move {
         let closed = session.closed.clone();
@@ -242,6 +270,21 @@ mod tests {
     use drydock_host::domain::{RunningReason, ShutOffReason};
 
     use super::*;
+
+    #[test]
+    fn only_a_guest_that_was_switched_cannot_return() {
+        for (state, expected) in [
+            (State::Paused(PausedReason::PostCopy), GuestLeft::Switched),
+            (State::Paused(PausedReason::PostCopyFailed), GuestLeft::Switched),
+            (State::Paused(PausedReason::Migration), GuestLeft::MayReturn),
+            (State::Paused(PausedReason::User), GuestLeft::MayReturn),
+            (State::Running(RunningReason::Booted), GuestLeft::MayReturn),
+            (State::ShutOff(ShutOffReason::Migrated), GuestLeft::MayReturn),
+            (State::Unknown { state: 99, reason: 0 }, GuestLeft::MayReturn),
+        ] {
+            assert_eq!(left_in(state), expected, "{state}");
+        }
+    }
 
     #[test]
     fn only_a_guest_that_is_paused_as_by_a_user_is_complete_and_has_not_run() {

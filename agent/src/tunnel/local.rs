@@ -127,6 +127,10 @@ pub(crate) struct SessionState {
     /// Why it carries nothing any more, in one CamelCase word. It stays in the list until it is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<String>,
+    /// Source: libvirt's last call has the target leave the guest paused, unless it was switched to post-copy.
+    /// Tunnels of earlier versions do not see to that.
+    #[serde(default)]
+    pub(crate) holds_last_call: bool,
 }
 
 /// What a tunnel is asked to do. Each may be asked again.

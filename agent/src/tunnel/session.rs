@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use tracing::info;
 
 use super::{
+    guest::Guests,
     identity::{Fingerprint, Identity},
     local::{Reply, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,
@@ -116,6 +117,8 @@ pub(super) struct Session {
     pub(super) folder: PodFolder,
     /// Who this side is.
     pub(super) identity: Identity,
+    /// How its guest is asked.
+    pub(super) guests: Arc<dyn Guests>,
     /// What is counted.
     pub(super) metrics: TunnelMetrics,
     /// Cancelled when it is closed.
@@ -139,6 +142,7 @@ impl Session {
         folder: PodFolder,
         identity: Identity,
         sockets: Vec<(Stream, PodListener)>,
+        guests: Arc<dyn Guests>,
         metrics: TunnelMetrics,
         changes: Arc<Changes>,
     ) -> Self {
@@ -146,6 +150,7 @@ impl Session {
             spec,
             folder,
             identity,
+            guests,
             metrics,
             closed: CancellationToken::new(),
             sockets: Mutex::new(sockets),
@@ -278,6 +283,7 @@ impl Session {
             resumed: facts.target.taken_over().is_some(),
             trouble: facts.trouble,
             ended: facts.ended.map(str::to_owned),
+            holds_last_call: role == Role::Source,
         }
     }
 }

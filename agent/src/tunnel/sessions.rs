@@ -19,7 +19,7 @@ use tracing::info;
 
 use super::{
     dialer,
-    guest::{self, IncomingGuests},
+    guest::{self, Guests},
     identity::{Fingerprint, Identity},
     local::{Answer, Call, Peer, Prepared, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,
@@ -43,8 +43,8 @@ pub(super) struct Setting {
     pub(super) address: SocketAddr,
     /// User of processes in launcher pods.
     pub(super) owner: u32,
-    /// How guests that arrive are asked.
-    pub(super) guests: Arc<dyn IncomingGuests>,
+    /// How guests are asked.
+    pub(super) guests: Arc<dyn Guests>,
     /// What is counted.
     pub(super) metrics: TunnelMetrics,
 }
@@ -158,7 +158,8 @@ impl Sessions {
         );
         let migration = spec.migration.clone();
         let changes = Arc::clone(&self.0.changes);
-        let session = Session::new(spec, folder, identity, sockets, self.metrics().clone(), changes);
+        let guests = Arc::clone(&self.0.setting.guests);
+        let session = Session::new(spec, folder, identity, sockets, guests, self.metrics().clone(), changes);
         let session = Arc::new(session);
         let prepared = self.prepared(&session);
         lock(&self.0.table).insert(migration, session);
@@ -222,7 +223,7 @@ impl Sessions {
         }
         match paired.clone() {
             Paired::Target { address, tls } => dialer::start(&session, address, &tls, &self.0.process)?,
-            Paired::Source { .. } => guest::start(&session, self.0.setting.guests.as_ref(), &self.0.process),
+            Paired::Source { .. } => guest::start(&session, &self.0.process),
         }
         info!(migration, peer = %fingerprint, "session paired");
         session.paired(fingerprint, paired);

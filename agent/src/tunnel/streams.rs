@@ -16,6 +16,7 @@ use std::{
 };
 
 use drydock_host::unread::{Unread, unread};
+use futures::future::BoxFuture;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadHalf, WriteHalf, split},
@@ -23,7 +24,11 @@ use tokio::{
     sync::Notify,
 };
 
-use super::{final_reply::FinalReply, session::Session};
+use super::{
+    final_reply::FinalReply,
+    last_call::{GuestLeft, LastCalls, Piece},
+    session::Session,
+};
 
 /// Size of the buffer of each direction. rustls holds as much again until TCP has taken it.
 const BUFFER: usize = 64 * 1024;
@@ -77,10 +82,12 @@ pub(super) trait Proving: Sync {
     fn forwarded(&self);
     /// libvirtd has read all of it.
     fn consumed(&self);
+    /// How the guest is here: libvirtd is about to have the target let it go on.
+    fn guest(&self) -> BoxFuture<'_, GuestLeft>;
 }
 
 /// Carries a stream. With `proving`, the unix side is a source's libvirtd, and it is told when that
-/// has the reply that proves.
+/// has the reply that proves, and asked before the target lets the guest go on.
 ///
 /// # Errors
 /// If either side fails, or is cut.
@@ -95,16 +102,11 @@ where
 {
     let (from_peer, to_peer) = split(tls);
     let follower = proving.map(|proving| (Follower::default(), proving));
-    let follow = follower.as_ref().map(|(follower, _)| follower);
+    let follow = follower.as_ref().map(|(follower, proving)| (follower, *proving));
     let carried = async {
         tokio::try_join!(
             outward(unix, to_peer, session, follow),
-            inward(
-                from_peer,
-                unix,
-                session,
-                follower.as_ref().map(|(follower, proving)| (follower, *proving))
-            ),
+            inward(from_peer, unix, session, follow),
         )
         .map(drop)
     };
@@ -128,10 +130,11 @@ async fn outward<S: AsyncWrite>(
     unix: &UnixStream,
     mut to_peer: WriteHalf<S>,
     session: &Session,
-    follower: Option<&Follower>,
+    follower: Option<(&Follower, &dyn Proving)>,
 ) -> io::Result<()> {
     unix.readable().await?;
     let mut buffer = vec![0; BUFFER];
+    let mut calls = LastCalls::default();
     loop {
         let length = match unix.try_read(&mut buffer) {
             Ok(0) => break,
@@ -143,14 +146,24 @@ async fn outward<S: AsyncWrite>(
             Err(error) => return Err(error),
         };
         let bytes = &buffer[..length];
-        if let Some(follower) = follower {
-            follower.called(bytes);
+        match follower {
+            None => to_peer.write_all(bytes).await?,
+            Some((follower, proving)) => {
+                for piece in calls.feed(bytes) {
+                    let bytes = match piece {
+                        Piece::Other(bytes) => bytes,
+                        Piece::LetsGoOn(call) => call.decided(proving.guest().await),
+                    };
+                    follower.called(&bytes);
+                    to_peer.write_all(&bytes).await?;
+                }
+            }
         }
-        to_peer.write_all(bytes).await?;
         to_peer.flush().await?;
         session.sent(length);
     }
     drop(buffer);
+    to_peer.write_all(&calls.rest()).await?;
     to_peer.shutdown().await
 }
 

@@ -66,6 +66,35 @@ pub(crate) fn furnish(pod: &Pod) {
     pod.own(&pod.scratch.join("said"));
 }
 
+/// So much of the memory of a guest that is not small has something in it.
+const FILLED: usize = 48 << 20;
+
+/// The same guest with more memory, which takes as many seconds to be sent as it has MiB when that is limited
+/// to 1 MiB a second.
+pub(crate) fn large_xml(pod: &Pod) -> String {
+    let mut filling = Vec::with_capacity(FILLED);
+    // No page is like another, and none is empty.
+    let mut number = 1_u32;
+    while filling.len() < FILLED {
+        number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        filling.extend(number.to_le_bytes());
+    }
+    fs::write(pod.scratch.join("filling"), filling).unwrap();
+    xml()
+        .replace(
+            "<domain type='qemu'>",
+            "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>",
+        )
+        .replace("<memory unit='MiB'>16<", "<memory unit='MiB'>64<")
+        .replace(
+            "</domain>",
+            &format!(
+                "<qemu:commandline><qemu:arg value='-device'/>\
+                 <qemu:arg value='loader,file={MOUNT}/filling,addr=0x200000,force-raw=on'/></qemu:commandline></domain>"
+            ),
+        )
+}
+
 /// Its definition. Without a local APIC the timer's interrupts get to the processor with no further ado; the
 /// buses of newer machines need one.
 pub(crate) fn xml() -> String {

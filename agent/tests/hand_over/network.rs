@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -40,7 +40,20 @@ pub(crate) struct Network {
     /// How often the control channel was cut.
     cuts: watch::Sender<usize>,
     is_control: Arc<AtomicBool>,
+    /// Connections beside the control channel, of this migration.
+    others: Arc<AtomicUsize>,
+    /// What passes of the guest's memory.
+    memory: watch::Sender<Memory>,
     _task: JoinSet<()>,
+}
+
+/// What passes of the guest's memory. Its connections are those after libvirt's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// All.
+    Passes,
+    /// Its connections are closed.
+    IsCut,
 }
 
 impl Network {
@@ -50,7 +63,10 @@ impl Network {
         let address = listener.local_addr().unwrap();
         let (held, cuts) = (watch::channel(Held::Nothing).0, watch::channel(0).0);
         let is_control = Arc::new(AtomicBool::new(true));
+        let (others, memory) = (Arc::new(AtomicUsize::new(0)), watch::channel(Memory::Passes).0);
         let way = Way {
+            others: Arc::clone(&others),
+            memory: memory.subscribe(),
             tunnel,
             held: held.subscribe(),
             cuts: cuts.subscribe(),
@@ -63,8 +79,22 @@ impl Network {
             held,
             cuts,
             is_control,
+            others,
+            memory,
             _task: task,
         }
+    }
+
+    /// A migration begins: its first connection is its control channel, its second libvirt's.
+    pub(crate) fn expect_migration(&self) {
+        self.expect_control();
+        self.others.store(0, Ordering::SeqCst);
+        self.memory.send_replace(Memory::Passes);
+    }
+
+    /// From now on this is what passes of the guest's memory.
+    pub(crate) fn memory(&self, memory: Memory) {
+        self.memory.send_replace(memory);
     }
 
     /// The next connection is a control channel.
@@ -89,6 +119,8 @@ struct Way {
     held: watch::Receiver<Held>,
     cuts: watch::Receiver<usize>,
     is_control: Arc<AtomicBool>,
+    others: Arc<AtomicUsize>,
+    memory: watch::Receiver<Memory>,
 }
 
 impl Way {
@@ -114,9 +146,19 @@ impl Way {
                         () = pass(from_target, to_source, Some((held, Held::ToSource))) => {}
                     }
                 });
-            } else {
+            } else if self.others.fetch_add(1, Ordering::SeqCst) == 0 {
                 connections.spawn(pass(from_source, to_target, None));
                 connections.spawn(pass(from_target, to_source, None));
+            } else {
+                let mut memory = self.memory.clone();
+                connections.spawn(async move {
+                    let both =
+                        async { tokio::join!(pass(from_source, to_target, None), pass(from_target, to_source, None)) };
+                    tokio::select! {
+                        _ = memory.wait_for(|memory| *memory == Memory::IsCut) => {}
+                        _ = both => {}
+                    }
+                });
             }
         }
     }

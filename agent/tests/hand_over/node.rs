@@ -6,8 +6,9 @@ use std::{
 };
 
 use drydock_host::domain::{CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Migration, Start, State};
+use nix::unistd::Pid;
 use serde_json::Value;
-use tokio::{process::Command, task::JoinSet};
+use tokio::{net::UnixStream, process::Command, task::JoinSet};
 
 use crate::{
     guest::{self, NAME, Said},
@@ -45,6 +46,12 @@ impl Node {
         }
     }
 
+    /// The pod's libvirtd.
+    pub(crate) async fn libvirtd(&self) -> Pid {
+        let stream = UnixStream::connect(self.pod.scratch.join("run").join(self.socket)).await;
+        Pid::from_raw(stream.unwrap().peer_cred().unwrap().pid().unwrap())
+    }
+
     /// Connects to libvirtd again, when it is there.
     pub(crate) async fn connect_again(&mut self) {
         (self.guest, self.events) = connect(&self.pod, self.socket).await;
@@ -52,8 +59,13 @@ impl Node {
 
     /// Defines a guest, starts it, and waits until it runs.
     pub(crate) async fn run(&mut self) {
+        self.run_as(&guest::xml()).await;
+    }
+
+    /// The same with this definition.
+    pub(crate) async fn run_as(&mut self, xml: &str) {
         Said::forget(&self.pod);
-        self.guest.define(&guest::xml()).await.unwrap();
+        self.guest.define(xml).await.unwrap();
         let started = self.guest.create(Start::Running).await;
         started.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()));
         self.until("Started Booted").await;
@@ -104,6 +116,16 @@ impl Node {
         let answered = self.virsh(&["qemu-monitor-command", NAME, question]).output().await;
         let answer: Value = serde_json::from_str(&printed(&answered.unwrap())?).unwrap();
         Ok(answer["return"]["status"].as_str().unwrap().to_owned())
+    }
+
+    /// Has QEMU do something past libvirt.
+    pub(crate) async fn qemu(&self, command: &Value) {
+        let did = self
+            .virsh(&["qemu-monitor-command", NAME, &command.to_string()])
+            .output()
+            .await;
+        let answer: Value = serde_json::from_str(&printed(&did.unwrap()).unwrap()).unwrap();
+        assert!(answer["error"].is_null(), "{command}: {answer}");
     }
 
     /// Migrates the guest so that libvirt decides when it goes on.
@@ -177,13 +199,18 @@ pub(crate) struct Moving(JoinSet<Result<(), CallError>>);
 impl Moving {
     /// Begins it, by libvirt's call.
     pub(crate) fn begin(guest: &DomainHandle) -> Self {
+        Self::begin_as(guest, Migration::default())
+    }
+
+    /// The same, of which all but the way is said.
+    pub(crate) fn begin_as(guest: &DomainHandle, how: Migration) -> Self {
         let guest = guest.clone();
         let mut moving = JoinSet::new();
         moving.spawn(async move {
             let migration = Migration {
                 destination: destination(),
                 memory: memory(),
-                ..Migration::default()
+                ..how
             };
             guest.migrate(migration).await
         });

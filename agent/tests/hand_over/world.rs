@@ -84,7 +84,7 @@ impl World {
         Said::forget(&self.target.pod);
         self.reply.decide(Fate::Passes);
         self.network.hold(Held::Nothing);
-        self.network.expect_control();
+        self.network.expect_migration();
         let mut target = self.target.tunnel.prepare(migration, "target").await;
         let source = self.source.tunnel.prepare(migration, "source").await;
         target["address"] = json!(self.network.address.to_string());

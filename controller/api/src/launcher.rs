@@ -52,6 +52,8 @@ pub const MIGRATION_MEMORY_SOCKET: &str = "migration/memory.sock";
 pub const MIGRATION_DISKS_SOCKET: &str = "migration/disks.sock";
 /// File in that folder: the guest has left for good. The node's tunnel makes it once it has proof.
 pub const MIGRATION_LEFT_FILE: &str = "migration/left";
+/// The device by which QEMU waits for memory that comes after the guest, by post-copy (`userfaultfd(2)`).
+pub const USERFAULTFD: &str = "/dev/userfaultfd";
 /// The file, below the run folder, that says that the pod is ready for its guest.
 pub const READY_FILE: &str = "ready.json";
 /// The socket, below the run folder, that the guest's first serial port is connected to.
@@ -156,6 +158,9 @@ pub struct Ready {
     /// The pod's addresses: the guest that starts here has them, and keeps them wherever it goes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<PodAddress>,
+    /// A guest may come here by post-copy: [`USERFAULTFD`] can be opened.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub post_copy: bool,
 }
 
 /// An address of a pod, with the network that it is in.

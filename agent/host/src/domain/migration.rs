@@ -36,7 +36,12 @@
 //! - Whoever was not there when a migration was given up hears nothing of it: only the missing job tells.
 //! - A target that had the domain defined before keeps that definition, with or without the guest.
 //! - **libvirt refuses `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED`.** So a migration that may be
-//!   switched lets the guest run on the target as soon as all of it is there, also if it was not switched.
+//!   switched lets the guest run on the target as soon as all of it is there, also if it was not switched, unless
+//!   whoever carries the last call puts `VIR_MIGRATE_PAUSED` into it: the target does as that says.
+//! - A source that was switched is never resumed: libvirt refuses when it is asked, nothing does it by itself, and
+//!   the job cannot be aborted. If the last reply is lost, or a libvirtd dies, libvirt follows both QEMUs to the
+//!   end all the same (11.3). If the memory's connection breaks: (paused, post-copy failed) here, (running,
+//!   post-copy failed) there, for good.
 
 use std::ffi::CStr;
 
@@ -54,14 +59,15 @@ pub struct Migration {
     pub memory: String,
     /// Disks that are copied. All others must be the same disks on both sides.
     pub disks: Option<DiskCopy>,
-    /// MiB/s at most, for memory and for each disk; `None` for no limit.
+    /// MiB/s at most, for memory and for each disk, also after a switch to post-copy but for what the guest waits
+    /// for; `None` for no limit.
     pub bandwidth: Option<u64>,
     /// The guest may be slowed down until it changes less memory than can be sent.
     pub auto_converge: bool,
     /// The guest may be switched to the target before all of it is there, by
     /// [`start_post_copy`](super::DomainHandle::start_post_copy). Such a migration does not leave the guest
     /// paused at its target, whether or not it is switched: libvirt cannot do both. If the target's last
-    /// answer is lost before the switch, the guest runs on both sides.
+    /// answer is lost before the switch, the guest runs on both sides, unless the last call was held for that.
     pub post_copy: bool,
     /// Shared disks are taken to be safe though libvirt sees a cache or a file system that is not.
     pub allow_unsafe: bool,
@@ -126,10 +132,11 @@ impl Migration {
         use MigrationParameter::{Number, Text};
         let mut parameters = vec![(sys::VIR_MIGRATE_PARAM_URI, Text(&self.memory))];
         if let Some(bandwidth) = self.bandwidth {
-            parameters.push((
-                sys::VIR_MIGRATE_PARAM_BANDWIDTH,
-                Number(bandwidth.min(BANDWIDTH_AT_MOST)),
-            ));
+            let bandwidth = Number(bandwidth.min(BANDWIDTH_AT_MOST));
+            parameters.push((sys::VIR_MIGRATE_PARAM_BANDWIDTH, bandwidth));
+            if self.post_copy {
+                parameters.push((sys::VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY, bandwidth));
+            }
         }
         if let Some(disks) = &self.disks {
             parameters.push((sys::VIR_MIGRATE_PARAM_DISKS_URI, Text(&disks.uri)));

@@ -36,6 +36,9 @@ const ACCOUNT: u32 = 107;
 /// Where libvirtd and QEMU find the pod's scratch folder, whichever pod it is.
 pub(crate) const MOUNT: &str = "/mnt";
 
+/// The device by which QEMU waits for memory that comes by post-copy.
+pub(crate) const USERFAULTFD: &str = "/dev/userfaultfd";
+
 /// The pod.
 pub(crate) struct Pod {
     /// The folder in which the pod's processes find everything, as this machine names it. Its `run` is the
@@ -99,11 +102,12 @@ impl Pod {
         // Two pods have the same paths, as a guest that moves needs.
         let script = format!(
             "mount --bind {scratch} {MOUNT} && mount --bind {scratch}/passwd /etc/passwd && \
-             mount --bind {scratch}/group /etc/group && while :; do \
+             mount --bind {scratch}/group /etc/group && {userfaultfd} && while :; do \
              setpriv --reuid={ACCOUNT} --regid={ACCOUNT} --clear-groups --no-new-privs --inh-caps=-all \
              libvirtd --timeout 0 --config {settings}; done",
             settings = settings.display(),
             scratch = self.scratch.display(),
+            userfaultfd = self.userfaultfd(),
         );
         let log = File::create(self.scratch.join("log")).unwrap();
         let mut command = Command::new("setpriv");
@@ -132,6 +136,17 @@ impl Pod {
             .stderr(log)
             .process_group(0);
         self.processes = Some(command.spawn().unwrap());
+    }
+
+    /// Gives the pod's processes the device by which QEMU waits for memory, as the device plugin does, if this
+    /// machine has it.
+    fn userfaultfd(&self) -> String {
+        let device = self.scratch.join("userfaultfd");
+        let device = device.display();
+        format!(
+            "if [ -c {USERFAULTFD} ]; then cp -a {USERFAULTFD} {device} && chmod 666 {device} && \
+             mount --bind {device} {USERFAULTFD}; fi"
+        )
     }
 
     /// Makes a folder that belongs to the pod's processes, or gives them what is there.

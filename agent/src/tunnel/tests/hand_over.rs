@@ -20,9 +20,13 @@ fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> 
     header.chain(body.iter().copied()).collect()
 }
 
-/// The last call and its reply.
+/// The last call, which leaves the guest paused, and its reply.
 fn last_call() -> (Vec<u8>, Vec<u8>) {
-    (message(306, 0, 12, 0, &[0; 40]), message(306, 1, 12, 0, &[1; 60]))
+    (last_call_with([0, 0, 0, 1 << 5]), message(306, 1, 12, 0, &[1; 60]))
+}
+
+fn last_call_with(flags: [u8; 4]) -> Vec<u8> {
+    message(306, 0, 12, 0, &[&[0; 32][..], &flags, &[0; 4]].concat())
 }
 
 /// Two libvirts that are connected through the tunnels.
@@ -70,6 +74,26 @@ async fn the_guest_goes_on_once_the_source_has_read_the_reply_and_not_before() {
     let state = world.target.until(MIGRATION, |state| state.resumed).await;
     assert_eq!(state.released, Some(Proof::ReplyConsumed));
     assert_eq!(guest.resumed(), 1);
+}
+
+#[tokio::test]
+async fn a_guest_that_may_be_switched_stands_still_at_its_target_unless_it_was() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    assert!(world.source.state(MIGRATION).unwrap().holds_last_call);
+    assert!(!world.target.state(MIGRATION).unwrap().holds_last_call);
+    let (mut source, mut target) = libvirts(&world).await;
+    let (paused, _) = last_call();
+    let goes_on = last_call_with([0; 4]);
+    for (switched, expected) in [(false, &paused), (true, &goes_on)] {
+        if switched {
+            world.source.guests.of(DOMAIN).is_switched();
+        }
+        source.write_all(&goes_on).await.unwrap();
+        let mut heard = vec![0; expected.len()];
+        target.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, expected, "switched: {switched}");
+    }
 }
 
 #[tokio::test]

@@ -31,7 +31,8 @@ use tokio::{
 
 use crate::tunnel::{
     client::TunnelClient,
-    guest::{IncomingGuest, IncomingGuests},
+    guest::{Guests, IncomingGuest},
+    last_call::GuestLeft,
     listener::Port,
     local::{Peer, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,
@@ -63,6 +64,7 @@ impl Drop for Folder {
 pub(super) struct FakeGuest {
     state: watch::Sender<GuestHere>,
     resumed: Arc<AtomicUsize>,
+    left: Arc<Mutex<GuestLeft>>,
     /// So many attempts to resume it fail.
     pub(super) failures: Arc<AtomicUsize>,
 }
@@ -72,12 +74,18 @@ impl FakeGuest {
         Self {
             state: watch::channel(GuestHere::Absent).0,
             resumed: Arc::default(),
+            left: Arc::new(Mutex::new(GuestLeft::MayReturn)),
             failures: Arc::default(),
         }
     }
 
     pub(super) fn becomes(&self, state: GuestHere) {
         self.state.send_replace(state);
+    }
+
+    /// It was switched to post-copy.
+    pub(super) fn is_switched(&self) {
+        *self.left.lock().unwrap() = GuestLeft::Switched;
     }
 
     /// How often it was resumed.
@@ -136,11 +144,15 @@ impl FakeGuests {
     }
 }
 
-impl IncomingGuests for FakeGuests {
-    fn guest(&self, _: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
+impl Guests for FakeGuests {
+    fn incoming(&self, _: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
         let guest = self.of(domain);
         let state = guest.state.subscribe();
         Box::new(FakeConnection { guest, state })
+    }
+
+    fn leaving<'a>(&'a self, _: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft> {
+        Box::pin(async { *self.of(domain).left.lock().unwrap() })
     }
 }
 

@@ -361,6 +361,9 @@ pub struct MigrationTarget {
     /// SHA-256 of the certificate that it shows, which was made for this migration alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    /// The guest may be switched to post-copy: QEMU can wait here for memory that comes later.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub post_copy: bool,
 }
 
 /// How far the target of a migration is.

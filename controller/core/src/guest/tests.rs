@@ -64,6 +64,7 @@ fn ready() -> Ready {
             }),
         }],
         addresses: Vec::new(),
+        post_copy: false,
     }
 }
 

@@ -388,7 +388,8 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let mut steps = Vec::new();
     let pod = matches!(view.target_pod, TargetPod::Coming | TargetPod::Ready);
-    let empty = record.target != Some(TargetState::Running) && whereabouts(view) == Whereabouts::Source;
+    let nothing = record.target == Some(TargetState::Gone);
+    let empty = record.target != Some(TargetState::Running) && (nothing || whereabouts(view) == Whereabouts::Source);
     if record.has_failed() && pod && empty {
         steps.push(ClusterStep::DeletePod);
     }

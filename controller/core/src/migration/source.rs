@@ -19,6 +19,9 @@
 //! while it stood still, or libvirtd was lost while it stood still (a new one leaves it so) and this
 //! agent has promised, on the object, never to resume it.
 //!
+//! A guest that was switched to post-copy can never go on here either: it is `Released` at once. What is here of
+//! it is not touched until the target has said `Running`, which it says once all of the guest is there.
+//!
 //! What is said on the object is said before it is acted upon: `Migrating` before libvirt is asked,
 //! so that a migration is begun at most once; `Released` before the target is told.
 
@@ -37,7 +40,8 @@ pub enum SourceDomain {
     Paused,
     /// It stands still so that the rest of it can be moved, or that the target can begin.
     Leaving,
-    /// It stands still for good: the target runs it already.
+    /// It was switched to post-copy and stands still for good: the target runs it, and needs what of it is
+    /// here until it says that it has all of it.
     PostCopy,
     /// It has left: stopped as migrated.
     Left,
@@ -146,7 +150,7 @@ pub fn step(view: &SourceView) -> Vec<SourceStep> {
         SourceDomain::Unknown => Vec::new(),
         SourceDomain::Left => gone(view, Proof::SourceStopped),
         SourceDomain::Ended => ended(view),
-        SourceDomain::PostCopy => released(view, Proof::SourceGone),
+        SourceDomain::PostCopy => switched(view),
         SourceDomain::Leaving => leaving(view),
         SourceDomain::Running | SourceDomain::Paused => alive(view),
     }
@@ -220,6 +224,22 @@ fn adrift(view: &SourceView) -> Vec<SourceStep> {
         SourceTunnel::Open { .. } => vec![SourceStep::Resume],
         SourceTunnel::Missing => vec![SourceStep::Destroy],
     }
+}
+
+/// The guest runs on the target since it was switched to post-copy. libvirt never lets it go on here, whatever
+/// becomes of it there; and it ends what is here by itself once the target has all of it, unless the reply
+/// that says so is lost.
+fn switched(view: &SourceView) -> Vec<SourceStep> {
+    if !view.record.source_has_let_go() {
+        return vec![SourceStep::Say(SourceState::Released)];
+    }
+    let mut steps = release(view, Proof::SourceGone);
+    let complete = matches!(view.record.target, Some(TargetState::Running | TargetState::Ended));
+    // libvirt may still have a job: it waits for a reply that nobody gives any more.
+    if complete || view.record.is_over() {
+        steps.push(SourceStep::Destroy);
+    }
+    steps
 }
 
 /// The guest runs, or is paused by its user.

@@ -3,7 +3,7 @@
 use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
     migration::{
-        MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationPhase, MigrationPhaseTransition,
+        MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
         MigrationSource, MigrationState, MigrationTarget, TargetState, VirtualMachineInstanceMigrationStatus,
     },
 };
@@ -21,6 +21,13 @@ use crate::{
 pub const WAITING: &str = "Waiting";
 /// Condition: it was asked to be given up. KubeVirt's name.
 pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
+
+/// Condition: the guest runs on its target, and a part of its memory is still on its source.
+pub const POST_COPY: &str = "PostCopy";
+/// Reason of [`POST_COPY`], and of a target: that part cannot come any more.
+pub const POST_COPY_BROKEN: &str = "PostCopyBroken";
+/// Reason of [`POST_COPY`]: that part is on its way.
+const SWITCHED: &str = "Switched";
 
 /// Both sides, named once.
 #[derive(Clone, Debug, PartialEq)]
@@ -189,8 +196,32 @@ pub fn after(
             now,
         ));
     }
+    if !phase.is_some_and(MigrationPhase::is_final)
+        && let Some((reason, message)) = post_copy(&before)
+    {
+        let condition = condition(&before.conditions, POST_COPY, Status::True, reason, &message, now);
+        after.conditions.push(condition);
+    }
     after.migration_state = state(migration, &after, failed, configuration, now);
     after
+}
+
+/// What is to be known of a guest that was switched to post-copy, until all of it has come.
+fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
+    let target = said.target.as_ref();
+    if target.is_some_and(|target| target.reason.as_deref() == Some(POST_COPY_BROKEN)) {
+        let message = target.and_then(|target| target.message.clone()).unwrap_or_default();
+        return Some((POST_COPY_BROKEN, message));
+    }
+    let switched = said
+        .source
+        .as_ref()
+        .is_some_and(|source| source.mode == Some(MigrationMode::PostCopy));
+    let arrived = target.is_some_and(|target| target.state == Some(TargetState::Running));
+    let message = "the guest runs on its target, and a part of its memory is still on its source: until all of it has \
+                   come, the guest is lost if the connection breaks or either pod ends; it can neither be given up \
+                   nor go back";
+    (switched && !arrived).then(|| (SWITCHED, message.into()))
 }
 
 /// The sentence of a failure, with what a side has said.

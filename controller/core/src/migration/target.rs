@@ -9,6 +9,9 @@
 //!                                                                         Ended ◀── Running
 //! ```
 //!
+//! A guest that was switched to post-copy runs here before it is complete (`Incoming` → post-copy → `Running`),
+//! and nothing is done or said until it is.
+//!
 //! A guest that is complete is resumed by the tunnel or by this agent, whoever hears first that the
 //! source has let go. It is ended only when the source keeps it, and after the session is closed, so
 //! that no release is on its way.
@@ -28,7 +31,9 @@ pub enum TargetDomain {
     Incoming,
     /// All of it is here, and it stands still.
     Complete,
-    /// It runs.
+    /// It runs, and a part of it is still on the source: nothing of either side may be lost.
+    PostCopy,
+    /// It runs, and all of it is here.
     Running,
     /// It was complete, or ran, and has ended.
     Over,
@@ -91,7 +96,8 @@ pub enum TargetStep {
 /// What the target's agent does, in this order; none if it waits. Each is safe to repeat.
 pub fn step(view: &TargetView) -> Vec<TargetStep> {
     match view.domain {
-        TargetDomain::Unknown => Vec::new(),
+        // Without the source it would be lost, so it is not said to be here before all of it is.
+        TargetDomain::Unknown | TargetDomain::PostCopy => Vec::new(),
         TargetDomain::Running => running(view),
         TargetDomain::Over => over(view),
         TargetDomain::Complete => complete(view),
@@ -113,7 +119,9 @@ fn running(view: &TargetView) -> Vec<TargetStep> {
 
 fn absent(view: &TargetView) -> Vec<TargetStep> {
     let record = &view.record;
-    let given_up = record.is_given_up() || record.source_gone || is_halted(view) || is_kept_by_source(view);
+    // A source that has let go had sent all that it sends: it was lost on its way, after a switch to post-copy.
+    let lost = record.source_has_let_go();
+    let given_up = lost || record.is_given_up() || record.source_gone || is_halted(view) || is_kept_by_source(view);
     match record.target {
         Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
         None if given_up => vec![TargetStep::Say(TargetState::Gone)],

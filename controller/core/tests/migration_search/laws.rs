@@ -54,13 +54,17 @@ pub(crate) fn broken(world: &World) -> Option<Broken> {
 
 /// It is over, nothing is left behind, and the guest runs where the instance says, or was struck.
 pub(crate) fn is_settled(world: &World) -> bool {
+    // It has been told, and only its user can say that nothing is worth keeping of it.
+    if world.is_stuck() && world.struck {
+        return !world.api.is_over();
+    }
     let phase = world.api.phase;
     if !world.api.is_over() || (world.api.deleted && world.finalizer) {
         return false;
     }
     let down = world.source_node == Node::Down || world.target_node == Node::Down;
     let at_work = world.source_session.is_some() || world.target_session.is_some() || world.move_ != Move::None;
-    let waits = (world.here == SourceDomain::Leaving && world.source_node == Node::Up)
+    let waits = (matches!(world.here, SourceDomain::Leaving | SourceDomain::PostCopy) && world.source_node == Node::Up)
         || (matches!(world.there, TargetDomain::Incoming | TargetDomain::Complete) && world.target_node == Node::Up)
         || (world.target_pod == TargetPod::Leaving && world.target_node == Node::Up);
     if down || at_work || waits {

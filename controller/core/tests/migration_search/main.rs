@@ -18,6 +18,7 @@
 //! | both sides ready | 2 | | 2.1 million | 41 |
 //! | both sides ready | 1 | the controller has old copies of the object, and is interrupted | 1.0 million | 45 |
 //! | both sides ready | 1 | domain and job are read one after the other | 373 thousand | 50 |
+//! | both sides ready | 1 | the guest may be switched to post-copy | 238 thousand | 38 |
 //!
 //! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, a cut
 //! connection, an end of the guest on either side, an agent that learns of everything late, a deletion of
@@ -87,6 +88,15 @@ fn with_a_source_that_reads_one_thing_after_the_other() {
 }
 
 #[test]
+fn with_a_guest_that_may_be_switched_to_post_copy() {
+    let how = How {
+        post_copy: true,
+        ..How::default()
+    };
+    holds(World::ready(1, 1), how);
+}
+
+#[test]
 #[ignore = "takes minutes and gigabytes: cargo test --release -p drydock-core --test migration_search -- --ignored --test-threads 1"]
 fn with_more_faults() {
     let piecewise = How {
@@ -98,6 +108,11 @@ fn with_more_faults() {
         ..How::default()
     };
     // The second takes over at any time, and the first goes on with what it had begun.
+    let post_copy = How {
+        post_copy: true,
+        ..How::default()
+    };
+    holds(World::ready(2, 1), post_copy);
     holds(World::ready(0, 2), stale);
     holds(World::ready(1, 2), stale);
     holds(World::ready(2, 1), piecewise);
@@ -113,6 +128,7 @@ fn a_guard_that_is_left_out_is_missed() {
             mutant: Some(mutant),
             piecewise: mutant == Mutant::ReadsTheJobFirst,
             stale: mutant == Mutant::ControllerWritesWithoutVersion,
+            post_copy: mutant.needs_post_copy(),
         };
         let found = search(World::ready(mutant.faults(), 1), how);
         match &found.broken {

@@ -41,6 +41,9 @@ pub(crate) enum Event {
     Stops,
     GoesOn,
     IncomingVanishes,
+    IsSwitched,
+    GoesOnThere,
+    MemoryIsThere,
     // Tunnels.
     TunnelSeesReplyRead,
     ReleaseIsSent,
@@ -84,6 +87,8 @@ pub(crate) struct How {
     pub(crate) piecewise: bool,
     /// Controllers look at what they have seen of the object, instead of at the object.
     pub(crate) stale: bool,
+    /// The guest may be switched to post-copy.
+    pub(crate) post_copy: bool,
 }
 
 /// How the search is told what can happen: the event, whether it is a fault, what the world is then,
@@ -359,9 +364,30 @@ impl Out<'_, '_> {
                     w.source.stood_still = false;
                     resume_here(w)
                 }),
+                // The tunnel leaves the last call as it is.
+                Move::Switched => self.happens(Event::GoesOnThere, |w| {
+                    w.move_ = Move::Follows;
+                    w.there = TargetDomain::PostCopy;
+                }),
+                Move::Follows => self.happens(Event::MemoryIsThere, |w| {
+                    w.move_ = Move::AllThere;
+                    w.there = TargetDomain::Running;
+                }),
+                // Also if nobody ever reads the reply: QEMU has said that all was sent.
+                Move::AllThere => self.happens(Event::Stops, |w| {
+                    w.here = SourceDomain::Left;
+                    w.answer(Call::Succeeded);
+                }),
+            }
+            if self.how.post_copy && world.move_ == Move::Perform && world.here == SourceDomain::Running {
+                self.happens(Event::IsSwitched, |w| {
+                    w.move_ = Move::Switched;
+                    w.here = SourceDomain::PostCopy;
+                });
             }
         }
-        let fed = matches!(world.move_, Move::Perform | Move::Still) && world.source_node == Node::Up;
+        let feeds = matches!(world.move_, Move::Perform | Move::Still | Move::Switched);
+        let fed = feeds && world.source_node == Node::Up;
         if world.there == TargetDomain::Incoming && !fed {
             self.happens(Event::IncomingVanishes, |w| w.there = TargetDomain::Absent);
         }
@@ -409,7 +435,7 @@ impl Out<'_, '_> {
             TargetDomain::Absent | TargetDomain::Over => GuestHere::Absent,
             TargetDomain::Incoming => GuestHere::Incoming,
             TargetDomain::Complete => GuestHere::Complete,
-            TargetDomain::Running => GuestHere::HasRun,
+            TargetDomain::PostCopy | TargetDomain::Running => GuestHere::HasRun,
         };
         match side.step(guest) {
             hand_over::TargetStep::Wait => {}
@@ -508,7 +534,10 @@ impl Out<'_, '_> {
         }
         if world.target_node == Node::Up {
             self.strikes(Event::GuestKilled(Side::Target), |w| {
-                if matches!(w.there, TargetDomain::Complete | TargetDomain::Running) {
+                if matches!(
+                    w.there,
+                    TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
+                ) {
                     w.struck = true;
                 }
                 end_there(w);
@@ -526,7 +555,10 @@ impl Out<'_, '_> {
                 w.cut();
             });
             self.strikes(Event::NodeDies(Side::Target), |w| {
-                if matches!(w.there, TargetDomain::Complete | TargetDomain::Running) {
+                if matches!(
+                    w.there,
+                    TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
+                ) {
                     w.struck = true;
                 }
                 w.target_node = Node::Down;
@@ -553,6 +585,7 @@ impl Out<'_, '_> {
                 // Until the object says so nobody need know that the target has the last state: a
                 // tunnel that was told lets the guest go on if it can before the node is said to be gone.
                 w.struck |= !w.ran_there && !w.api.source_has_let_go();
+                w.struck |= matches!(w.move_, Move::Switched | Move::Follows);
                 w.source_node = Node::Down;
                 w.source_session = None;
                 w.move_ = Move::None;
@@ -613,13 +646,24 @@ fn crash_libvirtd(world: &mut World, drains: bool) {
             .iter_mut()
             .for_each(|session| session.drained = true);
     }
-    if world.move_ != Move::None {
-        world.answer(Call::Failed);
+    match world.move_ {
+        // The call has not come to the target, which ends what it has of the guest.
+        Move::Switched => world.lose_memory(),
+        // QEMU goes on, and the new libvirtd follows it.
+        Move::None | Move::Follows | Move::AllThere => {}
+        _ => world.answer(Call::Failed),
     }
     world.source.stood_still = false;
 }
 
 fn end_here(world: &mut World) {
+    if world.here == SourceDomain::PostCopy && world.source_node == Node::Up {
+        world.here = SourceDomain::Ended;
+        match world.move_ {
+            Move::Switched | Move::Follows => world.lose_memory(),
+            _ => world.answer(Call::Failed),
+        }
+    }
     if world.lives_here() {
         world.here = SourceDomain::Ended;
         if world.move_ != Move::None {
@@ -632,6 +676,10 @@ fn end_there(world: &mut World) {
     match world.there {
         TargetDomain::Incoming => {
             world.there = TargetDomain::Absent;
+            world.cut();
+        }
+        TargetDomain::PostCopy => {
+            world.there = TargetDomain::Over;
             world.cut();
         }
         TargetDomain::Complete | TargetDomain::Running => world.there = TargetDomain::Over,
@@ -702,6 +750,11 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
                 .for_each(|session| session.proven = true);
         }
         SourceStep::Destroy => {
+            // What a guest on the target needs of it.
+            let needed = world.there == TargetDomain::PostCopy && world.target_node == Node::Up;
+            if world.here == SourceDomain::PostCopy && needed && !world.struck && !world.ended {
+                return Err(Broken::DestroyedOnlyCopy);
+            }
             // A tunnel that is lost may have told a target that is lost: nobody knows.
             let unknown = world.source_session.is_none() && world.target_node == Node::Gone;
             if world.lives_here() && !world.ran_there && !world.struck && !unknown {
@@ -751,6 +804,7 @@ fn is_only_copy_there(world: &World) -> Result<(), Broken> {
         return Ok(());
     }
     let needed = match world.there {
+        TargetDomain::PostCopy => !world.struck,
         TargetDomain::Running => true,
         // A source that was struck may have run on, unless it has said that it let go.
         TargetDomain::Complete => {

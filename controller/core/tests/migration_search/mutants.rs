@@ -53,11 +53,17 @@ pub(crate) enum Mutant {
     MovesBeforeTheSourceStopped,
     /// Nobody is told that the source's node is gone.
     NeverTellsThatTheSourceIsGone,
+    /// The source ends what it has of a guest that was switched while the target still needs it.
+    DestroysWhatIsToFollow,
+    /// The target says that a guest that was switched is there before all of it is.
+    SaysThatItRunsBeforeItIsThere,
+    /// The target ends a guest that was switched and given up.
+    DiscardsWhatWasSwitched,
 }
 
 impl Mutant {
     /// All of them.
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::ReleasesWithoutProof,
         Self::ResumesWhatItLetGo,
         Self::ResumesWithoutWordOfTheTarget,
@@ -79,7 +85,18 @@ impl Mutant {
         Self::FailsWhenOverdue,
         Self::MovesBeforeTheSourceStopped,
         Self::NeverTellsThatTheSourceIsGone,
+        Self::DestroysWhatIsToFollow,
+        Self::SaysThatItRunsBeforeItIsThere,
+        Self::DiscardsWhatWasSwitched,
     ];
+
+    /// It shows only where a guest may be switched to post-copy.
+    pub(crate) fn needs_post_copy(self) -> bool {
+        matches!(
+            self,
+            Self::DestroysWhatIsToFollow | Self::SaysThatItRunsBeforeItIsThere | Self::DiscardsWhatWasSwitched
+        )
+    }
 
     /// How many faults it takes until it shows.
     pub(crate) fn faults(self) -> u8 {
@@ -100,6 +117,7 @@ impl Mutant {
         let still = view.domain == SourceDomain::Leaving;
         let moving = view.record.source == Some(SourceState::Migrating);
         match mutant {
+            Some(Self::DestroysWhatIsToFollow) if view.domain == SourceDomain::PostCopy => vec![SourceStep::Destroy],
             Some(Self::ReleasesWithoutProof) if still && open && moving => {
                 vec![SourceStep::Release(Proof::SourceGone)]
             }
@@ -131,6 +149,15 @@ impl Mutant {
         let steps = step(view);
         let complete = view.domain == TargetDomain::Complete;
         match mutant {
+            Some(Self::SaysThatItRunsBeforeItIsThere) if view.domain == TargetDomain::PostCopy => {
+                let domain = TargetDomain::Running;
+                step(&TargetView { domain, ..*view })
+            }
+            Some(Self::DiscardsWhatWasSwitched)
+                if view.domain == TargetDomain::PostCopy && view.record.is_given_up() =>
+            {
+                vec![TargetStep::Destroy]
+            }
             Some(Self::DestroysWithoutClosing) if complete && steps == [TargetStep::Close] => {
                 vec![TargetStep::Destroy]
             }

@@ -76,6 +76,12 @@ pub(crate) enum Move {
     Read,
     /// The connection broke; libvirt is about to let the guest go on.
     Failing,
+    /// The guest was switched to post-copy, and the last call is on its way.
+    Switched,
+    /// It runs on the target, and memory follows.
+    Follows,
+    /// The target has all of it, and the reply that says so is on its way.
+    AllThere,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -235,7 +241,12 @@ impl World {
 
     /// The guest runs on its target.
     pub(crate) fn runs_there(&self) -> bool {
-        self.there == TargetDomain::Running && self.target_node == Node::Up
+        matches!(self.there, TargetDomain::Running | TargetDomain::PostCopy) && self.target_node == Node::Up
+    }
+
+    /// Memory of a guest that was switched is missing, and cannot come any more.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.there == TargetDomain::PostCopy && self.move_ != Move::Follows && self.target_node == Node::Up
     }
 
     /// There is a guest on the source that runs, or may be made to run.
@@ -245,9 +256,18 @@ impl World {
 
     /// What goes through the tunnel is cut off.
     pub(crate) fn cut(&mut self) {
-        if matches!(self.move_, Move::Perform | Move::Still | Move::Reply) {
-            self.move_ = Move::Failing;
+        match self.move_ {
+            Move::Perform | Move::Still | Move::Reply => self.move_ = Move::Failing,
+            Move::Switched | Move::Follows => self.lose_memory(),
+            _ => {}
         }
+    }
+
+    /// What is missing of a guest that was switched is lost. That is what post-copy risks, and nobody else is
+    /// to blame.
+    pub(crate) fn lose_memory(&mut self) {
+        self.answer(Call::Failed);
+        self.struck = true;
     }
 
     /// The object is written by others than controllers, whose version is old then.
@@ -274,7 +294,7 @@ impl World {
     pub(crate) fn settle(&mut self) {
         let complete = self.there == TargetDomain::Complete;
         self.ran_on = complete && (self.ran_on || self.runs_here());
-        self.ran_there |= self.there == TargetDomain::Running;
+        self.ran_there |= matches!(self.there, TargetDomain::Running | TargetDomain::PostCopy);
         match &mut self.target_session {
             Some(session) if !session.released => {}
             _ => self.release = false,

@@ -248,10 +248,59 @@ fn it_lets_go_by_proof_and_says_so_first() {
                 |v| (v.job, v.record.target) = (Job::None, Some(T::Gone)),
                 &[Do::Resume],
             ),
+            ("it was switched", |v| v.domain = D::PostCopy, &[Do::Say(S::Released)]),
             (
-                "it runs on the target already",
-                |v| v.domain = D::PostCopy,
+                "it was switched, and given up too late",
+                |v| (v.domain, v.record.abort) = (D::PostCopy, true),
                 &[Do::Say(S::Released)],
+            ),
+            (
+                "it was switched, and the target has nothing of it",
+                |v| (v.domain, v.record.target, v.job) = (D::PostCopy, Some(T::Gone), Job::None),
+                &[Do::Say(S::Released)],
+            ),
+        ],
+    );
+}
+
+/// The guest was switched to post-copy, and that has been said.
+fn switched() -> SourceView {
+    let mut view = leaving();
+    view.domain = D::PostCopy;
+    view.record.source = Some(S::Released);
+    view
+}
+
+#[test]
+fn what_is_left_of_a_guest_that_was_switched_stays_until_the_target_has_all_of_it() {
+    let release = &[Do::Release(Proof::SourceGone)];
+    let end = &[Do::Release(Proof::SourceGone), Do::Destroy];
+    let nothing = &[];
+    check(
+        switched,
+        &[
+            ("memory follows", |_| {}, release),
+            ("nobody works on it any more", |v| v.job = Job::None, release),
+            ("libvirt does not say", |v| v.job = Job::Unknown, release),
+            ("it is given up", |v| v.record.abort = true, release),
+            ("the object is deleted", |v| v.record.deleted = true, release),
+            ("the tunnel is lost", |v| v.tunnel = SourceTunnel::Missing, nothing),
+            ("the target refused it", |v| v.record.target = Some(T::Refused), release),
+            (
+                "it was never complete",
+                |v| v.record.target = Some(T::Complete),
+                release,
+            ),
+            (
+                "all of it is there, the reply is lost",
+                |v| v.record.target = Some(T::Running),
+                end,
+            ),
+            ("it has ended there", |v| v.record.target = Some(T::Ended), end),
+            (
+                "it is lost, and that was said",
+                |v| v.record.phase = Some(P::Failed),
+                end,
             ),
         ],
     );
@@ -438,6 +487,11 @@ proptest! {
                 Do::Abort => prop_assert!(view.job == Job::Outgoing && record.is_given_up()),
                 // What goes on again, or is ended, must be known to stand still with nobody at work on it.
                 Do::Resume => prop_assert!(view.domain == D::Leaving && view.job == Job::None && !record.source_has_let_go()),
+                // Nobody needs it: the target has all of it, or has ended, or never gets it.
+                Do::Destroy if view.domain == D::PostCopy => {
+                    let needless = matches!(record.target, Some(T::Running | T::Ended)) || record.is_over();
+                    prop_assert!(record.source_has_let_go() && needless, "{steps:?}");
+                }
                 Do::Destroy => {
                     prop_assert!(view.domain == D::Leaving && view.job == Job::None, "{steps:?}");
                     prop_assert!(record.source_has_let_go() || view.tunnel == SourceTunnel::Missing, "{steps:?}");

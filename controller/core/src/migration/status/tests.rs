@@ -52,7 +52,7 @@ fn under_way() -> VirtualMachineInstanceMigration {
     let status = migration.status.as_mut().unwrap();
     let source = status.source.as_mut().unwrap();
     source.fingerprint = Some("aa".into());
-    source.mode = Some(drydock_api::kubevirt::migration::MigrationMode::PreCopy);
+    source.mode = Some(MigrationMode::PreCopy);
     let target = status.target.as_mut().unwrap();
     target.state = Some(TargetState::Running);
     target.address = Some("10.0.0.1:9445".into());
@@ -191,4 +191,44 @@ fn an_abort_is_told_once_and_what_became_of_it() {
         status.migration_state.unwrap().abort_status.as_deref(),
         Some("Succeeded")
     );
+}
+
+#[test]
+fn the_risk_of_post_copy_is_told_as_long_as_it_lasts() {
+    let told = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &Change| {
+        let mut migration = under_way();
+        let status = migration.status.as_mut().unwrap();
+        let (source, target) = (status.source.as_mut().unwrap(), status.target.as_mut().unwrap());
+        target.state = Some(TargetState::Prepared);
+        change(source, target);
+        let conditions = changed(&migration, then, LATE).conditions;
+        let found = conditions.into_iter().find(|condition| condition.type_ == POST_COPY);
+        found.map(|condition| (condition.status, condition.reason.unwrap(), condition.message.unwrap()))
+    };
+    let nothing = Change::default();
+    assert_eq!(told(&|_, _| (), &nothing), None);
+    let switched = told(&|source, _| source.mode = Some(MigrationMode::PostCopy), &nothing).unwrap();
+    assert_eq!((switched.0.as_str(), switched.1.as_str()), ("True", "Switched"));
+    assert!(
+        switched.2.contains("the guest is lost if the connection breaks"),
+        "{}",
+        switched.2
+    );
+    let broken = |source: &mut MigrationSource, target: &mut MigrationTarget| {
+        source.mode = Some(MigrationMode::PostCopy);
+        target.reason = Some(POST_COPY_BROKEN.into());
+        target.message = Some("it broke".into());
+    };
+    let expected = ("True".to_owned(), POST_COPY_BROKEN.to_owned(), "it broke".to_owned());
+    assert_eq!(told(&broken, &nothing), Some(expected));
+    let arrived = |source: &mut MigrationSource, target: &mut MigrationTarget| {
+        source.mode = Some(MigrationMode::PostCopy);
+        target.state = Some(TargetState::Running);
+    };
+    assert_eq!(told(&arrived, &nothing), None);
+    let over = Change {
+        fail: Some((Failure::LostOnTarget, String::new())),
+        ..Change::default()
+    };
+    assert_eq!(told(&broken, &over), None);
 }

@@ -79,6 +79,48 @@ fn check(from: fn() -> TargetView, rows: &[Row]) {
     }
 }
 
+/// The guest was switched to post-copy, and runs here without all of its memory.
+fn switched() -> TargetView {
+    let mut view = prepared();
+    view.record.phase = Some(P::Running);
+    view.record.source = Some(S::Released);
+    view.domain = D::PostCopy;
+    view
+}
+
+#[test]
+fn nothing_is_said_or_done_of_a_guest_whose_memory_follows() {
+    check(
+        switched,
+        &[
+            ("it runs", |_| {}, &[]),
+            (
+                "the source has not said so",
+                |v| v.record.source = Some(S::Migrating),
+                &[],
+            ),
+            ("it is released", |v| v.tunnel = RELEASED, &[]),
+            ("it is given up", |v| v.record.abort = true, &[]),
+            ("the object is deleted", |v| v.record.deleted = true, &[]),
+            ("the source is gone for good", |v| v.record.source_gone = true, &[]),
+            ("the source has ended", |v| v.record.source = Some(S::Ended), &[]),
+            ("it has failed", |v| v.record.phase = Some(P::Failed), &[]),
+            ("all of it is here", |v| v.domain = D::Running, &[Do::Say(T::Running)]),
+            (
+                "it ended here",
+                |v| (v.domain, v.tunnel) = (D::Over, TAKEN_OVER),
+                &[Do::Say(T::Ended)],
+            ),
+            ("it was lost on its way", |v| v.domain = D::Absent, &[Do::Close]),
+            (
+                "it was lost on its way, and nothing can come",
+                |v| (v.domain, v.tunnel) = (D::Absent, TargetTunnel::Missing),
+                &[Do::Say(T::Gone)],
+            ),
+        ],
+    );
+}
+
 #[test]
 fn a_guest_that_fits_is_waited_for() {
     check(
@@ -323,7 +365,7 @@ prop_compose! {
     fn view()(
         record in crate::migration::record::any_record(),
         tunnel in tunnel(),
-        domain in select(vec![D::Unknown, D::Absent, D::Incoming, D::Complete, D::Running, D::Over]),
+        domain in select(vec![D::Unknown, D::Absent, D::Incoming, D::Complete, D::PostCopy, D::Running, D::Over]),
         fits in any::<Option<bool>>(),
     ) -> TargetView {
         TargetView { record, tunnel, domain, fits }

@@ -18,6 +18,11 @@ services_start() {
         echo ok >/run/www/healthz
         httpd -p "$value" -h /run/www
     fi
+    if setting dirty ""; then
+        size=$value
+        setting dirty-interval 1s
+        beacon dirty "$size" "$value" >/dev/console &
+    fi
     setting listen "" && beacon listen "$value" &
     setting checksum "" && services_checksum "$value" &
 }

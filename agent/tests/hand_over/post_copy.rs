@@ -1,0 +1,277 @@
+//! Guests that may be switched to post-copy, and guests that were: whatever is lost then, there are never two.
+//!
+//! ```text
+//!  begun ──▶ whole in time: arrives paused, goes on by proof, as all others
+//!    └─ switched: source (paused, post-copy) for good │ target runs, and memory follows ──▶ (running, migrated)
+//!                                                     └─ connection cut: neither goes on
+//! ```
+
+use drydock_host::domain::{Migration, PausedReason, RunningReason, ShutOffReason, State};
+use nix::sys::signal::{Signal, kill};
+use serde_json::json;
+use tokio::process::Command;
+
+use crate::{
+    LOSSES, Loss, delay, guest,
+    network::Memory,
+    node::{Moving, resumed},
+    pod::USERFAULTFD,
+    reply::Fate,
+    tunnel::Tunnel,
+    world::{World, runs, skipped},
+};
+
+/// The first QEMU that opens the device; earlier ones need a privilege.
+const FIRST_QEMU: u32 = 8;
+
+/// A migration that may be switched, and is slow enough for it.
+fn switchable() -> Migration {
+    Migration {
+        post_copy: true,
+        bandwidth: Some(1),
+        ..Migration::default()
+    }
+}
+
+async fn cannot(test: &str) -> bool {
+    if skipped(test) {
+        return true;
+    }
+    let version = Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .output()
+        .await
+        .unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    let number = version
+        .split_once("version ")
+        .and_then(|(_, rest)| rest.split('.').next()?.parse().ok());
+    let why = if number.is_none_or(|number: u32| number < FIRST_QEMU) {
+        format!("QEMU is older than {FIRST_QEMU}")
+    } else if !std::path::Path::new(USERFAULTFD).exists() {
+        format!("there is no {USERFAULTFD}")
+    } else {
+        return false;
+    };
+    eprintln!("skipped: {test}: {why}");
+    true
+}
+
+impl World {
+    /// As [`World::prepare`], with a guest that takes a while to move.
+    async fn prepare_large(&mut self) -> String {
+        guest::large_xml(&self.target.pod);
+        let xml = guest::large_xml(&self.source.pod);
+        self.source.run_as(&xml).await;
+        self.pair().await
+    }
+
+    /// Begins a migration and switches it as soon as libvirt lets it, and waits until the guest runs there.
+    async fn switches(&mut self) -> Moving {
+        let moving = Moving::begin_as(&self.source.guest, switchable());
+        // Memory is sent for most of a minute, and before that libvirt refuses.
+        while let Err(error) = self.source.guest.start_post_copy().await {
+            assert!(error.is_answer(), "{error:?}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        self.source.until("Suspended Post-copy").await;
+        self.target.runs().await;
+        self.stands_still_at_source().await;
+        assert_eq!(self.target.state().await, State::Running(RunningReason::PostCopy));
+        moving
+    }
+
+    /// What is missing comes as fast as it can.
+    async fn memory_follows(&self) {
+        let unlimited = json!({"execute": "migrate-set-parameters", "arguments": {"max-postcopy-bandwidth": 0}});
+        self.source.qemu(&unlimited).await;
+    }
+
+    /// Says that libvirt keeps the guest from running at its source.
+    async fn stands_still_at_source(&self) {
+        let state = self.source.state().await;
+        assert!(
+            matches!(
+                state,
+                State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)
+            ),
+            "{state}"
+        );
+        let refused = self.source.guest.resume().await.unwrap_err();
+        assert!(refused.is_answer(), "{refused:?}");
+        let refused = self.source.guest.abort_job().await.unwrap_err();
+        assert!(refused.is_answer(), "{refused:?}");
+    }
+
+    /// Ends a hand-over after which the guest has run on, and says that there was one guest all the time.
+    async fn end_after_a_switch(&mut self, migration: &str) {
+        self.target.runs().await;
+        assert_eq!(self.target.state().await, State::Running(RunningReason::Migrated));
+        self.close(migration).await;
+        let left = self.source.clear().await;
+        self.target.clear().await;
+        assert_eq!(resumed(&left), 0, "{left:?}\n{}", self.logs());
+        let (there, here) = (self.source.said(), self.target.said());
+        println!("one guest, which counted to {}", there.and_then(&here));
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_may_be_switched_and_was_not_arrives_as_all_others_do() {
+    if cannot("a_guest_that_may_be_switched_and_was_not_arrives_as_all_others_do").await {
+        return;
+    }
+    let how = Migration {
+        bandwidth: None,
+        ..switchable()
+    };
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare().await;
+        let ended = Moving::begin_as(&world.source.guest, how.clone()).ended().await;
+        assert_eq!(ended, Ok(()), "{}", world.logs());
+        world.is_taken_over(&migration, "ReplyConsumed").await;
+        world.target.runs().await;
+        assert_eq!(world.target.state().await, State::Running(RunningReason::Unpaused));
+        world.end_after_one_guest(&migration).await;
+    }
+    for loss in (0..runs()).flat_map(|_| LOSSES) {
+        let migration = world.prepare().await;
+        world.reply.decide(loss.fate());
+        let count = world.reply.count();
+        let moving = Moving::begin_as(&world.source.guest, how.clone());
+        world.reply.came_after(count).await;
+        loss.happen(&mut world).await;
+        let refused = moving.ended().await.unwrap_err();
+        assert!(refused.is_answer(), "{refused:?}");
+        world.source.until("Resumed Migrated").await;
+        world.source.runs().await;
+        // libvirt would have let it go on, if its last call had said what it was told to.
+        assert_eq!(
+            world.target.state().await,
+            State::Paused(PausedReason::User),
+            "{loss:?}"
+        );
+        assert!(world.target.said().is_nothing(), "{loss:?}");
+        if loss == Loss::WithTunnel {
+            world.source.tunnel = Tunnel::start(&world.source.pod).await;
+        }
+        world.close(&migration).await;
+        world.source.clear().await;
+        world.target.clear().await;
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_is_switched_runs_at_its_target_alone_while_its_memory_follows() {
+    if cannot("a_guest_that_is_switched_runs_at_its_target_alone_while_its_memory_follows").await {
+        return;
+    }
+    let mut world = World::new().await;
+    for _ in 0..runs() {
+        let migration = world.prepare_large().await;
+        let moving = world.switches().await;
+        world.memory_follows().await;
+        assert_eq!(moving.ended().await, Ok(()), "{}", world.logs());
+        assert_eq!(world.source.state().await, State::ShutOff(ShutOffReason::Migrated));
+        world.end_after_a_switch(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_is_lost_or_late_after_a_switch_changes_nothing() {
+    if cannot("a_reply_that_is_lost_or_late_after_a_switch_changes_nothing").await {
+        return;
+    }
+    let mut world = World::new().await;
+    let losses = LOSSES.map(Some).into_iter().chain([None]);
+    for loss in (0..runs()).flat_map(|_| losses.clone()) {
+        let migration = world.prepare_large().await;
+        world.reply.decide(loss.map_or(Fate::Waits, Loss::fate));
+        let count = world.reply.count();
+        let moving = world.switches().await;
+        world.memory_follows().await;
+        world.reply.came_after(count).await;
+        match loss {
+            Some(loss) => {
+                loss.happen(&mut world).await;
+                assert!(moving.ended().await.is_err(), "{loss:?}");
+            }
+            None => {
+                tokio::time::sleep(delay()).await;
+                world.stands_still_at_source().await;
+                world.target.runs().await;
+                world.reply.decide(Fate::Passes);
+                assert_eq!(moving.ended().await, Ok(()));
+            }
+        }
+        // QEMU itself has said that all of it was sent.
+        world.source.until("Stopped Migrated").await;
+        if loss == Some(Loss::WithTunnel) {
+            world.source.tunnel = Tunnel::start(&world.source.pod).await;
+        }
+        world.end_after_a_switch(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn a_libvirtd_that_dies_after_a_switch_changes_nothing() {
+    if cannot("a_libvirtd_that_dies_after_a_switch_changes_nothing").await {
+        return;
+    }
+    let mut world = World::new().await;
+    for at_source in (0..runs()).flat_map(|_| [true, false]) {
+        let migration = world.prepare_large().await;
+        let moving = world.switches().await;
+        let node = if at_source {
+            &mut world.source
+        } else {
+            &mut world.target
+        };
+        kill(node.libvirtd().await, Signal::SIGKILL).unwrap();
+        let ended = moving.ended().await.unwrap_err();
+        assert_eq!(ended.is_answer(), !at_source, "{ended:?}");
+        node.connect_again().await;
+        // The streams between the QEMUs are not theirs.
+        world.target.runs().await;
+        world.memory_follows().await;
+        // A libvirtd that was started anew, or that has lost the other, follows its QEMU by itself.
+        loop {
+            match world.source.state().await {
+                State::ShutOff(ShutOffReason::Migrated) => break,
+                State::Paused(_) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+                other => panic!("{other}"),
+            }
+        }
+        world.end_after_a_switch(&migration).await;
+    }
+}
+
+#[tokio::test]
+async fn a_guest_whose_memory_can_follow_no_more_goes_on_nowhere() {
+    if cannot("a_guest_whose_memory_can_follow_no_more_goes_on_nowhere").await {
+        return;
+    }
+    for with_tunnel in (0..runs()).flat_map(|_| [false, true]) {
+        let mut world = World::new().await;
+        let migration = world.prepare_large().await;
+        let moving = world.switches().await;
+        let before = world.source.said();
+        if with_tunnel {
+            world.source.tunnel.kill().await;
+        } else {
+            world.network.memory(Memory::IsCut);
+        }
+        assert!(moving.ended().await.is_err());
+        world.target.until("Resumed Post-copy Error").await;
+        assert_eq!(
+            world.target.state().await,
+            State::Running(RunningReason::PostCopyFailed)
+        );
+        world.stands_still_at_source().await;
+        assert_eq!(world.source.state().await, State::Paused(PausedReason::PostCopyFailed));
+        assert!(world.target.guest.resume().await.is_err());
+        assert_eq!(world.source.said(), before);
+        world.close(&migration).await;
+    }
+}
