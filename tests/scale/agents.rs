@@ -234,5 +234,6 @@ fn ready() -> Ready {
             disk("cloudinitdisk", 1 << 20, None),
         ],
         addresses: Vec::new(),
+        post_copy: false,
     }
 }
