@@ -34,6 +34,7 @@ use crate::{
     instances::{Instances, prune},
     launchers::{Launchers, Purpose},
     migrations::Migrations,
+    nodes::NodePair,
     own_writes::OwnWrites,
 };
 
@@ -255,18 +256,22 @@ impl InstanceTask {
             return (None, None);
         }
         let requirements = self.launchers.requirements(&instance.spec);
-        self.launchers.nodes.with_views(|views| {
-            if running {
-                let mut instance = instance.clone();
-                if let (Some(status), Some(node)) = (&mut instance.status, moved_to) {
-                    status.node_name = Some(node.to_owned());
-                }
-                let targets = placement::migration_targets(&instance, &requirements, views);
-                return (None, Some(targets));
-            }
-            let fit = placement::fit(&requirements, &instance.spec, views);
-            (fit.fits.is_empty().then(|| fit.sentence()), None)
-        })
+        let nodes = &self.launchers.nodes;
+        let pairs = nodes.pairs();
+        let views = pairs.iter().map(NodePair::view);
+        if !running {
+            let fit = placement::fit(&requirements, &instance.spec, &views.collect::<Vec<_>>());
+            return (fit.fits.is_empty().then(|| fit.sentence()), None);
+        }
+        let mut instance = instance.clone();
+        if let (Some(status), Some(node)) = (&mut instance.status, moved_to) {
+            status.node_name = Some(node.to_owned());
+        }
+        let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+        let here = here.and_then(|name| nodes.pair(name));
+        let source = here.as_ref().map(NodePair::view);
+        let targets = placement::migration_targets(&instance, &requirements, source.as_ref(), views);
+        (None, Some(targets))
     }
 
     /// Does the steps. Returns why the pod could not be made, if it could not.

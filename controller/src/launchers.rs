@@ -26,7 +26,7 @@ use kube::{
 use crate::{
     budgets::Budgets,
     configuration_in_force::ConfigurationInForce,
-    nodes::Nodes,
+    nodes::{NodePair, Nodes},
     pods_by_owner::{PodsByOwner, controls},
 };
 
@@ -217,9 +217,10 @@ impl Launchers {
             Purpose::Start => (instance_uid.as_str(), None),
             Purpose::Arrival(migration) => {
                 let minimum = self.nodes.minimum(&configuration.min_cpu_model);
-                self.nodes.with_views(|views| {
-                    placement::require_recorded_cpu(&mut requirements, &instance, &minimum, views);
-                });
+                let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+                let here = here.and_then(|name| self.nodes.pair(name));
+                let source = here.as_ref().map(NodePair::view);
+                placement::require_recorded_cpu(&mut requirements, &instance, &minimum, source.as_ref());
                 (migration.uid, Some(sizes(&instance)))
             }
         };

@@ -55,7 +55,7 @@ use crate::{
 use turns::Turns;
 
 /// How many migrations are looked at at a time.
-pub(crate) const AT_ONCE: usize = 8;
+pub(crate) const AT_ONCE: usize = 32;
 /// So many ended migrations of an instance are kept. KubeVirt's.
 const KEPT: usize = 5;
 /// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
@@ -189,7 +189,7 @@ impl MigrationTask {
                         .iter()
                         .filter_map(|migration| self.entry(migration))
                         .collect::<Vec<_>>();
-                    self.turns.begin(&found);
+                    self.turns.begin(found);
                     return;
                 }
                 Err(error) => {
@@ -209,19 +209,8 @@ impl MigrationTask {
 
     /// Gives places and slots to those whose turn it is, and has them looked at.
     fn turn(&self) {
-        let mut entries = Vec::new();
-        let mut all = Vec::new();
-        self.migrations.for_each(|key, migration| {
-            if !Record::of(migration).is_over() {
-                all.push(key.clone());
-            }
-        });
-        for key in all {
-            let newest = self.written.newest(&key, self.migrations.watched());
-            entries.extend(newest.and_then(|migration| self.entry(&migration)));
-        }
         let limits = self.launchers.configuration.get().migrations.clone();
-        for name in self.turns.grant(&limits, &entries, clock::now()) {
+        for name in self.turns.grant(&limits, clock::now()) {
             if let Some((namespace, name)) = name.split_once('/') {
                 self.work.add(Key::namespaced(namespace, name));
             }
@@ -251,10 +240,10 @@ impl MigrationTask {
                 self.delete(key, &migration).await?;
                 return Ok(Wake::OnChange);
             }
-            self.turns.finished(&uid);
             lock(&self.placed).remove(&uid);
         }
-        if over || self.turns.is_news(&uid, self.entry(&migration).as_ref()) {
+        let freed = over && self.turns.finished(&uid);
+        if self.turns.observe(&uid, self.entry(&migration)) || freed {
             self.turn();
         }
         let now = clock::now();

@@ -1,6 +1,9 @@
 //! What the controller knows of nodes: the Node, and the Hypervisor of its name.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use drydock_api::{
     Hypervisor,
@@ -34,6 +37,26 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Cache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
+    /// What [`Nodes::pairs`] has found, until something changes.
+    pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
+}
+
+/// A Node, and its Hypervisor if there is one.
+#[derive(Debug)]
+pub(crate) struct NodePair {
+    node: Arc<Node>,
+    hypervisor: Option<Arc<Hypervisor>>,
+}
+
+impl NodePair {
+    /// As placement sees it.
+    pub(crate) fn view(&self) -> NodeView<'_> {
+        let status = self
+            .hypervisor
+            .as_ref()
+            .and_then(|hypervisor| hypervisor.status.as_ref());
+        NodeView::of(&self.node, status.and_then(|status| status.facts.as_ref()))
+    }
 }
 
 impl Nodes {
@@ -46,17 +69,22 @@ impl Nodes {
         told: impl Fn(&str) + Clone + Send + 'static,
     ) -> Self {
         let news = told.clone();
+        let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
+        let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
             .prune(prune_node)
+            .on_change(move |_| *lock(&of_nodes) = None)
             .on_change(move |change| hear(change, without_drain_conditions, &news));
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
             .prune(prune_hypervisor)
+            .on_change(move |_| *lock(&of_hypervisors) = None)
             .on_change(move |change| hear(change, without_drain, &told));
         Self {
             api: Api::all(client.clone()),
             nodes: watches.start(nodes),
             hypervisors: watches.start(hypervisors),
             maintenances,
+            pairs,
         }
     }
 
@@ -68,6 +96,7 @@ impl Nodes {
             nodes: Cache::filled(nodes),
             hypervisors: Cache::default(),
             maintenances: Maintenances::filled([]),
+            pairs: Arc::default(),
         }
     }
 
@@ -113,25 +142,29 @@ impl Nodes {
         })
     }
 
-    /// Lets `look` at all nodes as placement sees them.
-    pub(crate) fn with_views<R>(&self, look: impl FnOnce(&[NodeView<'_>]) -> R) -> R {
-        let nodes = self.nodes.all();
-        let hypervisors: Vec<Option<Arc<Hypervisor>>> = nodes
-            .iter()
-            .map(|node| {
-                self.hypervisors
-                    .get(&Key::cluster(node.metadata.name.as_deref().unwrap_or_default()))
-            })
-            .collect();
-        let views: Vec<NodeView<'_>> = nodes
-            .iter()
-            .zip(&hypervisors)
-            .map(|(node, hypervisor)| {
-                let status = hypervisor.as_ref().and_then(|hypervisor| hypervisor.status.as_ref());
-                NodeView::of(node, status.and_then(|status| status.facts.as_ref()))
-            })
-            .collect();
-        look(&views)
+    /// All nodes. They are put together once for each change, not for each question.
+    pub(crate) fn pairs(&self) -> Arc<Vec<NodePair>> {
+        let mut pairs = lock(&self.pairs);
+        if let Some(pairs) = &*pairs {
+            return Arc::clone(pairs);
+        }
+        let found = self.nodes.all().into_iter().map(|node| self.with_hypervisor(node));
+        let found = Arc::new(found.collect::<Vec<_>>());
+        *pairs = Some(Arc::clone(&found));
+        found
+    }
+
+    /// One node.
+    pub(crate) fn pair(&self, name: &str) -> Option<NodePair> {
+        Some(self.with_hypervisor(self.nodes.get(&Key::cluster(name))?))
+    }
+
+    fn with_hypervisor(&self, node: Arc<Node>) -> NodePair {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        NodePair {
+            hypervisor: self.hypervisors.get(&Key::cluster(name)),
+            node,
+        }
     }
 
     /// The features of the minimum CPU model in force, as the agents resolved them.
@@ -154,6 +187,10 @@ impl Nodes {
             features,
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a Node itself says.

@@ -27,33 +27,48 @@ pub(super) struct Turns(Mutex<State>);
 struct State {
     reservations: Reservations,
     waiting: BTreeMap<String, Wait>,
-    /// Migrations by UID, as they were last entered in the queue.
+    /// Those that have not ended, by UID, as each was when it was last looked at: whatever changes of one
+    /// has it looked at.
     known: BTreeMap<String, Entry>,
 }
 
 impl Turns {
     /// Begins anew with what the objects say.
-    pub(super) fn begin(&self, entries: &[Entry]) {
+    pub(super) fn begin(&self, entries: Vec<Entry>) {
         let mut state = self.lock();
-        state.reservations = Reservations::rebuilt(entries);
+        state.reservations = Reservations::rebuilt(&entries);
         state.waiting.clear();
-        state.known = by_uid(entries);
+        state.known = entries.into_iter().map(|entry| (entry.uid.clone(), entry)).collect();
+    }
+
+    /// Takes account of a migration that is looked at; `None` if it is not in the queue. Returns whether
+    /// that is news, so that it may be somebody's turn.
+    pub(super) fn observe(&self, uid: &str, entry: Option<Entry>) -> bool {
+        let mut state = self.lock();
+        if state.known.get(uid) == entry.as_ref() {
+            return false;
+        }
+        match entry {
+            Some(entry) => state.known.insert(uid.to_owned(), entry),
+            None => state.known.remove(uid),
+        };
+        true
     }
 
     /// Gives places and slots. Returns the names of those that have to be looked at: they got one, or
     /// wait for something else than before.
-    pub(super) fn grant(&self, limits: &Migrations, entries: &[Entry], now: Timestamp) -> Vec<String> {
+    pub(super) fn grant(&self, limits: &Migrations, now: Timestamp) -> Vec<String> {
         let mut state = self.lock();
-        let grants = state.reservations.grant(limits, entries, now);
+        let entries: Vec<Entry> = state.known.values().cloned().collect();
+        let grants = state.reservations.grant(limits, &entries, now);
         let waiting: BTreeMap<String, Wait> = grants.waiting.into_iter().collect();
         let changed = waiting
             .iter()
             .filter(|(uid, wait)| state.waiting.get(*uid).map(|before| before.reason) != Some(wait.reason))
             .map(|(uid, _)| uid);
         let woken = grants.place.iter().chain(&grants.slots).chain(changed);
-        let known = by_uid(entries);
         let woken = woken
-            .filter_map(|uid| known.get(uid).map(|entry| entry.name.clone()))
+            .filter_map(|uid| state.known.get(uid).map(|entry| entry.name.clone()))
             .collect();
         // A place in the queue alone is no news: what was said stays until the reason changes.
         let before = std::mem::take(&mut state.waiting);
@@ -65,18 +80,17 @@ impl Turns {
                 (uid, wait)
             })
             .collect();
-        state.known.extend(known);
         woken
     }
 
     /// It may have a target pod.
     pub(super) fn may_place(&self, uid: &str) -> bool {
-        self.lock().reservations.uids().any(|granted| granted == uid)
+        self.lock().reservations.may_place(uid)
     }
 
     /// It has a slot.
     pub(super) fn has_slot(&self, uid: &str) -> bool {
-        self.lock().reservations.slots().any(|(granted, _, _)| granted == uid)
+        self.lock().reservations.has_slot(uid)
     }
 
     /// What it waits for.
@@ -84,17 +98,12 @@ impl Turns {
         self.lock().waiting.get(uid).copied()
     }
 
-    /// It is over.
-    pub(super) fn finished(&self, uid: &str) {
+    /// It is over. Returns whether that is news.
+    pub(super) fn finished(&self, uid: &str) -> bool {
         let mut state = self.lock();
-        state.reservations.finished(uid);
         state.waiting.remove(uid);
-        state.known.remove(uid);
-    }
-
-    /// Whether a migration is not in the queue as it is now, so that it may be somebody's turn.
-    pub(super) fn is_news(&self, uid: &str, entry: Option<&Entry>) -> bool {
-        self.lock().known.get(uid) != entry
+        let was_known = state.known.remove(uid).is_some();
+        state.reservations.finished(uid) || was_known
     }
 
     /// Nodes at which as many guests arrive as may at once.
@@ -134,10 +143,6 @@ impl Turns {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn by_uid(entries: &[Entry]) -> BTreeMap<String, Entry> {
-    entries.iter().map(|entry| (entry.uid.clone(), entry.clone())).collect()
 }
 
 /// A migration as the queue takes it; `None` if it is over, or about to be before it began.

@@ -1,6 +1,7 @@
 //! Which nodes fit, and why the others do not.
 
 use std::{
+    borrow::Borrow,
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt, mem,
@@ -161,19 +162,24 @@ impl fmt::Display for Fit {
 
 /// Which of `nodes` could take a new virtual machine.
 pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, nodes: &[NodeView<'_>]) -> Fit {
-    judge(nodes, |node| misfits(needs, spec, node))
+    judge(nodes, usize::MAX, |node| misfits(needs, spec, node))
 }
 
-/// Sorts nodes by what is found to be in the way.
+/// Sorts nodes by what is found to be in the way, until so many fit that it is `enough`.
 pub(super) fn judge<'n>(
-    nodes: impl IntoIterator<Item = &'n NodeView<'n>>,
+    nodes: impl IntoIterator<Item = impl Borrow<NodeView<'n>>>,
+    enough: usize,
     mut misfits: impl FnMut(&NodeView<'_>) -> BTreeSet<Misfit>,
 ) -> Fit {
     let mut fit = Fit::default();
     for node in nodes {
+        let node = node.borrow();
         let found = misfits(node);
         if found.is_empty() {
             fit.fits.push(node.name.into());
+            if fit.fits.len() >= enough {
+                break;
+            }
         }
         for misfit in found {
             fit.misfits.entry(misfit).or_default().push(node.name.into());

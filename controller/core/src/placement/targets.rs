@@ -18,10 +18,22 @@ use super::{
 };
 use crate::{aliases, instance::Targets, minimum::Minimum};
 
+/// So many other nodes are looked for: whether there is one, and whether it is the only one.
+const ENOUGH: usize = 2;
+
 /// Whether another node could take a running instance: by the CPU that its guest really has, which
 /// is compared with the full sets of what guests can have there, and by what its pod would need.
 /// A node of which nothing is known could not. libvirt has the last word when it comes to it.
-pub fn migration_targets(instance: &VirtualMachineInstance, needs: &Requirements, nodes: &[NodeView<'_>]) -> Targets {
+///
+/// Where several could, they are neither named nor counted: each node that is cordoned would be news of
+/// every guest in the cluster. `nodes` are all there are, and are looked at only until that is known;
+/// `source` is the one that it is on.
+pub fn migration_targets<'a>(
+    instance: &VirtualMachineInstance,
+    needs: &Requirements,
+    source: Option<&NodeView<'_>>,
+    nodes: impl IntoIterator<Item = NodeView<'a>>,
+) -> Targets {
     let status = instance.status.as_ref();
     let here = status.and_then(|status| status.node_name.as_deref());
     let Some((record, cpu)) = status
@@ -30,15 +42,12 @@ pub fn migration_targets(instance: &VirtualMachineInstance, needs: &Requirements
     else {
         return none("GuestCPUUnknown", "the CPU that the guest has is not known yet".into());
     };
-    let source = nodes
-        .iter()
-        .find(|node| Some(node.name) == here)
-        .and_then(NodeView::virtualization);
-    let others = || nodes.iter().filter(|node| Some(node.name) != here);
-    if others().next().is_none() {
+    let source = source.and_then(NodeView::virtualization);
+    let mut others = nodes.into_iter().filter(|node| Some(node.name) != here).peekable();
+    if others.peek().is_none() {
         return none("NoOtherNode", "there is no other node".into());
     }
-    let fit = judge(others(), |node| {
+    let fit = judge(others, ENOUGH, |node| {
         let mut found = misfits(needs, &instance.spec, node);
         if found.contains(&Misfit::NoAgent) {
             return found;
@@ -51,16 +60,13 @@ pub fn migration_targets(instance: &VirtualMachineInstance, needs: &Requirements
         }
         found
     });
-    let mut names: Vec<&str> = fit.fits.iter().map(String::as_str).collect();
-    names.sort_unstable();
-    let message = match names.as_slice() {
+    let message = match fit.fits.as_slice() {
         [] => {
             let reason = fit.first().map_or("NoOtherNode", Misfit::reason);
             return none(reason, format!("no other node can take it: {}", fit.reasons()));
         }
         [one] => format!("node {one} could take it"),
-        [one, _] => format!("node {one} and 1 other could take it"),
-        [one, others @ ..] => format!("node {one} and {} others could take it", others.len()),
+        [_, _, ..] => "several nodes could take it".into(),
     };
     Targets {
         available: true,
@@ -71,20 +77,16 @@ pub fn migration_targets(instance: &VirtualMachineInstance, needs: &Requirements
 
 /// Adds what a node must have for a guest that runs: the features of the CPU that it really has, as
 /// far as nodes have labels for them. It narrows the choice only; [`migration_targets`] compares the full
-/// sets, and libvirt has the last word.
+/// sets, and libvirt has the last word. `source` is the node that it is on.
 pub fn require_recorded_cpu(
     needs: &mut Requirements,
     instance: &VirtualMachineInstance,
     minimum: &Minimum,
-    nodes: &[NodeView<'_>],
+    source: Option<&NodeView<'_>>,
 ) {
     let status = instance.status.as_ref();
-    let here = status.and_then(|status| status.node_name.as_deref());
     let recorded = status.and_then(|status| status.drydock.as_ref()?.guest_cpu.as_ref());
-    let source = nodes
-        .iter()
-        .find(|node| Some(node.name) == here)
-        .and_then(NodeView::virtualization);
+    let source = source.and_then(NodeView::virtualization);
     let (Some(cpu), Some(source)) = (recorded, source) else {
         return;
     };

@@ -74,9 +74,10 @@ impl Reservations {
         }
     }
 
-    /// The migration has reached a final phase, or the API server said that it does not exist.
-    pub fn finished(&mut self, uid: &str) {
-        self.granted.remove(uid);
+    /// The migration has reached a final phase, or the API server said that it does not exist. Returns
+    /// whether it had been granted anything.
+    pub fn finished(&mut self, uid: &str) -> bool {
+        self.granted.remove(uid).is_some()
     }
 
     /// What was last granted to it was certainly not carried out: the API server refused it.
@@ -94,6 +95,16 @@ impl Reservations {
             let target = granted.target.as_deref()?;
             Some((uid.as_str(), granted.source.as_str(), target))
         })
+    }
+
+    /// Whether it may make its target pod, or has a slot already.
+    pub fn may_place(&self, uid: &str) -> bool {
+        self.granted.contains_key(uid)
+    }
+
+    /// Whether it has a slot.
+    pub fn has_slot(&self, uid: &str) -> bool {
+        self.granted.get(uid).is_some_and(|granted| granted.target.is_some())
     }
 
     /// UIDs of all that have been granted anything.
