@@ -572,7 +572,8 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
         && !current.conditions.iter().any(|condition| {
             OWN_CONDITIONS.contains(&condition.type_.as_str())
                 && !wanted.conditions.iter().any(|other| other.type_ == condition.type_)
-        });
+        })
+        && !leaves_a_reason(current, wanted);
     let same_transitions = wanted
         .phase_transition_timestamps
         .iter()
@@ -591,6 +592,16 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
         && wanted.active_pods == current.active_pods
         && wanted.migration_state == current.migration_state
         && wanted.qos_class == current.qos_class)
+}
+
+/// Whether the agent has said that the guest is ready while the controller's reason for the opposite stands
+/// beside it: fields that two have applied are only gone when both no longer do.
+fn leaves_a_reason(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
+    let is_ready = |condition: &&Condition| condition.type_ == types::READY;
+    let stands = current.conditions.iter().find(is_ready).is_some_and(|ready| {
+        ready.status == Status::True.as_str() && ready.reason.as_ref().is_some_and(|reason| !reason.is_empty())
+    });
+    stands && !wanted.conditions.iter().any(|condition| is_ready(&condition))
 }
 
 #[cfg(test)]

@@ -255,6 +255,22 @@ fn the_agents_word_ends_an_instance_whose_pod_was_deleted_by_force() {
 }
 
 #[test]
+fn no_reason_of_the_controller_stands_beside_the_agents_word_that_a_guest_is_ready() {
+    let with_ready = |ready: Value| {
+        let mut status = up();
+        status["conditions"] = json!([ready]);
+        let pods = [pod("p", Some("a"), &running())];
+        at(&instance(&status), &pods, false, NodeState::Ready).status
+    };
+    let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": NOW});
+    assert_eq!(with_ready(ready.clone()), None);
+    let mut mixed = ready;
+    mixed["reason"] = json!("GuestNotRunning");
+    let wanted = with_ready(mixed).expect("nothing is written");
+    assert!(wanted.conditions.iter().all(|condition| condition.type_ != "Ready"));
+}
+
+#[test]
 fn fencing_is_taken_back_when_the_pod_turns_out_to_be_there() {
     let mut status = up();
     status["conditions"] =
