@@ -97,6 +97,7 @@ async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
         return;
     }
     let mut world = World::new().await;
+    world.reply.leave_to_libvirt();
     for loss in (0..runs()).flat_map(|_| LOSSES) {
         let migration = world.prepare().await;
         world.reply.decide(loss.fate());

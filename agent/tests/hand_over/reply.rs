@@ -7,13 +7,18 @@
 //!                                             libvirt/own-sock: its libvirtd
 //! ```
 //!
-//! All else passes. It cannot be between the source's libvirtd and its tunnel: there, that the reply was
+//! All else passes, but for one flag: on demand the last call says that the guest is not to stay paused, as libvirt itself
+//! has it say where no tunnel sees to that. It cannot be between the source's libvirtd and its tunnel: there, that the reply was
 //! read would prove nothing.
 
 use std::{
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt,
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use futures::{SinkExt, StreamExt};
@@ -27,7 +32,7 @@ use tokio::{
 };
 use tokio_util::{
     bytes::Bytes,
-    codec::{FramedRead, FramedWrite, LengthDelimitedCodec},
+    codec::{BytesCodec, FramedRead, FramedWrite, LengthDelimitedCodec},
 };
 
 use crate::pod::{Pod, SOCKET};
@@ -39,8 +44,12 @@ pub(crate) const OWN_SOCKET: &str = "libvirt/own-sock";
 /// (`remote_protocol.x`).
 const PROGRAM: u32 = 0x2000_8086;
 const LAST_CALLS: [u32; 2] = [306, 217];
-/// A message is the reply to a call (`virnetprotocol.x`).
+/// A message is a call, or the reply to one (`virnetprotocol.x`).
+const CALL: u32 = 0;
 const REPLY: u32 = 1;
+/// The guest stays paused (`VIR_MIGRATE_PAUSED`), and where the flags are in a last call, from its end.
+const PAUSED: u32 = 1 << 5;
+const FLAGS_FROM_END: usize = 8;
 
 /// What becomes of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +66,7 @@ pub(crate) enum Fate {
 pub(crate) struct ReplyGate {
     fate: watch::Sender<Fate>,
     came: watch::Sender<usize>,
+    left_to_libvirt: Arc<AtomicBool>,
     _task: JoinSet<()>,
 }
 
@@ -70,11 +80,13 @@ impl ReplyGate {
         fs::set_permissions(&socket, Permissions::from_mode(0o777)).unwrap();
         let (fate, came) = (watch::channel(Fate::Passes).0, watch::channel(0).0);
         let mut task = JoinSet::new();
-        let (decided, counted) = (fate.clone(), came.clone());
-        task.spawn(async move { accept(&listener, &own, &decided, &counted).await });
+        let left_to_libvirt = Arc::new(AtomicBool::new(false));
+        let (decided, counted, left) = (fate.clone(), came.clone(), Arc::clone(&left_to_libvirt));
+        task.spawn(async move { accept(&listener, &own, &decided, &counted, &left).await });
         Self {
             fate,
             came,
+            left_to_libvirt,
             _task: task,
         }
     }
@@ -82,6 +94,11 @@ impl ReplyGate {
     /// From now on the reply has this fate, also one that waits.
     pub(crate) fn decide(&self, fate: Fate) {
         self.fate.send_replace(fate);
+    }
+
+    /// From now on the guest goes on as soon as it has arrived.
+    pub(crate) fn leave_to_libvirt(&self) {
+        self.left_to_libvirt.store(true, Ordering::SeqCst);
     }
 
     /// Replies that came so far.
@@ -95,20 +112,26 @@ impl ReplyGate {
     }
 }
 
-async fn accept(listener: &UnixListener, own: &Path, fate: &watch::Sender<Fate>, came: &watch::Sender<usize>) {
+async fn accept(
+    listener: &UnixListener,
+    own: &Path,
+    fate: &watch::Sender<Fate>,
+    came: &watch::Sender<usize>,
+    left_to_libvirt: &Arc<AtomicBool>,
+) {
     let mut connections = JoinSet::new();
     loop {
         let (client, _) = listener.accept().await.unwrap();
         let Ok(libvirtd) = UnixStream::connect(own).await else {
             continue;
         };
-        let (fate, came) = (fate.subscribe(), came.clone());
+        let (fate, came, left) = (fate.subscribe(), came.clone(), Arc::clone(left_to_libvirt));
         connections.spawn(async move {
-            let (mut from_client, to_client) = client.into_split();
-            let (from_libvirtd, mut to_libvirtd) = libvirtd.into_split();
+            let (from_client, to_client) = client.into_split();
+            let (from_libvirtd, to_libvirtd) = libvirtd.into_split();
             // Whoever ends first ends both.
             tokio::select! {
-                _ = tokio::io::copy(&mut from_client, &mut to_libvirtd) => {}
+                () = calls(from_client, to_libvirtd, &left) => {}
                 () = replies(from_libvirtd, to_client, fate, &came) => {}
             }
         });
@@ -123,6 +146,21 @@ fn messages() -> LengthDelimitedCodec {
         .new_codec()
 }
 
+async fn calls(from: OwnedReadHalf, to: OwnedWriteHalf, left_to_libvirt: &AtomicBool) {
+    let mut from = FramedRead::new(from, messages());
+    let mut to = FramedWrite::new(to, BytesCodec::new());
+    while let Some(Ok(mut message)) = from.next().await {
+        if left_to_libvirt.load(Ordering::SeqCst) && is_last(&message, CALL) {
+            let at = message.len() - FLAGS_FROM_END;
+            let flags = u32::from_be_bytes(message[at..at + 4].try_into().unwrap());
+            message[at..at + 4].copy_from_slice(&(flags & !PAUSED).to_be_bytes());
+        }
+        if to.send(message.freeze()).await.is_err() {
+            return;
+        }
+    }
+}
+
 async fn replies(
     from: OwnedReadHalf,
     to: OwnedWriteHalf,
@@ -130,7 +168,7 @@ async fn replies(
     came: &watch::Sender<usize>,
 ) {
     let mut from = FramedRead::new(from, messages());
-    let mut to = FramedWrite::new(to, tokio_util::codec::BytesCodec::new());
+    let mut to = FramedWrite::new(to, BytesCodec::new());
     let mut waiting: Option<Bytes> = None;
     loop {
         let mut passing = None;
@@ -139,7 +177,7 @@ async fn replies(
                 let Some(Ok(message)) = message else {
                     return;
                 };
-                if is_last_reply(&message) {
+                if is_last(&message, REPLY) {
                     waiting = Some(message.freeze());
                     came.send_modify(|came| *came += 1);
                 } else {
@@ -163,8 +201,9 @@ async fn replies(
     }
 }
 
-fn is_last_reply(message: &[u8]) -> bool {
+/// A message is the last call of a migration, or the reply to it.
+fn is_last(message: &[u8], kind: u32) -> bool {
     let (words, _) = message.as_chunks();
     let word = |index: usize| words.get(index).map(|bytes| u32::from_be_bytes(*bytes));
-    word(1) == Some(PROGRAM) && word(3).is_some_and(|call| LAST_CALLS.contains(&call)) && word(4) == Some(REPLY)
+    word(1) == Some(PROGRAM) && word(3).is_some_and(|call| LAST_CALLS.contains(&call)) && word(4) == Some(kind)
 }
