@@ -46,6 +46,14 @@ struct Machine {
 }
 
 impl Description {
+    /// How the administrator reaches the API server.
+    async fn config(&self) -> Result<Config> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.proxy_url = None;
+        Ok(config)
+    }
+
     /// What it says now: a node that was started again has another process.
     fn read(cluster: &str) -> Result<Self> {
         let state = setting("DRYDOCK_STATE").unwrap_or_else(|| "/var/lib/drydock-embedded".into());
@@ -80,10 +88,7 @@ impl Cluster {
         let name =
             setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
         let description = Description::read(&name)?;
-        let kubeconfig = Kubeconfig::read_from(&description.kubeconfig)?;
-        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        config.proxy_url = None;
-        let client = Client::try_from(config)?;
+        let client = Client::try_from(description.config().await?)?;
         let listed = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
         let nodes = listed.items.into_iter().filter_map(|node| node.metadata.name).collect();
         let cluster = Self {
@@ -145,6 +150,16 @@ impl Cluster {
             .context("no server in the kubeconfig")?;
         let rest = server.strip_prefix("https://").context("not https")?;
         Ok(rest.rsplit_once(':').map_or(rest, |(host, _)| host).to_owned())
+    }
+
+    /// A client that asks once: the usual one tries again for minutes where it is told to be patient.
+    ///
+    /// # Errors
+    /// If the kubeconfig cannot be read.
+    pub async fn impatient(&self) -> Result<Client> {
+        let mut config = self.description.config().await?;
+        config.default_retry = false;
+        Ok(Client::try_from(config)?)
     }
 
     /// The API server's audit log of what Drydock's service accounts did.

@@ -654,8 +654,9 @@ async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() 
     cluster.kubectl(&["cordon", cluster.second()])?;
     let pod = cluster.launcher("wanted").await?.name_any();
     let mut evictions = JoinSet::new();
+    let pods = Api::<Pod>::namespaced(cluster.impatient().await?, NAMESPACE);
     for _ in 0..MANY {
-        let (pods, pod) = (cluster.pods(), pod.clone());
+        let (pods, pod) = (pods.clone(), pod.clone());
         evictions.spawn(async move {
             let parameters = EvictParams::default();
             pods.evict(&pod, &parameters).await
