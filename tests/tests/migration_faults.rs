@@ -49,6 +49,9 @@ const ATTEMPTS: usize = 3;
 /// Which cases are few, unless the environment variable `DRYDOCK_FAULTS_SEED` says another number. Of
 /// either test only those are tried in whose name `DRYDOCK_FAULTS_ONLY` is.
 const SEED: u64 = 1;
+/// So many of the few are tried unless the environment variable `DRYDOCK_FAULTS_CASES` says another number:
+/// those that have most pairs come first, and each takes half a minute.
+const CASES: usize = 18;
 
 /// Carries out cases on a cluster whose deadlines are seconds, and gives it back as it was.
 async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result<()> {
@@ -478,8 +481,10 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
 async fn whatever_fails_while_it_moves_a_guest_is_on_one_node_and_can_be_moved_again() -> Result<()> {
     let seed = setting("DRYDOCK_FAULTS_SEED").map_or(Ok(SEED), |text| text.parse())?;
     let only = setting("DRYDOCK_FAULTS_ONLY").unwrap_or_default();
+    let most = setting("DRYDOCK_FAULTS_CASES").map_or(Ok(CASES), |text| text.parse())?;
     let mut cases = pairwise(seed);
-    println!("seed {seed}: {} cases", cases.len());
+    println!("seed {seed}: {most} of {} cases", cases.len());
+    cases.truncate(most);
     cases.retain(|case| case.to_string().contains(&only));
     tried(&cases, |_| Ok(())).await
 }
