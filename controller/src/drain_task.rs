@@ -283,12 +283,10 @@ impl DrainTask {
     }
 
     fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
-        let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
-            instance,
-            strategy: self.launchers.eviction_strategy(instance),
-            made: self.launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
-            migrations: migrations.clone(),
-        });
+        let guests = gathered
+            .instances
+            .iter()
+            .map(|(instance, migrations)| guest(&self.launchers, instance, migrations.clone()));
         let status = gathered
             .hypervisor
             .as_ref()
@@ -502,14 +500,13 @@ impl Previewer {
     pub(crate) fn lines(&self, name: &str) -> Vec<String> {
         self.measured.learn(&self.migrations, &self.instances);
         let keys = self.instances.on_node(name);
-        let there = keys.iter().filter_map(|key| Some((key, self.instances.get(key)?)));
-        let there: Vec<_> = there.collect();
-        let guests = there.iter().map(|(key, instance)| Guest {
-            instance,
-            strategy: self.launchers.eviction_strategy(instance),
-            made: self.launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
-            migrations: self.migrations.of_instance(key),
-        });
+        let there: Vec<_> = keys
+            .iter()
+            .filter_map(|key| Some((key, self.instances.get(key)?)))
+            .collect();
+        let guests = there
+            .iter()
+            .map(|(key, instance)| guest(&self.launchers, instance, self.migrations.of_instance(key)));
         let node = DrainingNode {
             name,
             marks: NodeMarks::default(),
@@ -528,6 +525,20 @@ impl Previewer {
                 rate: self.measured.rate(),
             },
         )
+    }
+}
+
+/// A guest as a plan and a preview see it.
+fn guest<'a>(
+    launchers: &Launchers,
+    instance: &'a VirtualMachineInstance,
+    migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+) -> Guest<'a> {
+    Guest {
+        instance,
+        strategy: launchers.eviction_strategy(instance),
+        made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
+        migrations,
     }
 }
 

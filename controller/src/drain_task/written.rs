@@ -45,9 +45,20 @@ pub(super) struct Reports {
 /// What was written of one node last, and of which state of the object the watch will show it.
 #[derive(Debug, Default)]
 struct Told {
-    drain: Option<(String, Option<DrainStatus>)>,
-    preview: Option<(String, Option<Vec<String>>)>,
-    conditions: Option<(String, Vec<NodeCondition>)>,
+    drain: Written<Option<DrainStatus>>,
+    preview: Written<Option<Vec<String>>>,
+    conditions: Written<Vec<NodeCondition>>,
+}
+
+/// What was written, and which version of the object it was written upon, if anything was.
+type Written<T> = Option<(String, T)>;
+
+/// What stands: what was written upon this version, which the watch has not shown yet, or else what is shown.
+fn standing<T: Clone>(written: &Written<T>, version: &str, shown: impl FnOnce() -> T) -> T {
+    match written {
+        Some((of, value)) if of == version => value.clone(),
+        _ => shown(),
+    }
 }
 
 impl Reports {
@@ -70,12 +81,9 @@ impl Reports {
 
     /// Writes how a node is being emptied, if that is news.
     pub(super) async fn drain(&self, hypervisor: &Hypervisor, report: &Report) -> kube::Result<()> {
-        let shown = hypervisor.status.as_ref().and_then(|status| status.drain.clone());
+        let shown = || hypervisor.status.as_ref().and_then(|status| status.drain.clone());
         let version = hypervisor.resource_version().unwrap_or_default();
-        let before = self.with(&report.node, |told| match &told.drain {
-            Some((of, drain)) if *of == version => drain.clone(),
-            _ => shown,
-        });
+        let before = self.with(&report.node, |told| standing(&told.drain, &version, shown));
         if before == report.drain {
             return Ok(());
         }
@@ -98,15 +106,9 @@ impl Reports {
         now: Timestamp,
     ) -> kube::Result<()> {
         let name = hypervisor.name_any();
-        let shown = hypervisor
-            .status
-            .as_ref()
-            .and_then(|status| status.drain_preview.as_ref());
+        let shown = || Some(hypervisor.status.as_ref()?.drain_preview.as_ref()?.lines.clone());
         let version = hypervisor.resource_version().unwrap_or_default();
-        let before = self.with(&name, |told| match &told.preview {
-            Some((of, lines)) if *of == version => lines.clone(),
-            _ => shown.map(|preview| preview.lines.clone()),
-        });
+        let before = self.with(&name, |told| standing(&told.preview, &version, shown));
         if before == lines {
             return Ok(());
         }
@@ -147,10 +149,7 @@ impl Reports {
     /// Writes the conditions of a Node, if that is news, and tells of transitions.
     pub(super) async fn conditions(&self, node: &Node, report: &Report, now: Timestamp) -> kube::Result<()> {
         let version = node.resource_version().unwrap_or_default();
-        let before = self.with(&report.node, |told| match &told.conditions {
-            Some((of, conditions)) if *of == version => conditions.clone(),
-            _ => own(node),
-        });
+        let before = self.with(&report.node, |told| standing(&told.conditions, &version, || own(node)));
         let silent = !report.in_progress && report.drained == Drained::NotAsked && before.is_empty();
         let wanted = wanted(&before, report, now);
         if silent || wanted == before {

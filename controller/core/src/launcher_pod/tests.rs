@@ -127,6 +127,34 @@ fn the_whole_pod_of_a_guest_with_everything() {
     insta::assert_snapshot!(serde_saphyr::to_string(&pod).unwrap());
 }
 
+/// The pod of an instance, on another node.
+fn other<'a>(
+    instance: &'a VirtualMachineInstance,
+    requirements: &'a Requirements,
+    claims: &'a BTreeMap<String, ClaimMode>,
+) -> PodInput<'a> {
+    PodInput {
+        instance,
+        image: "i",
+        requirements,
+        claims,
+        suffix: "other",
+        host_uuid: "h2",
+        emulation: false,
+        arriving: None,
+    }
+}
+
+/// A migration while those nodes are being emptied.
+fn moving(leaving: &[String]) -> MigrationTarget<'_> {
+    MigrationTarget {
+        uid: "m-1",
+        name: "move",
+        full: &[],
+        leaving,
+    }
+}
+
 #[test]
 fn a_target_is_kept_off_nodes_that_are_being_emptied_whatever_else_it_asks_for() {
     let terms = |required: Value, leaving: &[&str]| {
@@ -134,23 +162,8 @@ fn a_target_is_kept_off_nodes_that_are_being_emptied_whatever_else_it_asks_for()
         spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
         let instance = instance(&spec);
         let leaving: Vec<String> = leaving.iter().map(ToString::to_string).collect();
-        let input = PodInput {
-            instance: &instance,
-            image: "i",
-            requirements: &Requirements::default(),
-            claims: &BTreeMap::new(),
-            suffix: "other",
-            host_uuid: "h2",
-            emulation: false,
-            arriving: None,
-        };
-        let migration = MigrationTarget {
-            uid: "m-1",
-            name: "move",
-            full: &[],
-            leaving: &leaving,
-        };
-        let pod = target_pod(&input, migration);
+        let (requirements, claims) = (Requirements::default(), BTreeMap::new());
+        let pod = target_pod(&other(&instance, &requirements, &claims), moving(&leaving));
         let affinity = serde_json::to_value(pod.spec.unwrap().affinity.unwrap()).unwrap();
         affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone()
     };
@@ -174,23 +187,9 @@ fn a_target_is_kept_off_nodes_that_are_being_emptied_whatever_else_it_asks_for()
 fn a_target_is_the_same_pod_on_another_node() {
     let instance = instance(&everything());
     let requirements = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
-    let input = PodInput {
-        instance: &instance,
-        image: "i",
-        requirements: &requirements,
-        claims: &BTreeMap::new(),
-        suffix: "other",
-        host_uuid: "h2",
-        emulation: false,
-        arriving: None,
-    };
-    let migration = MigrationTarget {
-        uid: "m-1",
-        name: "move",
-        full: &[],
-        leaving: &[],
-    };
-    let mut target = target_pod(&input, migration);
+    let claims = BTreeMap::new();
+    let input = other(&instance, &requirements, &claims);
+    let mut target = target_pod(&input, moving(&[]));
     let labels = target.metadata.labels.as_mut().unwrap();
     assert_eq!(labels.remove("kubevirt.io/migrationJobUID").as_deref(), Some("m-1"));
     assert_eq!(labels["kubevirt.io/created-by"], "u-1");

@@ -107,12 +107,12 @@ fn with_more_faults() {
         stale: true,
         ..How::default()
     };
-    // The second takes over at any time, and the first goes on with what it had begun.
     let post_copy = How {
         post_copy: true,
         ..How::default()
     };
     holds(World::ready(2, 1), post_copy);
+    // The second takes over at any time, and the first goes on with what it had begun.
     holds(World::ready(0, 2), stale);
     holds(World::ready(1, 2), stale);
     holds(World::ready(2, 1), piecewise);
