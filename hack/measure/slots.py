@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-FINAL = ("Succeeded", "Failed")
+from .movers import FINAL
 
 
 @dataclass(frozen=True)
