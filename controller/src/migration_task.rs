@@ -189,7 +189,8 @@ impl MigrationTask {
                         .iter()
                         .filter_map(|migration| self.entry(migration))
                         .collect::<Vec<_>>();
-                    self.turns.begin(found);
+                    let limits = self.launchers.configuration.get().migrations.clone();
+                    self.look_at(self.turns.begin(found, &limits, clock::now()));
                     return;
                 }
                 Err(error) => {
@@ -210,7 +211,11 @@ impl MigrationTask {
     /// Gives places and slots to those whose turn it is, and has them looked at.
     fn turn(&self) {
         let limits = self.launchers.configuration.get().migrations.clone();
-        for name in self.turns.grant(&limits, clock::now()) {
+        self.look_at(self.turns.grant(&limits, clock::now()));
+    }
+
+    fn look_at(&self, names: Vec<String>) {
+        for name in names {
             if let Some((namespace, name)) = name.split_once('/') {
                 self.work.add(Key::namespaced(namespace, name));
             }

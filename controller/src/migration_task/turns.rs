@@ -33,12 +33,15 @@ struct State {
 }
 
 impl Turns {
-    /// Begins anew with what the objects say.
-    pub(super) fn begin(&self, entries: Vec<Entry>) {
+    /// Begins anew with what the objects say, and gives places and slots as [`Self::grant`] does: those that
+    /// waited under the leader before are no news when they are looked at.
+    pub(super) fn begin(&self, entries: Vec<Entry>, limits: &Migrations, now: Timestamp) -> Vec<String> {
         let mut state = self.lock();
         state.reservations = Reservations::rebuilt(&entries);
         state.waiting.clear();
         state.known = entries.into_iter().map(|entry| (entry.uid.clone(), entry)).collect();
+        drop(state);
+        self.grant(limits, now)
     }
 
     /// Takes account of a migration that is looked at; `None` if it is not in the queue. Returns whether
@@ -223,4 +226,35 @@ pub(super) fn is_unschedulable(pod: &Pod) -> bool {
             .iter()
             .any(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(name: &str) -> Entry {
+        Entry {
+            uid: format!("uid-{name}"),
+            name: format!("default/{name}"),
+            urgency: Urgency::default(),
+            created: Timestamp::UNIX_EPOCH,
+            order: 0,
+            source: "a".into(),
+            stage: Stage::Waiting,
+        }
+    }
+
+    #[test]
+    fn who_waited_under_the_leader_before_gets_its_turn_though_nothing_of_it_is_news() {
+        let turns = Turns::default();
+        let entries = vec![waiting("one"), waiting("two")];
+        let limits = drydock_core::configuration::Configuration::default().migrations;
+        let looked_at = turns.begin(entries.clone(), &limits, Timestamp::UNIX_EPOCH);
+        assert_eq!(looked_at, ["default/one", "default/two"]);
+        for entry in entries {
+            assert!(turns.may_place(&entry.uid), "{}", entry.name);
+            let uid = entry.uid.clone();
+            assert!(!turns.observe(&uid, Some(entry)));
+        }
+    }
 }
