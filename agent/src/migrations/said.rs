@@ -15,6 +15,9 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+use super::seen;
+use crate::{guests::Shared, tunnel::local::Role};
+
 /// A migration as the API server itself has it, past every cache; `None` if there is none any more. What
 /// an earlier process has said of a side must be known before anything is done for it.
 ///
@@ -33,23 +36,33 @@ pub(super) async fn now(
     }))
 }
 
-/// Whether the pod that a guest is to come to exists, as the API server itself says, past every cache.
+/// Whether nothing is left of the pod of a side, whose end nobody has seen then. That is known when the kubelet
+/// has taken its folder away, which it does when its containers have ended, and the API server itself says, past
+/// every cache, that there is no such pod.
 ///
 /// # Errors
 /// If it does not say.
-pub(super) async fn target_pod_exists(
-    client: &Client,
+pub(super) async fn pod_has_gone(
+    shared: &Shared,
     migration: &VirtualMachineInstanceMigration,
+    role: Role,
 ) -> kube::Result<bool> {
-    let target = migration.status.as_ref().and_then(|status| status.target.as_ref());
-    let Some((name, uid)) = target.and_then(|target| target.pod.as_deref().zip(target.pod_uid.as_deref())) else {
+    let status = migration.status.as_ref();
+    let name = match role {
+        Role::Source => status.and_then(|status| status.source.as_ref()?.pod.as_deref()),
+        Role::Target => status.and_then(|status| status.target.as_ref()?.pod.as_deref()),
+    };
+    let Some((name, uid)) = name.zip(seen::pod_uid(migration, role)) else {
         return Ok(false);
     };
-    let api = Api::<Pod>::namespaced(client.clone(), &migration.namespace().unwrap_or_default());
+    if shared.kubelet.join("pods").join(uid).exists() {
+        return Ok(false);
+    }
+    let api = Api::<Pod>::namespaced(shared.client.clone(), &migration.namespace().unwrap_or_default());
     // Agents may list pods, and read none alone.
     let named = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = api.list_metadata(&named).await?.items;
-    Ok(found.iter().any(|pod| pod.metadata.uid.as_deref() == Some(uid)))
+    Ok(found.iter().all(|pod| pod.metadata.uid.as_deref() != Some(uid)))
 }
 
 /// Applies the agent's part of `status.source`.

@@ -78,6 +78,10 @@ pub(super) struct SourceTask {
     stood_still: bool,
     /// libvirt has told of the guest that it has left. Its launcher may end before libvirt can be asked.
     left: bool,
+    /// Nothing of the guest's pod is left, and its end was not seen.
+    gone: bool,
+    /// It has been said that libvirt cannot be reached.
+    unreachable: bool,
     keep_paused: Option<bool>,
     /// The guest has been switched to post-copy.
     switched: bool,
@@ -124,6 +128,8 @@ impl SourceTask {
             failure: None,
             stood_still: false,
             left: false,
+            gone: false,
+            unreachable: false,
             keep_paused: None,
             switched: false,
             monitor: None,
@@ -140,7 +146,8 @@ impl SourceTask {
         loop {
             self.seen.borrow_and_update();
             sessions.borrow_and_update();
-            if guest.is_none() && !self.pod_has_ended() && !Record::of(&self.migration()).source_is_settled() {
+            let may_answer = !self.pod_has_ended() && !self.gone && !Record::of(&self.migration()).source_is_settled();
+            if guest.is_none() && may_answer {
                 guest = self.connect().await;
             }
             let again = match self.look(guest.as_mut()).await {
@@ -196,9 +203,15 @@ impl SourceTask {
             DomainHandle::connect(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
         };
         match connecting.await {
-            Ok((handle, events)) => Some(Guest { handle, events }),
+            Ok((handle, events)) => {
+                self.unreachable = false;
+                Some(Guest { handle, events })
+            }
             Err(error) => {
-                warn!(migration = migration.name_any(), error = %chain(&error), "the guest's libvirt cannot be reached");
+                if !self.unreachable {
+                    warn!(migration = migration.name_any(), error = %chain(&error), "the guest's libvirt cannot be reached");
+                }
+                self.unreachable = true;
                 None
             }
         }
@@ -246,6 +259,9 @@ impl SourceTask {
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();
             let tunnel = seen::source_tunnel(&self.tunnels, &uid);
+            if handle.is_none() && !self.gone && self.seen.borrow().pod.is_none() {
+                self.gone = said::pod_has_gone(&self.shared, &migration, Role::Source).await?;
+            }
             let (state, info) = match &handle {
                 Some(handle) => (Some(handle.state().await), Some(handle.job().await)),
                 None => (None, None),
@@ -253,12 +269,13 @@ impl SourceTask {
             let by_pod = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
             let domain = by_pod
                 .or_else(|| self.left.then_some(SourceDomain::Left))
+                .or_else(|| self.gone.then_some(SourceDomain::Ended))
                 .or_else(|| state.as_ref().map(seen::source_domain))
                 .unwrap_or(SourceDomain::Unknown);
-            let job = match (by_pod, &info) {
-                (Some(_), _) => Job::None,
-                (None, Some(info)) => seen::job(info),
-                (None, None) => Job::Unknown,
+            let job = match &info {
+                _ if by_pod.is_some() || self.gone => Job::None,
+                Some(info) => seen::job(info),
+                None => Job::Unknown,
             };
             // libvirt may have let the guest go on before the job was read.
             let domain = match &handle {
@@ -272,7 +289,16 @@ impl SourceTask {
             if job == Job::None {
                 self.metrics = None;
             }
-            if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, job == Job::Outgoing) {
+            let view = SourceView {
+                record: Record::of(&migration),
+                domain,
+                job,
+                call: self.call,
+                tunnel,
+                stood_still: self.stood_still,
+            };
+            let moves = job == Job::Outgoing && !view.has_not_begun();
+            if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
                 let info = info
                     .as_ref()
                     .and_then(|info| info.as_ref().ok())
@@ -281,14 +307,7 @@ impl SourceTask {
             }
             self.tell_whether_paused(&uid, &migration, state.as_ref(), tunnel)
                 .await?;
-            let steps = step(&SourceView {
-                record: Record::of(&migration),
-                domain,
-                job,
-                call: self.call,
-                tunnel,
-                stood_still: self.stood_still,
-            });
+            let steps = step(&view);
             let Some(first) = steps.first().copied() else {
                 let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
                 let silent = domain == SourceDomain::Unknown && by_pod.is_none();

@@ -167,20 +167,12 @@ impl TargetTask {
             .is_some_and(|pod| seen::target_by_pod(pod).is_some())
     }
 
-    /// Finds out whether the pod of a migration that is over has gone before its end was seen. That
-    /// nothing of it is left is known when the kubelet has taken its folder away, which it does when its
-    /// containers have ended, and the API server itself says that there is no such pod.
+    /// Finds out whether the pod of a migration that is over has gone before its end was seen.
     async fn note_that_the_pod_has_gone(&mut self) -> Result<(), Trouble> {
         let migration = self.migration();
         let is_watched = self.seen.borrow().pod.is_some();
-        if self.gone || is_watched || !Record::of(&migration).is_over() {
-            return Ok(());
-        }
-        let Some(uid) = seen::pod_uid(&migration, Role::Target) else {
-            return Ok(());
-        };
-        if !self.shared.kubelet.join("pods").join(uid).exists() {
-            self.gone = !said::target_pod_exists(&self.shared.client, &migration).await?;
+        if !self.gone && !is_watched && Record::of(&migration).is_over() {
+            self.gone = said::pod_has_gone(&self.shared, &migration, Role::Target).await?;
         }
         Ok(())
     }

@@ -300,10 +300,10 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     if record.source == Some(SourceState::Ended) {
         // It may have ended after its tunnel had let go: what the target has decides.
         let waits = matches!(record.target, Some(TargetState::Prepared | TargetState::Complete));
-        return if waits && begun && target_may_run(view) {
-            Vec::new()
-        } else {
-            fail(Failure::GuestEnded)
+        return match view.target_pod {
+            _ if !(waits && begun && target_may_run(view)) => fail(Failure::GuestEnded),
+            TargetPod::Unknown => vec![ClusterStep::Confirm],
+            _ => Vec::new(),
         };
     }
     let nothing_arrives = match record.target {
@@ -350,9 +350,11 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     steps
 }
 
-/// The target has a pod in which a guest may run.
+/// The target has a pod in which a guest may run. The last pod of an instance ends before the instance goes.
 fn target_may_run(view: &ClusterView) -> bool {
-    !view.target_node_gone && !matches!(view.target_pod, TargetPod::Over | TargetPod::Missing)
+    !view.target_node_gone
+        && view.instance != Instance::Missing
+        && !matches!(view.target_pod, TargetPod::Over | TargetPod::Missing)
 }
 
 /// Why a migration that has sides is given up, if it is.

@@ -115,6 +115,28 @@ pub struct SourceView {
     pub stood_still: bool,
 }
 
+impl SourceView {
+    /// libvirt was not asked to move the guest for this migration: `Migrating` is said before that, and this
+    /// process still has to ask when it was the one to say it.
+    pub fn has_not_begun(&self) -> bool {
+        match self.record.source {
+            None | Some(SourceState::Prepared) => true,
+            Some(SourceState::Migrating) => self.call == Call::Due,
+            _ => false,
+        }
+    }
+
+    /// The guest is being moved or was moved. If this migration has not begun, that is another one, which was
+    /// begun while this agent did not hear that this one was given up.
+    fn shows_another(&self) -> bool {
+        match self.domain {
+            SourceDomain::Leaving | SourceDomain::PostCopy | SourceDomain::Left => true,
+            SourceDomain::Running | SourceDomain::Paused => self.job == Job::Outgoing,
+            SourceDomain::Unknown | SourceDomain::Ended => false,
+        }
+    }
+}
+
 /// One thing that the source's agent does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceStep {
@@ -145,6 +167,13 @@ pub fn step(view: &SourceView) -> Vec<SourceStep> {
     let settled = matches!(record.source, Some(SourceState::Stayed | SourceState::Ended));
     if settled || (record.is_over() && record.source_is_settled()) {
         return if open { vec![SourceStep::Close] } else { Vec::new() };
+    }
+    if view.has_not_begun() && view.shows_another() {
+        return if record.is_given_up() {
+            vec![SourceStep::Say(SourceState::Stayed)]
+        } else {
+            Vec::new()
+        };
     }
     match view.domain {
         SourceDomain::Unknown => Vec::new(),

@@ -281,6 +281,16 @@ fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
             // Its tunnel may have let go before it ended.
             ("ended", |v| v.record.source = Some(S::Ended), &[]),
             (
+                "ended, and no pod of the target is known",
+                |v| (v.record.source, v.target_pod) = (Some(S::Ended), Pod::Unknown),
+                &[Do::Confirm],
+            ),
+            (
+                "ended, and the instance is gone with all its pods",
+                |v| (v.record.source, v.target_pod, v.instance) = (Some(S::Ended), Pod::Unknown, I::Missing),
+                &[Do::Fail(F::GuestEnded)],
+            ),
+            (
                 "ended, and nothing arrived",
                 |v| (v.record.source, v.record.target) = (Some(S::Ended), Some(T::Gone)),
                 &[Do::Fail(F::GuestEnded)],

@@ -448,6 +448,51 @@ fn what_is_over_is_closed_and_no_more() {
     );
 }
 
+/// This agent did not hear that the migration was given up, and the guest already moves for another one.
+fn overtaken() -> SourceView {
+    let mut view = named();
+    view.record.source = Some(S::Prepared);
+    view.record.phase = Some(P::Failed);
+    view.tunnel = OPEN;
+    view.job = Job::Outgoing;
+    view
+}
+
+#[test]
+fn what_moves_before_libvirt_was_asked_is_left_to_another_migration() {
+    const STAYED: &[Do] = &[Do::Say(S::Stayed)];
+    check(
+        overtaken,
+        &[
+            ("it moves", |_| {}, STAYED),
+            ("nothing was prepared", |v| v.record.source = None, STAYED),
+            ("it stands still", |v| v.domain = D::Leaving, STAYED),
+            ("it was switched", |v| v.domain = D::PostCopy, STAYED),
+            ("it has left", |v| (v.domain, v.job) = (D::Left, Job::None), STAYED),
+            (
+                "libvirt would have been asked next",
+                |v| (v.record.source, v.call) = (Some(S::Migrating), Call::Due),
+                STAYED,
+            ),
+            (
+                "not given up yet, it waits",
+                |v| v.record.phase = Some(P::TargetReady),
+                &[],
+            ),
+            (
+                "its own is given up",
+                |v| (v.record.source, v.call) = (Some(S::Migrating), Call::Pending),
+                &[Do::Abort],
+            ),
+            (
+                "its own, of an earlier process, is given up",
+                |v| v.record.source = Some(S::Migrating),
+                &[Do::Abort],
+            ),
+        ],
+    );
+}
+
 fn tunnel() -> impl Strategy<Value = SourceTunnel> {
     let open = any::<[bool; 3]>().prop_map(|[paired, reply_read, acknowledged]| SourceTunnel::Open {
         paired,
@@ -484,7 +529,9 @@ proptest! {
                 Do::Say(state) => prop_assert!(record.source.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
                 Do::Close | Do::Pair | Do::Release(_) => prop_assert!(open, "{steps:?}"),
                 Do::Start => prop_assert!(view.call == Call::Due && record.source == Some(S::Migrating)),
-                Do::Abort => prop_assert!(view.job == Job::Outgoing && record.is_given_up()),
+                Do::Abort => {
+                    prop_assert!(view.job == Job::Outgoing && record.is_given_up() && !view.has_not_begun());
+                }
                 // What goes on again, or is ended, must be known to stand still with nobody at work on it.
                 Do::Resume => prop_assert!(view.domain == D::Leaving && view.job == Job::None && !record.source_has_let_go()),
                 // Nobody needs it: the target has all of it, or has ended, or never gets it.
