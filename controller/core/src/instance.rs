@@ -74,6 +74,8 @@ pub struct Moving<'a> {
     pub moved_to: Option<&'a str>,
     /// The newest that has begun, as KubeVirt reports it.
     pub state: Option<&'a MigrationState>,
+    /// How its guest moves, as its source has said since then.
+    pub mode: Option<MigrationMode>,
 }
 
 /// A node, as far as it matters to those who wait for something to end there.
@@ -454,6 +456,7 @@ fn wanted_status(
 /// it begins, ends, is given up or disturbs the guest.
 fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
     let mut state = observed.moving.state.cloned()?;
+    state.mode = observed.moving.mode.or(state.mode);
     if observed.moving.moved_to.is_some() {
         state.completed = true;
         state.end_timestamp = state.end_timestamp.or_else(|| Some(whole_seconds(observed.now).0));

@@ -397,7 +397,54 @@ fn moved() -> Moving<'static> {
         under_way: true,
         moved_to: Some("b"),
         state: None,
+        mode: None,
     }
+}
+
+#[test]
+fn how_the_guest_moved_is_said_though_its_migration_has_not_written_it_down_yet() {
+    let state: MigrationState = serde_json::from_value(json!({
+        "migrationUid": "m", "sourceNode": "a", "targetNode": "b", "targetPod": "virt-launcher-q", "mode": "PreCopy",
+    }))
+    .unwrap();
+    let mut status = up();
+    let mode_by = |status: &Value, moving| {
+        let instance = instance(status);
+        let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
+        let plan = plan(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &instance,
+            pods: &pods,
+            confirmed: true,
+            node: NodeState::Ready,
+            other_nodes: &[],
+            moving,
+            claims: &[],
+            misfit: None,
+            targets: None,
+            failed_create: None,
+        });
+        let status = plan.status.expect("it is news");
+        status.migration_state.and_then(|state| state.mode)
+    };
+    let begun = Moving {
+        under_way: true,
+        state: Some(&state),
+        mode: Some(MigrationMode::PreCopy),
+        ..Moving::default()
+    };
+    assert_eq!(mode_by(&status, begun), Some(MigrationMode::PreCopy));
+    status["migrationState"] = serde_json::to_value(&state).unwrap();
+    let paused = Moving {
+        mode: Some(MigrationMode::Paused),
+        ..begun
+    };
+    assert_eq!(mode_by(&status, paused), Some(MigrationMode::Paused));
+    let arrived = Moving {
+        moved_to: Some("b"),
+        ..paused
+    };
+    assert_eq!(mode_by(&status, arrived), Some(MigrationMode::Paused));
 }
 
 #[test]

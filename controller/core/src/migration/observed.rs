@@ -96,6 +96,7 @@ pub fn moving<'a>(
         under_way: under_way.is_some(),
         moved_to: under_way.and_then(|migration| moved_to(&facts(migration))),
         state: begun,
+        mode: newest.and_then(|migration| source(migration)?.mode),
     }
 }
 
