@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         for test in sorted((REPOSITORY / "tests" / "tests").glob("*.rs")):
             argv = ["cargo", "test", "--locked", "-p", "drydock-tests", "--test", test.stem, "--"]
             argv += ["--ignored", "--test-threads=1", "--skip", faults.TEST, *([arguments.only] if arguments.only else [])]
-            output, code = command(argv, {"DRYDOCK_TEST_CLUSTER": NAME, "RUST_BACKTRACE": "0"})
+            with progress.step(f"cluster tests of {test.stem}", announce=True):
+                output, code = command(argv, {"DRYDOCK_TEST_CLUSTER": NAME, "RUST_BACKTRACE": "0"})
             outcome.add(of_libtest(output, code))
     finally:
         if not arguments.keep:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 # Enough to see what was waited for, and little enough that the last lines of a run hold all failures.
-LONGEST_REASON = 300
+LONGEST_REASON = 600
 
 
 @dataclass
@@ -90,8 +90,15 @@ def _reasons(output: str) -> dict[str, str]:
         told = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("note: ")]
         # What is printed before is the test's own account, which is above.
         first = next((at for at, line in enumerate(told) if "panicked at" in line or line.startswith("Error:")), 0)
-        reasons[name] = " ".join(told[first:])[:LONGEST_REASON]
+        reasons[name] = _shortened(" ".join(told[first:]))
     return reasons
+
+
+def _shortened(words: str) -> str:
+    """Both ends of a reason: what was waited for stands first, what came instead last."""
+    if len(words) <= LONGEST_REASON:
+        return words
+    return f"{words[: LONGEST_REASON // 3]} … {words[-LONGEST_REASON * 2 // 3 :]}"
 
 
 def _last_words(output: str) -> str:

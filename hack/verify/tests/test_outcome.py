@@ -56,6 +56,10 @@ class Libtest(unittest.TestCase):
                 "two: Error: waited in vain for x Caused by: y",
             ],
         )
+        long = FAILING.replace("Error: waited", "Error: " + "waited " * 200 + "waited")
+        reason = of_libtest(long, 101).failures()[1]
+        self.assertTrue(reason.startswith("two: Error: waited") and reason.endswith("Caused by: y"), reason)
+        self.assertLess(len(reason), 700)
         outcome = of_libtest("test a ... ok\nerror: could not compile `x`\n", 101)
         self.assertEqual(outcome.passed, 1)
         self.assertIn("could not compile", outcome.failed[0])
