@@ -11,6 +11,7 @@ pub mod faults;
 pub mod guests;
 pub mod migrations;
 pub mod oracle;
+pub mod own_parts;
 pub mod watching;
 
 pub use cluster::Cluster;

@@ -8,6 +8,7 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster,
+    own_parts::AGENTS,
     watching::{LabelRecorder, until, until_some},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -137,16 +138,8 @@ async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
     until_offered(&cluster, node).await?;
     let old = cluster.agent_pod(node).await?.uid().unwrap_or_default();
     let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
-    cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
-    let status = [
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "daemonset/drydock-agent",
-        "--timeout=120s",
-    ];
-    cluster.kubectl(&status)?;
+    cluster.restart(AGENTS)?;
+    cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &old).await?;
     // What the new agent offers reaches the kubelet.
     a_share_can_be_had(&cluster, node, "after-rollout").await?;

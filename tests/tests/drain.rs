@@ -17,6 +17,7 @@ use drydock_tests::{
     cluster::{config_map, now, setting},
     guests::{NAMESPACE, condition, instance, meanwhile, spec, ticks, without_a_gap},
     migrations::{migrations_of, node_of, phase},
+    own_parts::CONTROLLERS,
     watching::{until, until_some},
 };
 use k8s_openapi::api::{
@@ -416,14 +417,7 @@ async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it
     }
     .await;
     scaled("--replicas=2")?;
-    cluster.kubectl(&[
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "deployment/drydock-controller",
-        "--timeout=90s",
-    ])?;
+    cluster.rolled_out(CONTROLLERS)?;
     let text = away?;
     ensure!(text.contains("disruption budget"), "{text}");
     drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
@@ -525,6 +519,8 @@ async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Res
         Disturbance::LeaseStolen,
     ]);
     for (round, disturbance) in disturbances.into_iter().enumerate() {
+        // Killed once more, both replicas could be kept waiting for longer than the drain.
+        cluster.renew_killed(1).await?;
         let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
         let mut arguments = vec!["drain", from.as_str()];
         arguments.extend(FLAGS);

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::{labels as keys, reasons};
 use drydock_tests::{
     Cluster, agent,
+    own_parts::AGENTS,
     watching::{LabelRecorder, until_some},
 };
 use kube::{Api, ResourceExt};
@@ -107,14 +108,7 @@ async fn a_libvirtd_that_hangs_crashes_or_sends_garbage_costs_nothing_but_freshn
         "DRYDOCK_FINGERPRINT_EVERY=1",
         "DRYDOCK_INSPECT_DEADLINE=4",
     ])?;
-    cluster.kubectl(&[
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "daemonset/drydock-agent",
-        "--timeout=120s",
-    ])?;
+    cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &before).await?;
     cluster.until_condition(node, "Inspected", "True", "Inspected").await?;
     let labels = cluster.cpu_labels(node).await?;
@@ -195,14 +189,7 @@ async fn a_libvirtd_that_hangs_crashes_or_sends_garbage_costs_nothing_but_freshn
         "DRYDOCK_FINGERPRINT_EVERY-",
         "DRYDOCK_INSPECT_DEADLINE-",
     ])?;
-    cluster.kubectl(&[
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "daemonset/drydock-agent",
-        "--timeout=120s",
-    ])?;
+    cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &uid).await?;
     for node in &cluster.nodes {
         cluster.on_node(node, "rm -f /var/lib/drydock/test-libvirtd* /var/lib/drydock/test-mode")?;

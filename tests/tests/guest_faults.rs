@@ -6,6 +6,7 @@ use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names, names::conditi
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, NAMESPACE, condition, instance, only, spec, ticks, without_a_gap},
+    own_parts::AGENTS,
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Node;
@@ -419,7 +420,7 @@ async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> 
     let mut boots = 0;
     for round in [["a1", "a2", "a3", ""], ["b1", "b2", "b3", ""], ["c1", "c2", "c3", "c4"]] {
         let names: Vec<&str> = round.into_iter().filter(|name| !name.is_empty()).collect();
-        cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
+        cluster.restart(AGENTS)?;
         for name in &names {
             cluster.apply(&instance(name, &ticking(&collector)))?;
         }
@@ -432,14 +433,7 @@ async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> 
             assert_eq!(cluster.launchers_of(&instance).await?.len(), 1, "{name}");
             assert_eq!(instance.status.and_then(|status| status.phase), Some(Phase::Running));
         }
-        cluster.kubectl(&[
-            "-n",
-            "drydock",
-            "rollout",
-            "status",
-            "daemonset/drydock-agent",
-            "--timeout=120s",
-        ])?;
+        cluster.rolled_out(AGENTS)?;
         cluster.no_guests().await?;
     }
     let all = collector.stop().await;

@@ -5,6 +5,7 @@ use drydock_api::kubevirt::{Phase, names};
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, NAMESPACE, condition, instance, only, ticks, without_a_gap},
+    own_parts::AGENTS,
     watching::{until, until_some},
 };
 use futures::AsyncReadExt;
@@ -198,7 +199,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
 
     // A rollout.
     let agent = cluster.agent_pod(&node).await?.uid().unwrap_or_default();
-    cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
+    cluster.restart(AGENTS)?;
     cluster.until_new_agent(&node, &agent).await?;
     collector.until_more(&boot, 5).await?;
 

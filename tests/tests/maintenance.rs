@@ -13,6 +13,7 @@ use drydock_api::maintenance::{
 use drydock_tests::{
     Cluster,
     cluster::{now, setting},
+    own_parts::CONTROLLERS,
     watching::{until, until_some},
 };
 use futures::future::join_all;
@@ -643,15 +644,7 @@ async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Resul
         "--grace-period=0",
         "--force",
     ])?;
-    let rollout = [
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "deployment/drydock-controller",
-        "--timeout=120s",
-    ];
-    world.cluster.kubectl(&rollout)?;
+    world.cluster.rolled_out(CONTROLLERS)?;
     let patch = Patch::Merge(json!({"spec": {"minAvailable": 0}}));
     world.budgets().patch("keeper", &PatchParams::default(), &patch).await?;
     world.until_evicted("guarded").await?;

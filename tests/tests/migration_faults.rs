@@ -14,7 +14,7 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::migration::deadlines::UNSCHEDULABLE_SECONDS;
 use drydock_tests::{
-    Cluster, agent,
+    Cluster,
     cluster::setting,
     faults::{
         Case, Kind, Moment, Part, Side, every_case,
@@ -24,12 +24,13 @@ use drydock_tests::{
     },
     guests::{Collector, NAMESPACE, instance, meanwhile, ticks},
     migrations::{node_of, phase, pod_has_ended},
+    own_parts::CONTROLLERS,
     watching::{PATIENCE, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    Api, ResourceExt,
-    api::{ListParams, ObjectMeta, PostParams},
+    ResourceExt,
+    api::{ObjectMeta, PostParams},
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -85,57 +86,16 @@ fn set_deadlines(cluster: &Cluster, to: &str) -> Result<()> {
         &preparing,
         &starting,
     ])?;
-    cluster
-        .kubectl(&[
-            "-n",
-            "drydock",
-            "rollout",
-            "status",
-            "deployment/drydock-controller",
-            "--timeout=90s",
-        ])
-        .map(drop)
+    cluster.rolled_out(CONTROLLERS)
 }
 
-/// Drydock's own pods that are not on their way out.
-async fn own_pods(cluster: &Cluster) -> Result<Vec<Pod>> {
-    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "drydock");
-    let mut all = pods.list(&ListParams::default()).await?.items;
-    all.retain(|pod| pod.metadata.deletion_timestamp.is_none() && !pod_has_ended(pod));
-    Ok(all)
-}
-
-/// Waits until all parts of Drydock are there, and all nodes.
-async fn until_whole(cluster: &Cluster) -> Result<()> {
-    until_some("all of Drydock to be ready", || async {
-        let pods = own_pods(cluster).await?;
-        let mut whole = pods.len() == cluster.nodes.len() + 2 && pods.iter().all(agent::is_ready);
-        for node in &cluster.nodes {
-            whole &= agent::condition(&cluster.hypervisor(node).await?, "Ready").0 == "True";
-        }
-        Ok(whole.then_some(()))
-    })
-    .await?;
-    cluster.until_admitting().await
-}
-
-/// Puts new pods in place of those in which something was killed, before it is killed again: the kubelet
-/// waits longer from one time to the next until it starts a process.
+/// Makes sure that what a case kills is not kept from starting again by what was killed before.
 async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
-    until_whole(cluster).await?;
-    if case.kind != Kind::Kill || !matches!(case.part, Part::Agent | Part::Tunnel | Part::Controller) {
-        return Ok(());
+    cluster.until_whole().await?;
+    if case.kind == Kind::Kill && matches!(case.part, Part::Agent | Part::Tunnel | Part::Controller) {
+        cluster.renew_killed(0).await?;
     }
-    let mut killed = own_pods(cluster).await?;
-    killed.retain(|pod| agent::restarts(pod) > 0);
-    for pod in &killed {
-        cluster.delete(&["pod", &pod.name_any(), "--namespace=drydock", "--timeout=90s"])?;
-    }
-    if killed.is_empty() {
-        Ok(())
-    } else {
-        until_whole(cluster).await
-    }
+    Ok(())
 }
 
 /// The guest, and who hears it.
@@ -382,7 +342,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
             retry: "-",
         });
     }
-    until_whole(cluster).await?;
+    cluster.until_whole().await?;
     let sides = self::sides(cluster).await?;
     moved_again(cluster, guest, &sides).await?;
     until_no_sessions(cluster).await?;

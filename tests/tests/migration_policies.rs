@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
-use drydock_tests::{Cluster, watching::until_some};
+use drydock_tests::{Cluster, own_parts::CONTROLLERS, watching::until_some};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -300,14 +300,7 @@ async fn an_agent_reports_its_own_side_of_a_migration_and_decides_nothing() -> R
     let tried = tried.await;
     // Other tests need what was put aside, whatever became of this one.
     controllers(&cluster, 2)?;
-    cluster.kubectl(&[
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "deployment/drydock-controller",
-        "--timeout=180s",
-    ])?;
+    cluster.rolled_out(CONTROLLERS)?;
     let cleared = clear(&cluster);
     tried.context("what was tried")?;
     cleared

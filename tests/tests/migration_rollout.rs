@@ -6,6 +6,7 @@ use drydock_tests::{
     Cluster,
     guests::{Collector, instance, only, ticks, without_a_gap},
     migrations::{node_of, phase},
+    own_parts::AGENTS,
     watching::until_some,
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -42,7 +43,7 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
 
     let migration = cluster.migrate(name).await?;
     cluster.until_migration(&migration, MigrationPhase::Running).await?;
-    cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
+    cluster.restart(AGENTS)?;
     for (node, _, uid) in &before {
         cluster.until_new_agent(node, uid).await?;
     }

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::{labels as keys, leases};
 use drydock_tests::{
     Cluster,
+    own_parts::AGENTS,
     watching::{LabelRecorder, until_some},
 };
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
@@ -27,15 +28,8 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
     })
     .await?;
     let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
-    cluster.kubectl(&["-n", "drydock", "rollout", "restart", "daemonset/drydock-agent"])?;
-    cluster.kubectl(&[
-        "-n",
-        "drydock",
-        "rollout",
-        "status",
-        "daemonset/drydock-agent",
-        "--timeout=120s",
-    ])?;
+    cluster.restart(AGENTS)?;
+    cluster.rolled_out(AGENTS)?;
     let new = cluster.until_new_agent(node, &old).await?;
     until_some("the Lease of the new pod", || async {
         Ok((holder(&cluster, node).await? == new).then_some(()))
