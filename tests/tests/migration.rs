@@ -466,6 +466,44 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
+async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force() -> Result<()> {
+    let cluster = clean().await?;
+    cluster.limit_migrations(HELD)?;
+    cluster.apply(&instance("torn", "count: 200ms"))?;
+    let running = cluster
+        .until_vm_condition("torn", types::LIVE_MIGRATABLE, "True")
+        .await?;
+    let migration = cluster.migrate("torn").await?;
+    cluster.until_migration(&migration, MigrationPhase::Running).await?;
+    for pod in cluster.launchers_of(&running).await? {
+        cluster.delete_pod_now(NAMESPACE, &pod.name_any()).await?;
+    }
+    let ended = until(cluster.migrations(), &migration, "to be over", |migration| {
+        phase(migration).is_some_and(MigrationPhase::is_final)
+    })
+    .await?;
+    assert_eq!(phase(&ended), Some(MigrationPhase::Failed), "{:?}", ended.status);
+    let over = until(cluster.instances(), "torn", "to be over", |instance| {
+        let phase = instance.status.as_ref().and_then(|status| status.phase);
+        phase.is_some_and(Phase::is_final)
+    })
+    .await?;
+    println!("{:?} {:?}", ended.status, over.status.map(|status| status.reason));
+    // Nothing of it is in the way of the next of that name.
+    cluster.delete(&["vmi", "torn", "--namespace", NAMESPACE])?;
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
+    cluster.apply(&instance("torn", "count: 200ms"))?;
+    cluster
+        .until_vm_condition("torn", types::LIVE_MIGRATABLE, "True")
+        .await?;
+    let again = cluster.migrate("torn").await?;
+    cluster.until_migrated(&again).await?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
 async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_names_it() -> Result<()> {
     let cluster = clean().await?;
     let collector = Collector::start(&cluster).await?;

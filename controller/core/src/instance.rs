@@ -20,8 +20,8 @@ use std::{
 
 use drydock_api::{
     kubevirt::{
-        Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
-        migration::{MigrationMode, MigrationState},
+        Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceStatus,
+        migration::{MigrationMode, MigrationState, SourceState, TargetState},
         names::{FINALIZER, NODE_NAME, conditions as types},
         status::{PhaseTransition, VolumeStatus},
     },
@@ -33,6 +33,10 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{
     conditions::{Status, whole_seconds},
     launcher_pod::MIGRATION_UID,
+    migration::{
+        observed::{source, target},
+        record::Record,
+    },
     vm_conditions::condition,
 };
 use ending::{Ended, ended};
@@ -76,6 +80,25 @@ pub struct Moving<'a> {
     pub state: Option<&'a MigrationState>,
     /// How its guest moves, as its source has said since then.
     pub mode: Option<MigrationMode>,
+    /// All that are there.
+    pub migrations: &'a [Arc<VirtualMachineInstanceMigration>],
+}
+
+impl Moving<'_> {
+    /// The agent of a side has said that no guest is in its pod with that UID, and none comes any more.
+    fn have_emptied(&self, uid: &str) -> bool {
+        self.migrations.iter().any(|migration| {
+            let record = Record::of(migration);
+            let is_source = || source(migration).is_some_and(|side| side.pod_uid.as_deref() == Some(uid));
+            let is_target = || target(migration).is_some_and(|side| side.pod_uid.as_deref() == Some(uid));
+            let left = matches!(record.source, Some(SourceState::Stopped | SourceState::Ended));
+            let empty = matches!(
+                record.target,
+                Some(TargetState::Refused | TargetState::Gone | TargetState::Ended)
+            );
+            (left && is_source()) || (empty && is_target())
+        })
+    }
 }
 
 /// A node, as far as it matters to those who wait for something to end there.
@@ -319,7 +342,7 @@ impl<'a> View<'a> {
             if fates.iter().any(|(known, _)| known == uid) {
                 continue;
             }
-            let fate = if said.contains(uid.as_str()) {
+            let fate = if said.contains(uid.as_str()) || observed.moving.have_emptied(uid) {
                 Fate::Ended(Ended {
                     outcome: None,
                     message: "its pod was deleted by force; the node's agent saw it end".into(),

@@ -398,6 +398,52 @@ fn moved() -> Moving<'static> {
         moved_to: Some("b"),
         state: None,
         mode: None,
+        migrations: &[],
+    }
+}
+
+#[test]
+fn a_pod_that_was_deleted_by_force_keeps_nothing_once_its_side_of_a_migration_is_settled() {
+    let mut status = up();
+    status["activePods"]["q"] = json!("b");
+    let instance = deleted(instance(&status));
+    let pods = [pod("p", Some("a"), &said("Shutdown"))];
+    for (side, pod, said, goes) in [
+        ("target", "q", "Gone", true),
+        ("target", "q", "Refused", true),
+        ("target", "q", "Ended", true),
+        ("target", "q", "Complete", false),
+        ("target", "q", "Running", false),
+        ("target", "another", "Gone", false),
+        ("source", "q", "Stopped", true),
+        ("source", "q", "Ended", true),
+        ("source", "q", "Stayed", false),
+        ("source", "q", "Released", false),
+    ] {
+        let migration: VirtualMachineInstanceMigration = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+            "metadata": {"name": "m", "namespace": "default", "uid": "m"},
+            "spec": {"vmiName": "vm"},
+            "status": {"phase": "Failed", side: {"node": "b", "podUID": pod, "state": said}},
+        }))
+        .unwrap();
+        let plan = plan(&Observed {
+            now: NOW.parse().unwrap(),
+            instance: &instance,
+            pods: &pods,
+            confirmed: true,
+            node: NodeState::Ready,
+            other_nodes: &[],
+            moving: Moving {
+                migrations: &[Arc::new(migration)],
+                ..Moving::default()
+            },
+            claims: &[],
+            misfit: None,
+            targets: None,
+            failed_create: None,
+        });
+        assert_eq!(plan.steps.contains(&Step::RemoveFinalizer), goes, "{side} {pod} {said}");
     }
 }
 

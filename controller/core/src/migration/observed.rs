@@ -97,6 +97,7 @@ pub fn moving<'a>(
         moved_to: under_way.and_then(|migration| moved_to(&facts(migration))),
         state: begun,
         mode: newest.and_then(|migration| source(migration)?.mode),
+        migrations,
     }
 }
 

@@ -1,0 +1,195 @@
+//! Guests that change their memory while they move: whether that ends, what is done if it does not, and
+//! that it is told.
+//!
+//! Four guests move at once, since each takes most of a minute: what each may do is recorded with its
+//! migration when that begins.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationMode, MigrationPhase},
+    names::conditions as types,
+};
+use drydock_tests::{
+    Cluster,
+    guests::{instance, ticks, without_a_gap},
+    migrations::{MigrationRecorder, Snapshot, node_of, phase},
+    watching::{until, until_some},
+};
+
+/// As many as the test needs, nobody loses patience for want of progress, and what [`BUSY`] guests change does
+/// not fit into the last moment.
+const LIMITS: &str =
+    "parallelMigrationsPerCluster: 8\nparallelOutboundMigrationsPerNode: 8\nprogressTimeout: 0\nmaxDowntimeMs: 200";
+
+/// Changes 40 MiB each second, which are 4 MiB again and again: small guests have no more.
+const BUSY: &str = "count: 200ms\ndirty: 4\ndirty-interval: 100ms";
+/// Changes 1 MiB each second.
+const CALM: &str = "count: 200ms\ndirty: 1\ndirty-interval: 1s";
+
+/// Asks for a migration under these limits, and waits until they are recorded with it.
+async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
+    cluster.limit_migrations(&format!("{LIMITS}\n{lines}"))?;
+    let migration = cluster.migrate(name).await?;
+    cluster
+        .until_migration_has_been(&migration, MigrationPhase::PreparingTarget)
+        .await?;
+    Ok(migration)
+}
+
+/// What was written of a migration, from its beginning.
+fn story<'a>(
+    snapshots: &'a [Snapshot],
+    name: &'a str,
+) -> impl Iterator<Item = &'a VirtualMachineInstanceMigration> + Clone {
+    snapshots.iter().filter_map(move |snapshot| snapshot.get(name))
+}
+
+/// The summaries of its progress.
+fn summaries(snapshots: &[Snapshot], name: &str) -> Vec<String> {
+    let mut all: Vec<String> = story(snapshots, name)
+        .filter_map(|migration| Some(migration.status.as_ref()?.source.as_ref()?.progress.clone()?.summary))
+        .collect();
+    all.dedup();
+    all
+}
+
+fn mode(migration: &VirtualMachineInstanceMigration) -> Option<MigrationMode> {
+    migration.status.as_ref()?.source.as_ref()?.mode
+}
+
+/// Says that the guest has gone on without a gap, and says more.
+async fn goes_on(cluster: &Cluster, name: &str) -> Result<()> {
+    let count = |text: &str| ticks(text).last().map(|tick| tick.number);
+    let before = count(&cluster.consoles(name).await?).context("it has said nothing")?;
+    let all = cluster
+        .until_said(name, "more", |text| {
+            count(text).is_some_and(|last| last > before + 5).then(|| ticks(text))
+        })
+        .await?;
+    without_a_gap(&all).with_context(|| name.to_owned())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_given_up_as_allowed() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    // Pods that are made from now on may be targets of post-copy.
+    let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
+    cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;
+    let guests = [("switched", BUSY), ("paused", BUSY), ("stubborn", BUSY), ("calm", CALM)];
+    for (name, control) in guests {
+        cluster.apply(&instance(name, control))?;
+    }
+    let mut nodes = Vec::new();
+    for (name, _) in guests {
+        let running = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+        nodes.push(node_of(&running)?);
+        cluster.until_console(name, "MiB").await?;
+    }
+    let recorder = MigrationRecorder::start(&cluster).await?;
+
+    let switched = migrate(&cluster, "switched", switching).await?;
+    let pausing = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowWorkloadDisruption: true";
+    let paused = migrate(&cluster, "paused", pausing).await?;
+    let nothing = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 90";
+    let stubborn = migrate(&cluster, "stubborn", nothing).await?;
+    let patient = "bandwidthPerMigration: 4Mi\ncompletionTimeoutPerGiB: 0";
+    let calm = migrate(&cluster, "calm", patient).await?;
+
+    // What people see meanwhile.
+    until_some("an estimate of the end in the table", || async {
+        let table = cluster.kubectl(&["get", "vmim", "-o", "wide"])?;
+        let shown = |name: &str, words: &str| table.lines().any(|line| line.contains(name) && line.contains(words));
+        Ok(shown(&calm, "left, about ").then_some(()))
+    })
+    .await?;
+
+    let (migration, _) = cluster.until_migrated(&calm).await?;
+    assert_eq!(mode(&migration), Some(MigrationMode::PreCopy));
+    goes_on(&cluster, "calm").await?;
+
+    for (name, of, expected) in [
+        ("switched", &switched, MigrationMode::PostCopy),
+        ("paused", &paused, MigrationMode::Paused),
+    ] {
+        let (migration, moved) = cluster.until_migrated(of).await?;
+        assert_eq!(mode(&migration), Some(expected), "{name}");
+        let state = moved
+            .status
+            .and_then(|status| status.migration_state)
+            .unwrap_or_default();
+        assert_eq!((state.mode, state.failed), (Some(expected), false), "{name}");
+        let told = cluster
+            .until_events("VirtualMachineInstance", name, &["CompletionTimeExceeded", "Migrated"])
+            .await?;
+        println!("{name}: {told:?}");
+        goes_on(&cluster, name).await?;
+    }
+
+    let failed = until(cluster.migrations(), &stubborn, "to be given up", |migration| {
+        phase(migration).is_some_and(MigrationPhase::is_final)
+    })
+    .await?;
+    let status = failed.status.clone().unwrap_or_default();
+    assert_eq!(
+        (status.phase, status.reason.as_deref()),
+        (Some(MigrationPhase::Failed), Some("GuestStayed"))
+    );
+    let why = status.source.and_then(|source| source.message).unwrap_or_default();
+    ensure!(
+        why.contains("of the 2 min that it may") && why.contains("it is given up"),
+        "{why}"
+    );
+    let reasons = ["DoesNotConverge", "CompletionTimeExceeded"];
+    cluster
+        .until_events("VirtualMachineInstance", "stubborn", &reasons)
+        .await?;
+    assert_eq!(node_of(&cluster.instances().get("stubborn").await?)?, nodes[2]);
+    goes_on(&cluster, "stubborn").await?;
+
+    let snapshots = recorder.stop().await?;
+    for (name, of) in [
+        ("switched", &switched),
+        ("paused", &paused),
+        ("stubborn", &stubborn),
+        ("calm", &calm),
+    ] {
+        println!("{name}: {:#?}", summaries(&snapshots, of));
+    }
+    ensure!(
+        summaries(&snapshots, &stubborn)
+            .iter()
+            .any(|summary| summary.ends_with("does not end by itself"))
+    );
+    ensure!(story(&snapshots, &calm).any(|migration| {
+        let progress = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.as_ref()?.progress.as_ref());
+        progress.is_some_and(|progress| progress.estimated_end.is_some())
+    }));
+    // The risk is told while it lasts, and not afterwards.
+    let told = |migration: &VirtualMachineInstanceMigration| {
+        let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
+        let mut conditions = conditions.unwrap_or_default().iter();
+        conditions.find(|condition| condition.type_ == "PostCopy").cloned()
+    };
+    let risk = story(&snapshots, &switched)
+        .find_map(told)
+        .context("nobody told the risk")?;
+    assert_eq!(
+        (risk.status.as_str(), risk.reason.as_deref()),
+        ("True", Some("Switched"))
+    );
+    ensure!(
+        risk.message
+            .unwrap_or_default()
+            .contains("the guest is lost if the connection breaks")
+    );
+    assert_eq!(told(&cluster.migrations().get(&switched).await?), None);
+    ensure!(story(&snapshots, &paused).all(|migration| told(migration).is_none()));
+    cluster.no_guests().await
+}
