@@ -7,7 +7,7 @@ use drydock_api::kubevirt::{
 };
 use drydock_tests::{
     Cluster,
-    guests::{NAMESPACE, instance, spec},
+    guests::{self, NAMESPACE, instance, spec},
     watching::{until, until_some},
 };
 use kube::{
@@ -497,4 +497,84 @@ async fn an_instance_whose_labels_are_changed_leaves_its_set_and_is_replaced() -
     })
     .await?;
     cluster.no_guests().await
+}
+
+/// A manifest of guests with a probe, which is made each second.
+fn probed(manifest: &str, probe: &str, how: &str) -> String {
+    let mut lines = String::new();
+    for line in manifest.lines() {
+        if line.trim_start().starts_with("terminationGracePeriodSeconds") {
+            let indent = " ".repeat(line.len() - line.trim_start().len());
+            lines += &format!("{indent}{probe}: {{{how}, periodSeconds: 1, failureThreshold: 3}}\n");
+        }
+        lines += line;
+        lines += "\n";
+    }
+    lines
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Result<()> {
+    let cluster = clean().await?;
+    let http = "httpGet: {port: 8081, path: /healthz}";
+    let tcp = "tcpSocket: {port: 8081}";
+    let later = |how: &str| format!("{how}, initialDelaySeconds: 15");
+    for (name, ready, lives) in [("web", http, tcp), ("port", tcp, http)] {
+        let manifest = instance(name, "count: 1s\nhttp: 8081");
+        let manifest = probed(&manifest, "readinessProbe", ready);
+        cluster.apply(&probed(&manifest, "livenessProbe", &later(lives)))?;
+    }
+    for (name, how) in [("no-web", http), ("no-port", tcp)] {
+        cluster.apply(&probed(&instance(name, "count: 1s"), "readinessProbe", how))?;
+    }
+    let dead = machine("dead", RunStrategy::Always);
+    cluster.apply(&probed(&dead, "livenessProbe", &later(http)))?;
+    let first = until_vm(&cluster, "dead").await?;
+
+    for name in ["web", "port"] {
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+    }
+    for name in ["no-web", "no-port"] {
+        // The guest has been up for a while, and nothing listens.
+        cluster.until_console(name, "tick 8 ").await?;
+        let instance = cluster.until_vm_condition(name, "Ready", "False").await?;
+        let words = guests::condition(&instance, "Ready");
+        assert_eq!(words, ("False".into(), "ContainersNotReady".into()), "{name}");
+    }
+    until(cluster.instances(), "dead", "to be started anew", |instance| {
+        instance.uid() != first.uid()
+    })
+    .await?;
+    // Whoever is still on the way to its target is not asked there whether it lives.
+    cluster.limit_migrations("bandwidthPerMigration: 3Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
+    let migration = cluster.migrate("web").await?;
+    let (_, moved) = cluster.until_migrated(&migration).await?;
+    let state = moved
+        .status
+        .and_then(|status| status.migration_state)
+        .unwrap_or_default();
+    let took = state
+        .end_timestamp
+        .zip(state.start_timestamp)
+        .map(|(end, start)| end.as_second() - start.as_second());
+    ensure!(took > Some(18), "it moved within {took:?} s, before anybody could ask");
+    cluster.until_one_pod("web").await?;
+    // Those that answer are still there.
+    for name in ["web", "port"] {
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+        cluster
+            .until_said(name, "more", |text| text.contains("tick 25 ").then_some(()))
+            .await?;
+    }
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+/// The instance of a machine, once there is one.
+async fn until_vm(cluster: &Cluster, name: &str) -> Result<VirtualMachineInstance> {
+    until_some("its instance", || async {
+        Ok(cluster.instances().get_opt(name).await?)
+    })
+    .await
 }

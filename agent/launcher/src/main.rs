@@ -16,6 +16,7 @@ mod libvirt_settings;
 mod lifecycle;
 mod outlet;
 mod prepare_command;
+mod probe_command;
 mod process_end;
 mod processes;
 mod supervisor;

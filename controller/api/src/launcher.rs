@@ -14,6 +14,15 @@ use serde::{Deserialize, Serialize};
 
 /// The container in which the guest runs, by KubeVirt's name.
 pub const CONTAINER: &str = "compute";
+/// The launcher in its image.
+pub const PROGRAM: &str = "/usr/bin/drydock-launcher";
+/// Its argument that waits until the guest runs in the pod, and fails after [`STARTED_WITHIN_SECONDS`].
+pub const WAIT_STARTED: &str = "wait-started";
+/// How long it waits.
+pub const STARTED_WITHIN_SECONDS: i32 = 60;
+/// Its argument that asks whether the guest takes connections at the TCP port that follows, which it may refuse
+/// within so many milliseconds as follow that.
+pub const PROBE_TCP: &str = "probe-tcp";
 /// User and group of everything in the pod, which the image names `qemu`.
 pub const UID: i64 = 107;
 /// Environment variable with the [`Guest`] as JSON.

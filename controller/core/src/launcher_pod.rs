@@ -16,6 +16,7 @@
 
 mod guest;
 mod names;
+mod probes;
 mod resources;
 mod security;
 mod target;
@@ -27,7 +28,6 @@ use drydock_api::{
     kubevirt::{
         VirtualMachineInstance,
         devices::Protocol,
-        instance::Probe,
         names::{APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
     },
     launcher::{CONTAINER, GUEST_VARIABLE},
@@ -35,7 +35,7 @@ use drydock_api::{
 use k8s_openapi::{
     api::core::v1::{
         Affinity, Container, ContainerPort, EnvVar, NodeAffinity, NodeSelector, NodeSelectorTerm, Pod,
-        PodReadinessGate, PodSpec, Probe as PodProbe,
+        PodReadinessGate, PodSpec,
     },
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
@@ -137,8 +137,9 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
                 security_context: Some(security::container()),
                 volume_mounts: Some(mounts),
                 volume_devices: some(devices),
-                liveness_probe: spec.liveness_probe.as_ref().map(probe),
-                readiness_probe: spec.readiness_probe.as_ref().map(probe),
+                liveness_probe: probes::liveness(spec),
+                readiness_probe: probes::readiness(spec),
+                startup_probe: probes::startup(spec),
                 ..Container::default()
             }],
             volumes: Some(volumes),
@@ -220,20 +221,6 @@ fn ports(instance: &VirtualMachineInstance) -> Vec<ContainerPort> {
             ..ContainerPort::default()
         })
         .collect()
-}
-
-/// The kubelet asks the pod's address, and so the guest.
-fn probe(probe: &Probe) -> PodProbe {
-    PodProbe {
-        http_get: probe.http_get.clone(),
-        tcp_socket: probe.tcp_socket.clone(),
-        initial_delay_seconds: probe.initial_delay_seconds,
-        timeout_seconds: probe.timeout_seconds,
-        period_seconds: probe.period_seconds,
-        success_threshold: probe.success_threshold,
-        failure_threshold: probe.failure_threshold,
-        ..PodProbe::default()
-    }
 }
 
 /// The manifest's affinity with what the CPU needs in every term: terms are alternatives.

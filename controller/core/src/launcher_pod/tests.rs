@@ -427,6 +427,46 @@ fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
 }
 
 #[test]
+fn the_launcher_connects_to_ports_of_the_guest_and_the_kubelet_to_all_else() {
+    let interfaces = json!([{"name": "default", "ports": [{"name": "ssh", "port": 22}]}]);
+    let asked = |probe: Value| {
+        let pod = made(
+            &small(json!({"domain": {"devices": {"interfaces": interfaces}}, "readinessProbe": probe})),
+            &[],
+        );
+        let container = container(&pod).clone();
+        assert_eq!(
+            container.startup_probe, None,
+            "only whether it lives waits for its start"
+        );
+        let probe = container.readiness_probe.unwrap();
+        let command = probe
+            .exec
+            .and_then(|exec| exec.command)
+            .map(|command| command.join(" "));
+        (command, probe.tcp_socket.is_some(), probe.http_get.is_some())
+    };
+    let by_launcher = |arguments: &str| {
+        (
+            Some(format!("/usr/bin/drydock-launcher probe-tcp {arguments}")),
+            false,
+            false,
+        )
+    };
+    assert_eq!(asked(json!({"tcpSocket": {"port": 8080}})), by_launcher("8080 500"));
+    assert_eq!(asked(json!({"tcpSocket": {"port": "ssh"}})), by_launcher("22 500"));
+    for (timeout, patience) in [(0, 500), (1, 500), (2, 1000), (60, 1000)] {
+        let probe = json!({"tcpSocket": {"port": 1}, "timeoutSeconds": timeout});
+        assert_eq!(asked(probe), by_launcher(&format!("1 {patience}")));
+    }
+    assert_eq!(
+        asked(json!({"tcpSocket": {"port": 22, "host": "192.0.2.1"}})),
+        (None, true, false)
+    );
+    assert_eq!(asked(json!({"httpGet": {"port": 80}})), (None, false, true));
+}
+
+#[test]
 fn memory_is_the_guests_and_the_overhead() {
     let request = |spec: Value, kind: &str| -> Option<u64> {
         let pod = made(&spec, &[]);
