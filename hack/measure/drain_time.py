@@ -63,7 +63,7 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
 
 def manifest(name: str) -> Kind:
     """A guest that is to be moved off its node, small as those of a first try are."""
-    return Kind(name, 128, 48)
+    return Kind(name, 128, 16)
 
 
 def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, progress: Progress) -> Drains:
