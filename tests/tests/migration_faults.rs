@@ -52,7 +52,7 @@ const ATTEMPTS: usize = 3;
 const SEED: u64 = 1;
 /// So many of the few are tried unless the environment variable `DRYDOCK_FAULTS_CASES` says another number:
 /// those that have most pairs come first, and each takes half a minute.
-const CASES: usize = 15;
+const CASES: usize = 12;
 
 /// Carries out cases on a cluster whose deadlines are seconds, and gives it back as it was.
 async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result<()> {
