@@ -53,19 +53,28 @@ fn up() -> Value {
            "phaseTransitionTimestamps": [{"phase": "Running", "phaseTransitionTimestamp": NOW}]})
 }
 
-fn at(instance: &VirtualMachineInstance, pods: &[Arc<Pod>], confirmed: bool, node: NodeState) -> Plan {
-    plan(&Observed {
+/// What is usually seen of an instance: all of its pods, on a node that is ready.
+fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Observed<'a> {
+    Observed {
         now: NOW.parse().unwrap(),
         instance,
         pods,
-        confirmed,
-        node,
+        confirmed: true,
+        node: NodeState::Ready,
         other_nodes: &[],
         moving: Moving::default(),
         claims: &[],
         misfit: None,
         targets: None,
         failed_create: None,
+    }
+}
+
+fn at(instance: &VirtualMachineInstance, pods: &[Arc<Pod>], confirmed: bool, node: NodeState) -> Plan {
+    plan(&Observed {
+        confirmed,
+        node,
+        ..seen(instance, pods)
     })
 }
 
@@ -93,17 +102,9 @@ fn a_new_instance_gets_its_finalizer_and_then_its_pod() {
 fn a_pod_that_could_not_be_made_is_told() {
     let new = instance(&json!({"phase": "Pending"}));
     let plan = plan(&Observed {
-        now: NOW.parse().unwrap(),
-        instance: &new,
-        pods: &[],
-        confirmed: true,
         node: NodeState::Unknown,
-        other_nodes: &[],
-        moving: Moving::default(),
-        claims: &[],
-        misfit: None,
-        targets: None,
         failed_create: Some("exceeded quota: pods"),
+        ..seen(&new, &[])
     });
     let conditions = plan.status.unwrap().conditions;
     let synchronized = conditions.iter().find(|c| c.type_ == "Synchronized").unwrap();
@@ -143,17 +144,9 @@ fn scheduling_and_images_in_trouble_are_told() {
     let instance = instance(&json!({"phase": "Scheduling"}));
     let pods = [Arc::new(unschedulable)];
     let mut observed = Observed {
-        now: NOW.parse().unwrap(),
-        instance: &instance,
-        pods: &pods,
         confirmed: false,
         node: NodeState::Unknown,
-        other_nodes: &[],
-        moving: Moving::default(),
-        claims: &[],
-        misfit: None,
-        targets: None,
-        failed_create: None,
+        ..seen(&instance, &pods)
     };
     let message = |observed: &Observed<'_>| {
         let conditions = plan(observed).status.unwrap().conditions;
@@ -428,20 +421,11 @@ fn a_pod_that_was_deleted_by_force_keeps_nothing_once_its_side_of_a_migration_is
         }))
         .unwrap();
         let plan = plan(&Observed {
-            now: NOW.parse().unwrap(),
-            instance: &instance,
-            pods: &pods,
-            confirmed: true,
-            node: NodeState::Ready,
-            other_nodes: &[],
             moving: Moving {
                 migrations: &[Arc::new(migration)],
                 ..Moving::default()
             },
-            claims: &[],
-            misfit: None,
-            targets: None,
-            failed_create: None,
+            ..seen(&instance, &pods)
         });
         assert_eq!(plan.steps.contains(&Step::RemoveFinalizer), goes, "{side} {pod} {said}");
     }
@@ -458,17 +442,8 @@ fn how_the_guest_moved_is_said_though_its_migration_has_not_written_it_down_yet(
         let instance = instance(status);
         let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
         let plan = plan(&Observed {
-            now: NOW.parse().unwrap(),
-            instance: &instance,
-            pods: &pods,
-            confirmed: true,
-            node: NodeState::Ready,
-            other_nodes: &[],
             moving,
-            claims: &[],
-            misfit: None,
-            targets: None,
-            failed_create: None,
+            ..seen(&instance, &pods)
         });
         let status = plan.status.expect("it is news");
         status.migration_state.and_then(|state| state.mode)
@@ -500,17 +475,9 @@ fn an_instance_is_where_its_migration_has_brought_it() {
     let instance = instance(&status);
     let pods = [pod("p", Some("a"), &said("Migrated")), pod("q", Some("b"), &running())];
     let observed = |moving| Observed {
-        now: NOW.parse().unwrap(),
-        instance: &instance,
-        pods: &pods,
         confirmed: false,
-        node: NodeState::Ready,
-        other_nodes: &[],
         moving,
-        claims: &[],
-        misfit: None,
-        targets: None,
-        failed_create: None,
+        ..seen(&instance, &pods)
     };
     let plan_moved = plan(&observed(moved()));
     let status = plan_moved.status.unwrap();
@@ -535,20 +502,11 @@ fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_th
     for pods in [[&left, &never, &here], [&here, &never, &left], [&never, &here, &left]] {
         let pods = pods.map(Arc::clone);
         let plan = plan(&Observed {
-            now: NOW.parse().unwrap(),
-            instance: &arrived,
-            pods: &pods,
-            confirmed: true,
-            node: NodeState::Ready,
-            other_nodes: &[],
             moving: Moving {
                 under_way: false,
                 ..moved()
             },
-            claims: &[],
-            misfit: None,
-            targets: None,
-            failed_create: None,
+            ..seen(&arrived, &pods)
         });
         assert_eq!(phase(&plan), None, "{pods:?}");
         assert!(
@@ -576,20 +534,11 @@ fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_th
         .unwrap();
         let moved = instance(&status);
         let plan = super::plan(&Observed {
-            now: NOW.parse().unwrap(),
-            instance: &moved,
-            pods: &pods,
-            confirmed: true,
-            node: NodeState::Ready,
-            other_nodes: &[],
             moving: Moving {
                 state: Some(&state),
                 ..Moving::default()
             },
-            claims: &[],
-            misfit: None,
-            targets: None,
-            failed_create: None,
+            ..seen(&moved, &pods)
         });
         assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "GuestShutdown"));
     }
@@ -601,20 +550,11 @@ fn how_a_guest_ends_is_not_said_before_its_migration_is_over() {
     let pods = [pod("p", Some("a"), &said("Crashed"))];
     let at = |under_way| {
         plan(&Observed {
-            now: NOW.parse().unwrap(),
-            instance: &instance,
-            pods: &pods,
-            confirmed: true,
-            node: NodeState::Ready,
-            other_nodes: &[],
             moving: Moving {
                 under_way,
                 ..Moving::default()
             },
-            claims: &[],
-            misfit: None,
-            targets: None,
-            failed_create: None,
+            ..seen(&instance, &pods)
         })
     };
     assert_eq!(phase(&at(true)), None);
@@ -630,17 +570,8 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
     let at = |state| {
         let nodes = [("b".to_owned(), state)];
         plan(&Observed {
-            now: NOW.parse().unwrap(),
-            instance: &instance,
-            pods: &pods,
-            confirmed: true,
-            node: NodeState::Ready,
             other_nodes: &nodes,
-            moving: Moving::default(),
-            claims: &[],
-            misfit: None,
-            targets: None,
-            failed_create: None,
+            ..seen(&instance, &pods)
         })
     };
     assert!(!at(NodeState::NotReady).steps.contains(&Step::RemoveFinalizer));
