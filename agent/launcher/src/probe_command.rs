@@ -28,14 +28,16 @@ pub(crate) fn wait_started(guest: &Guest, root: &Path) -> ExitCode {
     let begun = Instant::now();
     loop {
         let found = state(guest, &folders);
-        match found {
-            Ok(DomainState::Running) => return ExitCode::SUCCESS,
-            Ok(state) if begun.elapsed() >= within => {
-                return told(&format!("the guest does not run here yet: {state:?}"));
-            }
-            Err(error) if begun.elapsed() >= within => return told(&format!("libvirt does not say: {error}")),
-            Ok(_) | Err(_) => thread::sleep(AGAIN),
+        if found == Ok(DomainState::Running) {
+            return ExitCode::SUCCESS;
         }
+        if begun.elapsed() >= within {
+            return told(&match found {
+                Ok(state) => format!("the guest does not run here yet: {state:?}"),
+                Err(error) => format!("libvirt does not say: {error}"),
+            });
+        }
+        thread::sleep(AGAIN);
     }
 }
 

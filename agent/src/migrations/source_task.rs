@@ -146,8 +146,7 @@ impl SourceTask {
         loop {
             self.seen.borrow_and_update();
             sessions.borrow_and_update();
-            let may_answer = !self.pod_has_ended() && !self.gone && !Record::of(&self.migration()).source_is_settled();
-            if guest.is_none() && may_answer {
+            if guest.is_none() && self.by_pod().is_none() && !Record::of(&self.migration()).source_is_settled() {
                 guest = self.connect().await;
             }
             let again = match self.look(guest.as_mut()).await {
@@ -185,12 +184,15 @@ impl SourceTask {
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
-    fn pod_has_ended(&self) -> bool {
-        self.seen
-            .borrow()
-            .pod
-            .as_ref()
-            .is_some_and(|pod| seen::source_by_pod(pod).is_some())
+    /// The guest by the end of its pod; `None` if that has not ended.
+    fn by_pod(&self) -> Option<SourceDomain> {
+        let ended = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
+        let vanished = if self.left {
+            SourceDomain::Left
+        } else {
+            SourceDomain::Ended
+        };
+        ended.or_else(|| self.gone.then_some(vanished))
     }
 
     /// Connects to the guest's libvirt, if it listens now.
@@ -266,16 +268,15 @@ impl SourceTask {
                 Some(handle) => (Some(handle.state().await), Some(handle.job().await)),
                 None => (None, None),
             };
-            let by_pod = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
+            let by_pod = self.by_pod();
             let domain = by_pod
                 .or_else(|| self.left.then_some(SourceDomain::Left))
-                .or_else(|| self.gone.then_some(SourceDomain::Ended))
                 .or_else(|| state.as_ref().map(seen::source_domain))
                 .unwrap_or(SourceDomain::Unknown);
-            let job = match &info {
-                _ if by_pod.is_some() || self.gone => Job::None,
-                Some(info) => seen::job(info),
-                None => Job::Unknown,
+            let job = match (by_pod, &info) {
+                (Some(_), _) => Job::None,
+                (None, Some(info)) => seen::job(info),
+                (None, None) => Job::Unknown,
             };
             // libvirt may have let the guest go on before the job was read.
             let domain = match &handle {

@@ -121,7 +121,7 @@ impl TargetTask {
         loop {
             self.seen.borrow_and_update();
             sessions.borrow_and_update();
-            if guest.is_none() && !self.pod_has_ended() && !self.gone {
+            if guest.is_none() && self.by_pod().is_none() {
                 guest = self.connect().await;
             }
             let handle = guest.as_ref().map(|guest| guest.handle.clone());
@@ -159,12 +159,12 @@ impl TargetTask {
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
-    fn pod_has_ended(&self) -> bool {
-        self.seen
-            .borrow()
-            .pod
-            .as_ref()
-            .is_some_and(|pod| seen::target_by_pod(pod).is_some())
+    /// The guest by the end of its pod; `None` if that has not ended.
+    fn by_pod(&self) -> Option<TargetDomain> {
+        if self.gone {
+            return Some(TargetDomain::Over);
+        }
+        self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
     }
 
     /// Finds out whether the pod of a migration that is over has gone before its end was seen.
@@ -230,11 +230,7 @@ impl TargetTask {
             // Before the guest: a tunnel that has no session resumes nothing after this.
             let tunnel = seen::target_tunnel(&self.tunnels, &uid);
             self.note_that_the_pod_has_gone().await?;
-            let by_pod = if self.gone {
-                Some(TargetDomain::Over)
-            } else {
-                self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
-            };
+            let by_pod = self.by_pod();
             let state = match (by_pod, handle) {
                 (None, Some(handle)) => Some(handle.state().await),
                 _ => None,
