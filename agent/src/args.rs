@@ -77,6 +77,13 @@ pub(crate) struct HostArgs {
     pub(crate) label_aliases: bool,
 }
 
+impl RunArgs {
+    /// Folder on the host with what libvirt knows of its QEMU, which is mounted into guests' pods.
+    pub(crate) fn capabilities(&self) -> PathBuf {
+        self.state.join("capabilities")
+    }
+}
+
 /// A list of CPU features.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Features(pub(crate) std::collections::BTreeSet<String>);
@@ -207,6 +214,9 @@ pub(crate) struct InspectArgs {
     /// Treat emulation as allowed where KVM cannot be used.
     #[arg(long)]
     pub(crate) allow_emulation: bool,
+    /// Keep what libvirt learns of its QEMU in this folder, for the libvirts of guests.
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    pub(crate) keep_capabilities: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) host: HostArgs,
 }

@@ -90,13 +90,15 @@ pub(crate) struct DevicePlugin {
 impl DevicePlugin {
     /// Registers with the kubelet whose folder is `kubelet`, and stays registered until
     /// [`close`](Self::close). There are `count` shares of each resource. `nodes` gives for a device
-    /// of the host the node that a pod's is made after.
+    /// of the host the node that a pod's is made after; the folder `capabilities` of the host, if it is there, comes
+    /// with each share.
     pub(crate) fn start(
         process: &Process,
         kubelet: &Path,
         count: u32,
         offer: Offer,
         nodes: impl Fn(&str) -> String + Send + Sync + 'static,
+        capabilities: &Path,
     ) -> Self {
         let (offers, offered) = watch::channel(offer);
         let post_copy = watch::channel(false).0;
@@ -107,6 +109,7 @@ impl DevicePlugin {
                 resource,
                 count,
                 nodes: Arc::clone(&nodes),
+                capabilities: capabilities.to_owned(),
                 offers: offered.clone(),
                 post_copy: post_copy.subscribe(),
                 registration: watch::Sender::new(0),

@@ -128,7 +128,10 @@ impl HostKnowledge {
         let (sender, receiver) = oneshot::channel();
         let (args, stopping) = (Arc::clone(&self.args), self.process.stopping());
         self.process.spawn("inspection", async move {
-            if let Some(report) = stopping.run_until_cancelled(inspector::inspect(&args.host)).await {
+            if let Some(report) = stopping
+                .run_until_cancelled(inspector::inspect(&args.host, &args.capabilities()))
+                .await
+            {
                 // Nobody listens any more only when the process stops.
                 let _ = sender.send(report);
             }

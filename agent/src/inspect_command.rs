@@ -6,7 +6,7 @@ use std::{
 };
 
 use drydock_core::{configuration::Configuration, explain::explain, labels, mask, minimum::Minimum, node::policy};
-use drydock_host::inspection::{self, Report};
+use drydock_host::inspection::{self, Options, Report};
 use serde::Serialize;
 
 use crate::{
@@ -19,7 +19,10 @@ use crate::{
 /// Inspects and prints. Fails if the command line makes no sense here, or if `--explain` names a
 /// model that libvirt does not know.
 pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
-    let report = inspection::inspect(&options(&args.host));
+    let report = inspection::inspect(&Options {
+        capabilities: args.keep_capabilities.clone(),
+        ..options(&args.host)
+    });
     match print(args, &report) {
         Ok(code) => code,
         Err(error) => {

@@ -63,14 +63,16 @@ impl InspectorError {
     }
 }
 
-/// Inspects this machine.
+/// Inspects this machine, and keeps what libvirt learned of its QEMU in the folder `capabilities`.
 ///
 /// # Errors
 /// If the child does not report; that libvirt did not answer is no error but part of the report.
-pub(crate) async fn inspect(args: &HostArgs) -> Result<Report, InspectorError> {
+pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Report, InspectorError> {
     let deadline = args.deadline + GRACE;
     let mut child = Command::new("/proc/self/exe")
         .args(arguments(args))
+        .arg("--keep-capabilities")
+        .arg(capabilities)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -376,7 +376,14 @@ impl NodeTask {
                 let folder = self.args.state.join("devices");
                 let nodes = move |device: &str| node_for_guests(&folder, device);
                 let (process, kubelet) = (&self.process, &self.args.kubelet);
-                let plugin = DevicePlugin::start(process, kubelet, self.args.devices, offer, nodes);
+                let plugin = DevicePlugin::start(
+                    process,
+                    kubelet,
+                    self.args.devices,
+                    offer,
+                    nodes,
+                    &self.args.capabilities(),
+                );
                 self.plugin = Some(plugin);
             }
         }

@@ -59,6 +59,8 @@ pub struct Options {
     pub start_within: Duration,
     /// Where a private libvirtd gets its folder. Its user has to be able to get there.
     pub scratch: PathBuf,
+    /// Where to keep what a private libvirtd learns of its QEMU, for those of guests, if anywhere.
+    pub capabilities: Option<PathBuf>,
     /// Where the kernel's files are.
     pub roots: Roots,
     /// Another architecture than this machine's, in tests.
@@ -74,6 +76,7 @@ impl Default for Options {
             deadline: Duration::from_secs(60),
             start_within: Duration::from_secs(20),
             scratch: std::env::temp_dir(),
+            capabilities: None,
             roots: Roots::default(),
             architecture: None,
         }
@@ -224,6 +227,12 @@ fn ask_private(libvirtd: &Path, options: &Options, question: &Question, until: I
         .inspect_err(|TimedOut| daemon.kill())?;
     if let (Some(why), Some(withheld)) = (&mut answers.kvm_given_up, daemon.devices_withheld()) {
         *why += &format!("; its device could not be opened to the user of guests: {withheld}");
+    }
+    if let Some(folder) = options.capabilities.as_ref().filter(|_| answers.problem.is_none())
+        && let Err(error) = daemon.keep_capabilities(folder)
+    {
+        // Guests' libvirts find out by themselves then.
+        tracing::warn!(folder = %folder.display(), %error, "what libvirt has learned of QEMU cannot be kept");
     }
     Ok(match &answers.problem {
         // A connection that broke because its other end crashed; what was said before has gaps

@@ -53,6 +53,7 @@ pub mod memory;
 pub mod pod_folder;
 pub mod private_libvirtd;
 pub mod problem;
+mod qemu_capabilities;
 pub mod roots;
 pub mod seccomp;
 pub mod unread;

@@ -27,6 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drydock_api::launcher::CAPABILITIES_IN_CACHE;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -45,6 +46,7 @@ use crate::{
     libvirt::session_uri,
     libvirtd_folder::{Folder, last_words},
     problem::{Problem, ProblemReason},
+    qemu_capabilities,
 };
 
 /// Where programs are looked for, libvirtd as well as what it starts.
@@ -148,6 +150,14 @@ impl PrivateLibvirtd {
     /// Why it could not be given /dev/kvm, if it could not. It may be able to open it all the same.
     pub fn devices_withheld(&self) -> Option<&str> {
         self.devices.as_deref()
+    }
+
+    /// Keeps what it has learned of its QEMU, for libvirts that are started later.
+    ///
+    /// # Errors
+    /// If it has learned nothing, or it cannot be written.
+    pub fn keep_capabilities(&self, into: &Path) -> io::Result<()> {
+        qemu_capabilities::keep(&self.folder.join("cache").join(CAPABILITIES_IN_CACHE), into)
     }
 
     /// Its process.

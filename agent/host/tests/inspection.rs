@@ -70,8 +70,19 @@ fn emulation_is_described_as_virsh_describes_it() {
     if skipped("emulation_is_described_as_virsh_describes_it", NEEDED) {
         return;
     }
-    let report = inspect(&emulation());
+    let kept = std::env::temp_dir().join(format!("drydock-kept-{}", std::process::id()));
+    let report = inspect(&Options {
+        capabilities: Some(kept.clone()),
+        ..emulation()
+    });
     assert_eq!(report.problem, None);
+    let learned: Vec<_> = std::fs::read_dir(&kept).unwrap().map(Result::unwrap).collect();
+    assert!(!learned.is_empty());
+    for file in learned {
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        assert!(text.contains("<qemuCaps>"), "{file:?}");
+    }
+    std::fs::remove_dir_all(kept).unwrap();
     assert_eq!(report.facts.kvm.state, KvmState::NoDevice);
     let found = report.facts.virtualization.unwrap();
     assert_eq!(found.virt_type, VirtType::Qemu);

@@ -7,16 +7,19 @@
 //!   migration                      sockets through which the guest moves
 //!   libvirt/qemu/run               one state file and one PID file for each live domain
 //!   cache/libvirt/qemu/log         one log for each domain
+//!   cache/libvirt/qemu/cache/capabilities  what libvirt knows of its QEMU
 //!   config  data  tmp
 //! /var/lib/drydock/disks           the disks volume
+//! /var/lib/drydock/capabilities    the same as the node knows it, from its agent
 //! /images  /volumes  /devices  /secrets      what the manifest names, by the names of its volumes
 //! ```
 
 use std::path::{Path, PathBuf};
 
 use drydock_api::launcher::{
-    CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER, LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE,
-    READY_FILE, RUN_FOLDER, SECRETS_FOLDER, USERFAULTFD, VOLUMES_FOLDER,
+    CAPABILITIES_FOLDER, CAPABILITIES_IN_CACHE, CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER,
+    LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE, READY_FILE, RUN_FOLDER, SECRETS_FOLDER, USERFAULTFD,
+    VOLUMES_FOLDER,
 };
 
 /// The pod's folders, below `/` unless a test has its own root.
@@ -88,6 +91,16 @@ impl Folders {
     /// `XDG_CACHE_HOME`.
     pub(crate) fn cache(&self) -> PathBuf {
         self.run().join("cache")
+    }
+
+    /// Where libvirt keeps what it knows of its QEMU.
+    pub(crate) fn capabilities(&self) -> PathBuf {
+        self.cache().join(CAPABILITIES_IN_CACHE)
+    }
+
+    /// What the node knows of it already; may not be there.
+    pub(crate) fn known_capabilities(&self) -> PathBuf {
+        self.place(CAPABILITIES_FOLDER)
     }
 
     /// `XDG_DATA_HOME`.

@@ -4,9 +4,11 @@
 //! (labels of disks, namespaces, cgroups) is the pod's own, and libvirt needs none of it.
 
 use std::{
+    ffi::OsString,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -31,6 +33,7 @@ pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
     for folder in [
         &folders.domains(),
         &folders.logs(),
+        &folders.capabilities(),
         &folders.data(),
         &folders.scratch(),
         &folders.migration(),
@@ -42,6 +45,13 @@ pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
             .create(folder)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))?;
     }
+    for name in known_capabilities(folders) {
+        // libvirt finds out by itself what is not there.
+        let _ = fs::copy(
+            folders.known_capabilities().join(&name),
+            folders.capabilities().join(&name),
+        );
+    }
     for (name, text) in [
         ("libvirtd.conf", libvirtd(&guest.host_uuid)),
         ("qemu.conf", QEMU.to_owned()),
@@ -50,6 +60,16 @@ pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
         fs::write(&path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
     }
     Ok(())
+}
+
+/// Files with what the node knows of its QEMU, from which libvirt takes what it finds to be true of its own: it asks
+/// again if programs, kernel or processor are others.
+fn known_capabilities(folders: &Folders) -> Vec<OsString> {
+    let entries = fs::read_dir(folders.known_capabilities());
+    let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names
+        .filter(|name| Path::new(name).extension().is_some_and(|extension| extension == "xml"))
+        .collect()
 }
 
 /// One agent and this launcher ask it, one thing at a time, and a migration's other side: few

@@ -217,6 +217,34 @@ fn a_guest_that_could_not_move_goes_on_where_it_was_and_the_target_says_so() {
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
 }
 
+#[test]
+fn what_the_node_knows_of_its_qemu_is_not_found_out_again_if_it_is_true() {
+    let learned = |pod: &mut Sandbox| {
+        pod.ready();
+        pod.virsh(&["domcapabilities"]);
+        let folder = pod.path("run/drydock/cache/libvirt/qemu/cache/capabilities");
+        let mut files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let file = files.next().expect("libvirt writes down what it has learned");
+        // The launcher has written this after all that is there before libvirt begins.
+        let settings = fs::metadata(pod.path("run/drydock/config/libvirt/qemu.conf")).unwrap();
+        let by_libvirt = file.metadata().unwrap().modified().unwrap() > settings.modified().unwrap();
+        ((file.file_name(), fs::read(file.path()).unwrap()), by_libvirt)
+    };
+    let image = guest::disk(POLITE);
+    let (known, by_libvirt) = learned(&mut Sandbox::start(POLITE, 60));
+    assert!(by_libvirt);
+    assert!(!learned(&mut Sandbox::start_on(std::slice::from_ref(&known), &image, 60)).1);
+
+    // Of another QEMU, or none at all.
+    let text = String::from_utf8(known.1.clone()).unwrap();
+    let (before, after) = text.split_once("<qemuctime>").unwrap();
+    let other = format!("{before}<qemuctime>1{after}");
+    for untrue in [other.as_str(), "nothing"] {
+        let untrue = (known.0.clone(), untrue.as_bytes().to_vec());
+        assert!(learned(&mut Sandbox::start_on(&[untrue], &image, 60)).1);
+    }
+}
+
 /// Moves the guest to another pod, where its console is that pod's, and these texts are others.
 fn migrate(source: &Sandbox, target: &Sandbox, changes: &[(&str, &str)]) -> Output {
     let console = |pod: &Sandbox| pod.path("run/drydock/console.sock").display().to_string();

@@ -1,7 +1,8 @@
 //! What a plugin answers to the kubelet.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, path::PathBuf, pin::Pin, sync::Arc};
 
+use drydock_api::launcher::CAPABILITIES_FOLDER;
 use drydock_core::device_offer::Offer;
 use futures::{Stream, stream};
 use http::{Request, Response};
@@ -16,8 +17,8 @@ use tonic::{
 use super::{
     Resource, USERFAULTFD,
     messages::{
-        AllocateRequest, AllocateResponse, Allocation, Device, DeviceIds, DeviceNode, Devices, Empty, HEALTHY, Options,
-        PreferredRequest, PreferredResponse, UNHEALTHY, paths,
+        AllocateRequest, AllocateResponse, Allocation, Device, DeviceIds, DeviceNode, Devices, Empty, HEALTHY, Mount,
+        Options, PreferredRequest, PreferredResponse, UNHEALTHY, paths,
     },
     wire::codec,
 };
@@ -30,6 +31,8 @@ pub(super) struct Plugin {
     pub(super) count: u32,
     /// The node that stands for a device on the host.
     pub(super) nodes: Arc<dyn Fn(&str) -> String + Send + Sync>,
+    /// Folder of the host with what libvirt knows of its QEMU, if it is there.
+    pub(super) capabilities: PathBuf,
     /// What is offered now.
     pub(super) offers: watch::Receiver<Offer>,
     /// The device for post-copy comes with it.
@@ -124,12 +127,18 @@ impl Plugin {
                 permissions: "rw".into(),
             })
             .collect();
+        // A runtime makes what is not there: then it is better to give nothing.
+        let mounts = self.capabilities.is_dir().then(|| Mount {
+            container_path: CAPABILITIES_FOLDER.into(),
+            host_path: self.capabilities.to_string_lossy().into_owned(),
+            read_only: true,
+        });
+        let allocation = Allocation {
+            mounts: mounts.into_iter().collect(),
+            nodes,
+        };
         Ok(AllocateResponse {
-            containers: asked
-                .containers
-                .iter()
-                .map(|_| Allocation { nodes: nodes.clone() })
-                .collect(),
+            containers: vec![allocation; asked.containers.len()],
         })
     }
 

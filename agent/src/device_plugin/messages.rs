@@ -136,9 +136,26 @@ pub(crate) struct AllocateResponse {
 /// What one container is given.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Allocation {
+    /// Folders of the host.
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) mounts: Vec<Mount>,
     /// Device nodes.
     #[prost(message, repeated, tag = "3")]
     pub(crate) nodes: Vec<DeviceNode>,
+}
+
+/// A folder of the host in a container.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct Mount {
+    /// Path in the container.
+    #[prost(string, tag = "1")]
+    pub(crate) container_path: String,
+    /// Path on the host.
+    #[prost(string, tag = "2")]
+    pub(crate) host_path: String,
+    /// The container cannot change it.
+    #[prost(bool, tag = "3")]
+    pub(crate) read_only: bool,
 }
 
 /// A device node in a container.
@@ -183,6 +200,11 @@ mod tests {
         assert_eq!(devices.encode_to_vec(), b"\x0a\x0c\x0a\x01x\x12\x07Healthy");
         let allocated = AllocateResponse {
             containers: vec![Allocation {
+                mounts: vec![Mount {
+                    container_path: "/a".into(),
+                    host_path: "/b".into(),
+                    read_only: true,
+                }],
                 nodes: vec![DeviceNode {
                     container_path: "/c".into(),
                     host_path: "/h".into(),
@@ -192,7 +214,7 @@ mod tests {
         };
         assert_eq!(
             allocated.encode_to_vec(),
-            b"\x0a\x0e\x1a\x0c\x0a\x02/c\x12\x02/h\x1a\x02rw"
+            b"\x0a\x1a\x12\x0a\x0a\x02/a\x12\x02/b\x18\x01\x1a\x0c\x0a\x02/c\x12\x02/h\x1a\x02rw"
         );
         let asked = AllocateRequest::decode(&b"\x0a\x06\x0a\x01x\x0a\x01y"[..]).unwrap();
         assert_eq!(asked.containers[0].ids, ["x", "y"]);

@@ -205,7 +205,14 @@ fn scene(name: &str) -> (PathBuf, Allocatable) {
 }
 
 fn plugin(process: &Process, folder: &Path, offer: Offer) -> DevicePlugin {
-    DevicePlugin::start(process, folder, 1000, offer, |device| format!("/nodes{device}"))
+    DevicePlugin::start(
+        process,
+        folder,
+        1000,
+        offer,
+        |device| format!("/nodes{device}"),
+        &folder.join("capabilities"),
+    )
 }
 
 #[tokio::test]
@@ -237,8 +244,17 @@ async fn it_registers_offers_and_allocates() {
         ["/dev/kvm", "/nodes/dev/kvm", "rw"]
     );
 
+    assert_eq!(given.containers[0].mounts, []);
+
+    fs::create_dir(folder.join("capabilities")).unwrap();
     plugin.offer(Offer::Emulation);
-    assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes, []);
+    let given = kubelet.allocate().await.unwrap();
+    assert_eq!(given.containers[0].nodes, []);
+    let mounts = &given.containers[0].mounts;
+    assert_eq!(mounts.len(), 1);
+    assert_eq!(mounts[0].container_path, "/var/lib/drydock/capabilities");
+    assert_eq!(Path::new(&mounts[0].host_path), folder.join("capabilities"));
+    assert!(mounts[0].read_only);
     kubelet.until(1000).await;
     plugin.offer(Offer::Nothing);
     kubelet.until(0).await;

@@ -35,6 +35,11 @@ pub const RUN_FOLDER: &str = "/run/drydock";
 pub const DISKS_VOLUME: &str = "disks";
 /// Where that volume is mounted.
 pub const DISKS_FOLDER: &str = "/var/lib/drydock/disks";
+/// Where the node's agent has what libvirt knows of its QEMU mounted into the pod, if it can: libvirt need not find it
+/// out again. A file for each QEMU, named by libvirt.
+pub const CAPABILITIES_FOLDER: &str = "/var/lib/drydock/capabilities";
+/// Where a session's libvirt keeps the same, below its `XDG_CACHE_HOME`.
+pub const CAPABILITIES_IN_CACHE: &str = "libvirt/qemu/cache/capabilities";
 /// Images of containerDisks are mounted below this folder, by the names of their volumes.
 pub const IMAGES_FOLDER: &str = "/images";
 /// Volumes with a file system are mounted below this folder, by their names.

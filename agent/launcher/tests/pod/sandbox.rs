@@ -1,6 +1,7 @@
 //! A launcher with folders of its own, as a pod gives it, and what an agent does with it.
 
 use std::{
+    ffi::OsString,
     fs::{self, Permissions},
     io::{BufRead, BufReader, Read},
     os::unix::{fs::PermissionsExt, process::CommandExt},
@@ -53,6 +54,11 @@ impl Sandbox {
 
     /// Starts a launcher for a guest with this image.
     pub(crate) fn start_with(image: &[u8], grace_period_seconds: u64) -> Self {
+        Self::start_on(&[], image, grace_period_seconds)
+    }
+
+    /// Starts a launcher on a node that knows this of its QEMU: names of files and what is in them.
+    pub(crate) fn start_on(known: &[(OsString, Vec<u8>)], image: &[u8], grace_period_seconds: u64) -> Self {
         let root = TempDir::new().unwrap();
         fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
         for folder in ["run/drydock", "var/lib/drydock/disks", "images/root/disk", "dev"] {
@@ -60,6 +66,11 @@ impl Sandbox {
             give_away(&root.path().join(folder));
         }
         fs::write(root.path().join("images/root/disk/disk.img"), image).unwrap();
+        let folder = root.path().join("var/lib/drydock/capabilities");
+        fs::create_dir(&folder).unwrap();
+        for (name, text) in known {
+            fs::write(folder.join(name), text).unwrap();
+        }
         let guest = Guest {
             domain: "default_vm1".into(),
             host_uuid: fs::read_to_string("/proc/sys/kernel/random/uuid")
