@@ -190,16 +190,14 @@ pub fn answer(asked: &Asked<'_>) -> Answer {
     if is_finished(instance) {
         return Answer::Allow;
     }
-    let status = instance.status.as_ref();
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    let here = status.and_then(|status| status.node_name.as_deref());
-    if here.is_some() && here != node {
+    if is_elsewhere(instance, pod) {
         return if asked.is_target {
             Answer::Refuse(Refusal::TargetPod)
         } else {
             Answer::Allow
         };
     }
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     if !wants_mark(instance, asked.strategy, made(pod), asked.now) {
         return match (asked.strategy, Migratable::of(instance)) {
             (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => Answer::Refuse(Refusal::NotMigratable),
@@ -251,8 +249,14 @@ pub fn is_finished(instance: &VirtualMachineInstance) -> bool {
     instance.metadata.deletion_timestamp.is_some() || phase.is_some_and(Phase::is_final)
 }
 
+/// An instance is on another node than a pod of it: it has left it, or is about to arrive.
+pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
+    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    here.is_some() && here != pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
+}
+
 /// The kubelet says that a pod is over.
-fn is_over(pod: &Pod) -> bool {
+pub fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }

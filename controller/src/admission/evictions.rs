@@ -4,13 +4,18 @@
 //!  caches ─▶ core: answer ─┬─ Allow ─▶ the pod's budget goes, allowed
 //!     ▲                    ├─ Mark ──▶ one patch of the instance ─┐
 //!     │                    └─ Refuse ─────────────────────────────┴─▶ 429
-//!     └───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
+//!     ├───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
+//!     └─ moved ─▶ the pod is deleted and ends, allowed
 //! ```
 //!
 //! Drainers wait for seconds after a 429 (kubectl five), while most guests are elsewhere sooner. So
 //! an eviction that would be granted in a moment is held for a while: at most [`HOLD`], at most
 //! [`HELD_AT_ONCE`] in this process, so that nobody can fill the API server with them, and never a
 //! dry run nor one of the descheduler, which asks about many pods in a row and reads the text.
+//!
+//! Then drainers wait until the pod is gone, and look for that once in a second. So a pod of which an
+//! eviction was held is told to end as soon as its guest has moved, and the eviction is granted when it
+//! has ended: the API server removes such a pod at once.
 //!
 //! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
 //! server where the caches do not know the pod or its instance.
@@ -22,7 +27,7 @@ use drydock_api::kubevirt::{
     names::{BY_DESCHEDULER, DESCHEDULER, EVICTION_SOURCE, REQUESTED_BY},
 };
 use drydock_core::{
-    eviction::{Answer, Known, Refusal, answer, is_launcher, made_for, mark},
+    eviction::{Answer, Known, Refusal, answer, is_elsewhere, is_launcher, is_over, made_for, mark},
     migration::record::Record,
 };
 use drydock_runtime::{Key, chain, clock};
@@ -50,6 +55,9 @@ pub(crate) const HOLD: Duration = Duration::from_secs(8);
 pub(crate) const HELD_AT_ONCE: usize = 8;
 /// The budget of a pod that may go is left to the replica that leads for this long.
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
+/// How long a pod that its guest has left may take to end before its eviction is granted all the same:
+/// together with [`HOLD`] below the time that API servers give the webhook.
+pub(crate) const ENDED_WITHIN: Duration = Duration::from_secs(1);
 /// Code and reason of refusals, as a budget's.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
@@ -129,6 +137,7 @@ impl Evictions {
         };
         let mut news = self.news.clone();
         news.mark_unchanged();
+        let mut held = false;
         let mut verdict = self.judge(&eviction.pod).await;
         if verdict.answer == Answer::Mark {
             verdict.answer = Answer::Refuse(self.mark(&eviction, &mut verdict).await);
@@ -139,6 +148,7 @@ impl Evictions {
             && !eviction.descheduler
             && let Ok(_place) = self.held.try_acquire()
         {
+            held = true;
             let first = refusal;
             verdict = self.hold(&eviction.pod, verdict, news).await;
             // Who has triggered it is told so, not that somebody else has.
@@ -148,11 +158,16 @@ impl Evictions {
         }
         match verdict.answer {
             Answer::Allow => {
-                if let Some(pod) = verdict.pod.filter(|_| !eviction.dry_run)
-                    && let Err(error) = self.release(&pod, self.news.clone()).await
-                {
-                    // The API server refuses by the budget then, and it is tried again.
-                    warn!(pod = %eviction.pod, error = %chain(&error), "the budget of a pod that may go could not be deleted");
+                let left = |pod: &Pod| {
+                    verdict
+                        .instance
+                        .as_ref()
+                        .is_some_and(|instance| is_elsewhere(instance, pod))
+                };
+                match verdict.pod.as_ref().filter(|_| !eviction.dry_run) {
+                    Some(pod) if held && left(pod) => self.end(&eviction.pod, pod, self.news.clone()).await,
+                    Some(pod) => self.release(&eviction.pod, pod, self.news.clone()).await,
+                    None => {}
                 }
                 response
             }
@@ -280,20 +295,42 @@ impl Evictions {
         Refusal::Triggered
     }
 
+    /// Has a pod end that its guest has left, and waits until it has, for [`ENDED_WITHIN`] at most. A budget does not
+    /// keep one that is being deleted.
+    async fn end(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
+        news.mark_unchanged();
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        if let Err(error) = self.launchers.delete_in(namespace, &key.name, uid).await {
+            warn!(pod = %key, error = %chain(&error), "a pod that its guest has left could not be deleted");
+            return self.release(key, pod, news).await;
+        }
+        let until = clock::Instant::now() + ENDED_WITHIN;
+        let is_there = |pod: &Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid) && !is_over(pod);
+        while self.launchers.get(key).as_ref().is_some_and(is_there) {
+            tokio::select! {
+                () = clock::sleep_until_instant(Some(until)) => return,
+                changed = news.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
     /// Takes away what would still keep a pod from being evicted. The replica that leads does that as
     /// soon as the guest has moved; only if it does not, this one does.
-    async fn release(&self, pod: &Pod, mut news: watch::Receiver<u64>) -> kube::Result<()> {
+    async fn release(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
         let until = clock::Instant::now() + RELEASED_WITHIN;
         while let Some(budget) = self.launchers.budgets.of(pod) {
             tokio::select! {
-                () = clock::sleep_until_instant(Some(until)) => return self.launchers.budgets.delete(&budget).await,
-                changed = news.changed() => if changed.is_err() {
-                    return self.launchers.budgets.delete(&budget).await;
-                },
+                () = clock::sleep_until_instant(Some(until)) => {}
+                changed = news.changed() => if changed.is_ok() { continue },
             }
+            if let Err(error) = self.launchers.budgets.delete(&budget).await {
+                // The API server refuses by the budget then, and it is tried again.
+                warn!(pod = %key, error = %chain(&error), "the budget of a pod that may go could not be deleted");
+            }
+            return;
         }
-        Ok(())
     }
 
     fn pods(&self, key: &Key) -> Api<Pod> {

@@ -175,6 +175,32 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_pod_of_a_held_eviction_is_told_to_end_when_its_guest_has_moved() {
+    let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
+    let (question, began) = (asked(|_| {}), clock::Instant::now());
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        // The cache does not know the instance, so that each look asks for it.
+        for now in [marked(), moved()] {
+            server.asked().await.with(&serde_json::to_value(now).unwrap());
+            changed.send_modify(|number| *number += 1);
+        }
+        let delete = server.asked().await;
+        assert_eq!(delete.method, Method::DELETE);
+        assert!(
+            delete.path().ends_with("/pods/virt-launcher-web-1"),
+            "{}",
+            delete.path()
+        );
+        assert_eq!(delete.body["preconditions"]["uid"], "p");
+        delete.with(&serde_json::to_value(pod()).unwrap());
+    });
+    assert!(response.allowed);
+    // Nobody has said that it has ended.
+    assert_eq!(began.elapsed(), ENDED_WITHIN);
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dry_run_marks_nothing_for_good() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let question = asked(|request| request["dryRun"] = json!(true));
