@@ -56,8 +56,9 @@ use written::Reports;
 const PAUSE: Duration = Duration::from_millis(100);
 /// So many things are done at a time: a plan for many nodes has hundreds, and slots wait for them.
 const AT_ONCE: usize = 16;
-/// What only tells of a drain is written this much later, with what else has changed by then.
-const LATER: Duration = Duration::from_millis(400);
+/// What only tells of a drain is written this much later, with what else has changed by then: within a second
+/// all the same.
+const LATER: Duration = Duration::from_millis(700);
 
 /// Empties nodes.
 pub(crate) struct DrainTask {

@@ -3,7 +3,8 @@
     ideal = start of a pod to go to + the same migrations by virsh, as many at a time
 
 A drainer asks for one pod after the other to be evicted and asks again five seconds after each refusal, so that a drain
-can take much longer than what it waits for. Drains and migrations by hand take turns.
+can take much longer than what it waits for. Drains and migrations by hand take turns; what is moved by hand stands still
+meanwhile.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, pro
             hand.start(source, domain)
         for hand in by_hand:
             hand.wait_for("drydock-guest ready")
+            hand.rest()
         pod = median(pods, count)
         here, there = there, here
         for turn in range(samples):
@@ -121,9 +123,12 @@ def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, pro
 def _by_hand(guests: list[ByHand]) -> float:
     """Seconds from the first migration's begin to the last one's end, into pods that are there already."""
     for guest in guests:
+        guest.go_on()
         guest.prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         moved = list(pool.map(ByHand.go, guests))
+    for guest in guests:
+        guest.rest()
     return max(one.ended for one in moved) - min(one.began for one in moved)
 
 

@@ -130,9 +130,10 @@ def printed(line: str) -> tuple[datetime, str | None]:
     return datetime.fromisoformat(at.replace("Z", "+00:00")), said
 
 
-def in_pod(made: Cluster, pod: str, script: str, *arguments: str, timeout: float = 120) -> str:
+def in_pod(made: Cluster, pod: str, script: str, *arguments: str, timeout: float = 120, check: bool = True) -> str:
     """What a shell script printed in the container of a guest's pod."""
-    return made.kubectl("-n", NAMESPACE, "exec", "-i", pod, "--", "sh", "-s", *arguments, input=script, timeout=timeout)
+    command = ("-n", NAMESPACE, "exec", "-i", pod, "--", "sh", "-s", *arguments)
+    return made.kubectl(*command, input=script, timeout=timeout, check=check)
 
 
 def file_in_pod(made: Cluster, pod: str, path: str) -> str:

@@ -256,7 +256,7 @@ pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
 }
 
 /// The kubelet says that a pod is over.
-pub fn is_over(pod: &Pod) -> bool {
+fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }

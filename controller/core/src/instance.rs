@@ -519,7 +519,8 @@ fn container_state(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerSt
         .as_ref()
 }
 
-/// Pods on nodes that have not ended, by UID; those of which nothing is known stay.
+/// Pods on nodes in which the guest may be, or may come to be, by UID: those that have not ended and that it has not
+/// left for good. Those of which nothing is known stay.
 fn active_pods(
     observed: &Observed<'_>,
     before: &VirtualMachineInstanceStatus,
@@ -530,7 +531,8 @@ fn active_pods(
         // The pod that a guest has left by a migration is told of together with where it is.
         let left = observed.moving.under_way && observed.moving.moved_to.is_none();
         let told = left && before.active_pods.contains_key(uid);
-        if matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) && !told {
+        let over = matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) || observed.moving.have_emptied(uid);
+        if over && !told {
             continue;
         }
         let pod = observed

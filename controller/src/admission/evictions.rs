@@ -5,7 +5,7 @@
 //!     ▲                    ├─ Mark ──▶ one patch of the instance ─┐
 //!     │                    └─ Refuse ─────────────────────────────┴─▶ 429
 //!     ├───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
-//!     └─ moved ─▶ the pod is deleted and ends, allowed
+//!     └─ moved ─▶ the pod is deleted, allowed when it is gone
 //! ```
 //!
 //! Drainers wait for seconds after a 429 (kubectl five), while most guests are elsewhere sooner. So
@@ -15,7 +15,7 @@
 //!
 //! Then drainers wait until the pod is gone, and look for that once in a second. So a pod of which an
 //! eviction was held is told to end as soon as its guest has moved, and the eviction is granted when it
-//! has ended: the API server removes such a pod at once.
+//! is gone: the API server answers then that there is none, which drainers take for what they wanted.
 //!
 //! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
 //! server where the caches do not know the pod or its instance.
@@ -27,7 +27,7 @@ use drydock_api::kubevirt::{
     names::{BY_DESCHEDULER, DESCHEDULER, EVICTION_SOURCE, REQUESTED_BY},
 };
 use drydock_core::{
-    eviction::{Answer, Known, Refusal, answer, is_elsewhere, is_launcher, is_over, made_for, mark},
+    eviction::{Answer, Known, Refusal, answer, is_elsewhere, is_launcher, made_for, mark},
     migration::record::Record,
 };
 use drydock_runtime::{Key, chain, clock};
@@ -55,9 +55,9 @@ pub(crate) const HOLD: Duration = Duration::from_secs(8);
 pub(crate) const HELD_AT_ONCE: usize = 8;
 /// The budget of a pod that may go is left to the replica that leads for this long.
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
-/// How long a pod that its guest has left may take to end before its eviction is granted all the same:
+/// How long a pod that its guest has left may take to be gone before its eviction is granted all the same:
 /// together with [`HOLD`] below the time that API servers give the webhook.
-pub(crate) const ENDED_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// Code and reason of refusals, as a budget's.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
@@ -295,7 +295,7 @@ impl Evictions {
         Refusal::Triggered
     }
 
-    /// Has a pod end that its guest has left, and waits until it has, for [`ENDED_WITHIN`] at most. A budget does not
+    /// Has a pod end that its guest has left, and waits until it is gone, for [`GONE_WITHIN`] at most. A budget does not
     /// keep one that is being deleted.
     async fn end(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
@@ -305,8 +305,8 @@ impl Evictions {
             warn!(pod = %key, error = %chain(&error), "a pod that its guest has left could not be deleted");
             return self.release(key, pod, news).await;
         }
-        let until = clock::Instant::now() + ENDED_WITHIN;
-        let is_there = |pod: &Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid) && !is_over(pod);
+        let until = clock::Instant::now() + GONE_WITHIN;
+        let is_there = |pod: &Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid);
         while self.launchers.get(key).as_ref().is_some_and(is_there) {
             tokio::select! {
                 () = clock::sleep_until_instant(Some(until)) => return,

@@ -10,7 +10,7 @@ from typing import Any
 from embedded.errors import Failure
 from measure.migration_time import KINDS, milestones
 from measure.movers import Job, parse_job, stages
-from measure.raw_migration import lone_pod, processors_group, relay, variable
+from measure.raw_migration import lone_pod, processors_group, relay, times, variable
 from measure.relay import ROUTES, connect, listen
 from measure.standstill import longest_gap, ticks
 
@@ -68,6 +68,15 @@ class Jobs(unittest.TestCase):
     def test_a_record_of_nothing_is_no_record(self) -> None:
         with self.assertRaisesRegex(Failure, "Time elapsed"):
             parse_job("Job type:         None        \n")
+
+
+class Times(unittest.TestCase):
+    def test_virsh_is_over_when_it_says_so_or_when_the_launcher_has_ended(self) -> None:
+        self.assertEqual(times("12.5\n13.25\n", 14.0), (12.5, 13.25))
+        self.assertEqual(times("12.5\ncommand terminated with exit code 137\n", 14.0), (12.5, 14.0))
+        for said in ("12.5\nerror: no domain\ncommand terminated with exit code 1\n", "command terminated with exit code 137\n"):
+            with self.assertRaises(Failure):
+                times(said, 14.0)
 
 
 class Stages(unittest.TestCase):

@@ -490,6 +490,40 @@ fn an_instance_is_where_its_migration_has_brought_it() {
 }
 
 #[test]
+fn a_pod_that_its_guest_has_left_is_not_active_though_it_takes_a_moment_to_end() {
+    let mut status = up();
+    status["activePods"]["q"] = json!("b");
+    let instance = instance(&status);
+    let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
+    for (said, moved_to, active) in [
+        ("Stopped", Some("b"), ["q"].as_slice()),
+        // Where the guest is comes first: together with that it is told.
+        ("Stopped", None, &["p", "q"]),
+        ("Released", Some("b"), &["p", "q"]),
+    ] {
+        let migration: VirtualMachineInstanceMigration = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+            "metadata": {"name": "m", "namespace": "default", "uid": "m"},
+            "spec": {"vmiName": "vm"},
+            "status": {"phase": "Running", "source": {"node": "a", "podUID": "p", "state": said}},
+        }))
+        .unwrap();
+        let migrations = [Arc::new(migration)];
+        let plan = plan(&Observed {
+            moving: Moving {
+                moved_to,
+                migrations: &migrations,
+                ..moved()
+            },
+            ..seen(&instance, &pods)
+        });
+        let status = plan.status.map(|status| status.active_pods);
+        let shown = status.unwrap_or_else(|| instance.status.clone().unwrap_or_default().active_pods);
+        assert_eq!(shown.keys().collect::<Vec<_>>(), active, "{said} {moved_to:?}");
+    }
+}
+
+#[test]
 fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_that_comes_there_later() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
