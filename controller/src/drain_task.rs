@@ -52,8 +52,10 @@ use crate::{
 pub(crate) use metrics::DrainMetrics;
 use written::Reports;
 
-/// Changes within this time are looked at as one.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Changes within this time are looked at as one, ...
+const PAUSE: Duration = Duration::from_millis(20);
+/// ... and within so many times as long as the last plan took: one for a large cluster takes longer.
+const PAUSE_TIMES: u32 = 4;
 /// So many things are done at a time: a plan for many nodes has hundreds, and slots wait for them.
 const AT_ONCE: usize = 16;
 /// What only tells of a drain is written this much later, with what else has changed by then: within a second
@@ -137,7 +139,8 @@ impl DrainTask {
         let mut tell_at = None;
         loop {
             let telling = tell_at.is_some_and(|at| at <= clock::now());
-            let wake = match self.look(&mut kept, telling).await {
+            let mut pause = PAUSE;
+            let wake = match self.look(&mut kept, telling, &mut pause).await {
                 Ok(wake) => {
                     backoff.reset();
                     tell_at = match tell_at {
@@ -154,7 +157,7 @@ impl DrainTask {
                     clock::now().checked_add(backoff.delay()).ok()
                 }
             };
-            clock::sleep_until_instant(Some(clock::Instant::now() + PAUSE)).await;
+            clock::sleep_until_instant(Some(clock::Instant::now() + pause)).await;
             tokio::select! {
                 () = self.changed.notified() => {}
                 () = clock::sleep_until(wake) => {}
@@ -163,8 +166,14 @@ impl DrainTask {
     }
 
     /// Makes one plan and carries it out; what only tells of it, if it is time for that. Returns when to
-    /// make the next though nothing has changed.
-    async fn look(&self, kept: &mut BTreeMap<String, Kept>, telling: bool) -> kube::Result<Option<jiff::Timestamp>> {
+    /// make the next though nothing has changed; if something has, after `pause`.
+    async fn look(
+        &self,
+        kept: &mut BTreeMap<String, Kept>,
+        telling: bool,
+        pause: &mut Duration,
+    ) -> kube::Result<Option<jiff::Timestamp>> {
+        let began = clock::Instant::now();
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
         self.measured.learn(&self.migrations, &self.instances);
@@ -176,6 +185,7 @@ impl DrainTask {
             attempts: self.attempts,
             rate: self.measured.rate(),
         });
+        *pause = PAUSE.max(began.elapsed() * PAUSE_TIMES);
         let due = steps.iter().filter(|step| telling || !tells(step));
         let mut failed = at_once(due.map(|step| self.carry_out(step)).collect()).await?;
         if telling {

@@ -57,7 +57,7 @@ pub(crate) const HELD_AT_ONCE: usize = 8;
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
 /// How long a pod that its guest has left may take to be gone before its eviction is granted all the same:
 /// together with [`HOLD`] below the time that API servers give the webhook.
-pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const GONE_WITHIN: Duration = Duration::from_millis(1500);
 /// Code and reason of refusals, as a budget's.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
