@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     with progress.step("cargo deny"):
         _, code = command([str(_deny(progress)), "--offline", "--locked", "check", "bans", "licenses", "sources"], quiet=True)
     _count(outcome, "cargo deny", code == 0)
-    for name, found in _strangers().items():
+    for name, found in {**_strangers(), **_missing_tests()}.items():
         for line in found:
             progress.say(f"  {line}")
         _count(outcome, name, not found)
@@ -75,6 +75,32 @@ def _deny(progress: Progress) -> Path:
                 quiet=True,
             )
     return program
+
+
+def missing_tests(text: str, known: set[str]) -> list[str]:
+    """Tests that a table of a document names and that do not exist: by their whole name, or by its beginning and `_…`."""
+    missing = []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            continue
+        for name, cut in re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+)+)(_…)?`", line):
+            # What has fewer words is a field or a folder.
+            if cut and not any(one.startswith(f"{name}_") for one in known):
+                missing.append(name)
+            elif not cut and name.count("_") > 3 and name not in known:
+                missing.append(name)
+    return missing
+
+
+def _missing_tests() -> dict[str, list[str]]:
+    known = set()
+    for file in REPOSITORY.rglob("*.rs"):
+        if "target" not in file.relative_to(REPOSITORY).parts:
+            known.update(re.findall(r"\bfn ([a-z0-9_]+)", file.read_text(errors="replace")))
+    found = []
+    for name in ("README.md", "tests/known_faults.md"):
+        found += [f"{name}: {test}" for test in missing_tests((REPOSITORY / name).read_text(), known)]
+    return {"tests that documents name exist": found}
 
 
 def _strangers() -> dict[str, list[str]]:

@@ -34,6 +34,7 @@ struct Description {
     kubeconfig: PathBuf,
     kubectl: PathBuf,
     audit_log: PathBuf,
+    registry: String,
     nodes: Vec<Machine>,
 }
 
@@ -165,6 +166,21 @@ impl Cluster {
     /// The API server's audit log of what Drydock's service accounts did.
     pub fn audit_log(&self) -> &Path {
         &self.description.audit_log
+    }
+
+    /// Has the cluster's registry serve something else under a name; see `tests/oracle/retag.py`.
+    ///
+    /// # Errors
+    /// If it does not, with what the script said.
+    pub fn retag(&self, repository: &str, what: &[&str]) -> Result<()> {
+        let script = self::repository().join("tests/oracle/retag.py");
+        let mut command = Command::new("python3");
+        command
+            .arg("-B")
+            .arg(script)
+            .args([&self.description.registry, repository])
+            .args(what);
+        output(&mut command).map(drop)
     }
 
     /// Runs kubectl and returns what it printed.

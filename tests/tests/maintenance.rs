@@ -753,6 +753,44 @@ async fn a_node_that_is_deleted_and_a_lease_that_is_stolen_are_told_apart() -> R
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
+async fn a_node_that_falls_silent_is_said_to_be_so_until_somebody_vouches_that_it_is_off() -> Result<()> {
+    let world = World::new().await?;
+    let group = Group::Medik8s;
+    world.node("ghost-a", false).await?;
+    world.pod("stuck", "ghost-a").await?;
+    world.maintain(group, "ghost-a").await?;
+    world.until_evicted("stuck").await?;
+    world.until_reason(group, "ghost-a", "Terminating").await?;
+    // As Kubernetes says of a node forty seconds after the last word of its kubelet.
+    let silent =
+        json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}});
+    let (nodes, parameters) = (world.api::<Node>(), PatchParams::default());
+    nodes
+        .patch_status("ghost-a", &parameters, &Patch::Strategic(silent))
+        .await?;
+    let status = world.until_reason(group, "ghost-a", "NodeUnreachable").await?;
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    assert_eq!(
+        (status.pods.len(), status.pods[0].reason.as_str()),
+        (1, "NodeUnreachable")
+    );
+    assert_eq!(status.estimated_end, None);
+    // Nobody knows whether the pod has ended: by Kubernetes' own rule it stays until the node is known to be off.
+    let pod = world.pods().get("stuck").await?;
+    assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(600));
+    world.cluster.kubectl(&[
+        "taint",
+        "nodes",
+        "ghost-a",
+        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    ])?;
+    let status = world.until_phase(group, "ghost-a", "Succeeded").await?;
+    assert_eq!((status.pods.len(), status.drain_progress), (0, Some(100)));
+    world.clear().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
 async fn a_namespace_that_ends_and_a_pod_that_a_finalizer_keeps_are_waited_for() -> Result<()> {
     let world = World::new().await?;
     let group = Group::KubeVirt;

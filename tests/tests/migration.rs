@@ -386,6 +386,71 @@ async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
     outcome
 }
 
+/// Prints a checksum of the first disk, past the guest's memory, again and again.
+const TELL_SUM: &str = "while :; do echo 3 >/proc/sys/vm/drop_caches; \
+     echo \"vda [$(md5sum </dev/vda | head -c 32)] told\" >/dev/console; sleep 1; done &";
+
+/// What [`TELL_SUM`] has printed.
+fn sums(text: &str) -> Vec<&str> {
+    let lines = text.lines().filter_map(|line| line.split_once("vda ["));
+    lines.filter_map(|(_, line)| line.strip_suffix("] told")).collect()
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()> {
+    let cluster = clean().await?;
+    let name = "retagged";
+    let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
+    // No node knows this name from an earlier test.
+    let tag = format!("retagged-{}", jiff::Timestamp::now().as_second());
+    cluster.retag(image, &["like", "latest", &tag])?;
+    let control = "drydock:\n";
+    let manifest = instance(name, "count: 200ms")
+        .replace(IMAGE, &format!("{image}:{tag}"))
+        .replace(control, &format!("runcmd:\n        - '{TELL_SUM}'\n        {control}"));
+    cluster.apply(&manifest)?;
+    cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let before = cluster
+        .until_said(name, "what is on its disk", |text| {
+            Some(sums(text))
+                .filter(|sums| !sums.is_empty())
+                .map(|sums| sums[0].to_owned())
+        })
+        .await?;
+    cluster.retag(image, &["garbage", &tag])?;
+
+    let migration = cluster.migrate(name).await?;
+    let (migration, _) = cluster.until_migrated(&migration).await?;
+    let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
+    ensure!(
+        guest.copied_disks.contains(&"vda".to_owned()) && !guest.layers_only,
+        "{guest:?}"
+    );
+    let pod = cluster.launcher(name).await?.name_any();
+    let first = [
+        "-n",
+        NAMESPACE,
+        "exec",
+        &pod,
+        "--",
+        "sh",
+        "-c",
+        "head -c 1 /images/*/disk/* | od -An -tx1",
+    ];
+    assert_eq!(cluster.kubectl(&first)?.trim(), "ff", "the target has the same image");
+    let told = sums(&cluster.consoles(name).await?).len();
+    let after = cluster
+        .until_said(name, "what is on its disk now", |text| {
+            let sums: Vec<_> = sums(text).into_iter().map(str::to_owned).collect();
+            (sums.len() > told + 1).then_some(sums)
+        })
+        .await?;
+    ensure!(after.iter().all(|sum| *sum == before), "{after:?}");
+    without_a_gap(&ticks(&cluster.consoles(name).await?))?;
+    cluster.no_guests().await
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase() -> Result<()> {
