@@ -208,7 +208,8 @@ impl NodeTask {
             return;
         };
         self.mask = status.masked_features.iter().cloned().collect();
-        self.host.recover(status.facts.zip(status.inspection));
+        self.host
+            .recover(status.facts.map(Arc::unwrap_or_clone).zip(status.inspection));
     }
 
     /// What the kubelet writes about CPUs it pins.

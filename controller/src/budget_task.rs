@@ -49,9 +49,7 @@ impl BudgetTask {
             let task = Arc::clone(&task);
             async move {
                 tokio::join!(task.instances.answered(), task.launchers.answered());
-                let mut keys = Vec::new();
-                task.instances.for_each(|key, _| keys.push(key.clone()));
-                keys
+                task.instances.keys()
             }
         };
         let look = |key: Key| {

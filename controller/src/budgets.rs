@@ -51,6 +51,7 @@ impl Budgets {
         let gone = Arc::clone(&deleted);
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
             .prune(prune)
+            .packed()
             .on_change(move |change| lock(&observing).observe(change))
             .on_change(move |change| {
                 if let Change::Object {

@@ -114,7 +114,7 @@ impl InstanceTask {
             let task = Arc::clone(&task);
             async move {
                 task.answered().await;
-                task.all()
+                task.instances.keys()
             }
         };
         let look = |key: Key| {
@@ -141,12 +141,6 @@ impl InstanceTask {
             work.run(&stopping, leadership, all, look),
             stopping.run_until_cancelled(sweeping),
         );
-    }
-
-    fn all(&self) -> Vec<Key> {
-        let mut keys = Vec::new();
-        self.instances.for_each(|key, _| keys.push(key.clone()));
-        keys
     }
 
     /// Looks at one instance and does what is to be done.

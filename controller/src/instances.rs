@@ -61,6 +61,7 @@ impl Instances {
         let observed = Arc::clone(&ours);
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .prune(prune)
+            .packed()
             .on_change(move |change| lock(&observed).observe(change))
             .on_change(told);
         Self {
@@ -95,6 +96,11 @@ impl Instances {
     /// What the watch has shown, and nothing else.
     pub(crate) fn watched(&self) -> &Cache<VirtualMachineInstance> {
         &self.cache
+    }
+
+    /// The keys of all instances that the watch has shown, in no order.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.cache.keys()
     }
 
     /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait

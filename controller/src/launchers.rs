@@ -69,6 +69,7 @@ impl Launchers {
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
             .prune(prune_pod)
+            .packed()
             .on_change(move |change| {
                 if let Some(instance) = index.observe(change) {
                     told(instance);

@@ -66,6 +66,7 @@ impl MachineTask {
         let queue = work.clone();
         let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
             .prune(prune)
+            .packed()
             .on_change(move |change| queue.hear(change));
         Self {
             machines: watches.start(machines),
@@ -97,9 +98,7 @@ impl MachineTask {
             self.instances.answered(),
             self.migrations.answered()
         );
-        let mut keys = Vec::new();
-        self.machines.for_each(|key, _| keys.push(key.clone()));
-        keys
+        self.machines.keys()
     }
 
     /// Looks at one machine and does what is to be done.

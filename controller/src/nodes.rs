@@ -1,5 +1,7 @@
 //! What the controller knows of nodes: the Node, and the Hypervisor of its name.
 
+mod shared_facts;
+
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -26,6 +28,7 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
 use crate::maintenances::Maintenances;
+use shared_facts::SharedFacts;
 
 /// Taint by which somebody vouches that a node is off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -55,7 +58,7 @@ impl NodePair {
             .hypervisor
             .as_ref()
             .and_then(|hypervisor| hypervisor.status.as_ref());
-        NodeView::of(&self.node, status.and_then(|status| status.facts.as_ref()))
+        NodeView::of(&self.node, status.and_then(|status| status.facts.as_deref()))
     }
 }
 
@@ -75,8 +78,14 @@ impl Nodes {
             .prune(prune_node)
             .on_change(move |_| *lock(&of_nodes) = None)
             .on_change(move |change| hear(change, without_drain_conditions, &news));
+        let shared = SharedFacts::default();
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
-            .prune(prune_hypervisor)
+            .prune(move |hypervisor| {
+                prune_hypervisor(hypervisor);
+                if let Some(facts) = hypervisor.status.as_mut().and_then(|status| status.facts.as_mut()) {
+                    shared.share(facts);
+                }
+            })
             .on_change(move |_| *lock(&of_hypervisors) = None)
             .on_change(move |change| hear(change, without_drain, &told));
         Self {

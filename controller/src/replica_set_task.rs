@@ -105,9 +105,7 @@ impl ReplicaSetTask {
 
     async fn all(&self) -> Vec<Key> {
         tokio::join!(self.sets.answered(), self.instances.answered());
-        let mut keys = Vec::new();
-        self.sets.for_each(|key, _| keys.push(key.clone()));
-        keys
+        self.sets.keys()
     }
 
     /// Looks at one set and does what is to be done.

@@ -191,11 +191,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             of_budgets.add(instance);
             news.send_modify(|number| *number = number.wrapping_add(1));
         }
-        Some((namespace, None)) => known.for_each(|key, _| {
-            if key.namespace.as_deref() == Some(namespace.as_str()) {
-                of_budgets.add(key.clone());
-            }
-        }),
+        Some((namespace, None)) => {
+            let keys = known.keys().into_iter();
+            keys.filter(|key| key.namespace.as_deref() == Some(namespace.as_str()))
+                .for_each(|key| of_budgets.add(key));
+        }
         None => {}
     });
     let (of_instances, of_migrations, known) = (work.clone(), migration_work.clone(), all_migrations.clone());

@@ -216,7 +216,7 @@ async fn the_hypervisor_says_everything_and_comes_back_when_deleted() -> Result<
     let before = cluster.hypervisor(node).await?;
     let status = before.status.clone().context("no status")?;
     let facts = status.facts.context("no facts")?;
-    let virtualization = facts.virtualization.context("no virtualization")?;
+    let virtualization = facts.virtualization.clone().context("no virtualization")?;
     ensure!(
         virtualization.models.len() > 50,
         "{} models",

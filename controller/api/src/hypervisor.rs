@@ -1,5 +1,7 @@
 //! Hypervisor: what a node is, in one object named after it.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -47,7 +49,7 @@ pub struct HypervisorStatus {
     pub conditions: Vec<Condition>,
     /// What the node can do, without the masked features.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub facts: Option<NodeFacts>,
+    pub facts: Option<Arc<NodeFacts>>,
     /// Number of CPU models that guests can have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usable_models: Option<u32>,

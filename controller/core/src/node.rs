@@ -8,7 +8,10 @@
 //!
 //! The plan is a function of what is observed: nothing observed changes, nothing is planned.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use drydock_api::{
     annotations,
@@ -307,7 +310,7 @@ fn status(
                     .count();
                 u32::try_from(usable).unwrap_or(u32::MAX)
             }),
-        facts: offered,
+        facts: offered.map(Arc::new),
         masked_features: observed.mask.iter().cloned().collect(),
         inspection,
         configuration: Some(record(observed.resolution, observed.minimum)),

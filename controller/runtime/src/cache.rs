@@ -1,5 +1,7 @@
 //! What a watch knows of one kind.
 
+mod kept;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use std::{
@@ -8,6 +10,8 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 use tokio::sync::{Notify, watch};
+
+pub(crate) use kept::{Kept, Pack};
 
 /// Names one object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -161,10 +165,11 @@ pub struct Cache<K>(Arc<Shared<K>>);
 struct Shared<K> {
     held: RwLock<Held<K>>,
     sight: watch::Sender<Sight>,
+    pack: Pack<K>,
 }
 
 struct Held<K> {
-    objects: HashMap<Key, Arc<K>>,
+    objects: HashMap<Key, Kept<K>>,
     unreadable: BTreeMap<Key, String>,
 }
 
@@ -176,14 +181,7 @@ impl<K> Clone for Cache<K> {
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
-        let held = Held {
-            objects: HashMap::new(),
-            unreadable: BTreeMap::new(),
-        };
-        Self(Arc::new(Shared {
-            held: RwLock::new(held),
-            sight: watch::Sender::default(),
-        }))
+        Self::keeping(Kept::Whole)
     }
 }
 
@@ -197,20 +195,50 @@ impl<K> fmt::Debug for Cache<K> {
 }
 
 impl<K> Cache<K> {
+    /// An empty one that keeps objects in this way.
+    pub(crate) fn keeping(pack: Pack<K>) -> Self {
+        let held = Held {
+            objects: HashMap::new(),
+            unreadable: BTreeMap::new(),
+        };
+        Self(Arc::new(Shared {
+            held: RwLock::new(held),
+            sight: watch::Sender::default(),
+            pack,
+        }))
+    }
+
     /// One object.
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
+        self.kept(key)?.open()
+    }
+
+    /// One object as it is kept.
+    pub(crate) fn kept(&self, key: &Key) -> Option<Kept<K>> {
         self.read().objects.get(key).cloned()
+    }
+
+    /// An object as this would keep it.
+    pub(crate) fn pack(&self, object: Arc<K>) -> Kept<K> {
+        (self.0.pack)(object)
     }
 
     /// All objects, in no order.
     pub fn all(&self) -> Vec<Arc<K>> {
-        self.read().objects.values().cloned().collect()
+        self.read().objects.values().filter_map(Kept::open).collect()
+    }
+
+    /// The keys of all objects, in no order.
+    pub fn keys(&self) -> Vec<Key> {
+        self.read().objects.keys().cloned().collect()
     }
 
     /// Calls `visit` with each object, in no order. Changes wait meanwhile: keep it short.
     pub fn for_each(&self, mut visit: impl FnMut(&Key, &Arc<K>)) {
         for (key, object) in &self.read().objects {
-            visit(key, object);
+            if let Some(object) = object.open() {
+                visit(key, &object);
+            }
         }
     }
 
@@ -262,15 +290,22 @@ impl<K> Cache<K> {
     }
 
     pub(crate) fn insert(&self, key: Key, object: Arc<K>) -> Option<Arc<K>> {
-        let mut held = self.write();
-        held.unreadable.remove(&key);
-        held.objects.insert(key, object)
+        let kept = self.pack(object);
+        let old = {
+            let mut held = self.write();
+            held.unreadable.remove(&key);
+            held.objects.insert(key, kept)
+        };
+        old?.open()
     }
 
     pub(crate) fn remove(&self, key: &Key) -> Option<Arc<K>> {
-        let mut held = self.write();
-        held.unreadable.remove(key);
-        held.objects.remove(key)
+        let old = {
+            let mut held = self.write();
+            held.unreadable.remove(key);
+            held.objects.remove(key)
+        };
+        old?.open()
     }
 
     /// Remembers that an object cannot be read; whether that, or the reason, is new.
@@ -280,7 +315,7 @@ impl<K> Cache<K> {
     }
 
     /// Replaces everything.
-    pub(crate) fn replace(&self, objects: HashMap<Key, Arc<K>>, unreadable: BTreeMap<Key, String>) {
+    pub(crate) fn replace(&self, objects: HashMap<Key, Kept<K>>, unreadable: BTreeMap<Key, String>) {
         *self.write() = Held { objects, unreadable };
     }
 

@@ -20,7 +20,7 @@
 
 use crate::{
     Backoff, CancellationToken, Process, Readiness, ReadyHandle,
-    cache::{Cache, Change, Signal},
+    cache::{Cache, Change, Kept, Pack, Signal},
     clock::Instant,
     guarded::Guarded,
     metrics::Label,
@@ -36,7 +36,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use std::{convert::Infallible, fmt::Debug, pin::pin, time::Duration};
 
 mod acceptance;
@@ -79,6 +79,7 @@ pub struct Watch<K> {
     listing: Listing,
     optional: bool,
     prune: Prune<K>,
+    pack: Pack<K>,
     on_change: Vec<OnChange<K>>,
 }
 
@@ -125,6 +126,7 @@ impl<K: Resource> Watch<K> {
             listing: Listing::default(),
             optional: false,
             prune: Box::new(|_| {}),
+            pack: Kept::Whole,
             on_change: Vec::new(),
         }
     }
@@ -161,6 +163,17 @@ impl<K: Resource> Watch<K> {
     #[must_use]
     pub fn prune(mut self, prune: impl Fn(&mut K) + Send + 'static) -> Self {
         self.prune = Box::new(prune);
+        self
+    }
+
+    /// Keeps objects as text, which takes a quarter of the memory and some microseconds for each look at one: for kinds
+    /// of which there are very many, and few are looked at.
+    #[must_use]
+    pub fn packed(mut self) -> Self
+    where
+        K: Serialize + DeserializeOwned,
+    {
+        self.pack = Kept::packed;
         self
     }
 
@@ -255,7 +268,7 @@ impl Watches {
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
         K::DynamicType: Clone + Debug,
     {
-        let cache = Cache::default();
+        let cache = Cache::keeping(watch.pack);
         let events = events(watch.api.clone(), watch.config());
         let acceptance = watch.acceptance.clone();
         let observer = Observer::new(watch, cache.clone(), ready, self.metrics.clone());

@@ -1,3 +1,5 @@
+use drydock_api::kubevirt;
+use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use serde_json::json;
 
 use super::*;
@@ -114,4 +116,69 @@ fn what_others_keep_for_themselves_is_dropped() {
         "{}",
         size_of::<VirtualMachineInstance>()
     );
+}
+
+#[test]
+fn nothing_of_an_object_is_lost_when_it_is_kept_as_text() {
+    fn same<K: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(
+        object: &serde_json::Value,
+    ) {
+        let object: K = serde_json::from_value(object.clone()).unwrap();
+        let text = serde_json::to_vec(&object).unwrap();
+        assert_eq!(serde_json::from_slice::<K>(&text).unwrap(), object);
+    }
+    let metadata = json!({
+        "name": "a", "namespace": "b", "uid": "c", "resourceVersion": "7", "generation": 1, "finalizers": ["f"],
+        "creationTimestamp": "2026-05-01T10:00:00Z", "deletionTimestamp": "2026-05-01T11:00:00Z", "labels": {"l": ""},
+        "annotations": {}, "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "n", "uid": "u", "controller": true}],
+    });
+    let spec = json!({
+        "evictionStrategy": "LiveMigrate", "terminationGracePeriodSeconds": 0, "hostname": "h", "nodeSelector": {"k": "v"},
+        "domain": {
+            "cpu": {"model": "host-model", "cores": 2, "features": [{"name": "avx2", "policy": "require"}]},
+            "memory": {"guest": "96Mi"}, "resources": {"requests": {"memory": "0.1Gi", "cpu": 1}},
+            "devices": {
+                "disks": [{"name": "d", "disk": {"bus": "virtio"}, "bootOrder": 1}, {"name": "c", "cdrom": {}}],
+                "interfaces": [{"name": "default", "masquerade": {}, "ports": [{"port": 80}]}], "rng": {},
+            },
+        },
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [
+            {"name": "d", "containerDisk": {"image": "i"}}, {"name": "c", "cloudInitNoCloud": {"userDataBase64": "AA=="}},
+            {"name": "p", "persistentVolumeClaim": {"claimName": "p"}}, {"name": "e", "emptyDisk": {"capacity": "1Gi"}},
+        ],
+        "livenessProbe": {"httpGet": {"port": 80, "path": "/"}, "periodSeconds": 3},
+        "affinity": {"podAntiAffinity": {}}, "tolerations": [{"operator": "Exists"}],
+    });
+    same::<VirtualMachineInstance>(&json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": metadata, "spec": spec,
+        "status": {
+            "phase": "Running", "nodeName": "n", "activePods": {"u": "n"}, "evacuationNodeName": "n",
+            "evacuation": {"requestedAt": "2026-05-01T10:00:00Z", "requestedBy": "Cordon"},
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-05-01T10:00:00Z", "lastProbeTime": null}],
+            "drydock": {"podUID": "u", "guestCPU": {"model": "EPYC", "vendor": "AMD", "required": ["a"], "disabled": []},
+                "images": [{"name": "d", "format": "qcow2", "virtualSize": 1}]},
+            "interfaces": [{"name": "default", "ipAddress": "10.0.0.1", "ipAddresses": ["10.0.0.1"]}],
+            "phaseTransitionTimestamps": [{"phase": "Running", "phaseTransitionTimestamp": "2026-05-01T10:00:00Z"}],
+            "migrationState": {"migrationUid": "m", "completed": true, "startTimestamp": "2026-05-01T10:00:00Z", "mode": "PreCopy"},
+        },
+    }));
+    same::<kubevirt::VirtualMachine>(&json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": metadata,
+        "spec": {"runStrategy": "Always", "template": {"metadata": {"labels": {"l": "m"}}, "spec": spec}},
+        "status": {"printableStatus": "Running", "ready": true, "created": true},
+    }));
+    same::<Pod>(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": "n", "containers": []},
+        "status": {
+            "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}], "startTime": "2026-05-01T10:00:00Z",
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-05-01T10:00:00Z"}],
+            "containerStatuses": [{"name": "compute", "image": "i", "imageID": "j", "ready": false, "restartCount": 0, "state":
+                {"terminated": {"exitCode": 137, "message": "{}", "finishedAt": "2026-05-01T10:00:00Z"}}}],
+        },
+    }));
+    same::<PodDisruptionBudget>(&json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata,
+        "spec": {"minAvailable": "50%", "selector": {"matchLabels": {"l": "x"}, "matchExpressions": []}},
+    }));
 }

@@ -3,7 +3,7 @@
 use super::{ErrorLabels, NameLabel, OnChange, Prune, Watch, WatchMetrics, failure::classify};
 use crate::{
     ReadyHandle,
-    cache::{Cache, Change, Key, Problem, Sight},
+    cache::{Cache, Change, Kept, Key, Problem, Sight},
     guarded::Guarded,
 };
 use kube::{Resource, runtime::watcher};
@@ -26,7 +26,7 @@ pub(super) struct Observer<K> {
 
 /// A list that is being received.
 struct Listing<K> {
-    objects: HashMap<Key, Arc<K>>,
+    objects: HashMap<Key, Kept<K>>,
     unreadable: BTreeMap<Key, String>,
 }
 
@@ -48,6 +48,7 @@ impl<K: Resource> Observer<K> {
             fields: _,
             labels: _,
             listing: _,
+            pack: _,
             optional,
             prune,
             on_change,
@@ -113,19 +114,19 @@ impl<K: Resource> Observer<K> {
             Guarded::Readable(mut object) => {
                 let key = Key::of(object.as_ref());
                 // What is held already is kept, so that listing again does not double the memory.
-                let known = self
-                    .cache
-                    .get(&key)
-                    .filter(|known| same_version(known.as_ref(), object.as_ref()));
+                let known = self.cache.kept(&key).filter(|known| {
+                    let known = known.open();
+                    known.is_some_and(|known| same_version(known.as_ref(), object.as_ref()))
+                });
                 let object = known.unwrap_or_else(|| {
                     (self.prune)(&mut object);
-                    Arc::from(object)
+                    self.cache.pack(Arc::from(object))
                 });
                 self.listing.objects.insert(key, object);
             }
             Guarded::Unreadable { reason, metadata } => {
                 let key = Key::of_meta(&metadata);
-                if let Some(last) = self.cache.get(&key) {
+                if let Some(last) = self.cache.kept(&key) {
                     self.listing.objects.insert(key.clone(), last);
                 }
                 self.listing.unreadable.insert(key, reason);
@@ -145,30 +146,24 @@ impl<K: Resource> Observer<K> {
             .into_iter()
             .map(|(key, reason)| (key.clone(), reason.clone()))
             .collect();
-        let mut changes = Vec::new();
+        let mut changes: Vec<(Key, Option<Kept<K>>, Option<Kept<K>>)> = Vec::new();
         for (key, new) in &objects {
-            let old = self.cache.get(key);
+            let old = self.cache.kept(key);
             // The very same object was taken over from the cache: nothing new.
-            if !old.as_ref().is_some_and(|old| Arc::ptr_eq(old, new)) {
-                changes.push(Change::Object {
-                    key: key.clone(),
-                    old,
-                    new: Some(new.clone()),
-                });
+            if !old.as_ref().is_some_and(|old| old.is(new)) {
+                changes.push((key.clone(), old, Some(new.clone())));
             }
         }
-        self.cache.for_each(|key, old| {
-            if !objects.contains_key(key) {
-                changes.push(Change::Object {
-                    key: key.clone(),
-                    old: Some(old.clone()),
-                    new: None,
-                });
+        for key in self.cache.keys() {
+            if !objects.contains_key(&key) {
+                let old = self.cache.kept(&key);
+                changes.push((key, old, None));
             }
-        });
+        }
         self.cache.replace(objects, unreadable);
-        for change in &changes {
-            self.tell(change);
+        for (key, old, new) in changes {
+            let [old, new] = [old, new].map(|kept| kept.and_then(|kept| kept.open()));
+            self.tell(&Change::Object { key, old, new });
         }
         for (key, reason) in bad {
             self.unreadable(key, &reason);

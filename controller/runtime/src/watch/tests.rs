@@ -62,6 +62,11 @@ fn config_map(name: &str, version: &str, value: &str) -> Value {
     })
 }
 
+/// Kept as text, or as it is.
+fn kept(watch: Watch<ConfigMap>, packed: bool) -> Watch<ConfigMap> {
+    if packed { watch.packed() } else { watch }
+}
+
 fn key(name: &str) -> Key {
     Key::namespaced("drydock", name)
 }
@@ -166,13 +171,19 @@ async fn metadata_alone_is_fetched_where_that_is_wanted() {
 
 #[tokio::test(start_paused = true)]
 async fn what_changes_is_pruned_stored_and_told() {
+    for packed in [false, true] {
+        changes_are_told(packed).await;
+    }
+}
+
+async fn changes_are_told(packed: bool) {
     let mut setup = setup();
     let told = Arc::new(Mutex::new(Vec::new()));
     let sink = told.clone();
     let prune = |object: &mut ConfigMap| {
         object.data.as_mut().map(|data| data.remove("unread"));
     };
-    let watch = setup.watch().prune(prune).on_change(move |change| {
+    let watch = kept(setup.watch(), packed).prune(prune).on_change(move |change| {
         let line = match change {
             Change::Object { key, old, new } => format!("{key} {} {}", old.is_some(), new.is_some()),
             Change::Unreadable { key } => format!("{key} unreadable"),
@@ -208,8 +219,14 @@ async fn what_changes_is_pruned_stored_and_told() {
 
 #[tokio::test(start_paused = true)]
 async fn bookmarks_and_reconnects_wake_nobody() {
+    for packed in [false, true] {
+        reconnects_are_quiet(packed).await;
+    }
+}
+
+async fn reconnects_are_quiet(packed: bool) {
     let mut setup = setup();
-    let cache = setup.watches.start(setup.watch());
+    let cache = setup.watches.start(kept(setup.watch(), packed));
     setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
     let open = setup.server.asked().await.open();
     woken(&setup.signal).await;
@@ -295,8 +312,14 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
 
 #[tokio::test(start_paused = true)]
 async fn one_object_that_does_not_fit_stops_nothing() {
+    for packed in [false, true] {
+        others_are_read(packed).await;
+    }
+}
+
+async fn others_are_read(packed: bool) {
     let mut setup = setup();
-    let cache = setup.watches.start(setup.watch());
+    let cache = setup.watches.start(kept(setup.watch(), packed));
     let mut bad = config_map("bad", "4", "");
     bad["data"] = json!(7);
     setup
