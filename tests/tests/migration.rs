@@ -18,6 +18,7 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster, agent,
+    cluster::now,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
     migrations::{MigrationRecorder, NODE_LABEL, Snapshot, node_of, phase, waiting},
     watching::{until, until_some},
@@ -403,7 +404,7 @@ async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()>
     let name = "retagged";
     let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
     // No node knows this name from an earlier test.
-    let tag = format!("retagged-{}", jiff::Timestamp::now().as_second());
+    let tag = format!("retagged-{}", now().as_second());
     cluster.retag(image, &["like", "latest", &tag])?;
     let control = "drydock:\n";
     let manifest = instance(name, "count: 200ms")

@@ -146,23 +146,23 @@ impl<K: Resource> Observer<K> {
             .into_iter()
             .map(|(key, reason)| (key.clone(), reason.clone()))
             .collect();
-        let mut changes: Vec<(Key, Option<Kept<K>>, Option<Kept<K>>)> = Vec::new();
+        let mut changed = Vec::new();
         for (key, new) in &objects {
             let old = self.cache.kept(key);
             // The very same object was taken over from the cache: nothing new.
             if !old.as_ref().is_some_and(|old| old.is(new)) {
-                changes.push((key.clone(), old, Some(new.clone())));
+                changed.push((key.clone(), [old, Some(new.clone())]));
             }
         }
         for key in self.cache.keys() {
             if !objects.contains_key(&key) {
                 let old = self.cache.kept(&key);
-                changes.push((key, old, None));
+                changed.push((key, [old, None]));
             }
         }
         self.cache.replace(objects, unreadable);
-        for (key, old, new) in changes {
-            let [old, new] = [old, new].map(|kept| kept.and_then(|kept| kept.open()));
+        for (key, kept) in changed {
+            let [old, new] = kept.map(|kept| kept.and_then(|kept| kept.open()));
             self.tell(&Change::Object { key, old, new });
         }
         for (key, reason) in bad {
