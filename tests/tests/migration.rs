@@ -429,7 +429,7 @@ async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()>
         "{guest:?}"
     );
     let pod = cluster.launcher(name).await?.name_any();
-    let first = [
+    let last = [
         "-n",
         NAMESPACE,
         "exec",
@@ -437,9 +437,9 @@ async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()>
         "--",
         "sh",
         "-c",
-        "head -c 1 /images/*/disk/* | od -An -tx1",
+        "tail -c 1 /images/*/disk/* | od -An -tx1",
     ];
-    assert_eq!(cluster.kubectl(&first)?.trim(), "ff", "the target has the same image");
+    assert_eq!(cluster.kubectl(&last)?.trim(), "ff", "the target has the same image");
     let told = sums(&cluster.consoles(name).await?).len();
     let after = cluster
         .until_said(name, "what is on its disk now", |text| {
