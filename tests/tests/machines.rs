@@ -540,6 +540,10 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
         let manifest = probed(&manifest, "readinessProbe", ready, 3);
         cluster.apply(&probed(&manifest, "livenessProbe", lives, patient))?;
     }
+    // Before there are more that boot.
+    for name in ["web", "port"] {
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+    }
     for (name, how) in [("no-web", http), ("no-port", tcp)] {
         cluster.apply(&probed(&instance(name, "count: 1s"), "readinessProbe", how, 3))?;
     }
@@ -547,9 +551,6 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
     cluster.apply(&probed(&dead, "livenessProbe", http, 10))?;
     let first = until_vm(&cluster, "dead").await?;
 
-    for name in ["web", "port"] {
-        cluster.until_vm_condition(name, "Ready", "True").await?;
-    }
     for name in ["no-web", "no-port"] {
         // The guest has been up for a while, and nothing listens.
         cluster.until_console(name, "tick 8 ").await?;
