@@ -71,10 +71,13 @@ impl Line {
 
 fn not_connected(socket: &PodSocket, error: &io::Error) -> CallError {
     CallError::Folder(match error.kind() {
-        // The second when more wait to be accepted than the listener allows.
-        ErrorKind::ConnectionRefused | ErrorKind::WouldBlock => FolderError::NotListening {
-            path: socket.path().to_owned(),
-        },
+        // The second when more wait to be accepted than the listener allows, the third when it ends before it has
+        // accepted this one.
+        ErrorKind::ConnectionRefused | ErrorKind::WouldBlock | ErrorKind::ConnectionReset => {
+            FolderError::NotListening {
+                path: socket.path().to_owned(),
+            }
+        }
         _ => FolderError::Unreadable {
             path: socket.path().to_owned(),
             message: error.to_string(),
