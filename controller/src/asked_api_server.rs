@@ -63,6 +63,18 @@ impl Asked {
         self.send(StatusCode::OK, value);
     }
 
+    /// A list of `items` of a `kind` of `v1` as a watch begins with it, and nothing more: whoever watches asks again.
+    pub(crate) fn streams(self, kind: &str, items: &[Value], version: &str) {
+        let end = json!({
+            "apiVersion": "v1", "kind": kind,
+            "metadata": {"resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}},
+        });
+        let added = items.iter().map(|item| json!({"type": "ADDED", "object": item}));
+        let events = added.chain([json!({"type": "BOOKMARK", "object": end})]);
+        let lines: String = events.map(|event| format!("{event}\n")).collect();
+        self.answer.send_response(Response::new(Body::from(lines.into_bytes())));
+    }
+
     /// A refusal as the API server words it.
     pub(crate) fn refuse(self, code: u16, reason: &str) {
         let status = json!({

@@ -12,7 +12,7 @@ use std::{
 };
 
 use drydock_core::eviction::budget::{is_ours, of, selects};
-use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use kube::{
     Api, Client, ResourceExt,
@@ -50,6 +50,7 @@ impl Budgets {
         let deleted = Arc::new(Mutex::new(HashSet::new()));
         let gone = Arc::clone(&deleted);
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
+            .listing(Listing::Streamed)
             .prune(prune)
             .packed()
             .on_change(move |change| lock(&observing).observe(change))

@@ -17,7 +17,7 @@ use std::{
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::eviction::mark;
-use drydock_runtime::{Cache, Change, Key, Watch, Watches, clock::Instant};
+use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
 
@@ -60,6 +60,7 @@ impl Instances {
         let ours = Arc::new(Mutex::new(Ours::default()));
         let observed = Arc::clone(&ours);
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
+            .listing(Listing::Streamed)
             .prune(prune)
             .packed()
             .on_change(move |change| lock(&observed).observe(change))

@@ -16,7 +16,7 @@ use drydock_core::{
     migratable,
     placement::{self, Requirements},
 };
-use drydock_runtime::{Cache, Key, Watch, Watches, clock};
+use drydock_runtime::{Cache, Key, Listing, Watch, Watches, clock};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     Api, Client, ResourceExt,
@@ -67,6 +67,7 @@ impl Launchers {
         let by_owner = PodsByOwner::default();
         let index = by_owner.clone();
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
+            .listing(Listing::Streamed)
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
             .prune(prune_pod)
             .packed()
@@ -75,12 +76,14 @@ impl Launchers {
                     told(instance);
                 }
             });
-        let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims").prune(|claim| {
-            claim.metadata.managed_fields = None;
-            claim.metadata.annotations = None;
-            claim.metadata.labels = None;
-            claim.status = None;
-        });
+        let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims")
+            .listing(Listing::Streamed)
+            .prune(|claim| {
+                claim.metadata.managed_fields = None;
+                claim.metadata.annotations = None;
+                claim.metadata.labels = None;
+                claim.status = None;
+            });
         Self {
             pods: watches.start(pods),
             claims: watches.start(claims),

@@ -13,7 +13,7 @@ use drydock_api::{
 };
 use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
-    Cache, Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+    Cache, Event, Events, Key, KeyedWork, Listing, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -65,6 +65,7 @@ impl MachineTask {
     ) -> Self {
         let queue = work.clone();
         let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
+            .listing(Listing::Streamed)
             .prune(prune)
             .packed()
             .on_change(move |change| queue.hear(change));

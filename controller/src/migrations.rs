@@ -14,7 +14,7 @@ use std::{
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::Record;
-use drydock_runtime::{Cache, Change, Key, KeyedWork, Watch, Watches};
+use drydock_runtime::{Cache, Change, Key, KeyedWork, Listing, Watch, Watches};
 use kube::Client;
 
 use crate::machine_task::prune_annotations;
@@ -41,6 +41,7 @@ impl Migrations {
         let by_instance = Arc::new(Mutex::new(ByInstance::default()));
         let index = Arc::clone(&by_instance);
         let watch = Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations")
+            .listing(Listing::Streamed)
             .prune(prune)
             .on_change(move |change| lock(&index).observe(change))
             .on_change(told);

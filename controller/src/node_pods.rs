@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use drydock_runtime::{Cache, CancellationToken, Change, Watch, Watches};
+use drydock_runtime::{Cache, CancellationToken, Change, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use kube::Client;
 
@@ -109,6 +109,7 @@ impl Watched {
         // What is watched must not keep the watch: it ends with the last guard.
         let (hearer, name) = (Arc::downgrade(shared), node.to_owned());
         let watch = Watch::<Pod>::all(shared.client.clone(), "pods of a node")
+            .listing(Listing::Streamed)
             .fields(format!("spec.nodeName={node}"))
             .prune(prune)
             .on_change(move |change| {

@@ -23,7 +23,7 @@ use drydock_core::{
     minimum::Minimum,
     placement::NodeView,
 };
-use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
@@ -75,11 +75,13 @@ impl Nodes {
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
+            .listing(Listing::Streamed)
             .prune(prune_node)
             .on_change(move |_| *lock(&of_nodes) = None)
             .on_change(move |change| hear(change, without_drain_conditions, &news));
         let shared = SharedFacts::default();
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
+            .listing(Listing::Streamed)
             .prune(move |hypervisor| {
                 prune_hypervisor(hypervisor);
                 if let Some(facts) = hypervisor.status.as_mut().and_then(|status| status.facts.as_mut()) {

@@ -65,6 +65,10 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
             if right.2 == "patch" && event["responseStatus"]["code"] == 201 {
                 used.insert((right.0.clone(), right.1.clone(), "create".into()));
             }
+            // A list that is streamed is a watch that begins with it; where it is not, it is asked for.
+            if right.2 == "watch" && text(&event["requestURI"]).contains("sendInitialEvents=true") {
+                used.insert((right.0.clone(), right.1.clone(), "list".into()));
+            }
             used.insert(right);
         }
     }

@@ -81,6 +81,16 @@ impl Asked {
         );
     }
 
+    /// A refusal in other words.
+    pub(crate) fn refuse_with(self, status: &Value) {
+        let code = status["code"]
+            .as_u64()
+            .and_then(|code| u16::try_from(code).ok())
+            .unwrap();
+        let answer = AnswerBody::from(status.to_string());
+        self.send(StatusCode::from_u16(code).unwrap(), answer);
+    }
+
     /// Accepts a watch.
     pub(crate) fn open(self) -> OpenWatch {
         let (events, body) = mpsc::unbounded();

@@ -62,7 +62,8 @@ pub enum Listing {
     FromCache,
     /// In pages of so many, from the store: bounded memory while listing.
     Paged(u32),
-    /// As the first events of the watch itself, from the API server's cache and one by one: for large sets.
+    /// As the first events of the watch itself, from the API server's cache and one by one: for large sets, and for one
+    /// request less. Where the API server has its feature gate `WatchList` off, [`FromCache`](Self::FromCache).
     Streamed,
 }
 
@@ -191,13 +192,13 @@ impl<K: Resource> Watch<K> {
         self
     }
 
-    fn config(&self) -> watcher::Config {
+    fn config(&self, listing: Listing) -> watcher::Config {
         let config = watcher::Config {
             label_selector: self.labels.clone(),
             field_selector: self.fields.clone(),
             ..watcher::Config::default()
         };
-        match self.listing {
+        match listing {
             // A page size would make the API server read from its store: the cache serves only whole lists.
             Listing::FromCache => watcher::Config {
                 page_size: None,
@@ -269,10 +270,14 @@ impl Watches {
         K::DynamicType: Clone + Debug,
     {
         let cache = Cache::keeping(watch.pack);
-        let events = events(watch.api.clone(), watch.config());
-        let acceptance = watch.acceptance.clone();
+        let (api, acceptance) = (watch.api.clone(), watch.acceptance.clone());
+        let first = events(api.clone(), watch.config(watch.listing));
+        let streamed = watch.listing == Listing::Streamed;
+        let otherwise = streamed.then(|| events(api, watch.config(Listing::FromCache)));
         let observer = Observer::new(watch, cache.clone(), ready, self.metrics.clone());
-        (cache, async move { follow(events, &acceptance, observer).await })
+        (cache, async move {
+            follow(first, otherwise, &acceptance, observer).await;
+        })
     }
 }
 
@@ -287,13 +292,14 @@ where
     watcher(api, config)
 }
 
-/// Hands each event to the observer; waits after each error, as the stream tries again when it is polled.
-async fn follow<K: Resource>(
-    events: impl Stream<Item = watcher::Result<watcher::Event<Guarded<K>>>>,
-    acceptance: &Acceptance,
-    mut observer: Observer<K>,
-) {
-    let mut events = pin!(events);
+/// Hands each event to the observer; waits after each error, as the stream tries again when it is polled. Goes on with
+/// the events of `otherwise`, if there are any, where the API server does not stream lists.
+async fn follow<K: Resource, S>(first: S, otherwise: Option<S>, acceptance: &Acceptance, mut observer: Observer<K>)
+where
+    S: Stream<Item = watcher::Result<watcher::Event<Guarded<K>>>>,
+{
+    let mut events = pin!(first.left_stream());
+    let mut otherwise = otherwise;
     let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
     let mut last_error: Option<Instant> = None;
     loop {
@@ -309,6 +315,15 @@ async fn follow<K: Resource>(
             Ok(event) => {
                 if observer.observe(event) {
                     backoff.reset();
+                }
+            }
+            Err(error) if failure::refuses_to_stream(&error) && otherwise.is_some() => {
+                tracing::info!(
+                    watch = observer.name(),
+                    "the API server does not stream lists, so this one is read whole"
+                );
+                if let Some(listed) = otherwise.take() {
+                    events.set(listed.right_stream());
                 }
             }
             Err(error) => {

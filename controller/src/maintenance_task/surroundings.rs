@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drydock_core::maintenance::budgets::may_unblock;
-use drydock_runtime::{Cache, CancellationToken, Change, Key, Watch, Watches};
+use drydock_runtime::{Cache, CancellationToken, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::{apps::v1::DaemonSet, policy::v1::PodDisruptionBudget};
 use kube::{Api, Client, api::PartialObjectMeta};
 
@@ -76,6 +76,7 @@ impl Surroundings {
         let wanted = CancellationToken::new();
         let unblocked = Arc::clone(&self.unblocked);
         let budgets = Watch::<PodDisruptionBudget>::all(self.client.clone(), "budgets of all pods")
+            .listing(Listing::Streamed)
             .prune(|budget| {
                 budget.metadata.annotations = None;
                 budget.metadata.labels = None;

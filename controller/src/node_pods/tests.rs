@@ -31,15 +31,11 @@ fn pod(name: &str) -> Value {
     })
 }
 
-fn list(pods: &[Value]) -> Value {
-    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": pods})
-}
-
 /// Answers the list that a watch begins with; returns the watch, which stays open while it lives.
 async fn listed(server: &mut ApiServer, pods: &[Value]) -> Asked {
     let asked = server.asked().await;
     assert_eq!(asked.path(), "/api/v1/pods");
-    asked.with(&list(pods));
+    asked.streams("Pod", pods, "7");
     server.asked().await
 }
 

@@ -60,7 +60,7 @@ impl Service<Request<Body>> for Observed {
         if !is_watch(&request) {
             return Box::pin(async move { Ok(client.send(request).await?) });
         }
-        let acceptance = self.acceptance.clone();
+        let acceptance = (!begins_with_list(&request)).then(|| self.acceptance.clone());
         let now = Instant::now();
         let start = self.next_watch.map_or(now, |next| next.max(now));
         self.next_watch = Some(start + BETWEEN_WATCHES);
@@ -69,7 +69,7 @@ impl Service<Request<Body>> for Observed {
                 tokio::time::sleep_until(start).await;
             }
             let response = client.send(request).await?;
-            if response.status().is_success() {
+            if let Some(acceptance) = acceptance.filter(|_| response.status().is_success()) {
                 acceptance.0.notify_one();
             }
             Ok(response)
@@ -79,8 +79,15 @@ impl Service<Request<Body>> for Observed {
 
 /// Whether a request opens a watch.
 pub(crate) fn is_watch<B>(request: &Request<B>) -> bool {
-    request
-        .uri()
-        .query()
-        .is_some_and(|query| query.split('&').any(|part| part == "watch=true"))
+    asks(request, "watch=true")
+}
+
+/// Whether a watch begins with all that there is. Its end is told by an event, and until then what is known is old.
+fn begins_with_list<B>(request: &Request<B>) -> bool {
+    asks(request, "sendInitialEvents=true")
+}
+
+fn asks<B>(request: &Request<B>, wanted: &str) -> bool {
+    let query = request.uri().query();
+    query.is_some_and(|query| query.split('&').any(|part| part == wanted))
 }

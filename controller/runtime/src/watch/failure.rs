@@ -38,6 +38,17 @@ pub(super) fn classify(error: &watcher::Error) -> Failure {
     })
 }
 
+/// Whether the API server has refused to send a list as the first events of a watch: its feature gate is off. It names
+/// the parameter then (`ValidateListOptions` in its `metainternalversion/validation`).
+pub(super) fn refuses_to_stream(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            matches!(status.code, 400 | 422) && status.message.contains("sendInitialEvents")
+        }
+        _ => false,
+    }
+}
+
 fn by_status(status: &Status) -> Option<Failure> {
     let (problem, name) = match status.code {
         403 => (Some(Problem::Forbidden), "forbidden"),

@@ -65,6 +65,11 @@ impl<K: Resource> Observer<K> {
         }
     }
 
+    /// The watch's name.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Takes in an event; whether it shows that the API server answers.
     pub(super) fn observe(&mut self, event: watcher::Event<Guarded<K>>) -> bool {
         match event {

@@ -156,6 +156,64 @@ async fn a_large_set_is_listed_in_pages_or_streamed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_that_is_not_streamed_is_read_whole() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
+    let watch = setup.server.asked().await;
+    assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
+    // As Kubernetes 1.36 answers with `--feature-gates=WatchList=false`.
+    let refusal = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422,
+        "message": "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden \
+                    for watch unless the WatchList feature gate is enabled",
+    });
+    watch.refuse_with(&refusal);
+    let list = setup.server.asked().await;
+    assert!(list.line.contains("resourceVersion=0"), "{}", list.line);
+    list.list("5", &[config_map("a", "4", "one")]);
+    assert!(cache.answered().await.is_clear());
+    assert_eq!(value(&cache, "a").as_deref(), Some("one"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
+    let mut setup = setup();
+    let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
+    let end = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"resourceVersion": "3", "annotations": {"k8s.io/initial-events-end": "true"}},
+    });
+    let open = setup.server.asked().await.open();
+    open.send("ADDED", &config_map("a", "3", "one"));
+    open.send("BOOKMARK", &end);
+    assert!(cache.answered().await.is_clear());
+    open.send(
+        "ERROR",
+        &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
+    );
+    setup.server.asked().await.refuse(500, "InternalError");
+    settled(&setup.signal).await;
+    assert!(!cache.sight().is_clear());
+    let again = setup.server.asked().await;
+    assert!(again.line.contains("sendInitialEvents=true"), "{}", again.line);
+    let open = again.open();
+    let lists = setup
+        .metrics
+        .lists
+        .get_or_create(&NameLabel { watch: "config" })
+        .clone();
+    open.send("ADDED", &config_map("b", "8", "two"));
+    assert!(is_asleep(&setup.signal).await);
+    assert!(!cache.sight().is_clear(), "it has answered, and not told all");
+    assert_eq!((lists.get(), value(&cache, "a").as_deref()), (1, Some("one")));
+    open.send("BOOKMARK", &end);
+    woken(&setup.signal).await;
+    assert!(cache.sight().is_clear());
+    assert_eq!(lists.get(), 2);
+    assert_eq!((value(&cache, "a"), value(&cache, "b").as_deref()), (None, Some("two")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn metadata_alone_is_fetched_where_that_is_wanted() {
     let mut setup = setup();
     let cache = setup
