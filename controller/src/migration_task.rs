@@ -20,7 +20,7 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceMigration,
-        migration::{MigrationPhase, SourceState, TargetState},
+        migration::{MigrationPhase, TargetState},
         names::MIGRATION_FINALIZER,
     },
 };
@@ -297,8 +297,10 @@ impl MigrationTask {
                             };
                             change.sides = Some(sides);
                         }
-                        if phase == MigrationPhase::Succeeded && record.phase == Some(MigrationPhase::TargetReady) {
-                            entered.push(MigrationPhase::Running);
+                        if phase == MigrationPhase::Succeeded {
+                            // What was over within a moment was not written by itself.
+                            let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
+                            entered.extend(skipped.into_iter().filter(|phase| Some(*phase) > record.phase));
                         }
                         record.phase = Some(phase);
                         entered.push(phase);
@@ -426,6 +428,8 @@ impl MigrationTask {
                     made,
                 )
             }
+            // It moves, which may not have been written.
+            _ if Record::of(migration).source.is_some() => return None,
             MigrationPhase::PreparingTarget => (Part::Preparing, since),
             MigrationPhase::TargetReady => (Part::Starting, since),
             _ => return None,
@@ -735,7 +739,8 @@ fn may_be_over_by(
         return None;
     }
     let began = match change.enter.as_slice() {
-        [MigrationPhase::Running] => since(migration, MigrationPhase::TargetReady)?,
+        [MigrationPhase::TargetReady] => since(migration, MigrationPhase::PreparingTarget)?,
+        [.., MigrationPhase::Running] => source(migration)?.start_timestamp?,
         // Its first word: one that waited for its turn has been told of already.
         [MigrationPhase::Pending, MigrationPhase::Scheduling] => match made {
             Some(made) => made,
@@ -755,9 +760,7 @@ fn detail(failure: Failure, migration: &VirtualMachineInstanceMigration, gathere
         Failure::Overdue => gathered.deadline.as_ref().map(|deadline| deadline.sentence.clone()),
         Failure::GuestStayed | Failure::GuestEnded => {
             let refused = target.message.filter(|_| target.state == Some(TargetState::Refused));
-            refused
-                .or(source.message)
-                .filter(|_| source.state != Some(SourceState::Prepared))
+            refused.or(source.message)
         }
         Failure::TargetRefused | Failure::TargetLost | Failure::LostOnTarget => target.message,
         _ => None,

@@ -79,7 +79,7 @@ class Moved:
 
     @property
     def outside(self) -> float:
-        """What neither libvirt nor the start of the pod took."""
+        """What neither the start of the pod took nor the job, as libvirt's own record counts it."""
         return self.total - self.pod - self.job.elapsed
 
 

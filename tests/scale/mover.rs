@@ -185,9 +185,7 @@ mod tests {
             phase: Some(MigrationPhase::PreparingTarget),
             ..Record::default()
         };
-        assert_eq!(sides(&mut guest, &mut record), ["source Prepared", "target Prepared"]);
-        record.phase = Some(MigrationPhase::TargetReady);
-        assert_eq!(sides(&mut guest, &mut record), ["source Migrating"]);
+        assert_eq!(sides(&mut guest, &mut record), ["target Prepared", "source Migrating"]);
         assert!(guest.moves());
         record.phase = Some(MigrationPhase::Running);
         guest.arrives();
@@ -207,7 +205,6 @@ mod tests {
         };
         sides(&mut guest, &mut record);
         record.phase = Some(MigrationPhase::TargetReady);
-        sides(&mut guest, &mut record);
         record.abort = true;
         assert_eq!(sides(&mut guest, &mut record), ["target Gone", "source Stayed"]);
         assert!(!guest.moves());

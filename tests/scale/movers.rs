@@ -244,8 +244,8 @@ impl Mover {
         let mut side = before.unwrap_or_default();
         side.state = Some(state);
         match state {
-            SourceState::Prepared => side.fingerprint = Some(fingerprint(&self.uid, "source")),
             SourceState::Migrating => {
+                side.fingerprint = Some(fingerprint(&self.uid, "source"));
                 side.start_timestamp = Some(whole_seconds());
                 side.mode = Some(MigrationMode::PreCopy);
             }

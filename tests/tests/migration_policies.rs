@@ -203,19 +203,24 @@ async fn try_what_is_the_controllers(sides: &Sides) -> Result<()> {
 async fn try_the_other_side(sides: &Sides) -> Result<()> {
     let not_source = "only write the source of a migration that leaves the node it runs on";
     let not_target = "only write the target of a migration that comes to the node it runs on";
-    for side in [
-        json!({"state": "Prepared"}),
-        json!({"fingerprint": "aa"}),
-        json!({"message": "x"}),
-    ] {
-        let written = report(&sides.source, UNDER_WAY, json!({ "target": side })).await;
+    let side = |state: &str| {
+        [
+            json!({"state": state}),
+            json!({"fingerprint": "aa"}),
+            json!({"message": "x"}),
+        ]
+    };
+    for target in side("Prepared") {
+        let written = report(&sides.source, UNDER_WAY, json!({ "target": target })).await;
         refused(written, "the target by the source's agent", not_target)?;
-        let written = report(&sides.target, UNDER_WAY, json!({ "source": side })).await;
+    }
+    for source in side("Migrating") {
+        let written = report(&sides.target, UNDER_WAY, json!({ "source": source })).await;
         refused(written, "the source by the target's agent", not_source)?;
     }
     let nobodys = "only report of migrations from or to the node it runs on, zz-bystander";
     for status in [
-        json!({"source": {"state": "Prepared"}}),
+        json!({"source": {"state": "Migrating"}}),
         json!({"target": {"state": "Prepared"}}),
         // Not even what is there already.
         json!({"phase": "PreparingTarget"}),
@@ -237,8 +242,10 @@ async fn try_the_object(sides: &Sides) -> Result<()> {
 }
 
 async fn try_its_own_side(sides: &Sides) -> Result<()> {
-    let prepared = json!({"source": {"state": "Prepared", "fingerprint": "aa"}});
-    apply(&sides.source, "source-agent", UNDER_WAY, prepared).await?;
+    let begins = json!({"source": {
+        "state": "Migrating", "fingerprint": "aa", "startTimestamp": "2026-01-01T00:00:00Z", "mode": "PreCopy",
+    }});
+    apply(&sides.source, "source-agent", UNDER_WAY, begins).await?;
     let prepared = json!({"target": {"state": "Prepared", "fingerprint": "bb", "address": "192.0.2.1:9445"}});
     apply(&sides.target, "target-agent", UNDER_WAY, prepared).await?;
     for (agent, side, field, other) in [
@@ -250,14 +257,12 @@ async fn try_its_own_side(sides: &Sides) -> Result<()> {
         let written = report(agent, UNDER_WAY, json!({side: {field: other}})).await;
         refused(written, field, "does not change")?;
     }
-    let moving = json!({"source": {
-        "state": "Migrating",
-        "startTimestamp": "2026-01-01T00:00:00Z",
-        "mode": "PreCopy",
+    let stands = json!({"source": {
+        "state": "Halted",
         "progress": {"summary": "10 %", "dataTotal": 10, "dataProcessed": 1, "dataRemaining": 9},
     }});
-    report(&sides.source, UNDER_WAY, moving).await?;
-    for state in [json!("Prepared"), Value::Null] {
+    report(&sides.source, UNDER_WAY, stands).await?;
+    for state in [json!("Migrating"), Value::Null] {
         let written = report(&sides.source, UNDER_WAY, json!({"source": {"state": state}})).await;
         refused(written, "taking it back", "it does not take back")?;
     }

@@ -493,14 +493,14 @@ impl SourceTask {
             ..before.clone()
         };
         match state {
-            SourceState::Prepared => {
+            SourceState::Migrating => {
                 let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
                 // The session is there: this only tells its fingerprint.
                 side.fingerprint = Some(session.tunnel.prepare(self::session(migration)).await?.fingerprint);
-            }
-            SourceState::Migrating => {
                 side.start_timestamp = Some(whole_seconds(clock::now()).0);
                 side.mode = Some(MigrationMode::PreCopy);
+                // Also if no answer comes: libvirt has not been asked.
+                self.call = Call::Due;
             }
             SourceState::Stayed => {
                 self.resume_if_paused_to_move(migration, handle).await?;
@@ -514,7 +514,6 @@ impl SourceTask {
         self.written = Some(said::source(&self.shared.client, migration, &side).await?);
         info!(migration = migration.name_any(), ?state, "its source");
         match state {
-            SourceState::Migrating => self.call = Call::Due,
             SourceState::Stayed => {
                 let reason = side.message.unwrap_or_default();
                 let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
@@ -564,9 +563,6 @@ impl SourceTask {
         }
         match (&self.failure, before) {
             (Some(failure), _) => ("LibvirtGaveUp", failure.clone()),
-            (None, Some(SourceState::Prepared)) if !record.is_over() => {
-                ("TunnelLost", "the tunnel was started anew and lost its session".into())
-            }
             (None, Some(SourceState::Migrating | SourceState::Halted)) => (
                 "MigrationEnded",
                 "the migration ended while this node's agent was away; the guest runs on".into(),

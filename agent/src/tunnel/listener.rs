@@ -29,6 +29,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     control, identity,
+    local::Role,
     refusal::{RefusalLog, StreamRefusal},
     session::{Paired, Session, lock},
     sessions::Sessions,
@@ -137,17 +138,19 @@ impl Port {
         streams::set_up(&connection).map_err(|error| failed(&error))?;
         let handshake = LazyConfigAcceptor::new(Acceptor::default(), connection);
         let handshake = handshake.await.map_err(|error| failed(&error))?;
-        let unknown = (StreamRefusal::UnknownSession, None);
-        let (session, tls) = {
+        let unknown = || (StreamRefusal::UnknownSession, None);
+        let session = {
             let hello = handshake.client_hello();
             let migration = hello.server_name().and_then(identity::migration_of);
-            let session = migration.and_then(|migration| self.sessions.get(migration));
-            let session = session.ok_or_else(|| unknown.clone())?;
-            match session.peer() {
-                Some((_, Paired::Source { tls })) => (session, tls),
-                // Its agent has not told yet who the peer is, or it is a source, which dials.
-                Some((_, Paired::Target { .. })) | None => return Err(unknown),
-            }
+            migration.and_then(|migration| self.sessions.get(migration))
+        };
+        let session = session
+            .filter(|session| session.spec.role == Role::Target)
+            .ok_or_else(unknown)?;
+        // A source dials as soon as it has said who it is, which this side's agent may not have heard yet.
+        let known = session.closed.run_until_cancelled(session.peer_when_known()).await;
+        let Some((_, Paired::Source { tls })) = known else {
+            return Err(unknown());
         };
         let mut connection = handshake.into_stream(tls).await.map_err(|error| failed(&error))?;
         let mut header = [0; stream_header::BYTES];

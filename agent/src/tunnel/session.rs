@@ -127,7 +127,7 @@ pub(super) struct Session {
     pub(super) sockets: Mutex<Vec<(Stream, PodListener)>>,
     facts: watch::Sender<Facts>,
     changes: Arc<Changes>,
-    peer: Mutex<Option<(Fingerprint, Paired)>>,
+    peer: watch::Sender<Option<(Fingerprint, Paired)>>,
     open: Open,
     /// The control channel that is in use: a newer one takes its place.
     control: Mutex<CancellationToken>,
@@ -156,7 +156,7 @@ impl Session {
             sockets: Mutex::new(sockets),
             facts: watch::channel(Facts::default()).0,
             changes,
-            peer: Mutex::default(),
+            peer: watch::channel(None).0,
             open: Open::default(),
             control: Mutex::default(),
             sent: AtomicU64::new(0),
@@ -204,12 +204,26 @@ impl Session {
 
     /// The peer, if it is known.
     pub(super) fn peer(&self) -> Option<(Fingerprint, Paired)> {
-        lock(&self.peer).clone()
+        self.peer.borrow().clone()
+    }
+
+    /// The peer, once it is known.
+    pub(super) async fn peer_when_known(&self) -> (Fingerprint, Paired) {
+        let mut peer = self.peer.subscribe();
+        let known = peer
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|known| known.clone());
+        match known {
+            Some(known) => known,
+            None => unreachable!("the session keeps its sender, and it was waited for one that is known"),
+        }
     }
 
     /// Notes the peer.
     pub(super) fn paired(&self, fingerprint: Fingerprint, peer: Paired) {
-        *lock(&self.peer) = Some((fingerprint, peer));
+        self.peer.send_replace(Some((fingerprint, peer)));
         self.changes.facts.notify_one();
     }
 
@@ -270,7 +284,7 @@ impl Session {
             role,
             pod_uid,
             domain,
-            paired: lock(&self.peer).is_some(),
+            paired: self.peer.borrow().is_some(),
             connected: facts.connected,
             sent: self.sent.load(Ordering::Relaxed),
             received: self.received.load(Ordering::Relaxed),

@@ -10,10 +10,10 @@
 //!
 //! ```text
 //!                           controller
-//!        names both sides, ▲ │ "ready"; "give up"; "the source's node is gone"
+//!        names both sides, ▲ │ "give up"; "the source's node is gone"
 //!          phases, the end │ ▼
 //!   ┌────────────── VirtualMachineInstanceMigration ──────────────┐
-//!   │ source: Prepared, Migrating, Halted,     target: Prepared,  │
+//!   │ source: Migrating, Halted,               target: Prepared,  │
 //!   │ Released, Stopped | Stayed | Ended       Complete, Running  │
 //!   │                                          | Gone | Ended     │
 //!   └────▲───────────────────────────────────────────▲────────────┘

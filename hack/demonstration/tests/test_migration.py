@@ -12,7 +12,7 @@ class Progress(unittest.TestCase):
             ({}, "new"),
             ({"phase": "Pending"}, "Pending"),
             ({"phase": "Scheduling", "target": {}}, "Scheduling"),
-            ({"phase": "PreparingTarget", "target": target, "source": {"state": "Prepared"}}, "PreparingTarget, to node2"),
+            ({"phase": "PreparingTarget", "target": target, "source": {"pod": "a"}}, "PreparingTarget, to node2"),
             (
                 {"phase": "Running", "target": target, "source": {"progress": {"summary": "68 %, 31 MiB left"}}},
                 "Running, to node2, 68 %, 31 MiB left",

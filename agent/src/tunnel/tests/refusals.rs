@@ -26,24 +26,20 @@ struct Caller {
 }
 
 impl Caller {
-    /// The peer of the target's session, if it is `known` to it.
+    /// The peer of the target's session, if it is `known` to it. Else it knows another.
     async fn new(node: &Node, known: bool) -> Self {
+        let caller = Self::unheard_of(node).await;
+        let other = Identity::new(MIGRATION).unwrap();
+        let peer = if known { &caller.identity } else { &other };
+        tell(node, peer).await;
+        caller
+    }
+
+    /// Who dials the target's session before that has been told of any peer.
+    async fn unheard_of(node: &Node) -> Self {
         let target = node.client.prepare(node.spec(MIGRATION, Role::Target)).await.unwrap();
-        let (identity, other) = (Identity::new(MIGRATION).unwrap(), Identity::new(MIGRATION).unwrap());
-        let peer = if known { &identity } else { &other };
-        let fingerprint = peer.fingerprint().to_string();
-        node.client
-            .pair(
-                MIGRATION,
-                Peer {
-                    fingerprint,
-                    address: None,
-                },
-            )
-            .await
-            .unwrap();
         Self {
-            identity,
+            identity: Identity::new(MIGRATION).unwrap(),
             target: target.fingerprint,
         }
     }
@@ -60,6 +56,15 @@ impl Caller {
         stream.write_all(&header).await.unwrap();
         stream
     }
+}
+
+/// Tells the target's session who its peer is.
+async fn tell(node: &Node, peer: &Identity) {
+    let peer = Peer {
+        fingerprint: peer.fingerprint().to_string(),
+        address: None,
+    };
+    node.client.pair(MIGRATION, peer).await.unwrap();
 }
 
 /// Waits until the other side has hung up.
@@ -141,6 +146,44 @@ async fn a_client_accepts_its_server_only() {
 }
 
 #[tokio::test]
+async fn a_source_that_dials_before_the_target_has_heard_of_it_waits() {
+    let node = Node::with(|port| port.with_limits(1, 1, Duration::from_secs(3600))).await;
+    let caller = Caller::unheard_of(&node).await;
+    let connecting = caller.connect(&node, MIGRATION);
+    let telling = async {
+        // It keeps the only place of those who are not known yet.
+        while node.metrics.refusals(StreamRefusal::TooManyConnections) == 0 {
+            assert_eq!(node.metrics.refusals(StreamRefusal::UnknownSession), 0);
+            let mut next = TcpStream::connect(node.address).await.unwrap();
+            until_refused(&mut next).await;
+        }
+        tell(&node, &caller.identity).await;
+    };
+    let (connected, ()) = tokio::join!(connecting, telling);
+    let mut stream = connected.unwrap();
+    stream.write_all(&Stream::Control.header()).await.unwrap();
+    stream.write_all(b"{\"ping\":{}}\n").await.unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"{\"pong\":{}}\n");
+}
+
+#[tokio::test]
+async fn a_session_that_is_never_told_of_a_peer_lets_nobody_wait_for_ever() {
+    let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(200))).await;
+    let caller = Caller::unheard_of(&node).await;
+    assert!(caller.connect(&node, MIGRATION).await.is_err());
+    counted(&node, StreamRefusal::TooSlow, 1).await;
+    // One that is closed meanwhile is one that is not there.
+    let node = Node::new().await;
+    let caller = Caller::unheard_of(&node).await;
+    let closing = async { node.client.close(MIGRATION).await.unwrap() };
+    let (connected, ()) = tokio::join!(caller.connect(&node, MIGRATION), closing);
+    assert!(connected.is_err());
+    counted(&node, StreamRefusal::UnknownSession, 1).await;
+}
+
+#[tokio::test]
 async fn sessions_that_are_not_there_are_refused() {
     let node = Node::new().await;
     let caller = Caller::new(&node, true).await;
@@ -152,9 +195,9 @@ async fn sessions_that_are_not_there_are_refused() {
     );
     counted(&node, StreamRefusal::UnknownSession, 1).await;
     still_good(&node, &caller).await;
-    // One that has no peer yet, and one of a source.
+    // One of a source, which dials.
     let other = "5eed0000-0000-4000-8000-00000000eeee";
-    node.client.prepare(node.spec(other, Role::Target)).await.unwrap();
+    node.client.prepare(node.spec(other, Role::Source)).await.unwrap();
     assert!(caller.connect(&node, other).await.is_err());
     counted(&node, StreamRefusal::UnknownSession, 2).await;
     // The right certificate, again, after its session was closed, and after one was made anew.

@@ -284,8 +284,6 @@ pub struct MigrationSource {
 /// How far the source of a migration is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum SourceState {
-    /// Its tunnel waits for libvirt.
-    Prepared,
     /// The guest is about to move, or moves.
     Migrating,
     /// The guest stands still, and nothing moves it any more: what the target has decides.
@@ -302,8 +300,7 @@ pub enum SourceState {
 
 impl SourceState {
     /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::Prepared,
+    pub const ALL: [Self; 6] = [
         Self::Migrating,
         Self::Halted,
         Self::Released,
@@ -315,7 +312,6 @@ impl SourceState {
     /// A source that has said `before` may say this next. Nothing is taken back.
     pub fn may_follow(self, before: Self) -> bool {
         match before {
-            Self::Prepared => true,
             Self::Migrating | Self::Halted => self >= before,
             Self::Released => matches!(self, Self::Released | Self::Stopped),
             Self::Stopped | Self::Stayed | Self::Ended => self == before,

@@ -1,7 +1,7 @@
 //! What the controller does about one migration.
 //!
 //! ```text
-//!           place           pod ready        slot             both prepared      source moves it
+//!           place           pod ready        slot            target prepared     source moves it
 //!  Pending ───────▶ Scheduling ─────▶ Scheduled ─▶ PreparingTarget ─▶ TargetReady ─▶ Running
 //!     │                 │                │               │                 │            │
 //!     └── given up, too late, pod lost ──┴───────────────┘                 └── abort ───┤
@@ -9,10 +9,12 @@
 //!               Succeeded ◀──── runs on the target, has left the source, instance moved ┘
 //! ```
 //!
-//! Until `TargetReady` is written nothing can move, so the controller may end a migration by itself.
-//! From then on it asks (`abort`) and waits for the word of a side: the source's that the guest stayed,
-//! or the target's that nothing arrived and nothing will. Phases are written with the version of the
-//! object that was looked at, so that two controllers, or one with an old cache, cannot disagree.
+//! Until the source has said that it moves the guest nothing can move, so the controller may end a
+//! migration by itself. From then on it asks (`abort`) and waits for the word of a side: the source's that
+//! the guest stayed, or the target's that nothing arrived and nothing will. Phases are written with the
+//! version of the object that was looked at, so that two controllers, or one with an old cache, cannot
+//! disagree, and an end is not written once the source has begun. A source that begins after an end
+//! finds no target: that lets it in by what it has said, and sees the end with it.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 
@@ -268,7 +270,7 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
     }
 }
 
-/// The sides are named, and the guest may move at any time from [`MigrationPhase::TargetReady`] on.
+/// The sides are named, and the guest may move at any time once the target is prepared.
 fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let fail = |failure| vec![ClusterStep::Fail(failure)];
@@ -295,17 +297,16 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
             _ => Failure::GuestStayed,
         }));
     }
-    // Without `TargetReady` the source has not begun.
-    let begun = record.phase != Some(MigrationPhase::PreparingTarget);
     if record.source == Some(SourceState::Ended) {
         // It may have ended after its tunnel had let go: what the target has decides.
         let waits = matches!(record.target, Some(TargetState::Prepared | TargetState::Complete));
         return match view.target_pod {
-            _ if !(waits && begun && target_may_run(view)) => fail(Failure::GuestEnded),
+            _ if !(waits && target_may_run(view)) => fail(Failure::GuestEnded),
             TargetPod::Unknown => vec![ClusterStep::Confirm],
             _ => Vec::new(),
         };
     }
+    let begun = record.source.is_some();
     let nothing_arrives = match record.target {
         Some(TargetState::Refused) => Some(Failure::TargetRefused),
         Some(TargetState::Gone) => Some(Failure::TargetLost),
@@ -336,14 +337,10 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
         steps.push(ClusterStep::Abort(failure));
     }
     let next = match record.phase {
-        Some(MigrationPhase::PreparingTarget)
-            if record.source == Some(SourceState::Prepared) && record.target == Some(TargetState::Prepared) =>
-        {
+        Some(MigrationPhase::PreparingTarget) if begun || record.target == Some(TargetState::Prepared) => {
             Some(MigrationPhase::TargetReady)
         }
-        Some(MigrationPhase::TargetReady) if record.source > Some(SourceState::Prepared) => {
-            Some(MigrationPhase::Running)
-        }
+        Some(MigrationPhase::TargetReady) if begun => Some(MigrationPhase::Running),
         _ => None,
     };
     steps.extend(next.map(ClusterStep::Enter));

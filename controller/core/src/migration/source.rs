@@ -1,7 +1,7 @@
 //! What the agent of a migration's source does next.
 //!
 //! ```text
-//!   Prepared ──both sides ready──▶ Migrating ──▶ libvirt moves the guest
+//!  (nothing) ──target prepared──▶ Migrating ──▶ libvirt moves the guest
 //!      │                              │
 //!      │ given up              ┌──────┴────────────── stands still to leave ─────────────┐
 //!      ▼                       ▼                      │ reply read      │ no job, and     │ QEMU ended
@@ -25,7 +25,7 @@
 //! What is said on the object is said before it is acted upon: `Migrating` before libvirt is asked,
 //! so that a migration is begun at most once; `Released` before the target is told.
 
-use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
+use drydock_api::kubevirt::migration::{SourceState, TargetState};
 
 use super::{hand_over::Proof, record::Record};
 
@@ -65,7 +65,7 @@ pub enum Job {
 pub enum Call {
     /// This process has not called; one before it may have.
     Unknown,
-    /// This process has said that the guest is about to move, and has not called yet.
+    /// This process has said that the guest is about to move, or has tried to say so, and has not called yet.
     Due,
     /// It has no answer yet.
     Pending,
@@ -120,7 +120,7 @@ impl SourceView {
     /// process still has to ask when it was the one to say it.
     pub fn has_not_begun(&self) -> bool {
         match self.record.source {
-            None | Some(SourceState::Prepared) => true,
+            None => true,
             Some(SourceState::Migrating) => self.call == Call::Due,
             _ => false,
         }
@@ -290,14 +290,7 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
         None => match view.tunnel {
             SourceTunnel::Unknown => Vec::new(),
             SourceTunnel::Missing => vec![SourceStep::Prepare],
-            SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Prepared)],
-        },
-        Some(SourceState::Prepared) if record.is_given_up() => vec![SourceStep::Say(SourceState::Stayed)],
-        Some(SourceState::Prepared) => match view.tunnel {
-            SourceTunnel::Unknown => Vec::new(),
-            // With the session its key is lost, and the target expects that one.
-            SourceTunnel::Missing => vec![SourceStep::Say(SourceState::Stayed)],
-            SourceTunnel::Open { .. } if record.phase != Some(MigrationPhase::TargetReady) => Vec::new(),
+            SourceTunnel::Open { .. } if record.target != Some(TargetState::Prepared) => Vec::new(),
             SourceTunnel::Open { paired: false, .. } => vec![SourceStep::Pair],
             SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Migrating)],
         },

@@ -261,11 +261,16 @@ fn transitions(
     now: Timestamp,
 ) -> Vec<MigrationPhaseTransition> {
     let mut all = before.phase_transition_timestamps.clone();
+    let began = before.source.as_ref().and_then(|source| source.start_timestamp);
     for phase in phases {
         if !all.iter().any(|transition| transition.phase == phase) {
+            let told = match phase {
+                MigrationPhase::TargetReady | MigrationPhase::Running => began,
+                _ => None,
+            };
             all.push(MigrationPhaseTransition {
                 phase,
-                phase_transition_timestamp: whole_seconds(now).0,
+                phase_transition_timestamp: told.unwrap_or_else(|| whole_seconds(now).0),
             });
         }
     }

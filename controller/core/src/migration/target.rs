@@ -206,7 +206,8 @@ fn close(view: &TargetView) -> Vec<TargetStep> {
     }
 }
 
-/// The source's key may come after the target's.
+/// The source's key comes with its word that it begins. A migration that was given up before that is not given a peer,
+/// so that nothing comes of a source that had not heard of it.
 fn pair(view: &TargetView) -> Vec<TargetStep> {
     let known = view.record.source.is_some();
     match view.tunnel {

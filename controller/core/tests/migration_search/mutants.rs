@@ -21,6 +21,8 @@ pub(crate) enum Mutant {
     StaysWithoutClosing,
     /// The source does not say that the guest moves before it asks libvirt.
     StartsWithoutSaying,
+    /// The target lets a source in of a migration that was given up.
+    PairsThoughGivenUp,
     /// The source takes a guest that ended while it stood still for one that has left.
     TakesAnEndForALeaving,
     /// The source takes a job that it read before the guest stood still for that of now.
@@ -63,12 +65,13 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::ReleasesWithoutProof,
         Self::ResumesWhatItLetGo,
         Self::ResumesWithoutWordOfTheTarget,
         Self::StaysWithoutClosing,
         Self::StartsWithoutSaying,
+        Self::PairsThoughGivenUp,
         Self::TakesAnEndForALeaving,
         Self::ReadsTheJobFirst,
         Self::NeverHalts,
@@ -101,7 +104,7 @@ impl Mutant {
     /// How many faults it takes until it shows.
     pub(crate) fn faults(self) -> u8 {
         match self {
-            Self::FailsWhenTheSourceEnded | Self::SaysThatItLeftWithoutProof => 2,
+            Self::FailsWhenTheSourceEnded | Self::SaysThatItLeftWithoutProof | Self::PairsThoughGivenUp => 2,
             _ => 1,
         }
     }
@@ -157,6 +160,13 @@ impl Mutant {
                 if view.domain == TargetDomain::PostCopy && view.record.is_given_up() =>
             {
                 vec![TargetStep::Destroy]
+            }
+            Some(Self::PairsThoughGivenUp)
+                if matches!(view.tunnel, TargetTunnel::Open { paired: false, .. })
+                    && view.domain == TargetDomain::Absent
+                    && view.record.source == Some(SourceState::Migrating) =>
+            {
+                vec![TargetStep::Pair]
             }
             Some(Self::DestroysWithoutClosing) if complete && steps == [TargetStep::Close] => {
                 vec![TargetStep::Destroy]

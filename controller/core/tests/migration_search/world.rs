@@ -179,11 +179,10 @@ impl World {
         }
     }
 
-    /// Both sides are ready, as each knows.
+    /// Both sides are ready, as each knows, and the source may begin.
     pub(crate) fn ready(faults: u8, controllers: usize) -> Self {
         let mut world = Self::new(faults, controllers);
-        world.api.phase = Some(MigrationPhase::TargetReady);
-        world.api.source = Some(SourceState::Prepared);
+        world.api.phase = Some(MigrationPhase::PreparingTarget);
         world.api.target = Some(TargetState::Prepared);
         world.target_pod = TargetPod::Ready;
         world.source_session = Some(SourceSession::default());
@@ -380,7 +379,7 @@ fn seen_by_a_side(record: Record) -> Record {
         abort: record.abort || record.deleted,
         deleted: false,
         phase: match record.phase {
-            Some(MigrationPhase::Running) => Some(MigrationPhase::TargetReady),
+            Some(MigrationPhase::Running | MigrationPhase::TargetReady) => Some(MigrationPhase::PreparingTarget),
             phase => phase,
         },
         ..record
@@ -393,7 +392,6 @@ pub(crate) fn seen_by_source(record: Record) -> Record {
     Record {
         source_gone: false,
         source: None,
-        target: record.target.filter(|state| *state != TargetState::Prepared),
         ..seen_by_a_side(record)
     }
 }
@@ -402,7 +400,7 @@ pub(crate) fn seen_by_source(record: Record) -> Record {
 pub(crate) fn seen_by_target(record: Record) -> Record {
     Record {
         source: record.source.map(|state| match state {
-            SourceState::Prepared | SourceState::Migrating => SourceState::Prepared,
+            SourceState::Migrating => SourceState::Migrating,
             SourceState::Halted => SourceState::Halted,
             SourceState::Released | SourceState::Stopped => SourceState::Released,
             SourceState::Stayed | SourceState::Ended => SourceState::Stayed,

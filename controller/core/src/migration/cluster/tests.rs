@@ -164,7 +164,7 @@ fn sides_are_named_with_a_slot() {
 }
 
 #[test]
-fn until_both_are_ready_the_controller_ends_it_by_itself() {
+fn until_the_source_has_begun_the_controller_ends_it_by_itself() {
     check(
         preparing,
         &[
@@ -174,12 +174,36 @@ fn until_both_are_ready_the_controller_ends_it_by_itself() {
                 &[Do::Fail(F::GuestEnded)],
             ),
             ("nobody is ready", |_| {}, &[]),
-            ("the target is", |v| v.record.target = Some(T::Prepared), &[]),
-            ("the source is", |v| v.record.source = Some(S::Prepared), &[]),
             (
-                "both are",
-                |v| (v.record.source, v.record.target) = (Some(S::Prepared), Some(T::Prepared)),
+                "the target is",
+                |v| v.record.target = Some(T::Prepared),
                 &[Do::Enter(P::TargetReady)],
+            ),
+            (
+                "the target is, too late",
+                |v| (v.record.target, v.overdue) = (Some(T::Prepared), true),
+                &[Do::Fail(F::Overdue)],
+            ),
+            (
+                "said to be ready, and deleted",
+                |v| {
+                    (v.record.phase, v.record.deleted) = (Some(P::TargetReady), true);
+                    v.record.target = Some(T::Prepared);
+                },
+                &[Do::Fail(F::Canceled)],
+            ),
+            (
+                "the source has begun",
+                |v| (v.record.source, v.record.target) = (Some(S::Migrating), Some(T::Prepared)),
+                &[Do::Enter(P::TargetReady)],
+            ),
+            (
+                "the source has begun, and it is deleted",
+                |v| {
+                    (v.record.source, v.record.target) = (Some(S::Migrating), Some(T::Prepared));
+                    v.record.deleted = true;
+                },
+                &[Do::Abort(F::Canceled), Do::Enter(P::TargetReady)],
             ),
             (
                 "refused",
@@ -231,7 +255,7 @@ fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
             ),
             (
                 "ready, not begun",
-                |v| (v.record.phase, v.record.source) = (Some(P::TargetReady), Some(S::Prepared)),
+                |v| (v.record.phase, v.record.source) = (Some(P::TargetReady), None),
                 &[],
             ),
             ("deleted", |v| v.record.deleted = true, &[Do::Abort(F::Canceled)]),

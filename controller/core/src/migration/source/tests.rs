@@ -44,8 +44,6 @@ fn named() -> SourceView {
 /// Both sides are ready.
 fn ready() -> SourceView {
     let mut view = named();
-    view.record.phase = Some(P::TargetReady);
-    view.record.source = Some(S::Prepared);
     view.record.target = Some(T::Prepared);
     view.tunnel = PAIRED;
     view
@@ -105,7 +103,17 @@ fn a_session_is_opened_once_both_sides_are_named() {
             ("not yet", |v| v.record.phase = Some(P::Scheduled), &[]),
             ("nobody has looked", |v| v.record.phase = None, &[]),
             ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
-            ("open", |v| v.tunnel = OPEN, &[Do::Say(S::Prepared)]),
+            ("open, the target is not ready", |v| v.tunnel = OPEN, &[]),
+            (
+                "the target is ready first",
+                |v| v.record.target = Some(T::Prepared),
+                &[Do::Prepare],
+            ),
+            (
+                "refused",
+                |v| (v.tunnel, v.record.target) = (OPEN, Some(T::Refused)),
+                &[],
+            ),
             ("paused by its user", |v| v.domain = D::Paused, &[Do::Prepare]),
             ("libvirt is down", |v| v.domain = D::Unknown, &[]),
             ("its job is not known", |v| v.job = Job::Unknown, &[]),
@@ -124,11 +132,16 @@ fn it_is_said_that_the_guest_moves_before_libvirt_is_asked() {
         &[
             ("both are ready", |_| {}, &[Do::Say(S::Migrating)]),
             ("no peer", |v| v.tunnel = OPEN, &[Do::Pair]),
-            ("not yet", |v| v.record.phase = Some(P::PreparingTarget), &[]),
             (
-                "the key is lost",
+                "said to be ready",
+                |v| v.record.phase = Some(P::TargetReady),
+                &[Do::Say(S::Migrating)],
+            ),
+            ("the target is not", |v| v.record.target = None, &[]),
+            (
+                "the key is lost, and nobody knows it",
                 |v| v.tunnel = SourceTunnel::Missing,
-                &[Do::Say(S::Stayed)],
+                &[Do::Prepare],
             ),
             ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
             ("deleted", |v| v.record.deleted = true, &[Do::Say(S::Stayed)]),
@@ -451,7 +464,6 @@ fn what_is_over_is_closed_and_no_more() {
 /// This agent did not hear that the migration was given up, and the guest already moves for another one.
 fn overtaken() -> SourceView {
     let mut view = named();
-    view.record.source = Some(S::Prepared);
     view.record.phase = Some(P::Failed);
     view.tunnel = OPEN;
     view.job = Job::Outgoing;
@@ -465,7 +477,7 @@ fn what_moves_before_libvirt_was_asked_is_left_to_another_migration() {
         overtaken,
         &[
             ("it moves", |_| {}, STAYED),
-            ("nothing was prepared", |v| v.record.source = None, STAYED),
+            ("nothing was prepared", |v| v.tunnel = SourceTunnel::Missing, STAYED),
             ("it stands still", |v| v.domain = D::Leaving, STAYED),
             ("it was switched", |v| v.domain = D::PostCopy, STAYED),
             ("it has left", |v| (v.domain, v.job) = (D::Left, Job::None), STAYED),
@@ -557,7 +569,7 @@ proptest! {
         }
         // Unknown is not gone: what the tunnel does not say changes nothing but the object.
         if view.tunnel == SourceTunnel::Unknown {
-            prop_assert!(!does(Do::Prepare) && !does(Do::Say(S::Prepared)) && !does(Do::Say(S::Migrating)));
+            prop_assert!(!does(Do::Prepare) && !does(Do::Say(S::Migrating)));
         }
     }
 }

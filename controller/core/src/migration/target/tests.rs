@@ -43,7 +43,7 @@ fn named() -> TargetView {
 fn prepared() -> TargetView {
     let mut view = named();
     view.record.phase = Some(P::TargetReady);
-    view.record.source = Some(S::Prepared);
+    view.record.source = Some(S::Migrating);
     view.record.target = Some(T::Prepared);
     view.tunnel = PAIRED;
     view
