@@ -13,7 +13,7 @@ mod written;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -30,7 +30,7 @@ use drydock_core::{
     drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan, preview},
     eviction::{made, mark},
     launcher_pod,
-    migration::{deadlines::Attempts, observed::target, purpose::EVACUATION, record::Record},
+    migration::{deadlines::Attempts, observed::target, purpose::EVACUATION},
 };
 use drydock_runtime::{Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, lease::Leadership};
 use futures::{StreamExt, stream};
@@ -90,26 +90,22 @@ struct Gathered {
 
 impl DrainTask {
     /// The task over those caches; `changed` tells that one of them has changed.
-    #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
     pub(crate) fn new(
         client: Client,
-        instances: Instances,
-        migrations: Migrations,
-        launchers: Launchers,
+        previewer: Previewer,
         pods: NodePods,
         events: Events,
         metrics: DrainMetrics,
         changed: Signal,
     ) -> Self {
-        let previewer = Previewer::new(instances.clone(), migrations.clone(), launchers.clone());
         Self {
             reports: Reports::new(&client, events.clone(), metrics),
             measured: Arc::clone(&previewer.measured),
+            instances: previewer.instances.clone(),
+            migrations: previewer.migrations.clone(),
+            launchers: previewer.launchers.clone(),
             previewer,
             client,
-            instances,
-            migrations,
-            launchers,
             pods,
             events,
             changed,
@@ -244,6 +240,7 @@ impl DrainTask {
             names.extend(instance.and_then(|instance| node_of(&instance).map(str::to_owned)));
         }
         kept.retain(|node, _| names.contains(node));
+        let arriving = self.arriving();
         names
             .into_iter()
             .map(|name| {
@@ -253,12 +250,13 @@ impl DrainTask {
                 } else {
                     kept.entry(name.clone()).or_insert_with(|| self.pods.keep(&name));
                 }
-                self.gather_node(name, marks)
+                let arriving = arriving.get(&name).copied().unwrap_or_default();
+                self.gather_node(name, marks, arriving)
             })
             .collect()
     }
 
-    fn gather_node(&self, name: String, marks: NodeMarks) -> Gathered {
+    fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> Gathered {
         let keys = self.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
             let instance = self.written.newest(key, self.instances.watched())?;
@@ -276,21 +274,22 @@ impl DrainTask {
         Gathered {
             marks,
             instances,
-            arriving: self.arriving(&name),
+            arriving,
             evictable: evictable.map(|pods| pods.iter().filter(|pod| node::counts(pod)).count()),
             hypervisor: self.launchers.nodes.hypervisors.get(&Key::cluster(&name)),
             name,
         }
     }
 
-    /// Guests that are about to arrive on a node.
-    fn arriving(&self, name: &str) -> usize {
-        let mut count = 0;
-        self.migrations.for_each(|_, migration| {
-            let to = target(migration).and_then(|side| side.node.as_deref());
-            count += usize::from(to == Some(name) && !Record::of(migration).is_over());
-        });
-        count
+    /// Guests that are about to arrive, by node.
+    fn arriving(&self) -> BTreeMap<String, usize> {
+        let mut arriving = BTreeMap::new();
+        for migration in self.migrations.unfinished() {
+            if let Some(node) = target(&migration).and_then(|side| side.node.clone()) {
+                *arriving.entry(node).or_default() += 1;
+            }
+        }
+        arriving
     }
 
     fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
@@ -490,6 +489,7 @@ impl DrainTask {
 }
 
 /// Says what emptying a node would do, from the caches alone: any replica can.
+#[derive(Clone)]
 pub(crate) struct Previewer {
     instances: Instances,
     migrations: Migrations,
@@ -558,32 +558,28 @@ fn tells(step: &Step) -> bool {
     matches!(step, Step::Unmark { .. })
 }
 
-/// How fast guests have moved since this process began.
+/// How fast guests have moved, as far as migrations are kept.
 #[derive(Debug, Default)]
-struct Measured(Mutex<(Rate, BTreeSet<String>)>);
+struct Measured(Mutex<Rate>);
 
 impl Measured {
     /// Takes account of migrations that have succeeded.
     fn learn(&self, migrations: &Migrations, instances: &Instances) {
-        let mut measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut seen = BTreeSet::new();
-        migrations.for_each(|key, migration| {
-            let Some((uid, took)) = took(migration) else { return };
-            if !measured.1.contains(uid) {
-                let guest = instances.get(&instance_of(key, migration));
-                measured.0.add(
-                    took,
-                    guest.map_or(0, |guest| drydock_core::drain::guest::memory(&guest)),
-                );
-            }
-            seen.insert(uid.to_owned());
-        });
-        measured.1 = seen;
+        for migration in migrations.take_succeeded() {
+            let Some(took) = took(&migration) else { continue };
+            let guest = instances.get(&instance_of(&Key::of(migration.as_ref()), &migration));
+            let bytes = guest.map_or(0, |guest| drydock_core::drain::guest::memory(&guest));
+            self.rate_now().add(took, bytes);
+        }
     }
 
     fn rate(&self) -> Option<Rate> {
-        let rate = self.0.lock().unwrap_or_else(PoisonError::into_inner).0;
+        let rate = *self.rate_now();
         (rate.count > 0).then_some(rate)
+    }
+
+    fn rate_now(&self) -> MutexGuard<'_, Rate> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -607,12 +603,11 @@ async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::R
     Ok(refused)
 }
 
-/// UID of a migration that has succeeded, and how long it took in all.
-fn took(migration: &VirtualMachineInstanceMigration) -> Option<(&str, Duration)> {
+/// How long a migration that has succeeded took in all.
+fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
     let state = migration.status.as_ref()?.migration_state.as_ref()?;
     let (from, to) = (migration.metadata.creation_timestamp.as_ref()?.0, state.end_timestamp?);
-    let took = to.duration_since(from).unsigned_abs();
-    (state.completed && !state.failed).then_some((migration.metadata.uid.as_deref()?, took))
+    Some(to.duration_since(from).unsigned_abs())
 }
 
 /// Whether a change of an instance matters to drains: it is or was marked, or comes, goes or changes

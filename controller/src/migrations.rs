@@ -24,12 +24,20 @@ pub(crate) use metrics::MigrationMetrics;
 #[derive(Clone, Debug)]
 pub(crate) struct Migrations {
     cache: Cache<VirtualMachineInstanceMigration>,
-    by_instance: Arc<Mutex<ByInstance>>,
+    index: Arc<Mutex<Index>>,
 }
 
-/// Migrations by the instance that they move.
+/// Keys of migrations by what is asked of them. Of each instance some that have ended are kept, so that in a large
+/// cluster there are very many, and few that matter.
 #[derive(Debug, Default)]
-struct ByInstance(HashMap<Key, BTreeSet<Key>>);
+struct Index {
+    /// By the instance that they move.
+    by_instance: HashMap<Key, BTreeSet<Key>>,
+    /// Those that are not over.
+    unfinished: BTreeSet<Key>,
+    /// Those that have succeeded since somebody asked for them.
+    succeeded: BTreeSet<Key>,
+}
 
 impl Migrations {
     /// Starts watching; `told` hears of each change.
@@ -38,16 +46,16 @@ impl Migrations {
         watches: &Watches,
         told: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
     ) -> Self {
-        let by_instance = Arc::new(Mutex::new(ByInstance::default()));
-        let index = Arc::clone(&by_instance);
+        let index = Arc::new(Mutex::new(Index::default()));
+        let observed = Arc::clone(&index);
         let watch = Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations")
             .listing(Listing::Streamed)
             .prune(prune)
-            .on_change(move |change| lock(&index).observe(change))
+            .on_change(move |change| lock(&observed).observe(change))
             .on_change(told);
         Self {
             cache: watches.start(watch),
-            by_instance,
+            index,
         }
     }
 
@@ -55,11 +63,11 @@ impl Migrations {
     #[cfg(test)]
     pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
         let cache = Cache::filled(migrations);
-        let mut by_instance = ByInstance::default();
-        cache.for_each(|key, migration| by_instance.index(key, migration));
+        let mut index = Index::default();
+        cache.for_each(|key, migration| index.add(key, None, migration));
         Self {
             cache,
-            by_instance: Arc::new(Mutex::new(by_instance)),
+            index: Arc::new(Mutex::new(index)),
         }
     }
 
@@ -80,12 +88,24 @@ impl Migrations {
 
     /// The migrations that move this instance, whatever their phase, by name.
     pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
-        let index = lock(&self.by_instance);
-        let keys = index.0.get(instance).into_iter().flatten();
+        let index = lock(&self.index);
+        let keys = index.by_instance.get(instance).into_iter().flatten();
         keys.filter_map(|key| self.cache.get(key))
             // A name can change hands.
             .filter(|migration| *migration.spec.vmi_name == *instance.name)
             .collect()
+    }
+
+    /// Those that are not over.
+    pub(crate) fn unfinished(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        let index = lock(&self.index);
+        index.unfinished.iter().filter_map(|key| self.cache.get(key)).collect()
+    }
+
+    /// Those that have succeeded since this was asked before, or were there when this process began.
+    pub(crate) fn take_succeeded(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        let keys = std::mem::take(&mut lock(&self.index).succeeded);
+        keys.iter().filter_map(|key| self.cache.get(key)).collect()
     }
 
     /// Has the migrations of an instance looked at that are not over; all of them if it is gone.
@@ -109,37 +129,51 @@ impl Migrations {
     }
 }
 
-impl ByInstance {
+impl Index {
     /// Keeps account of a change that the watch has shown.
     fn observe(&mut self, change: &Change<VirtualMachineInstanceMigration>) {
         let Change::Object { key, old, new } = change else {
             return;
         };
         if let Some(old) = old {
-            self.unindex(key, old);
+            self.remove(key, old);
         }
-        if let Some(new) = new {
-            self.index(key, new);
+        match new {
+            Some(new) => self.add(key, old.as_deref(), new),
+            None => _ = self.succeeded.remove(key),
         }
     }
 
-    fn index(&mut self, key: &Key, migration: &VirtualMachineInstanceMigration) {
+    fn add(
+        &mut self,
+        key: &Key,
+        old: Option<&VirtualMachineInstanceMigration>,
+        migration: &VirtualMachineInstanceMigration,
+    ) {
         let instance = instance_of(key, migration);
-        self.0.entry(instance).or_default().insert(key.clone());
+        self.by_instance.entry(instance).or_default().insert(key.clone());
+        if !Record::of(migration).is_over() {
+            self.unfinished.insert(key.clone());
+        }
+        let has_succeeded = |migration| Record::of(migration).phase == Some(MigrationPhase::Succeeded);
+        if has_succeeded(migration) && !old.is_some_and(has_succeeded) {
+            self.succeeded.insert(key.clone());
+        }
     }
 
-    fn unindex(&mut self, key: &Key, migration: &VirtualMachineInstanceMigration) {
+    fn remove(&mut self, key: &Key, migration: &VirtualMachineInstanceMigration) {
+        self.unfinished.remove(key);
         let instance = instance_of(key, migration);
-        if let Some(keys) = self.0.get_mut(&instance) {
+        if let Some(keys) = self.by_instance.get_mut(&instance) {
             keys.remove(key);
             if keys.is_empty() {
-                self.0.remove(&instance);
+                self.by_instance.remove(&instance);
             }
         }
     }
 }
 
-fn lock(index: &Mutex<ByInstance>) -> MutexGuard<'_, ByInstance> {
+fn lock(index: &Mutex<Index>) -> MutexGuard<'_, Index> {
     index.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -228,7 +228,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         all_nodes.nodes.clone(),
         all_maintenances.clone(),
         &namespace,
-        Arc::new(move |node: &str| previewer.lines(node)),
+        Arc::new({
+            let previewer = previewer.clone();
+            move |node: &str| previewer.lines(node)
+        }),
     );
     let state = ClusterState::new(client.clone(), all_instances.clone(), all_migrations.clone());
     let evictions = Evictions::new(
@@ -274,9 +277,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     );
     let drains = DrainTask::new(
         client.clone(),
-        all_instances.clone(),
-        all_migrations.clone(),
-        launchers.clone(),
+        previewer,
         pods,
         events.clone(),
         drain_metrics,

@@ -51,20 +51,56 @@ fn migrations_are_found_by_their_instance() {
 
 #[test]
 fn the_index_follows_changes_and_keeps_nothing_of_what_is_gone() {
-    let mut index = ByInstance::default();
+    let mut index = Index::default();
     index.observe(&change(None, Some(migration("a", "vm1", "Pending"))));
     index.observe(&change(None, Some(migration("b", "vm1", "Pending"))));
-    assert_eq!(index.0[&key("vm1")].len(), 2);
+    assert_eq!(index.by_instance[&key("vm1")].len(), 2);
     // One was deleted and made anew for another instance between two lists.
     index.observe(&change(
         Some(migration("a", "vm1", "Failed")),
         Some(migration("a", "vm2", "Pending")),
     ));
-    assert_eq!(index.0[&key("vm1")].len(), 1);
-    assert_eq!(index.0[&key("vm2")].len(), 1);
+    assert_eq!(index.by_instance[&key("vm1")].len(), 1);
+    assert_eq!(index.by_instance[&key("vm2")].len(), 1);
     index.observe(&change(Some(migration("a", "vm2", "Pending")), None));
     index.observe(&change(Some(migration("b", "vm1", "Pending")), None));
-    assert!(index.0.is_empty());
+    assert!(index.by_instance.is_empty() && index.unfinished.is_empty() && index.succeeded.is_empty());
+}
+
+#[test]
+fn what_has_succeeded_is_told_once_and_what_is_not_over_is_known() {
+    let migrations = Migrations::filled([
+        migration("a", "vm1", "Succeeded"),
+        migration("b", "vm1", "Failed"),
+        migration("c", "vm1", "Running"),
+    ]);
+    let names = |found: Vec<Arc<VirtualMachineInstanceMigration>>| -> Vec<String> {
+        found.iter().filter_map(|found| found.metadata.name.clone()).collect()
+    };
+    assert_eq!(names(migrations.unfinished()), ["c"]);
+    assert_eq!(names(migrations.take_succeeded()), ["a"]);
+    assert_eq!(names(migrations.take_succeeded()), [""; 0]);
+
+    let mut index = Index::default();
+    let at = |phase: &str| (!phase.is_empty()).then(|| migration("m", "vm1", phase));
+    for (old, new, unfinished, succeeded) in [
+        ("", "Pending", 1, 0),
+        ("Pending", "Running", 1, 0),
+        ("Running", "Succeeded", 0, 1),
+    ] {
+        index.observe(&change(at(old), at(new)));
+        assert_eq!(
+            (index.unfinished.len(), index.succeeded.len()),
+            (unfinished, succeeded),
+            "{new}"
+        );
+    }
+    index.succeeded.clear();
+    index.observe(&change(at("Succeeded"), at("Succeeded")));
+    assert!(index.succeeded.is_empty(), "it was told");
+    index.observe(&change(at("Running"), at("Succeeded")));
+    index.observe(&change(at("Succeeded"), None));
+    assert!(index.succeeded.is_empty(), "it is gone");
 }
 
 #[test]
