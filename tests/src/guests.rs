@@ -166,6 +166,17 @@ impl Cluster {
         .await
     }
 
+    /// The cluster, as it was installed and without virtual machines of earlier tests.
+    ///
+    /// # Errors
+    /// If that cannot be done.
+    pub async fn without_guests() -> Result<Self> {
+        let cluster = Self::connect().await?;
+        cluster.reset().await?;
+        cluster.no_guests().await?;
+        Ok(cluster)
+    }
+
     /// Deletes all virtual machines of earlier tests, and waits until their pods are gone.
     ///
     /// # Errors

@@ -41,9 +41,7 @@ const GUESTS_ALONE: &str = "--pod-selector=kubevirt.io=virt-launcher";
 const FOLDER: &str = "/var/lib/drydock-shared/test-drain";
 
 async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.delete(&["pdb", "--all", "--namespace", NAMESPACE])?;
     cluster.delete(&["nodemaintenances.nodemaintenance.medik8s.io", "--all"])?;
     for name in ["stuck", "restarting"] {

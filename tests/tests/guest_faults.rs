@@ -17,13 +17,6 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// How a virsh in a launcher pod finds its libvirtd.
 const VIRSH: &str = "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock'";
 
-async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
-    Ok(cluster)
-}
-
 /// A guest that can only run on `node`.
 fn on(node: &str, name: &str, control: &str) -> String {
     let selector = format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n");
@@ -89,7 +82,7 @@ fn delete_by_force(cluster: &Cluster, pod: &str) -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_server_for_a_minute() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
     cluster.apply(&on(&node, "steady", &ticking(&collector)))?;
@@ -133,7 +126,7 @@ async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_serv
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_its_agent() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
     for name in ["kept", "deleted"] {
         cluster.apply(&on(&node, name, "count: 200ms"))?;
@@ -204,7 +197,7 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_for_that() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
     cluster.apply(&on(&node, "lost", "count: 1s"))?;
     cluster.until_console("lost", "drydock-guest ready").await?;
@@ -266,7 +259,7 @@ async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_fo
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_ended() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let control = format!("udp: \"{}\"\nudp-interval: 50ms", collector.address);
     cluster.apply(&format!(
@@ -326,7 +319,7 @@ fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
     cluster.apply(&on(&node, "hostile", "count: 1s"))?;
@@ -415,7 +408,7 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let mut boots = 0;
     for round in [["a1", "a2", "a3", ""], ["b1", "b2", "b3", ""], ["c1", "c2", "c3", "c4"]] {

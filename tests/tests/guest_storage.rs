@@ -16,13 +16,6 @@ const SIZE: u32 = 32;
 /// Loop devices of nodes are those of the machine.
 const LOOP: &str = "/dev/loop77";
 
-async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
-    Ok(cluster)
-}
-
 /// A guest whose third disk is `volume`, and that does `commands` once it is up.
 fn with_disk(name: &str, node: &str, volume: &str, commands: &[&str]) -> String {
     let commands: String = commands
@@ -88,7 +81,7 @@ async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String;
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_claim_keeps_what_its_guest_wrote_and_an_empty_disk_does_not() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let node = cluster.first().to_owned();
     // A file system of its own, as a storage provider mounts one, and not a folder of the node's.
     let mount = format!(
@@ -135,7 +128,7 @@ async fn a_claim_keeps_what_its_guest_wrote_and_an_empty_disk_does_not() -> Resu
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_block_device_is_a_disk() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let node = cluster.first().to_owned();
     let attach = format!(
         "mkdir -p {FOLDER} && dd if=/dev/zero of={FOLDER}/block.img bs=1M count=0 seek={SIZE} 2>/dev/null && \
@@ -171,7 +164,7 @@ async fn a_block_device_is_a_disk() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_is_told_what_secrets_hold_and_who_it_is() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.apply(&format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: of-user, namespace: {NAMESPACE}}}\nstringData:\n  userdata: |\n    \
          #cloud-config\n    runcmd:\n    - echo 'the secret is out' >/dev/console\n    - ip -4 addr show eth0 >/dev/console\n\

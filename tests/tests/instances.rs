@@ -48,17 +48,10 @@ spec:
         chpasswd: { expire: False }
 ";
 
-async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
-    Ok(cluster)
-}
-
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn the_documented_instance_boots_and_shows_as_kubevirt_shows_it() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let name = "testvmi-nocloud";
     cluster.apply(DOCUMENTED)?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
@@ -114,7 +107,7 @@ async fn the_documented_instance_boots_and_shows_as_kubevirt_shows_it() -> Resul
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let control = format!("udp: \"{}\"\nudp-interval: 200ms\nhttp: 8081", collector.address);
     let manifest =
@@ -151,7 +144,7 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_killed() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     cluster.apply(&instance(
         "steady",
@@ -223,7 +216,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let socket = "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock";
     for (case, phase, reason) in [
         ("poweroff", Phase::Succeeded, "GuestShutdown"),
@@ -273,7 +266,7 @@ async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn an_instance_that_fits_no_node_says_why_until_it_does() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let manifest =
         instance("picky", "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/ssd: \"true\"}\n");
     cluster.apply(&manifest)?;
@@ -309,7 +302,7 @@ async fn an_instance_that_fits_no_node_says_why_until_it_does() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.kubectl_with(
         &["apply"],
         "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: restricted\n  labels: {pod-security.kubernetes.io/enforce: restricted}\n",
@@ -357,7 +350,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn an_instance_that_starts_paused_waits() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let manifest = instance("later", "count: 1s").replace("spec:\n", "spec:\n  startStrategy: Paused\n");
     cluster.apply(&manifest)?;
     let paused = cluster.until_vm_condition("later", "Paused", "True").await?;
@@ -376,7 +369,7 @@ async fn an_instance_that_starts_paused_waits() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn deleting_an_instance_shuts_its_guest_down_and_leaves_nothing() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.apply(&instance("leaving", "count: 1s"))?;
     cluster.until_console("leaving", "drydock-guest ready").await?;
     let pod = cluster.launcher("leaving").await?;

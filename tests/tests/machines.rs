@@ -72,9 +72,7 @@ fn sets(cluster: &Cluster) -> Api<VirtualMachineInstanceReplicaSet> {
 }
 
 async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
+    let cluster = Cluster::without_guests().await?;
     until_some("no machine to be left", || async {
         let left = machines(&cluster).list(&ListParams::default()).await?.items;
         Ok(left.is_empty().then_some(()))

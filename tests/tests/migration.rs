@@ -26,13 +26,6 @@ use drydock_tests::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, api::ListParams};
 
-async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
-    Ok(cluster)
-}
-
 /// Ticks on the console, and as datagrams.
 fn ticking(collector: &Collector) -> String {
     format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address)
@@ -124,7 +117,7 @@ fn phases(migration: &VirtualMachineInstanceMigration) -> Result<Vec<MigrationPh
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_object_says_so() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "mover";
     cluster.apply(&writing(name, &format!("{}\nwrite: 200ms", ticking(&collector))))?;
@@ -268,7 +261,7 @@ const HELD: &str = "bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprog
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrations_are_kept() -> Result<()> {
     const ROUNDS: usize = 8;
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "traveller";
     cluster.apply(&instance(name, &ticking(&collector)))?;
@@ -340,7 +333,7 @@ fn sharing(name: &str, control: &str) -> String {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
     let name = "sharing";
@@ -400,7 +393,7 @@ fn sums(text: &str) -> Vec<&str> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let name = "retagged";
     let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
     // No node knows this name from an earlier test.
@@ -455,7 +448,7 @@ async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()>
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(&format!("{HELD}\nparallelMigrationsPerCluster: 1"))?;
     let collector = Collector::start(&cluster).await?;
     let names = ["runs", "placed", "waits"];
@@ -533,7 +526,7 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(HELD)?;
     cluster.apply(&instance("torn", "count: 200ms"))?;
     let running = cluster
@@ -571,7 +564,7 @@ async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force(
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_names_it() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "choosy";
     cluster.apply(&instance(name, &ticking(&collector)))?;
@@ -657,7 +650,7 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations("parallelMigrationsPerCluster: 2\nbandwidthPerMigration: 64Mi")?;
     let collector = Collector::start(&cluster).await?;
     let control = format!("udp: \"{}\"\nudp-interval: 200ms", collector.address);
@@ -724,7 +717,7 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_migration_of_what_cannot_move_is_refused() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let refused = |answer: Result<String>, words: &str| match answer {
         Ok(name) => Err(anyhow!("{name} was admitted; expected: {words}")),
         Err(error) => {
@@ -784,7 +777,7 @@ fn asked(name: &str) -> String {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let name = "served";
     let collector = Collector::start(&cluster).await?;
     let control = format!("{}\nhttp: 8081", ticking(&collector));
@@ -842,7 +835,7 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_that_only_listens_is_reached_after_it_has_moved_twice() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = Cluster::without_guests().await?;
     let name = "listener";
     // It answers, and sends nothing of its own: what carries its connections cannot learn its address.
     let manifest = instance(name, "count: 200ms\nhttp: 8081").replace(

@@ -136,9 +136,7 @@ fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(HELD)?;
     let collector = Collector::start(&cluster).await?;
     let name = "quarry";

@@ -73,9 +73,7 @@ async fn goes_on(cluster: &Cluster, name: &str) -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_given_up_as_allowed() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
+    let cluster = Cluster::without_guests().await?;
     // Pods that are made from now on may be targets of post-copy.
     let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
     cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;

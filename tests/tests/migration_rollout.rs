@@ -25,9 +25,7 @@ async fn agent_pods(cluster: &Cluster) -> Result<Vec<Pod>> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(HELD)?;
     let collector = Collector::start(&cluster).await?;
     let name = "passenger";

@@ -211,9 +211,7 @@ async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<Virtual
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    cluster.no_guests().await?;
+    let cluster = Cluster::without_guests().await?;
     let (own, other) = (cluster.first(), cluster.second());
     let here = parked(&cluster, "here", own).await?;
     let there = parked(&cluster, "there", other).await?;
