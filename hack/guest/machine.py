@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-DEFAULT_WAIT = 15.0
+DEFAULT_WAIT = 60.0
 
 
 class Machine:
