@@ -75,7 +75,6 @@ pub(crate) struct DrainTask {
     written: OwnWrites<VirtualMachineInstance>,
     reports: Reports,
     previewer: Previewer,
-    measured: Arc<Measured>,
 }
 
 /// What is gathered of one node.
@@ -100,7 +99,6 @@ impl DrainTask {
     ) -> Self {
         Self {
             reports: Reports::new(&client, events.clone(), metrics),
-            measured: Arc::clone(&previewer.measured),
             instances: previewer.instances.clone(),
             migrations: previewer.migrations.clone(),
             launchers: previewer.launchers.clone(),
@@ -172,14 +170,13 @@ impl DrainTask {
         let began = clock::Instant::now();
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
-        self.measured.learn(&self.migrations, &self.instances);
         let nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
         let Plan { steps, reports, wake } = plan(&Cluster {
             now: clock::now(),
             nodes: &nodes,
             limits: &configuration.migrations,
             attempts: self.attempts,
-            rate: self.measured.rate(),
+            rate: self.previewer.rate(),
         });
         *pause = PAUSE.max(began.elapsed() * PAUSE_TIMES);
         let due = steps.iter().filter(|step| telling || !tells(step));
@@ -509,7 +506,6 @@ impl Previewer {
 
     /// A line for all guests of the node, and one for each.
     pub(crate) fn lines(&self, name: &str) -> Vec<String> {
-        self.measured.learn(&self.migrations, &self.instances);
         let keys = self.instances.on_node(name);
         let there: Vec<_> = keys
             .iter()
@@ -533,9 +529,15 @@ impl Previewer {
                 nodes: &[],
                 limits: &self.launchers.configuration.get().migrations,
                 attempts: Attempts::default(),
-                rate: self.measured.rate(),
+                rate: self.rate(),
             },
         )
+    }
+
+    /// How fast guests have moved until now.
+    fn rate(&self) -> Option<Rate> {
+        self.measured.learn(&self.migrations, &self.instances);
+        self.measured.rate()
     }
 }
 

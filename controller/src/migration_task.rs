@@ -156,11 +156,9 @@ impl MigrationTask {
             loop {
                 surroundings.notified().await;
                 task.turn();
-                task.migrations.for_each(|key, migration| {
-                    if !Record::of(migration).is_over() {
-                        task.work.add(key.clone());
-                    }
-                });
+                for migration in task.migrations.unfinished() {
+                    task.work.add(Key::of(migration.as_ref()));
+                }
             }
         };
         tokio::join!(

@@ -148,8 +148,7 @@ impl Port {
             .filter(|session| session.spec.role == Role::Target)
             .ok_or_else(unknown)?;
         // A source dials as soon as it has said who it is, which this side's agent may not have heard yet.
-        let known = session.closed.run_until_cancelled(session.peer_when_known()).await;
-        let Some((_, Paired::Source { tls })) = known else {
+        let Some((_, Paired::Source { tls })) = session.peer_when_known().await else {
             return Err(unknown());
         };
         let mut connection = handshake.into_stream(tls).await.map_err(|error| failed(&error))?;

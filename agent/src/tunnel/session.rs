@@ -207,18 +207,11 @@ impl Session {
         self.peer.borrow().clone()
     }
 
-    /// The peer, once it is known.
-    pub(super) async fn peer_when_known(&self) -> (Fingerprint, Paired) {
+    /// The peer, once it is known; none if the session is closed before that.
+    pub(super) async fn peer_when_known(&self) -> Option<(Fingerprint, Paired)> {
         let mut peer = self.peer.subscribe();
-        let known = peer
-            .wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|known| known.clone());
-        match known {
-            Some(known) => known,
-            None => unreachable!("the session keeps its sender, and it was waited for one that is known"),
-        }
+        let known = peer.wait_for(Option::is_some);
+        self.closed.run_until_cancelled(known).await?.ok()?.clone()
     }
 
     /// Notes the peer.

@@ -75,10 +75,7 @@ impl Asked {
             "apiVersion": "v1", "kind": "Status", "status": "Failure",
             "message": format!("refused with {code}"), "reason": reason, "code": code,
         });
-        self.send(
-            StatusCode::from_u16(code).unwrap(),
-            AnswerBody::from(status.to_string()),
-        );
+        self.refuse_with(&status);
     }
 
     /// A refusal in other words.
@@ -117,6 +114,15 @@ impl OpenWatch {
 
     pub(crate) fn bookmark(&self, version: &str) {
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": version}});
+        self.send("BOOKMARK", &object);
+    }
+
+    /// The end of a list that the watch begins with.
+    pub(crate) fn end_of_list(&self, version: &str) {
+        let object = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}},
+        });
         self.send("BOOKMARK", &object);
     }
 }

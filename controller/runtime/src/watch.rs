@@ -60,8 +60,6 @@ pub enum Listing {
     /// the answer is read as a whole.
     #[default]
     FromCache,
-    /// In pages of so many, from the store: bounded memory while listing.
-    Paged(u32),
     /// As the first events of the watch itself, from the API server's cache and one by one: for large sets, and for one
     /// request less. Where the API server has its feature gate `WatchList` off, [`FromCache`](Self::FromCache).
     Streamed,
@@ -204,7 +202,6 @@ impl<K: Resource> Watch<K> {
                 page_size: None,
                 ..config.any_semantic()
             },
-            Listing::Paged(size) => config.page_size(size),
             Listing::Streamed => config.streaming_lists(),
         }
     }

@@ -26,8 +26,7 @@ fn change(
     }
 }
 
-fn names(migrations: &Migrations, instance: &str) -> Vec<String> {
-    let found = migrations.of_instance(&key(instance));
+fn names(found: &[Arc<VirtualMachineInstanceMigration>]) -> Vec<String> {
     found
         .iter()
         .filter_map(|migration| migration.metadata.name.clone())
@@ -41,9 +40,9 @@ fn migrations_are_found_by_their_instance() {
         migration("a", "vm1", "Running"),
         migration("c", "vm2", "Pending"),
     ]);
-    assert_eq!(names(&migrations, "vm1"), ["a", "b"]);
-    assert_eq!(names(&migrations, "vm2"), ["c"]);
-    assert_eq!(names(&migrations, "vm3"), [""; 0]);
+    assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "b"]);
+    assert_eq!(names(&migrations.of_instance(&key("vm2"))), ["c"]);
+    assert_eq!(names(&migrations.of_instance(&key("vm3"))), [""; 0]);
     // The same name elsewhere is another instance.
     assert!(migrations.of_instance(&Key::namespaced("other", "vm1")).is_empty());
     assert!(migrations.is_moving(&key("vm1")) && !migrations.is_moving(&key("vm2")));
@@ -74,12 +73,9 @@ fn what_has_succeeded_is_told_once_and_what_is_not_over_is_known() {
         migration("b", "vm1", "Failed"),
         migration("c", "vm1", "Running"),
     ]);
-    let names = |found: Vec<Arc<VirtualMachineInstanceMigration>>| -> Vec<String> {
-        found.iter().filter_map(|found| found.metadata.name.clone()).collect()
-    };
-    assert_eq!(names(migrations.unfinished()), ["c"]);
-    assert_eq!(names(migrations.take_succeeded()), ["a"]);
-    assert_eq!(names(migrations.take_succeeded()), [""; 0]);
+    assert_eq!(names(&migrations.unfinished()), ["c"]);
+    assert_eq!(names(&migrations.take_succeeded()), ["a"]);
+    assert_eq!(names(&migrations.take_succeeded()), [""; 0]);
 
     let mut index = Index::default();
     let at = |phase: &str| (!phase.is_empty()).then(|| migration("m", "vm1", phase));

@@ -82,10 +82,14 @@ async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
 
 /// The session of the caller still works.
 async fn still_good(node: &Node, caller: &Caller) {
-    let mut stream = caller.open(node, Stream::Control.header()).await;
-    stream.write_all(b"{\"ping\":{}}\n").await.unwrap();
+    answers(&mut caller.open(node, Stream::Control.header()).await).await;
+}
+
+/// Whoever has the other end of a control channel answers.
+async fn answers(control: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) {
+    control.write_all(b"{\"ping\":{}}\n").await.unwrap();
     let mut answer = [0; 12];
-    stream.read_exact(&mut answer).await.unwrap();
+    control.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"{\"pong\":{}}\n");
 }
 
@@ -162,10 +166,7 @@ async fn a_source_that_dials_before_the_target_has_heard_of_it_waits() {
     let (connected, ()) = tokio::join!(connecting, telling);
     let mut stream = connected.unwrap();
     stream.write_all(&Stream::Control.header()).await.unwrap();
-    stream.write_all(b"{\"ping\":{}}\n").await.unwrap();
-    let mut answer = [0; 12];
-    stream.read_exact(&mut answer).await.unwrap();
-    assert_eq!(&answer, b"{\"pong\":{}}\n");
+    answers(&mut stream).await;
 }
 
 #[tokio::test]

@@ -130,27 +130,14 @@ async fn a_small_set_is_listed_from_the_cache_of_the_api_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_set_is_listed_in_pages_or_streamed() {
+async fn a_large_set_is_streamed() {
     let mut setup = setup();
-    setup.watches.start(setup.watch().listing(Listing::Paged(50)));
-    let list = setup.server.asked().await;
-    assert!(
-        list.line.contains("limit=50") && !list.line.contains("resourceVersion=0"),
-        "{}",
-        list.line
-    );
-
-    let mut setup = self::setup();
     let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
     let watch = setup.server.asked().await;
     assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
     let open = watch.open();
     open.send("ADDED", &config_map("a", "3", "one"));
-    let end = json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"resourceVersion": "3", "annotations": {"k8s.io/initial-events-end": "true"}},
-    });
-    open.send("BOOKMARK", &end);
+    open.end_of_list("3");
     assert!(cache.answered().await.is_clear());
     assert_eq!(value(&cache, "a").as_deref(), Some("one"));
 }
@@ -179,13 +166,9 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
 async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
-    let end = json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"resourceVersion": "3", "annotations": {"k8s.io/initial-events-end": "true"}},
-    });
     let open = setup.server.asked().await.open();
     open.send("ADDED", &config_map("a", "3", "one"));
-    open.send("BOOKMARK", &end);
+    open.end_of_list("3");
     assert!(cache.answered().await.is_clear());
     open.send(
         "ERROR",
@@ -206,7 +189,7 @@ async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
     assert!(is_asleep(&setup.signal).await);
     assert!(!cache.sight().is_clear(), "it has answered, and not told all");
     assert_eq!((lists.get(), value(&cache, "a").as_deref()), (1, Some("one")));
-    open.send("BOOKMARK", &end);
+    open.end_of_list("3");
     woken(&setup.signal).await;
     assert!(cache.sight().is_clear());
     assert_eq!(lists.get(), 2);
