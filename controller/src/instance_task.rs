@@ -33,6 +33,7 @@ use tracing::info;
 use crate::{
     instances::{Instances, prune},
     launchers::{Launchers, Purpose},
+    liveness_task::SilentAgents,
     migrations::Migrations,
     nodes::NodePair,
     own_writes::OwnWrites,
@@ -47,6 +48,7 @@ pub(crate) struct InstanceTask {
     instances: Instances,
     migrations: Migrations,
     launchers: Launchers,
+    silent_agents: SilentAgents,
     events: Events,
     written: OwnWrites<VirtualMachineInstance>,
 }
@@ -69,6 +71,7 @@ impl InstanceTask {
         instances: Instances,
         migrations: Migrations,
         launchers: Launchers,
+        silent_agents: SilentAgents,
         events: Events,
     ) -> Self {
         Self {
@@ -76,6 +79,7 @@ impl InstanceTask {
             instances,
             migrations,
             launchers,
+            silent_agents,
             events,
             written: OwnWrites::default(),
         }
@@ -158,6 +162,7 @@ impl InstanceTask {
         let mut observed = Observed {
             now: clock::now(),
             instance: &instance,
+            silent: self.is_silent(&instance),
             pods: &pods,
             confirmed: false,
             node,
@@ -217,6 +222,13 @@ impl InstanceTask {
             states.push((name.to_owned(), nodes.state(name).await?));
         }
         Ok((node, states))
+    }
+
+    /// Whether nothing is heard of the agent of the node that an instance is on.
+    fn is_silent(&self, instance: &VirtualMachineInstance) -> bool {
+        let status = instance.status.as_ref();
+        let here = status.and_then(|status| status.node_name.as_deref());
+        here.is_some_and(|node| self.silent_agents.contains(node))
     }
 
     /// The newest that is known of an instance; `None` if there is none.

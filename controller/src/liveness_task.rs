@@ -2,9 +2,9 @@
 //!
 //! An agent renews its Lease every ten seconds. One that has not changed for forty, by this
 //! process's own clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an
-//! event. The agent puts it right when it is back.
+//! event. The agent puts it right when it is back. [`SilentAgents`] tells others.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -34,11 +34,37 @@ use crate::metrics::Metrics;
 /// What changes with a renewal.
 type Stamp = (Option<String>, Option<MicroTime>);
 
+/// Which agents are silent. Clones share what is known.
+#[derive(Clone)]
+pub(crate) struct SilentAgents {
+    staleness: Arc<Mutex<Staleness<Stamp>>>,
+    news: Signal,
+}
+
+impl SilentAgents {
+    /// None is known yet; `news` tells when others are silent than before.
+    pub(crate) fn new(news: Signal) -> Self {
+        Self {
+            staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
+            news,
+        }
+    }
+
+    /// Whether the agent of this node has not renewed its Lease in time.
+    pub(crate) fn contains(&self, node: &str) -> bool {
+        self.known().is_stale(node, Instant::now())
+    }
+
+    fn known(&self) -> MutexGuard<'_, Staleness<Stamp>> {
+        self.staleness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Judges all nodes.
 pub(crate) struct LivenessTask {
     api: Api<Node>,
     nodes: Cache<PartialObjectMeta<Node>>,
-    staleness: Arc<Mutex<Staleness<Stamp>>>,
+    silent: SilentAgents,
     changed: Signal,
     leadership: Leadership,
     events: Events,
@@ -52,19 +78,19 @@ impl LivenessTask {
         client: Client,
         watches: &Watches,
         leadership: Leadership,
-        changed: Signal,
+        silent: SilentAgents,
         events: Events,
         metrics: Metrics,
         process: Process,
     ) -> Self {
-        let staleness = Arc::new(Mutex::new(Staleness::new(STALE_AFTER)));
-        let (observed, news) = (Arc::clone(&staleness), changed.clone());
+        let changed = Signal::new();
+        let (observed, news) = (silent.clone(), changed.clone());
         let leases = Watch::<Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE, "agents' leases")
             .prune(|lease| {
                 lease.metadata.annotations = None;
                 lease.metadata.labels = None;
             })
-            .on_change(move |change| observe(&observed, change, &news));
+            .on_change(move |change| observe(&mut observed.known(), change, &news));
         watches.start(leases);
         let news = changed.clone();
         let nodes = Watch::<PartialObjectMeta<Node>>::all(client.clone(), "nodes")
@@ -88,7 +114,7 @@ impl LivenessTask {
         Self {
             api: Api::all(client),
             nodes,
-            staleness,
+            silent,
             changed,
             leadership,
             events,
@@ -108,16 +134,20 @@ impl LivenessTask {
     /// Looks whenever a Lease becomes stale, until the term is over.
     async fn watch_over(&self, term: Term) {
         let mut backoff = Backoff::new(STALE_AFTER / 40, STALE_AFTER);
+        let mut before = Vec::new();
         loop {
             let now = Instant::now();
             let (stale, next) = {
-                let staleness = self.staleness.lock().unwrap_or_else(PoisonError::into_inner);
+                let staleness = self.silent.known();
                 (
                     staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
                     staleness.next(now),
                 )
             };
             self.metrics.silent.set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
+            if stale != before {
+                self.silent.news.notify();
+            }
             let mut wake = next;
             match self.silence(&stale, &term).await {
                 Ok(()) => backoff.reset(),
@@ -127,6 +157,7 @@ impl LivenessTask {
                     wake = Some(wake.map_or(retry, |wake| wake.min(retry)));
                 }
             }
+            before = stale;
             tokio::select! {
                 () = term.lost().cancelled() => return,
                 () = self.changed.notified() => {}
@@ -172,8 +203,7 @@ impl LivenessTask {
 }
 
 /// Keeps account of one change of a Lease.
-fn observe(staleness: &Mutex<Staleness<Stamp>>, change: &Change<Lease>, news: &Signal) {
-    let mut staleness = staleness.lock().unwrap_or_else(PoisonError::into_inner);
+fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Signal) {
     match change {
         Change::Object {
             key, new: Some(lease), ..

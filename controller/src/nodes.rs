@@ -211,12 +211,12 @@ fn state_of(node: &Node) -> NodeState {
         return NodeState::OutOfService;
     }
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let ready = conditions
-        .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == "Ready"))
-        .map(|condition| condition.status.as_str());
+    let ready = conditions.and_then(|conditions| conditions.iter().find(|condition| condition.type_ == "Ready"));
     match ready {
-        Some("True") => NodeState::Ready,
-        Some(_) => NodeState::NotReady,
+        Some(ready) if ready.status == "True" => NodeState::Ready,
+        Some(ready) => NodeState::NotReady {
+            since: ready.last_transition_time.as_ref().map(|time| time.0),
+        },
         None => NodeState::Unknown,
     }
 }
@@ -306,6 +306,8 @@ mod tests {
 
     use super::*;
 
+    const SINCE: &str = "2026-01-01T00:00:00Z";
+
     fn node(ready: &str, taint: Option<&str>) -> Node {
         let taints: Vec<_> = taint
             .map(|key| json!({"key": key, "effect": "NoExecute"}))
@@ -314,7 +316,7 @@ mod tests {
         serde_json::from_value(json!({
             "metadata": {"name": "a"}, "spec": {"taints": taints},
             "status": {
-                "conditions": [{"type": "Ready", "status": ready, "message": "m"}, {"type": "DiskPressure", "status": "False"}],
+                "conditions": [{"type": "Ready", "status": ready, "message": "m", "lastTransitionTime": SINCE}, {"type": "DiskPressure", "status": "False"}],
                 "allocatable": {"cpu": "2", "hugepages-2Mi": "0", "devices.kubevirt.io/kvm": "1000"},
                 "images": [{"names": ["x"]}],
             },
@@ -324,10 +326,13 @@ mod tests {
 
     #[test]
     fn a_node_is_ready_silent_or_vouched_to_be_off() {
+        let silent = NodeState::NotReady {
+            since: Some(SINCE.parse().unwrap()),
+        };
         for (ready, taint, state) in [
             ("True", None, NodeState::Ready),
-            ("False", None, NodeState::NotReady),
-            ("Unknown", Some("node.kubernetes.io/unreachable"), NodeState::NotReady),
+            ("False", None, silent),
+            ("Unknown", Some("node.kubernetes.io/unreachable"), silent),
             ("Unknown", Some(OUT_OF_SERVICE), NodeState::OutOfService),
         ] {
             let mut node = node(ready, taint);

@@ -23,7 +23,7 @@ use crate::{
     instance_task::InstanceTask,
     instances::{Instances, sets_of_change},
     launchers::Launchers,
-    liveness_task::LivenessTask,
+    liveness_task::{LivenessTask, SilentAgents},
     machine_task::{self, MachineTask},
     maintenance_task::{self, MaintenanceTask, Places},
     maintenances::Maintenances,
@@ -266,11 +266,12 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         certificate_metrics,
         process.clone(),
     );
+    let silent_agents = SilentAgents::new(surroundings.clone());
     let liveness = LivenessTask::new(
         client.clone(),
         &watches,
         leadership.clone(),
-        Signal::new(),
+        silent_agents.clone(),
         events.clone(),
         metrics.clone(),
         process.clone(),
@@ -299,6 +300,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         all_instances.clone(),
         all_migrations.clone(),
         launchers.clone(),
+        silent_agents,
         events.clone(),
     );
     let migrations = MigrationTask::new(

@@ -142,6 +142,8 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
     cluster.embedded("isolate", &[&node])?;
     let isolated = async {
         until_ready(&cluster, &node, false).await?;
+        let unheard = cluster.until_vm_condition("kept", "Ready", "False").await?;
+        assert_eq!(condition(&unheard, "Ready").1, "NodeNotReady");
         delete_by_force(&cluster, &pod.name_any())?;
         let fenced = cluster
             .until_vm_condition("deleted", types::FENCING_REQUIRED, "True")
@@ -182,7 +184,11 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
     cluster.delete(&["vmi", "deleted"])?;
 
     until_agent(&cluster, &node).await?;
-    cluster.until_vm_condition("kept", "Ready", "True").await?;
+    let heard = until_some("nothing but the agent's word that it is ready", || async {
+        let kept = cluster.instances().get("kept").await?;
+        Ok((condition(&kept, "Ready") == ("True".into(), String::new())).then_some(kept))
+    });
+    heard.await?;
     let after = as_it_is(&cluster, "kept").await?;
     assert_eq!(after.1, before.1, "another pod");
     let console = until_some("more of its console", || async {
@@ -206,7 +212,8 @@ async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_fo
     cluster.embedded("stop", &[&node])?;
     let off = async {
         until_ready(&cluster, &node, false).await?;
-        let unknown = cluster.instances().get("lost").await?;
+        let unknown = cluster.until_vm_condition("lost", "Ready", "False").await?;
+        assert_eq!(condition(&unknown, "Ready").1, "NodeNotReady");
         assert_eq!(unknown.status.and_then(|status| status.phase), Some(Phase::Running));
         delete_by_force(&cluster, &pod)?;
         let fenced = cluster

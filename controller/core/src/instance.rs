@@ -57,6 +57,8 @@ pub struct Observed<'a> {
     pub node: NodeState,
     /// Other nodes that pods of it were on, by name.
     pub other_nodes: &'a [(String, NodeState)],
+    /// Nothing is heard of the agent of its node either.
+    pub silent: bool,
     /// What its migrations say.
     pub moving: Moving<'a>,
     /// Its volumes that are PersistentVolumeClaims, with what is known of these.
@@ -107,7 +109,10 @@ pub enum NodeState {
     /// It is there, its kubelet answers.
     Ready,
     /// It is there, its kubelet does not answer.
-    NotReady,
+    NotReady {
+        /// When Kubernetes noticed, a whole second.
+        since: Option<Timestamp>,
+    },
     /// Somebody vouches that it is off: it has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
     /// The API server says that there is no such node.
@@ -200,6 +205,8 @@ const OWN_CONDITIONS: [&str; 4] = [
 
 /// Reason of a final phase whose guest was lost with its node.
 pub const NODE_GONE: &str = "NodeGone";
+/// Reason of a guest that is not said to be ready because nothing is heard of its node.
+pub const NODE_NOT_READY: &str = "NodeNotReady";
 
 /// What is to be done about an instance.
 pub fn plan(observed: &Observed<'_>) -> Plan {
@@ -446,6 +453,10 @@ fn wanted_status(
             }
         }
     }
+    let may_run = matches!(main, Some((_, Fate::Alive | Fate::Vanished)));
+    if let Some(message) = unheard(observed, before).filter(|_| may_run && old_phase == Phase::Running) {
+        say(types::READY, Status::False, NODE_NOT_READY, message);
+    }
     if let (Some(pod), Some(Fate::Alive)) = (pod, main.map(|(_, fate)| fate)) {
         if let Some((reason, message)) = unscheduled(pod) {
             let message = observed.misfit.map_or(message, str::to_owned);
@@ -472,6 +483,26 @@ fn wanted_status(
     wanted.conditions = conditions;
     wanted.phase_transition_timestamps = transitions(before, phase, now);
     wanted
+}
+
+/// What is said of a running guest of whose node nothing is heard. What its agent has said since then stands, as only
+/// an agent that is alive says anything; and this stands until the agent says otherwise.
+fn unheard(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<String> {
+    let mut conditions = before.conditions.iter();
+    let ready = conditions.find(|condition| condition.type_ == types::READY)?;
+    let is_ready = ready.status == Status::True.as_str();
+    if ready.reason.as_deref() == Some(NODE_NOT_READY) && !is_ready {
+        return ready.message.clone();
+    }
+    let said = ready.last_transition_time?;
+    let unheard_of = observed.silent && observed.moving.moved_to.is_none();
+    match observed.node {
+        NodeState::NotReady { since: Some(since) } if unheard_of && is_ready && said <= since => {
+            let node = before.node_name.as_deref().unwrap_or_default();
+            Some(format!("node {node} does not answer; the guest may run on there"))
+        }
+        _ => None,
+    }
 }
 
 /// What is said of the newest migration. One that has brought the guest is over for the instance, a

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 const NOW: &str = "2026-01-01T00:00:00Z";
+const SILENT: NodeState = NodeState::NotReady { since: None };
 
 /// An instance whose status is `status`, with a finalizer unless it has no status yet.
 fn instance(status: &Value) -> VirtualMachineInstance {
@@ -62,6 +63,7 @@ fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Obser
         confirmed: true,
         node: NodeState::Ready,
         other_nodes: &[],
+        silent: false,
         moving: Moving::default(),
         claims: &[],
         misfit: None,
@@ -176,12 +178,7 @@ fn a_running_instance_is_left_alone() {
     let plan = at(&instance, &[pod("p", Some("a"), &running())], false, NodeState::Ready);
     assert_eq!(plan, Plan::default());
     // Not even a dead node changes that: the pod may still run there.
-    let plan = at(
-        &instance,
-        &[pod("p", Some("a"), &running())],
-        false,
-        NodeState::NotReady,
-    );
+    let plan = at(&instance, &[pod("p", Some("a"), &running())], false, SILENT);
     assert_eq!(plan, Plan::default());
 }
 
@@ -226,7 +223,7 @@ fn a_pod_that_vanished_proves_nothing() {
         Plan::default(),
         "the node's agent will say"
     );
-    for silent in [NodeState::NotReady, NodeState::Unknown] {
+    for silent in [SILENT, NodeState::Unknown] {
         let plan = at(&instance, &[], true, silent);
         assert_eq!(phase(&plan), None);
         let conditions = &plan.status.as_ref().unwrap().conditions;
@@ -261,6 +258,69 @@ fn no_reason_of_the_controller_stands_beside_the_agents_word_that_a_guest_is_rea
     mixed["reason"] = json!("GuestNotRunning");
     let wanted = with_ready(mixed).expect("nothing is written");
     assert!(wanted.conditions.iter().all(|condition| condition.type_ != "Ready"));
+}
+
+#[test]
+fn a_guest_of_a_silent_node_is_not_said_to_be_ready_until_its_agent_says_so_again() {
+    let since = |time: &str| NodeState::NotReady {
+        since: Some(time.parse().unwrap()),
+    };
+    let ready = |status: &str, time: &str, reason: Option<&str>| {
+        let message = reason.map(|_| "node a does not answer; the guest may run on there");
+        json!({"type": "Ready", "status": status, "lastTransitionTime": time, "reason": reason, "message": message})
+    };
+    let before = ready("True", "2025-12-31T23:59:00Z", None);
+    let noticed = since("2026-01-01T00:00:00Z");
+    let ours = ready("False", NOW, Some("NodeNotReady"));
+    let again = ready("True", "2026-01-01T00:00:01Z", None);
+    let paused = ready("False", "2025-12-31T23:59:00Z", Some("GuestNotRunning"));
+    let heard = |condition: &Value, node: NodeState, pods: &[Arc<Pod>], silent: bool| {
+        let mut status = up();
+        status["conditions"] = json!([condition]);
+        let plan = plan(&Observed {
+            node,
+            silent,
+            ..seen(&instance(&status), pods)
+        });
+        let conditions = plan.status.map(|status| status.conditions).unwrap_or_default();
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        ready.map(|ready| serde_json::to_value(ready).unwrap())
+    };
+    let said = |condition: &Value, node: NodeState, pods: &[Arc<Pod>]| heard(condition, node, pods, true);
+    let pods = [pod("p", Some("a"), &running())];
+    for (condition, node, wanted, why) in [
+        (&before, noticed, Some(&ours), "it was said before"),
+        (
+            &before,
+            since("2025-12-31T23:59:00Z"),
+            Some(&ours),
+            "in the same second",
+        ),
+        (&again, noticed, None, "its agent lives"),
+        (&before, NodeState::Ready, None, "the node answers"),
+        (&before, SILENT, None, "nobody knows since when"),
+        (&before, NodeState::Unknown, None, "nothing is known of the node"),
+        (&paused, noticed, None, "it was not said to be ready"),
+    ] {
+        assert_eq!(said(condition, node, &pods), wanted.cloned(), "{why}");
+    }
+    assert_eq!(
+        heard(&before, noticed, &pods, false),
+        None,
+        "only its kubelet is silent"
+    );
+    // Also where the pod was deleted by force.
+    assert_eq!(said(&before, noticed, &[]), Some(ours.clone()));
+    // Once said it is the agent's to take back: a field that one applies and another no longer does is gone.
+    for node in [noticed, NodeState::Ready] {
+        let mut status = up();
+        status["conditions"] = json!([ours]);
+        assert_eq!(at(&instance(&status), &pods, false, node).status, None, "nothing new");
+        status["qosClass"] = json!("Guaranteed");
+        status["activePods"] = json!({});
+        let written = at(&instance(&status), &pods, false, node).status.unwrap();
+        assert!(written.conditions.iter().any(|condition| condition.type_ == "Ready"));
+    }
 }
 
 #[test]
@@ -311,11 +371,7 @@ fn deletion_waits_for_the_guest_to_end() {
         at(&instance, &[living], false, NodeState::Gone).steps,
         [Step::RemoveFinalizer]
     );
-    assert_eq!(
-        at(&instance, &[], true, NodeState::NotReady).steps,
-        [],
-        "it may still run"
-    );
+    assert_eq!(at(&instance, &[], true, SILENT).steps, [], "it may still run");
     assert_eq!(at(&instance, &[], true, NodeState::Gone).steps, [Step::RemoveFinalizer]);
 }
 
@@ -355,7 +411,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
 fn a_plan_that_was_carried_out_is_empty() {
     for status in [json!({"phase": "Pending"}), json!({"phase": "Scheduling"}), up()] {
         for state in [Value::Null, running(), said("Shutdown"), said("Crashed")] {
-            for node in [NodeState::Ready, NodeState::NotReady, NodeState::Gone] {
+            for node in [NodeState::Ready, SILENT, NodeState::Gone] {
                 let mut instance = instance(&status);
                 let pods = [pod("p", Some("a"), &state)];
                 for _ in 0..2 {
@@ -608,6 +664,6 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
             ..seen(&instance, &pods)
         })
     };
-    assert!(!at(NodeState::NotReady).steps.contains(&Step::RemoveFinalizer));
+    assert!(!at(SILENT).steps.contains(&Step::RemoveFinalizer));
     assert!(at(NodeState::Gone).steps.contains(&Step::RemoveFinalizer));
 }
