@@ -37,6 +37,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "images": ("busybox-static", "debian-archive-keyring", "mmdebstrap", "zstd"),
     # The guest disk: a kernel, a boot loader and a file system in one file.
     "guest": (
+        "binutils",
         "busybox-static",
         "genisoimage",
         "mtools",

@@ -13,9 +13,10 @@ import struct
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
-from guest import initrd
+from guest import agent, initrd
 from oci.builder import content_key, key_of
 from oci.busybox import install_applets
 from oci.debian import Mirror
@@ -47,17 +48,18 @@ def build(cache: Path, suite: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        packages = _packages(cache / f"packages-{suite}", suite)
-        parts = [content_key(SOURCES / name) for name in ("root", "beacon.rs", "disk.py", "initrd.py")]
+        system, of_agent = _system(cache / f"packages-{suite}", suite), _agent(cache / f"agent-{suite}", suite)
+        parts = [content_key(SOURCES / name) for name in ("root", "agent.py", "beacon.rs", "disk.py", "initrd.py")]
         disks = cache / "disks"
-        folder = disks / key_of("guest", parts, sorted(path.name for path in packages.glob("*.deb")))
+        archives = sorted(path.name for packages in (system, of_agent) for path in packages.glob("*.deb"))
+        folder = disks / key_of("guest", parts, archives)
         disk = folder / "disk.qcow2"
         if not disk.exists():
             scratch = cache / "work"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             with step("guest: program, initrd and disk"):
-                _assemble(packages, scratch)
+                _assemble(system, of_agent, scratch)
             _forget_old(disks)
             folder.mkdir(parents=True, exist_ok=True)
             (scratch / disk.name).rename(disk)
@@ -74,25 +76,42 @@ def _forget_old(disks: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _packages(folder: Path, suite: str) -> Path:
+def _system(folder: Path, suite: str) -> Path:
     """Download kernel and busybox once; --fresh forgets them."""
+
+    def names(mirror: Mirror, scratch: Path) -> list[str]:
+        return [mirror.latest_kernel("linux-image-cloud-amd64", scratch), "busybox-static"]
+
+    return _packages(folder, suite, "cloud kernel and busybox", names)
+
+
+def _agent(folder: Path, suite: str) -> Path:
+    """Download the guest agent once, with what it needs."""
+    return _packages(folder, suite, "QEMU guest agent", lambda mirror, scratch: list(agent.PACKAGES))
+
+
+def _packages(folder: Path, suite: str, what: str, names: Callable[[Mirror, Path], list[str]]) -> Path:
     if not folder.exists():
-        with step("guest: download Debian's cloud kernel and busybox"):
+        with step(f"guest: download Debian's {what}"):
             scratch = folder.with_name("download")
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             mirror = Mirror.of_this_machine(suite)
-            kernel = mirror.latest_kernel("linux-image-cloud-amd64", scratch)
-            mirror.download([kernel, "busybox-static"], scratch / "packages", scratch)
+            mirror.download(names(mirror, scratch), scratch / "packages", scratch)
             (scratch / "packages").rename(folder)
             shutil.rmtree(scratch)
     return folder
 
 
-def _assemble(packages: Path, scratch: Path) -> None:
-    unpacked, root = scratch / "unpacked", scratch / "root"
+def _unpack(packages: Path, folder: Path) -> Path:
     for package in packages.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "--extract", str(package), str(unpacked)], check=True)
+        subprocess.run(["dpkg-deb", "--extract", str(package), str(folder)], check=True)
+    return folder
+
+
+def _assemble(system: Path, of_agent: Path, scratch: Path) -> None:
+    unpacked, root = _unpack(system, scratch / "unpacked"), scratch / "root"
+    agent.pack(_unpack(of_agent, scratch / "agent"), scratch / "agent.tgz")
     busybox = next(path for path in (unpacked / "usr/bin/busybox", unpacked / "bin/busybox") if path.exists())
     (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
     root.mkdir()
@@ -163,6 +182,7 @@ def _write_disk(kernel: Path, scratch: Path) -> None:
         ["mcopy", "-i", place, str(kernel), "::vmlinuz"],
         ["mcopy", "-i", place, str(scratch / "initrd"), "::initrd"],
         ["mcopy", "-i", place, str(menu), "::syslinux.cfg"],
+        ["mcopy", "-i", place, str(scratch / "agent.tgz"), "::agent.tgz"],
         ["syslinux", "--install", "--offset", str(PARTITION_START), str(raw)],
         ["qemu-img", "convert", "-O", "qcow2", str(raw), str(scratch / "disk.qcow2")],
     )

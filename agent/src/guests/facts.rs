@@ -53,10 +53,7 @@ pub(super) fn guest_agent(info: GuestInfo) -> GuestAgent {
         interfaces: info
             .interfaces
             .into_iter()
-            .map(|interface| {
-                let addresses = interface.addresses.into_iter().map(|address| address.address);
-                (interface.name, interface.mac, addresses.collect())
-            })
+            .map(|interface| (interface.name, interface.mac))
             .collect(),
     }
 }

@@ -52,8 +52,8 @@ pub struct Domain {
 pub struct GuestAgent {
     /// The operating system.
     pub os: GuestOsInfo,
-    /// Interfaces: name in the guest, MAC address, addresses.
-    pub interfaces: Vec<(String, String, Vec<String>)>,
+    /// Interfaces: name in the guest, MAC address.
+    pub interfaces: Vec<(String, String)>,
 }
 
 /// Whether a guest runs.
@@ -367,7 +367,8 @@ fn memory(bytes: u64) -> MemoryStatus {
     }
 }
 
-/// A guest has its pod's addresses; its own agent knows better where there is one.
+/// A guest is reached by its pod's addresses, whatever it takes for its own: it keeps those of the pod that it began in
+/// when it moves. Its agent knows what it calls its interfaces.
 fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
     let status = observed.pod.status.as_ref();
     let addresses: Vec<String> = status
@@ -388,14 +389,13 @@ fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
             let guest = told
                 .unwrap_or_default()
                 .iter()
-                .find(|(_, address, _)| Some(address.to_lowercase()) == mac);
-            let all = guest.map_or_else(|| addresses.clone(), |(_, _, own)| own.clone());
+                .find(|(_, address)| Some(address.to_lowercase()) == mac);
             InterfaceStatus {
                 name: Some(interface.name.clone()),
-                ip_address: all.first().cloned(),
-                ip_addresses: all,
+                ip_address: addresses.first().cloned(),
+                ip_addresses: addresses.clone(),
                 mac,
-                interface_name: guest.map(|(name, _, _)| name.clone()),
+                interface_name: guest.map(|(name, _)| name.clone()),
                 info_source: Some(
                     if guest.is_some() {
                         "domain, guest-agent"

@@ -200,10 +200,14 @@ fn the_guests_agent_knows_its_addresses_better() {
             id: Some("debian".into()),
             ..GuestOsInfo::default()
         },
-        interfaces: vec![("eth0".into(), "02:00:00:00:00:0A".into(), vec!["10.9.9.9".into()])],
+        interfaces: vec![("eth0".into(), "02:00:00:00:00:0A".into())],
     });
     let status = case.report();
-    assert_eq!(status.interfaces[0].ip_address.as_deref(), Some("10.9.9.9"));
+    assert_eq!(
+        status.interfaces[0].ip_address.as_deref(),
+        Some("10.0.0.5"),
+        "its pod's"
+    );
     assert_eq!(status.interfaces[0].interface_name.as_deref(), Some("eth0"));
     assert_eq!(status.interfaces[0].info_source.as_deref(), Some("domain, guest-agent"));
     assert_eq!(status.guest_os_info.id.as_deref(), Some("debian"));

@@ -7,6 +7,9 @@ services_start() {
         setting udp-interval 1s
         beacon udp "$target" "$value" &
     fi
+    if setting agent ""; then
+        services_agent
+    fi
     if setting write ""; then
         interval=$value
         device=$(findfs LABEL=DRYDOCK) && mount -t vfat -o sync "$device" /boot
@@ -25,6 +28,19 @@ services_start() {
     fi
     setting listen "" && beacon listen "$value" &
     setting checksum "" && services_checksum "$value" &
+}
+
+# Debian's QEMU guest agent, which is on the disk, as few guests have memory to spare for it.
+services_agent() {
+    for port in /sys/class/virtio-ports/*; do
+        [ "$(cat "$port/name")" = org.qemu.guest_agent.0 ] || continue
+        device=$(findfs LABEL=DRYDOCK) && mount -t vfat -o ro "$device" /mnt || return
+        mkdir /run/agent
+        tar -xzf /mnt/agent.tgz -C /run/agent
+        umount /mnt
+        loader=$(ls /run/agent/ld-linux*)
+        "$loader" --library-path /run/agent /run/agent/qemu-ga -p "/dev/${port##*/}" -t /run >/dev/console 2>&1 &
+    done
 }
 
 services_checksum() {

@@ -1,0 +1,65 @@
+"""Packs Debian's QEMU guest agent, with the libraries it needs, for guests that are asked to run it.
+
+The guest has no C library of its own, so that they all go into one folder with the loader that finds them there.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+from oci.layer import epoch
+from oci.progress import Failure
+
+# Debian's names since its release 13.
+PACKAGES = (
+    "qemu-guest-agent",
+    "libatomic1",
+    "libc6",
+    "libcap2",
+    "libglib2.0-0t64",
+    "libnuma1",
+    "libpcre2-8-0",
+    "libudev1",
+    "liburing2",
+)  # fmt: skip
+PROGRAM = "qemu-ga"
+NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]|Requesting program interpreter: .*/(.+)\]")
+
+
+def needed(program: Path) -> set[str]:
+    """Return the names of the libraries that a program or library asks for, the loader among them."""
+    said = subprocess.run(
+        ["readelf", "--wide", "--dynamic", "--program-headers", str(program)], capture_output=True, text=True, check=True
+    ).stdout
+    return {library or loader for library, loader in NEEDED.findall(said)}
+
+
+def closure(unpacked: Path) -> dict[str, Path]:
+    """Return the files of the agent by the names under which they are asked for."""
+    there = {path.name: path for path in sorted(unpacked.rglob("*")) if path.is_file()}
+    found: dict[str, Path] = {}
+    wanted = {PROGRAM}
+    while wanted:
+        name = wanted.pop()
+        if name not in there:
+            raise Failure(f"none of the packages {', '.join(PACKAGES)} has {name}")
+        found[name] = there[name].resolve()
+        wanted |= needed(found[name]) - found.keys()
+    return found
+
+
+def pack(unpacked: Path, archive: Path) -> None:
+    """Write the agent's files as a tar archive that gzip has compressed, the same ones always the same."""
+    plain = archive.with_suffix(".tar")
+    with tarfile.open(plain, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, path in sorted(closure(unpacked).items()):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.mtime = path.stat().st_size, 0o755, epoch()
+            with path.open("rb") as content:
+                tar.addfile(info, content)
+    with archive.open("wb") as output:
+        subprocess.run(["gzip", "--best", "--no-name", "--stdout", str(plain)], stdout=output, check=True)
+    plain.unlink()
