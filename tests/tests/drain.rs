@@ -443,6 +443,72 @@ async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Re
     cluster.no_guests().await
 }
 
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_again() -> Result<()> {
+    const TAINT: &str = "kubevirt.io/drain=draining:NoSchedule";
+    let cluster = clean().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let name = "stubborn";
+    started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
+    // So slow that there is time to take its target away.
+    cluster.limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
+    cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
+    let migration = until_some("its migration", || async {
+        let found = migrations_of(&cluster, name).await?;
+        Ok(found
+            .into_iter()
+            .find(|one| phase(one) == Some(MigrationPhase::Running)))
+    })
+    .await?;
+    let target = migration
+        .status
+        .and_then(|status| status.target?.pod)
+        .context("its target")?;
+    cluster.delete_pod_now(NAMESPACE, &target).await?;
+    let waits = until_drain(&cluster, &first, "a wait after the first failure", |drain| {
+        left(drain) == [(name, RemainingState::Waiting, "BackOff")]
+    })
+    .await?;
+    let message = &waits.remaining[0].message;
+    ensure!(message.starts_with("1 of 10 attempts have failed ("), "{message}");
+
+    // As if it were the last of ten.
+    let earlier = json!({"failures": 9, "lastFailure": {"uid": "an-earlier-one", "at": "2026-01-01T00:00:00Z"}});
+    cluster
+        .instances()
+        .patch_status(
+            name,
+            &PatchParams::default(),
+            &Patch::Merge(json!({"status": {"evacuation": earlier}})),
+        )
+        .await?;
+    let ended = until_drain(&cluster, &first, "the end of all attempts", |drain| {
+        left(drain) == [(name, RemainingState::Blocked, "CannotEvacuate")]
+    })
+    .await?;
+    let message = &ended.remaining[0].message;
+    ensure!(
+        message.starts_with("all of 10 attempts to migrate the guest have failed"),
+        "{message}"
+    );
+    until_node_says(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
+    assert_eq!(node_of(&cluster.instances().get(name).await?)?, first);
+
+    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
+    until(cluster.instances(), name, "its mark to be gone", |instance| {
+        mark_of(instance).is_none()
+    })
+    .await?;
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
+    cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
+    until_on(&cluster, name, &second).await?;
+    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
+    went_on(&cluster, name).await?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
 /// How often the leading controller is killed; more by the environment variable `DRYDOCK_KILLS`.
 const KILLS: usize = 3;
 /// The Secret with the certificates of the webhooks.

@@ -260,7 +260,8 @@ const HELD: &str = "bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprog
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrations_are_kept() -> Result<()> {
-    const ROUNDS: usize = 8;
+    // There and back ten times.
+    const ROUNDS: usize = 20;
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "traveller";
