@@ -43,11 +43,10 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    instances::{Instances, node_of, prune},
+    instances::{Instances, node_of},
     launchers::Launchers,
     migrations::{Migrations, instance_of},
     node_pods::{Kept, NodePods},
-    own_writes::OwnWrites,
 };
 pub(crate) use metrics::DrainMetrics;
 use written::Reports;
@@ -72,7 +71,6 @@ pub(crate) struct DrainTask {
     events: Events,
     changed: Signal,
     attempts: Attempts,
-    written: OwnWrites<VirtualMachineInstance>,
     reports: Reports,
     previewer: Previewer,
 }
@@ -108,7 +106,6 @@ impl DrainTask {
             events,
             changed,
             attempts: Attempts::default(),
-            written: OwnWrites::default(),
         }
     }
 
@@ -256,7 +253,7 @@ impl DrainTask {
     fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> Gathered {
         let keys = self.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
-            let instance = self.written.newest(key, self.instances.watched())?;
+            let instance = self.instances.newest(key)?;
             let is_over = instance
                 .status
                 .as_ref()
@@ -342,7 +339,7 @@ impl DrainTask {
     }
 
     async fn mark(&self, key: &Key, node: &str, evacuation: &Evacuation) -> kube::Result<()> {
-        let Some(instance) = self.newest(key) else {
+        let Some(instance) = self.instances.newest(key) else {
             return Ok(());
         };
         let status = mark::status(&instance, Some((node, evacuation)), clock::now());
@@ -352,7 +349,7 @@ impl DrainTask {
     }
 
     async fn unmark(&self, key: &Key) -> kube::Result<()> {
-        let Some(instance) = self.newest(key) else {
+        let Some(instance) = self.instances.newest(key) else {
             return Ok(());
         };
         self.apply(key, &instance, mark::status(&instance, None, clock::now()))
@@ -376,17 +373,16 @@ impl DrainTask {
             "status": status,
         });
         let parameters = PatchParams::apply(mark::FIELD_MANAGER).force();
-        let mut answer = self
+        let answer = self
             .api(key)
             .patch_status(&key.name, &parameters, &Patch::Apply(apply))
             .await?;
-        prune(&mut answer);
-        self.written.remember(key, answer);
+        self.instances.remember(key, answer);
         Ok(())
     }
 
     async fn migrate(&self, key: &Key, node: &str, priority: MigrationPriority, order: usize) -> kube::Result<()> {
-        let Some(instance) = self.newest(key) else {
+        let Some(instance) = self.instances.newest(key) else {
             return Ok(());
         };
         // The same name for the same attempt: one that this process has forgotten is not made twice.
@@ -459,10 +455,6 @@ impl DrainTask {
             Some(node) => self.reports.conditions(&node, report, clock::now()).await,
             None => Ok(()),
         }
-    }
-
-    fn newest(&self, key: &Key) -> Option<VirtualMachineInstance> {
-        self.written.newest(key, self.instances.watched())
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {

@@ -31,12 +31,11 @@ use thiserror::Error;
 use tracing::info;
 
 use crate::{
-    instances::{Instances, prune},
+    instances::Instances,
     launchers::{Launchers, Purpose},
     liveness_task::SilentAgents,
     migrations::Migrations,
     nodes::NodePair,
-    own_writes::OwnWrites,
 };
 
 /// Changes of nodes and configuration within this time are looked at as one.
@@ -50,7 +49,6 @@ pub(crate) struct InstanceTask {
     launchers: Launchers,
     silent_agents: SilentAgents,
     events: Events,
-    written: OwnWrites<VirtualMachineInstance>,
 }
 
 /// What went wrong with one instance.
@@ -81,7 +79,6 @@ impl InstanceTask {
             launchers,
             silent_agents,
             events,
-            written: OwnWrites::default(),
         }
     }
 
@@ -152,7 +149,7 @@ impl InstanceTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<(), LookError> {
-        let Some(instance) = self.newest(key) else {
+        let Some(instance) = self.instances.newest(key) else {
             return Ok(());
         };
         let pods = self.launchers.of(&instance);
@@ -229,17 +226,6 @@ impl InstanceTask {
         let status = instance.status.as_ref();
         let here = status.and_then(|status| status.node_name.as_deref());
         here.is_some_and(|node| self.silent_agents.contains(node))
-    }
-
-    /// The newest that is known of an instance; `None` if there is none.
-    fn newest(&self, key: &Key) -> Option<VirtualMachineInstance> {
-        self.written.newest(key, self.instances.watched())
-    }
-
-    /// Remembers what the API server answered to a write.
-    fn remember(&self, key: &Key, mut instance: VirtualMachineInstance) {
-        prune(&mut instance);
-        self.written.remember(key, instance);
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
@@ -326,7 +312,7 @@ impl InstanceTask {
             .api(key)
             .patch(&instance.name_any(), &parameters, &Patch::Merge(patch))
             .await?;
-        self.remember(key, answer);
+        self.instances.remember(key, answer);
         Ok(())
     }
 
@@ -350,7 +336,7 @@ impl InstanceTask {
         match self.merge(key, instance, patch).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => {
-                self.written.forget(key);
+                self.instances.forget(key);
                 result
             }
         }
@@ -383,7 +369,7 @@ impl InstanceTask {
         wanted: &VirtualMachineInstanceStatus,
     ) -> kube::Result<()> {
         // Steps may have changed the object since.
-        let version = self.newest(key).and_then(|newest| newest.resource_version());
+        let version = self.instances.newest(key).and_then(|newest| newest.resource_version());
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
@@ -395,7 +381,7 @@ impl InstanceTask {
             .api(key)
             .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        self.remember(key, answer);
+        self.instances.remember(key, answer);
         Ok(())
     }
 

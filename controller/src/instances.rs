@@ -4,7 +4,7 @@
 //! the watch has shown it, and what was deleted as on its way out.
 //!
 //! ```text
-//!  watch ──▶ cache ───────────────┬─▶ watched, for_each
+//!  watch ──▶ cache ───────────────┬─▶ for_each
 //!    └─ shown ─▶ forgets ─┐       ├─▶ get, of_set
 //!  made(), deleted() ──▶ ours ────┘
 //! ```
@@ -21,7 +21,7 @@ use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock::Instan
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
 
-use crate::machine_task::prune_annotations;
+use crate::{machine_task::prune_annotations, own_writes::OwnWrites};
 
 /// So long an instance that was made is believed to be there though no watch has shown it. One that
 /// was gone before a watch could show it would be waited for in vain; asking for it anew costs
@@ -32,6 +32,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct Instances {
     cache: Cache<VirtualMachineInstance>,
+    written: OwnWrites<VirtualMachineInstance>,
     ours: Arc<Mutex<Ours>>,
 }
 
@@ -59,14 +60,18 @@ impl Instances {
     ) -> Self {
         let ours = Arc::new(Mutex::new(Ours::default()));
         let observed = Arc::clone(&ours);
+        let written = OwnWrites::default();
+        let shown = written.clone();
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .listing(Listing::Streamed)
             .prune(prune)
             .packed()
             .on_change(move |change| lock(&observed).observe(change))
+            .on_change(move |change| shown.hear(change))
             .on_change(told);
         Self {
             cache: watches.start(watch),
+            written,
             ours,
         }
     }
@@ -85,6 +90,7 @@ impl Instances {
         });
         Self {
             cache,
+            written: OwnWrites::default(),
             ours: Arc::new(Mutex::new(ours)),
         }
     }
@@ -94,9 +100,20 @@ impl Instances {
         self.cache.answered().await;
     }
 
-    /// What the watch has shown, and nothing else.
-    pub(crate) fn watched(&self) -> &Cache<VirtualMachineInstance> {
-        &self.cache
+    /// The newest that is known of an instance, also by this process's own writes; `None` if the watch shows none.
+    pub(crate) fn newest(&self, key: &Key) -> Option<VirtualMachineInstance> {
+        self.written.newest(key, &self.cache)
+    }
+
+    /// Remembers what the API server answered to a write.
+    pub(crate) fn remember(&self, key: &Key, mut answer: VirtualMachineInstance) {
+        prune(&mut answer);
+        self.written.remember(key, answer, &self.cache);
+    }
+
+    /// An instance is on its way out: there is nothing more to write.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.written.forget(key);
     }
 
     /// The keys of all instances that the watch has shown, in no order.
@@ -277,7 +294,7 @@ pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key
 }
 
 /// Drops what is kept by others for themselves.
-pub(crate) fn prune(instance: &mut VirtualMachineInstance) {
+fn prune(instance: &mut VirtualMachineInstance) {
     instance.metadata.managed_fields = None;
     prune_annotations(&mut instance.metadata.annotations);
 }

@@ -63,11 +63,13 @@ impl MachineTask {
         events: Events,
         work: &KeyedWork,
     ) -> Self {
-        let queue = work.clone();
+        let (queue, written) = (work.clone(), OwnWrites::default());
+        let shown = written.clone();
         let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
             .listing(Listing::Streamed)
             .prune(prune)
             .packed()
+            .on_change(move |change| shown.hear(change))
             .on_change(move |change| queue.hear(change));
         Self {
             machines: watches.start(machines),
@@ -75,7 +77,7 @@ impl MachineTask {
             instances,
             migrations,
             events,
-            written: OwnWrites::default(),
+            written,
         }
     }
 
@@ -251,7 +253,7 @@ impl MachineTask {
     fn remember(&self, key: &Key, machine: &mut VirtualMachine, mut answer: VirtualMachine) {
         prune(&mut answer);
         machine.clone_from(&answer);
-        self.written.remember(key, answer);
+        self.written.remember(key, answer, &self.machines);
     }
 
     async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &Deletion) -> kube::Result<()> {

@@ -54,10 +54,9 @@ use self::{
     surroundings::Surroundings,
 };
 use crate::{
-    maintenances::{self, Maintenances},
+    maintenances::Maintenances,
     node_pods::{Kept, NodePods},
-    nodes::{Nodes, prune_node},
-    own_writes::OwnWrites,
+    nodes::Nodes,
 };
 
 /// How many nodes are looked at at a time. A look waits for the API server alone.
@@ -86,8 +85,6 @@ pub(crate) struct MaintenanceTask {
     evictions: Evictions,
     events: Events,
     kept: Mutex<HashMap<String, Kept>>,
-    written: [OwnWrites<NodeMaintenance>; 2],
-    written_nodes: OwnWrites<Node>,
 }
 
 /// What went wrong with one node.
@@ -156,8 +153,6 @@ impl MaintenanceTask {
             evictions,
             events,
             kept: Mutex::default(),
-            written: Default::default(),
-            written_nodes: OwnWrites::default(),
         }
     }
 
@@ -210,7 +205,7 @@ impl MaintenanceTask {
             .iter()
             .filter_map(|(group, object)| {
                 let key = Key::of(object.as_ref());
-                let newest = self.newest(*group, &key)?;
+                let newest = self.maintenances.newest(*group, &key)?;
                 Some((*group, key, newest))
             })
             .collect();
@@ -226,14 +221,6 @@ impl MaintenanceTask {
         // Last: what it is about does not wait for it.
         let settled = self.leases.settle_reservation(node, &shown, clock::now()).await?;
         Ok(wake.or_at(settled))
-    }
-
-    fn newest(&self, group: Group, key: &Key) -> Option<NodeMaintenance> {
-        self.written_of(group).newest(key, self.maintenances.of_group(group))
-    }
-
-    fn written_of(&self, group: Group) -> &OwnWrites<NodeMaintenance> {
-        &self.written[usize::from(group == Group::KubeVirt)]
     }
 
     /// Watches the pods of a node while a maintenance holds it, and what concerns pods while there is
@@ -259,7 +246,7 @@ impl MaintenanceTask {
             failure: None,
         };
         for _ in 0..STEPS {
-            let Some(object) = self.newest(group, key) else {
+            let Some(object) = self.maintenances.newest(group, key) else {
                 return Ok(Wake::OnChange);
             };
             let node = self.node(node_name).await?;
@@ -279,7 +266,7 @@ impl MaintenanceTask {
                 Done::Yes => {
                     self.tell(group, &object, node.as_ref(), &events);
                     if is_last {
-                        self.written_of(group).forget(key);
+                        self.maintenances.forget(group, key);
                         return Ok(Wake::OnChange);
                     }
                     if rests {
@@ -327,7 +314,7 @@ impl MaintenanceTask {
 
     /// The node; `None` if the API server says that there is none.
     async fn node(&self, name: &str) -> kube::Result<Option<Node>> {
-        match self.written_nodes.newest(&Key::cluster(name), &self.nodes.nodes) {
+        match self.nodes.newest(name) {
             Some(node) => Ok(Some(node)),
             None => self.node_api.get_opt(name).await,
         }
@@ -470,9 +457,8 @@ impl MaintenanceTask {
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(Done::Gone),
             Err(error) => return Err(error.into()),
         };
-        if let Some(mut newest) = newest {
-            maintenances::prune(&mut newest);
-            self.written_of(group).remember(key, newest);
+        if let Some(newest) = newest {
+            self.maintenances.remember(group, key, newest);
         }
         Ok(done)
     }
@@ -489,7 +475,9 @@ impl MaintenanceTask {
             }
             Err(error) => return Err(error.into()),
         };
-        self.remember_node(&name, newest);
+        if let Some(newest) = newest {
+            self.nodes.remember(&name, newest);
+        }
         Ok(done)
     }
 
@@ -503,15 +491,8 @@ impl MaintenanceTask {
             .node_api
             .patch_status(node, &parameters, &Patch::Apply(apply))
             .await?;
-        self.remember_node(node, Some(written));
+        self.nodes.remember(node, written);
         Ok(())
-    }
-
-    fn remember_node(&self, name: &str, newest: Option<Node>) {
-        if let Some(mut newest) = newest {
-            prune_node(&mut newest);
-            self.written_nodes.remember(&Key::cluster(name), newest);
-        }
     }
 
     fn api(&self, group: Group) -> Api<NodeMaintenance> {

@@ -9,12 +9,13 @@ use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_runtime::{Cache, Change, Key, Watch, Watches};
 use kube::Client;
 
-use crate::machine_task::prune_annotations;
+use crate::{machine_task::prune_annotations, own_writes::OwnWrites};
 
 /// NodeMaintenances, and which node each names. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Maintenances {
     caches: [Cache<NodeMaintenance>; 2],
+    written: [OwnWrites<NodeMaintenance>; 2],
     by_node: Arc<Mutex<ByNode>>,
 }
 
@@ -25,8 +26,10 @@ impl Maintenances {
     /// Starts watching; `told` hears the node of each maintenance that changes.
     pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
         let by_node = Arc::new(Mutex::new(ByNode::new()));
+        let written = <[OwnWrites<NodeMaintenance>; 2]>::default();
         let caches = Group::ALL.map(|group| {
             let (index, told) = (Arc::clone(&by_node), told.clone());
+            let shown = written[index_of(group)].clone();
             let name = match group {
                 Group::Medik8s => "maintenances",
                 Group::KubeVirt => "maintenances of KubeVirt's group",
@@ -34,6 +37,7 @@ impl Maintenances {
             let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name)
                 .optional()
                 .prune(prune)
+                .on_change(move |change| shown.hear(change))
                 .on_change(move |change| {
                     if let Some(node) = observe(&mut lock(&index), group, change) {
                         told(&node);
@@ -41,7 +45,11 @@ impl Maintenances {
                 });
             watches.start(watch)
         });
-        Self { caches, by_node }
+        Self {
+            caches,
+            written,
+            by_node,
+        }
     }
 
     /// Those that a test says there are.
@@ -56,6 +64,7 @@ impl Maintenances {
         }
         Self {
             caches: Group::ALL.map(|group| Cache::filled(objects.remove(&group).unwrap_or_default())),
+            written: Default::default(),
             by_node: Arc::new(Mutex::new(by_node)),
         }
     }
@@ -67,10 +76,23 @@ impl Maintenances {
 
     /// Those of a group.
     pub(crate) fn of_group(&self, group: Group) -> &Cache<NodeMaintenance> {
-        match group {
-            Group::Medik8s => &self.caches[0],
-            Group::KubeVirt => &self.caches[1],
-        }
+        &self.caches[index_of(group)]
+    }
+
+    /// The newest that is known of a maintenance, also by this process's own writes; `None` if the watch shows none.
+    pub(crate) fn newest(&self, group: Group, key: &Key) -> Option<NodeMaintenance> {
+        self.written[index_of(group)].newest(key, self.of_group(group))
+    }
+
+    /// Remembers what the API server answered to a write.
+    pub(crate) fn remember(&self, group: Group, key: &Key, mut answer: NodeMaintenance) {
+        prune(&mut answer);
+        self.written[index_of(group)].remember(key, answer, self.of_group(group));
+    }
+
+    /// A maintenance is on its way out: there is nothing more to write.
+    pub(crate) fn forget(&self, group: Group, key: &Key) {
+        self.written[index_of(group)].forget(key);
     }
 
     /// The maintenances that name a node.
@@ -121,7 +143,15 @@ fn observe(index: &mut ByNode, group: Group, change: &Change<NodeMaintenance>) -
 }
 
 /// Drops what is kept by others for themselves.
-pub(crate) fn prune(object: &mut NodeMaintenance) {
+/// Where what is known of a group is.
+fn index_of(group: Group) -> usize {
+    match group {
+        Group::Medik8s => 0,
+        Group::KubeVirt => 1,
+    }
+}
+
+fn prune(object: &mut NodeMaintenance) {
     object.metadata.managed_fields = None;
     prune_annotations(&mut object.metadata.annotations);
 }

@@ -49,8 +49,7 @@ use tracing::info;
 use crate::{
     instances::Instances,
     launchers::{Launchers, Purpose},
-    migrations::{Migrations, instance_of, prune},
-    own_writes::OwnWrites,
+    migrations::{Migrations, instance_of},
 };
 use turns::Turns;
 
@@ -72,7 +71,6 @@ pub(crate) struct MigrationTask {
     launchers: Launchers,
     events: Events,
     deadlines: Deadlines,
-    written: OwnWrites<VirtualMachineInstanceMigration>,
     turns: Turns,
     /// When this process has made which migration's target pod, until the watch shows it.
     placed: Mutex<BTreeMap<String, Timestamp>>,
@@ -120,7 +118,6 @@ impl MigrationTask {
             launchers,
             events,
             deadlines,
-            written: OwnWrites::default(),
             turns: Turns::default(),
             placed: Mutex::default(),
             work,
@@ -225,7 +222,7 @@ impl MigrationTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<Wake, LookError> {
-        let Some(migration) = self.written.newest(key, self.migrations.watched()) else {
+        let Some(migration) = self.migrations.newest(key) else {
             self.turns.missing(&format!(
                 "{}/{}",
                 key.namespace.as_deref().unwrap_or_default(),
@@ -571,12 +568,11 @@ impl MigrationTask {
             "status": wanted,
         });
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let mut answer = self
+        let answer = self
             .api(key)
             .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        prune(&mut answer);
-        self.written.remember(key, answer);
+        self.migrations.remember(key, answer);
         self.announce(migration, change);
         Ok(())
     }
@@ -613,7 +609,7 @@ impl MigrationTask {
             .api(key)
             .patch(&migration.name_any(), &parameters, &Patch::Merge(patch))
             .await;
-        self.written.forget(key);
+        self.migrations.forget(key);
         match result {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => result.map(drop),
@@ -638,7 +634,7 @@ impl MigrationTask {
 
     async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
         // The watch may not have shown yet that it was deleted.
-        let newest = self.written.newest(key, self.migrations.watched());
+        let newest = self.migrations.newest(key);
         if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
         }
@@ -652,9 +648,8 @@ impl MigrationTask {
         match self.api(key).delete(&migration.name_any(), &parameters).await {
             Ok(answer) => {
                 // It stays as long as its finalizer does.
-                if let Some(mut deleted) = answer.left() {
-                    prune(&mut deleted);
-                    self.written.remember(key, deleted);
+                if let Some(deleted) = answer.left() {
+                    self.migrations.remember(key, deleted);
                 }
                 Ok(())
             }

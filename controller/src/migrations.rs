@@ -1,7 +1,7 @@
 //! All migrations: one watch that the tasks and the admission share.
 //!
 //! ```text
-//!  watch ──▶ cache ─────────────────────┬─▶ watched, for_each
+//!  watch ──▶ cache ─────────────────────┬─▶ for_each
 //!    └─ of which instance ──▶ index ────┴─▶ of_instance, is_moving
 //! ```
 
@@ -17,13 +17,14 @@ use drydock_core::migration::record::Record;
 use drydock_runtime::{Cache, Change, Key, KeyedWork, Listing, Watch, Watches};
 use kube::Client;
 
-use crate::machine_task::prune_annotations;
+use crate::{machine_task::prune_annotations, own_writes::OwnWrites};
 pub(crate) use metrics::MigrationMetrics;
 
 /// Migrations, and which instance each moves. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrations {
     cache: Cache<VirtualMachineInstanceMigration>,
+    written: OwnWrites<VirtualMachineInstanceMigration>,
     index: Arc<Mutex<Index>>,
 }
 
@@ -48,13 +49,17 @@ impl Migrations {
     ) -> Self {
         let index = Arc::new(Mutex::new(Index::default()));
         let observed = Arc::clone(&index);
+        let written = OwnWrites::default();
+        let shown = written.clone();
         let watch = Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations")
             .listing(Listing::Streamed)
             .prune(prune)
             .on_change(move |change| lock(&observed).observe(change))
+            .on_change(move |change| shown.hear(change))
             .on_change(told);
         Self {
             cache: watches.start(watch),
+            written,
             index,
         }
     }
@@ -67,6 +72,7 @@ impl Migrations {
         cache.for_each(|key, migration| index.add(key, None, migration));
         Self {
             cache,
+            written: OwnWrites::default(),
             index: Arc::new(Mutex::new(index)),
         }
     }
@@ -76,9 +82,20 @@ impl Migrations {
         self.cache.answered().await;
     }
 
-    /// What the watch has shown, and nothing else.
-    pub(crate) fn watched(&self) -> &Cache<VirtualMachineInstanceMigration> {
-        &self.cache
+    /// The newest that is known of a migration, also by this process's own writes; `None` if the watch shows none.
+    pub(crate) fn newest(&self, key: &Key) -> Option<VirtualMachineInstanceMigration> {
+        self.written.newest(key, &self.cache)
+    }
+
+    /// Remembers what the API server answered to a write.
+    pub(crate) fn remember(&self, key: &Key, mut answer: VirtualMachineInstanceMigration) {
+        prune(&mut answer);
+        self.written.remember(key, answer, &self.cache);
+    }
+
+    /// A migration is on its way out: there is nothing more to write.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.written.forget(key);
     }
 
     /// Calls `visit` with each migration, in no order. Changes wait meanwhile: keep it short.
@@ -222,7 +239,7 @@ fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
 }
 
 /// Drops what is kept by others for themselves.
-pub(crate) fn prune(migration: &mut VirtualMachineInstanceMigration) {
+fn prune(migration: &mut VirtualMachineInstanceMigration) {
     migration.metadata.managed_fields = None;
     prune_annotations(&mut migration.metadata.annotations);
 }

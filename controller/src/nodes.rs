@@ -27,7 +27,7 @@ use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
-use crate::maintenances::Maintenances;
+use crate::{maintenances::Maintenances, own_writes::OwnWrites};
 use shared_facts::SharedFacts;
 
 /// Taint by which somebody vouches that a node is off.
@@ -39,6 +39,7 @@ pub(crate) struct Nodes {
     api: Api<Node>,
     pub(crate) nodes: Cache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
+    written: OwnWrites<Node>,
     maintenances: Maintenances,
     /// What [`Nodes::pairs`] has found, until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
@@ -74,10 +75,13 @@ impl Nodes {
         let news = told.clone();
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
+        let written = OwnWrites::default();
+        let shown = written.clone();
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
             .listing(Listing::Streamed)
             .prune(prune_node)
             .on_change(move |_| *lock(&of_nodes) = None)
+            .on_change(move |change| shown.hear(change))
             .on_change(move |change| hear(change, without_drain_conditions, &news));
         let shared = SharedFacts::default();
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
@@ -94,6 +98,7 @@ impl Nodes {
             api: Api::all(client.clone()),
             nodes: watches.start(nodes),
             hypervisors: watches.start(hypervisors),
+            written,
             maintenances,
             pairs,
         }
@@ -106,6 +111,7 @@ impl Nodes {
             api: Api::all(client.clone()),
             nodes: Cache::filled(nodes),
             hypervisors: Cache::default(),
+            written: OwnWrites::default(),
             maintenances: Maintenances::filled([]),
             pairs: Arc::default(),
         }
@@ -122,6 +128,17 @@ impl Nodes {
             }
         });
         leaving
+    }
+
+    /// The newest that is known of a node, also by this process's own writes; `None` if the watch shows none.
+    pub(crate) fn newest(&self, name: &str) -> Option<Node> {
+        self.written.newest(&Key::cluster(name), &self.nodes)
+    }
+
+    /// Remembers what the API server answered to a write.
+    pub(crate) fn remember(&self, name: &str, mut answer: Node) {
+        prune_node(&mut answer);
+        self.written.remember(&Key::cluster(name), answer, &self.nodes);
     }
 
     /// Waits until the API server has said everything once.
@@ -222,7 +239,7 @@ fn state_of(node: &Node) -> NodeState {
 }
 
 /// Keeps what decides where a virtual machine can be.
-pub(crate) fn prune_node(node: &mut Node) {
+fn prune_node(node: &mut Node) {
     if let Some(annotations) = &mut node.metadata.annotations {
         annotations.retain(|name, _| name == DRAIN_PREVIEW);
     }

@@ -76,16 +76,18 @@ impl ReplicaSetTask {
         events: Events,
         work: &KeyedWork,
     ) -> Self {
-        let queue = work.clone();
+        let (queue, written) = (work.clone(), OwnWrites::default());
+        let shown = written.clone();
         let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets")
             .prune(prune)
+            .on_change(move |change| shown.hear(change))
             .on_change(move |change| queue.hear(change));
         Self {
             sets: watches.start(sets),
             client,
             instances,
             events,
-            written: OwnWrites::default(),
+            written,
         }
     }
 
@@ -297,7 +299,7 @@ impl ReplicaSetTask {
         match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
             Ok(mut answer) => {
                 prune(&mut answer);
-                self.written.remember(key, answer);
+                self.written.remember(key, answer, &self.sets);
                 Ok(())
             }
             // Gone meanwhile: there is nobody to tell.

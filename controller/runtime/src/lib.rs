@@ -40,7 +40,7 @@ pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
 pub use keyed_work::{KeyedWork, Wake};
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
-pub use newer::newer;
+pub use newer::{has_shown, newer};
 pub use process::{Name, Process, ProcessError};
 pub use retry::{Backoff, jittered};
 pub use start::{Start, StartError, Threads, install_crypto};

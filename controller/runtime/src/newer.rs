@@ -5,20 +5,24 @@ use kube::ResourceExt;
 /// The newer of what a watch has shown and what a write has answered. A watch is a moment behind
 /// one's own writes; deciding on what it shows alone would do the same thing twice.
 pub fn newer<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K> {
+    match (watched, written) {
+        // What a watch does not show any more has gone, if it ever showed what was written.
+        (None, _) => None,
+        (Some(watched), Some(written)) if !has_shown(&watched, &written) => Some(written),
+        (watched, _) => watched,
+    }
+}
+
+/// Whether a watch that shows this has shown what was written, too: that is as old, or older, or of an object that is
+/// there no more.
+pub fn has_shown<K: ResourceExt>(watched: &K, written: &K) -> bool {
     let version = |object: &K| {
         object
             .resource_version()
             .and_then(|version| version.parse::<u64>().ok())
             .unwrap_or(0)
     };
-    match (watched, written) {
-        // What a watch does not show any more has gone, if it ever showed what was written.
-        (None, _) => None,
-        (Some(watched), Some(written)) if version(&written) > version(&watched) && written.uid() == watched.uid() => {
-            Some(written)
-        }
-        (watched, _) => watched,
-    }
+    version(written) <= version(watched) || written.uid() != watched.uid()
 }
 
 #[cfg(test)]
