@@ -11,7 +11,7 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-pub(crate) use kept::{Kept, Pack};
+pub(crate) use kept::{Kept, Packing};
 
 /// Names one object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -165,7 +165,7 @@ pub struct Cache<K>(Arc<Shared<K>>);
 struct Shared<K> {
     held: RwLock<Held<K>>,
     sight: watch::Sender<Sight>,
-    pack: Pack<K>,
+    packing: Packing<K>,
 }
 
 struct Held<K> {
@@ -181,7 +181,7 @@ impl<K> Clone for Cache<K> {
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
-        Self::keeping(Kept::Whole)
+        Self::keeping(Packing::Whole)
     }
 }
 
@@ -196,7 +196,7 @@ impl<K> fmt::Debug for Cache<K> {
 
 impl<K> Cache<K> {
     /// An empty one that keeps objects in this way.
-    pub(crate) fn keeping(pack: Pack<K>) -> Self {
+    pub(crate) fn keeping(packing: Packing<K>) -> Self {
         let held = Held {
             objects: HashMap::new(),
             unreadable: BTreeMap::new(),
@@ -204,7 +204,7 @@ impl<K> Cache<K> {
         Self(Arc::new(Shared {
             held: RwLock::new(held),
             sight: watch::Sender::default(),
-            pack,
+            packing,
         }))
     }
 
@@ -220,7 +220,7 @@ impl<K> Cache<K> {
 
     /// An object as this would keep it.
     pub(crate) fn pack(&self, object: Arc<K>) -> Kept<K> {
-        (self.0.pack)(object)
+        self.0.packing.keep(object)
     }
 
     /// All objects, in no order.

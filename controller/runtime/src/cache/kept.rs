@@ -1,48 +1,106 @@
 //! How a cache keeps an object.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use lz4_flex::block::{compress_prepend_size_with_dict, decompress_size_prepended_with_dict};
 use serde::{Serialize, de::DeserializeOwned};
+
+/// So much text of other objects is compared with at most: LZ4 looks back 64 KiB, and its table is made anew for each
+/// object.
+const MOST_LIKE: usize = 16 << 10;
 
 /// An object as it is, or written down: its structs take several times as much memory as its text.
 #[derive(Debug)]
 pub(crate) enum Kept<K> {
     /// As it is.
     Whole(Arc<K>),
-    /// As JSON, and how to read it.
-    Packed(Arc<[u8]>, fn(&[u8]) -> Option<K>),
+    /// As text.
+    Packed(Packed<K>),
 }
 
-/// How objects are written down.
-pub(crate) type Pack<K> = fn(Arc<K>) -> Kept<K>;
+/// An object as JSON, compressed by LZ4: most of it is as in other objects of its kind.
+#[derive(Debug)]
+pub(crate) struct Packed<K> {
+    text: Arc<[u8]>,
+    /// What it was compared with.
+    like: Arc<[u8]>,
+    read: fn(&[u8]) -> Option<K>,
+}
+
+/// How the objects of a cache are kept.
+#[derive(Debug)]
+pub(crate) enum Packing<K> {
+    /// As they are.
+    Whole,
+    /// As text.
+    Packed {
+        /// As JSON.
+        write: fn(&K) -> Option<Vec<u8>>,
+        /// From JSON.
+        read: fn(&[u8]) -> Option<K>,
+        /// Text of the first objects, and of others that were unlike these.
+        like: Mutex<Arc<[u8]>>,
+    },
+}
 
 impl<K> Clone for Kept<K> {
     fn clone(&self) -> Self {
         match self {
             Self::Whole(object) => Self::Whole(Arc::clone(object)),
-            Self::Packed(text, read) => Self::Packed(Arc::clone(text), *read),
+            Self::Packed(packed) => Self::Packed(Packed {
+                text: Arc::clone(&packed.text),
+                like: Arc::clone(&packed.like),
+                read: packed.read,
+            }),
         }
     }
 }
 
-impl<K> Kept<K> {
-    /// Writes an object down.
-    pub(crate) fn packed(object: Arc<K>) -> Self
+impl<K> Packing<K> {
+    /// As text.
+    pub(crate) fn packed() -> Self
     where
         K: Serialize + DeserializeOwned,
     {
-        match serde_json::to_vec(&*object) {
-            Ok(text) => Self::Packed(text.into(), |text| serde_json::from_slice(text).ok()),
-            Err(_) => Self::Whole(object),
+        Self::Packed {
+            write: |object| serde_json::to_vec(object).ok(),
+            read: |text| serde_json::from_slice(text).ok(),
+            like: Mutex::default(),
         }
     }
 
+    /// Keeps an object.
+    pub(crate) fn keep(&self, object: Arc<K>) -> Kept<K> {
+        let Self::Packed { write, read, like } = self else {
+            return Kept::Whole(object);
+        };
+        let Some(json) = write(&object) else {
+            return Kept::Whole(object);
+        };
+        let mut known = like.lock().unwrap_or_else(PoisonError::into_inner);
+        let like = Arc::clone(&known);
+        let text = compress_prepend_size_with_dict(&json, &like);
+        let is_unlike = like.is_empty() || text.len() * 4 > json.len();
+        if is_unlike && like.len() < MOST_LIKE {
+            let more = json.len().min(MOST_LIKE - like.len());
+            *known = [&*like, &json[..more]].concat().into();
+        }
+        Kept::Packed(Packed {
+            text: text.into(),
+            like,
+            read: *read,
+        })
+    }
+}
+
+impl<K> Kept<K> {
     /// The object. One that was written down and cannot be read again, which no kind is known for, is not there.
     pub(crate) fn open(&self) -> Option<Arc<K>> {
         match self {
             Self::Whole(object) => Some(Arc::clone(object)),
-            Self::Packed(text, read) => {
-                let object = read(text);
+            Self::Packed(Packed { text, like, read }) => {
+                let json = decompress_size_prepended_with_dict(text, like).ok();
+                let object = json.and_then(|json| read(&json));
                 debug_assert!(object.is_some(), "an object cannot be read as it was written");
                 object.map(Arc::new)
             }
@@ -53,8 +111,93 @@ impl<K> Kept<K> {
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => Arc::ptr_eq(one, other),
-            (Self::Packed(one, _), Self::Packed(other, _)) => Arc::ptr_eq(one, other),
+            (Self::Packed(one), Self::Packed(other)) => Arc::ptr_eq(&one.text, &other.text),
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn object(name: &str, data: &[(&str, &str)]) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some(name.into());
+        let data = data.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        object.data = Some(data.collect());
+        object
+    }
+
+    fn size(kept: &Kept<ConfigMap>) -> usize {
+        match kept {
+            Kept::Whole(_) => panic!("it is not packed"),
+            Kept::Packed(packed) => packed.text.len(),
+        }
+    }
+
+    fn like(packing: &Packing<ConfigMap>) -> usize {
+        match packing {
+            Packing::Whole => 0,
+            Packing::Packed { like, .. } => like.lock().unwrap().len(),
+        }
+    }
+
+    #[test]
+    fn what_is_like_others_takes_little() {
+        let packing = Packing::packed();
+        let data: Vec<String> = (0..100)
+            .map(|number| format!("what is said as number {}", number * 7919))
+            .collect();
+        let with = |last: &'static str| {
+            let data = data.iter().map(|text| (text.as_str(), "some value"));
+            object(last, &data.collect::<Vec<_>>())
+        };
+        let first = packing.keep(Arc::new(with("first")));
+        let second = packing.keep(Arc::new(with("second")));
+        assert!(
+            size(&second) * 10 < size(&first),
+            "{} and {}",
+            size(&first),
+            size(&second)
+        );
+        for (kept, name) in [(&first, "first"), (&second, "second")] {
+            assert_eq!(*kept.open().unwrap(), with(name));
+        }
+        let known = like(&packing);
+        assert!(known > 0);
+        packing.keep(Arc::new(with("third")));
+        assert_eq!(like(&packing), known, "there is nothing new in it");
+    }
+
+    #[test]
+    fn an_object_is_kept_as_it_is_where_that_is_wanted() {
+        let object = Arc::new(object("a", &[]));
+        let kept = Packing::Whole.keep(Arc::clone(&object));
+        assert!(Arc::ptr_eq(&kept.open().unwrap(), &object));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_kept_is_the_same_again(
+            objects in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(("[a-z]{1,9}", ".{0,400}"), 0..12)), 1..24)
+        ) {
+            let packing = Packing::packed();
+            let objects: Vec<ConfigMap> = objects
+                .iter()
+                .map(|(name, data)| {
+                    let data: Vec<_> = data.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+                    object(name, &data)
+                })
+                .collect();
+            let kept: Vec<_> = objects.iter().map(|object| packing.keep(Arc::new(object.clone()))).collect();
+            for (kept, object) in kept.iter().zip(&objects) {
+                prop_assert_eq!(&*kept.open().unwrap(), object);
+            }
+            prop_assert!(like(&packing) <= MOST_LIKE);
         }
     }
 }

@@ -48,7 +48,7 @@ impl<K: Resource> Observer<K> {
             fields: _,
             labels: _,
             listing: _,
-            pack: _,
+            packing: _,
             optional,
             prune,
             on_change,
