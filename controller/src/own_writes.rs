@@ -37,11 +37,12 @@ impl<K: ResourceExt + Clone> OwnWrites<K> {
         newer(watched, written)
     }
 
-    /// Remembers what the API server answered to a write, unless the watch has shown it already.
+    /// Remembers what the API server answered to a write, unless the watch has shown it already, or shows no more what
+    /// was written to.
     pub(crate) fn remember(&self, key: &Key, answer: K, cache: &Cache<K>) {
         let mut written = self.lock();
         // Asked with the lock held: what the cache gets after this is heard after this.
-        if cache.get(key).is_some_and(|watched| has_shown(&*watched, &answer)) {
+        if cache.get(key).is_none_or(|watched| has_shown(&*watched, &answer)) {
             return;
         }
         if written.get(key).is_none_or(|before| !has_shown(&**before, &answer)) {
@@ -134,20 +135,19 @@ mod tests {
         written.remember(&key(), at("7", "u"), &Cache::filled([at("7", "u")]));
         written.remember(&key(), at("7", "u"), &Cache::filled([at("9", "new")]));
         assert!(written.lock().is_empty());
-        // It has been made, and is not shown yet.
-        let nothing = Cache::filled([]);
-        written.remember(&key(), at("7", "u"), &nothing);
-        assert_eq!(written.newest(&key(), &nothing), None);
-        written.hear(&change(Some(at("3", "before")), None));
-        assert!(!written.lock().is_empty(), "the one before it has gone");
-        written.hear(&change(None, Some(at("4", "u"))));
-        assert_eq!(version(written.newest(&key(), &Cache::filled([at("4", "u")]))), "7");
-        written.hear(&change(Some(at("7", "u")), None));
+        written.remember(&key(), at("7", "u"), &Cache::filled([]));
         assert!(written.lock().is_empty());
-        written.remember(&key(), at("7", "u"), &nothing);
-        written.hear(&change(None, Some(at("9", "new"))));
-        assert!(written.lock().is_empty());
-        written.remember(&key(), at("7", "u"), &nothing);
+        let cache = Cache::filled([at("5", "u")]);
+        for (old, new, left) in [
+            (Some(at("3", "before")), None, 1),
+            (Some(at("5", "u")), None, 0),
+            (Some(at("5", "u")), Some(at("9", "new")), 0),
+        ] {
+            written.remember(&key(), at("7", "u"), &cache);
+            written.hear(&change(old, new));
+            assert_eq!(written.lock().len(), left);
+        }
+        written.remember(&key(), at("7", "u"), &cache);
         written.forget(&key());
         assert!(written.lock().is_empty());
     }

@@ -1,0 +1,41 @@
+"""What belongs to the guest agent."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import unittest
+from pathlib import Path
+
+from guest import agent
+from oci.progress import Failure
+
+# A program of Debian's that is linked to one library and no more.
+PROGRAM = Path("/bin/true")
+LIBRARIES = Path("/lib/x86_64-linux-gnu")
+
+
+class Agent(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        shutil.copy(PROGRAM, self.folder / agent.PROGRAM)
+
+    def test_libraries_and_loader_are_needed(self) -> None:
+        self.assertEqual(agent.needed(PROGRAM), {"libc.so.6", "ld-linux-x86-64.so.2"})
+
+    def test_what_is_missing_is_named(self) -> None:
+        with self.assertRaisesRegex(Failure, r"has (libc\.so\.6|ld-linux-x86-64\.so\.2)"):
+            agent.closure(self.folder)
+
+    def test_all_that_is_needed_is_packed_the_same_each_time(self) -> None:
+        for name in ("libc.so.6", "ld-linux-x86-64.so.2"):
+            shutil.copy(LIBRARIES / name, self.folder / name)
+        archives = [self.folder / name for name in ("one.tgz", "two.tgz")]
+        for archive in archives:
+            agent.pack(self.folder, archive)
+        self.assertEqual(archives[0].read_bytes(), archives[1].read_bytes())
+        with tarfile.open(archives[0]) as tar:
+            self.assertEqual(tar.getnames(), ["ld-linux-x86-64.so.2", "libc.so.6", agent.PROGRAM])
+            self.assertTrue(all(member.mode == 0o755 for member in tar.getmembers()))
