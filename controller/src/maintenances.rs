@@ -142,7 +142,6 @@ fn observe(index: &mut ByNode, group: Group, change: &Change<NodeMaintenance>) -
     Some(object.spec.node_name.clone())
 }
 
-/// Drops what is kept by others for themselves.
 /// Where what is known of a group is.
 fn index_of(group: Group) -> usize {
     match group {
@@ -151,6 +150,7 @@ fn index_of(group: Group) -> usize {
     }
 }
 
+/// Drops what is kept by others for themselves.
 fn prune(object: &mut NodeMaintenance) {
     object.metadata.managed_fields = None;
     prune_annotations(&mut object.metadata.annotations);

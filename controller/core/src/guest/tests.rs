@@ -193,7 +193,7 @@ fn it_is_not_ready_while_its_pod_ends_or_its_probe_fails() {
 }
 
 #[test]
-fn the_guests_agent_knows_its_addresses_better() {
+fn the_guests_agent_tells_of_its_system_and_its_pod_of_its_addresses() {
     let mut case = Case::new(&plain(), GuestState::Running);
     case.domain.agent = Some(GuestAgent {
         os: GuestOsInfo {
