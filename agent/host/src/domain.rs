@@ -44,7 +44,7 @@ pub(crate) use connection::Calls;
 pub use cpu_comparison::CpuComparison;
 pub(crate) use event::Shared;
 pub use event::{AgentChannel, CloseReason, DomainEvent, DomainEvents, IoErrorAction};
-pub use guest_info::{Filesystem, GuestAddress, GuestInfo, GuestInterface, GuestOs, Parameter, ParameterValue};
+pub use guest_info::{GuestInfo, GuestInterface, GuestOs, Parameter, ParameterValue};
 pub(crate) use job::WhichJob;
 pub use job::{Amount, JobInfo, JobOperation, JobType};
 pub use lifecycle::{
@@ -425,17 +425,6 @@ impl DomainHandle {
     pub async fn names(&self) -> Result<Vec<String>, CallError> {
         self.call("asking for the domains", self.deadlines.question, |calls| calls.names())
             .await
-    }
-
-    /// Interfaces and their addresses, as the guest's agent sees them.
-    ///
-    /// # Errors
-    /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not answer.
-    pub async fn interfaces(&self) -> Result<Vec<GuestInterface>, CallError> {
-        self.call("asking for the guest's addresses", self.deadlines.agent, |calls| {
-            calls.interfaces()
-        })
-        .await
     }
 
     /// What the guest's agent says of the guest, as far as it knows.

@@ -18,8 +18,8 @@ use std::{
 use virt_sys as sys;
 
 use super::{
-    BlockInfo, CpuComparison, Document, GuestAddress, GuestInterface, JobInfo, Migration, Parameter, ParameterValue,
-    ShutdownBy, Start, State, Versions,
+    BlockInfo, CpuComparison, Document, JobInfo, Migration, Parameter, ParameterValue, ShutdownBy, Start, State,
+    Versions,
     event::Shared,
     job::WhichJob,
     listener::{self, EventCallback, Listener},
@@ -54,7 +54,6 @@ pub(crate) trait Calls {
     fn resume(&self) -> Result<(), LibvirtError>;
     fn undefine(&self) -> Result<(), LibvirtError>;
     fn names(&self) -> Result<Vec<String>, LibvirtError>;
-    fn interfaces(&self) -> Result<Vec<GuestInterface>, LibvirtError>;
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError>;
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
     fn versions(&self) -> Result<Versions, LibvirtError>;
@@ -272,37 +271,9 @@ impl Calls for Connection {
         Ok(found.iter().take(MAX_LIST).map(Found::name).collect())
     }
 
-    fn interfaces(&self) -> Result<Vec<GuestInterface>, LibvirtError> {
-        const CALL: &str = "asking for the guest's addresses";
-        let domain = self.found(CALL)?;
-        domain.limit_agent();
-        let mut interfaces = ptr::null_mut();
-        let source = sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT;
-        // SAFETY: the domain is one of this open connection, and the place for the list outlives the call.
-        let count = succeeded(CALL, unsafe {
-            sys::virDomainInterfaceAddresses(domain.0, &raw mut interfaces, source, 0)
-        })?;
-        // SAFETY: libvirt gave a list of that many interfaces, each of them and the list ours to free.
-        let list = unsafe { taken(interfaces, count) };
-        let mut read = Vec::new();
-        for interface in list {
-            if read.len() < MAX_LIST {
-                // SAFETY: an element of libvirt's list, not freed yet.
-                read.push(unsafe { read_interface(&*interface) });
-            }
-            // SAFETY: the same, freed once.
-            unsafe { sys::virDomainInterfaceFree(interface) };
-        }
-        Ok(read)
-    }
-
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
         const CALL: &str = "asking the guest's agent";
-        let wanted = sys::VIR_DOMAIN_GUEST_INFO_OS
-            | sys::VIR_DOMAIN_GUEST_INFO_TIMEZONE
-            | sys::VIR_DOMAIN_GUEST_INFO_HOSTNAME
-            | sys::VIR_DOMAIN_GUEST_INFO_FILESYSTEM
-            | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
+        let wanted = sys::VIR_DOMAIN_GUEST_INFO_OS | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
         let domain = self.found(CALL)?;
         domain.limit_agent();
         match domain.guest_info(CALL, wanted) {
@@ -483,33 +454,6 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().chars().take(MAX_NAME).collect()
-}
-
-/// # Safety
-/// The interface must be as libvirt filled it.
-unsafe fn read_interface(interface: &sys::virDomainInterface) -> GuestInterface {
-    let count = usize::try_from(interface.naddrs).unwrap_or(0);
-    let addresses: &[sys::virDomainIPAddress] = if interface.addrs.is_null() {
-        &[]
-    } else {
-        // SAFETY: the caller's promise: there are that many.
-        unsafe { slice::from_raw_parts(interface.addrs, count) }
-    };
-    // SAFETY: the caller's promise: texts are null or end with a zero byte.
-    unsafe {
-        GuestInterface {
-            name: text(interface.name),
-            mac: text(interface.hwaddr),
-            addresses: addresses
-                .iter()
-                .take(MAX_LIST)
-                .map(|address| GuestAddress {
-                    address: text(address.addr),
-                    prefix: address.prefix,
-                })
-                .collect(),
-        }
-    }
 }
 
 /// Parameters as libvirt gives them.

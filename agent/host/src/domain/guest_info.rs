@@ -30,14 +30,8 @@ pub enum ParameterValue {
 pub struct GuestInfo {
     /// The guest's operating system.
     pub os: GuestOs,
-    /// Its host name.
-    pub hostname: Option<String>,
-    /// Name of its time zone, and how far it is from UTC, in seconds.
-    pub timezone: Option<(String, i32)>,
     /// Its interfaces.
     pub interfaces: Vec<GuestInterface>,
-    /// Its mounted file systems.
-    pub filesystems: Vec<Filesystem>,
 }
 
 /// Operating system of a guest, in the words of its `os-release`.
@@ -68,32 +62,6 @@ pub struct GuestInterface {
     pub name: String,
     /// Its MAC address; empty if it has none.
     pub mac: String,
-    /// Its addresses.
-    pub addresses: Vec<GuestAddress>,
-}
-
-/// An address of a guest's interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GuestAddress {
-    /// IPv4 or IPv6, as the guest writes it.
-    pub address: String,
-    /// Bits of the network's part.
-    pub prefix: u32,
-}
-
-/// A mounted file system of a guest.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filesystem {
-    /// Name of the device in the guest.
-    pub name: String,
-    /// Where it is mounted.
-    pub mountpoint: String,
-    /// Its type.
-    pub kind: String,
-    /// Its size in bytes.
-    pub total_bytes: Option<u64>,
-    /// How much of that is used, in bytes.
-    pub used_bytes: Option<u64>,
 }
 
 impl GuestInfo {
@@ -117,24 +85,9 @@ impl GuestInfo {
                 kernel_version: known.text("os.kernel-version"),
                 machine: known.text("os.machine"),
             },
-            hostname: known.text("hostname"),
-            timezone: known
-                .text("timezone.name")
-                .map(|name| (name, known.number("timezone.offset").unwrap_or(0))),
             interfaces: known.list("if", |interface| GuestInterface {
                 name: known.text_or_empty(&format!("{interface}.name")),
                 mac: known.text_or_empty(&format!("{interface}.hwaddr")),
-                addresses: known.list(&format!("{interface}.addr"), |address| GuestAddress {
-                    address: known.text_or_empty(&format!("{address}.addr")),
-                    prefix: known.number(&format!("{address}.prefix")).unwrap_or(0),
-                }),
-            }),
-            filesystems: known.list("fs", |filesystem| Filesystem {
-                name: known.text_or_empty(&format!("{filesystem}.name")),
-                mountpoint: known.text_or_empty(&format!("{filesystem}.mountpoint")),
-                kind: known.text_or_empty(&format!("{filesystem}.fstype")),
-                total_bytes: known.number(&format!("{filesystem}.total-bytes")),
-                used_bytes: known.number(&format!("{filesystem}.used-bytes")),
             }),
         }
     }

@@ -15,10 +15,10 @@ use virt_sys as sys;
 use super::migration::Migrations;
 use crate::{
     domain::{
-        AgentChannel, BlockInfo, CallError, Calls, CloseReason, CpuComparison, Deadlines, DefinedDetail, Document,
-        DomainEvent, DomainEvents, DomainHandle, GuestInterface, JobInfo, Lifecycle, Migration, Parameter,
-        PausedReason, ResumedDetail, RunningReason, Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start,
-        StartedDetail, State, StoppedDetail, SuspendedDetail, UndefinedDetail, Versions, WhichJob,
+        BlockInfo, CallError, Calls, CloseReason, CpuComparison, Deadlines, DefinedDetail, Document, DomainEvent,
+        DomainEvents, DomainHandle, JobInfo, Lifecycle, Migration, Parameter, PausedReason, ResumedDetail,
+        RunningReason, Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start, StartedDetail, State, StoppedDetail,
+        SuspendedDetail, UndefinedDetail, Versions, WhichJob,
     },
     libvirt::{LibvirtError, Version},
 };
@@ -37,8 +37,6 @@ pub(super) struct Inner {
     /// State of the domain. Meaningless without a definition.
     pub(super) state: Option<State>,
     live_xml: Option<String>,
-    agent: Option<Vec<Parameter>>,
-    interfaces: Vec<GuestInterface>,
     /// What the next calls answer in place of what they would.
     refusals: VecDeque<LibvirtError>,
     calls: Vec<&'static str>,
@@ -91,19 +89,6 @@ impl FakeLibvirt {
     /// What the running guest's live XML is from now on, in place of [`LIVE_XML`].
     pub fn set_live_xml(&self, xml: &str) {
         self.lock().live_xml = Some(xml.to_owned());
-    }
-
-    /// The guest's agent connects, and says this from now on; or it goes.
-    pub fn set_agent(&self, says: Option<(Vec<Parameter>, Vec<GuestInterface>)>) {
-        let mut inner = self.lock();
-        let (agent, interfaces) = says.map_or((None, Vec::new()), |(agent, interfaces)| (Some(agent), interfaces));
-        (inner.agent, inner.interfaces) = (agent, interfaces);
-        let channel = if inner.agent.is_some() {
-            AgentChannel::Connected
-        } else {
-            AgentChannel::Disconnected
-        };
-        inner.tell(&DomainEvent::Agent(channel));
     }
 
     /// The next call, or the next but those that were told before, answers this.
@@ -282,9 +267,9 @@ impl Calls for Connection {
         self.change(CALL, |inner| {
             inner.guest(CALL)?;
             match by {
-                ShutdownBy::Agent if inner.agent.is_none() => Err(no_agent(CALL)),
+                ShutdownBy::Agent => Err(no_agent(CALL)),
                 // The guest may take its time: see `guest_ends`.
-                ShutdownBy::PowerButton | ShutdownBy::Agent => Ok(()),
+                ShutdownBy::PowerButton => Ok(()),
             }
         })
     }
@@ -325,15 +310,8 @@ impl Calls for Connection {
         self.question(|inner| Ok(inner.definition.iter().map(|_| self.domain.clone()).collect()))
     }
 
-    fn interfaces(&self) -> Result<Vec<GuestInterface>, LibvirtError> {
-        self.question(|inner| match inner.agent {
-            Some(_) => Ok(inner.interfaces.clone()),
-            None => Err(no_agent("interfaces")),
-        })
-    }
-
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
-        self.question(|inner| inner.agent.clone().ok_or_else(|| no_agent("guest info")))
+        self.question(|_| Err(no_agent("guest info")))
     }
 
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {
