@@ -223,6 +223,43 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Sign
             staleness.restart(Instant::now());
             news.notify();
         }
-        Change::Sight(_) | Change::Unreadable { .. } => {}
+        Change::Sight(_) => staleness.blind(),
+        Change::Unreadable { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_runtime::{Problem, Sight};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_silent_for_who_cannot_see() {
+        let silent = SilentAgents::new(Signal::new());
+        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Signal::new());
+        let mut lease = Lease::default();
+        lease.metadata.name = Some("n1".into());
+        told(Change::Object {
+            key: Key::cluster("n1"),
+            old: None,
+            new: Some(Arc::new(lease)),
+        });
+        tokio::time::advance(STALE_AFTER).await;
+        assert!(silent.contains("n1"));
+        // The API server is away for a while, which nobody could have told it of.
+        told(Change::Sight(Sight {
+            synced: true,
+            problem: Some(Problem::Failing("connection refused".into())),
+        }));
+        tokio::time::advance(STALE_AFTER).await;
+        assert!(!silent.contains("n1"));
+        told(Change::Sight(Sight {
+            synced: true,
+            problem: None,
+        }));
+        assert!(!silent.contains("n1"), "it has its whole time again");
+        tokio::time::advance(STALE_AFTER).await;
+        assert!(silent.contains("n1"));
     }
 }

@@ -11,14 +11,15 @@ use tokio::time::Instant;
 /// `Stamp` is whatever changes with a renewal, such as its time.
 ///
 /// # Caveats
-/// Who does not see cannot judge: after a time without sight (a broken watch, a stopped process) call
-/// [`restart`](Self::restart), else all Leases look stale that were in truth renewed unseen.
+/// Who does not see cannot judge: when sight is lost (a broken watch) call [`blind`](Self::blind), and
+/// [`restart`](Self::restart) when it is back, else all Leases look stale that were in truth renewed unseen.
 #[derive(Clone, Debug)]
 pub struct Staleness<Stamp> {
     after: Duration,
     seen: HashMap<Arc<str>, Seen<Stamp>>,
     /// The same, in the order in which they become stale.
     order: BTreeSet<(Instant, Arc<str>)>,
+    blind: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -34,6 +35,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
             after,
             seen: HashMap::new(),
             order: BTreeSet::new(),
+            blind: false,
         }
     }
 
@@ -56,8 +58,14 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         }
     }
 
+    /// Sight is lost: none is stale until it is back.
+    pub fn blind(&mut self) {
+        self.blind = true;
+    }
+
     /// Sight was lost until `now`: every Lease has its whole time again.
     pub fn restart(&mut self, now: Instant) {
+        self.blind = false;
         self.order = self.seen.keys().map(|name| (now, name.clone())).collect();
         for seen in self.seen.values_mut() {
             seen.since = now;
@@ -66,18 +74,24 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
 
     /// Whether this Lease is stale; none that was never seen is.
     pub fn is_stale(&self, name: &str, now: Instant) -> bool {
-        self.seen.get(name).is_some_and(|seen| now >= seen.since + self.after)
+        !self.blind && self.seen.get(name).is_some_and(|seen| now >= seen.since + self.after)
     }
 
     /// Those that are stale, the longest first.
     pub fn stale(&self, now: Instant) -> impl Iterator<Item = &str> {
         let until = move |(since, _): &&(Instant, Arc<str>)| now >= *since + self.after;
-        self.order.iter().take_while(until).map(|(_, name)| name.as_ref())
+        let judged = (!self.blind).then_some(&self.order);
+        judged
+            .into_iter()
+            .flatten()
+            .take_while(until)
+            .map(|(_, name)| name.as_ref())
     }
 
     /// When the next one becomes stale, if nothing changes until then.
     pub fn next(&self, now: Instant) -> Option<Instant> {
-        let mut due = self.order.iter().map(|(since, _)| *since + self.after);
+        let judged = (!self.blind).then_some(&self.order);
+        let mut due = judged.into_iter().flatten().map(|(since, _)| *since + self.after);
         due.find(|due| *due > now)
     }
 }
@@ -121,6 +135,12 @@ mod tests {
         let mut staleness = Staleness::new(AFTER);
         staleness.observe("n1", 1, start);
         let back = start + Duration::from_secs(3600);
+        assert_eq!(names(&staleness, back), ["n1"]);
+        staleness.blind();
+        assert!(names(&staleness, back).is_empty() && !staleness.is_stale("n1", back));
+        // What is listed first when it is back, of what was seen before.
+        staleness.observe("n2", 1, back);
+        assert_eq!(staleness.next(back), None);
         staleness.restart(back);
         assert!(names(&staleness, back).is_empty());
         assert_eq!(staleness.next(back), Some(back + AFTER));
@@ -133,6 +153,7 @@ mod tests {
             let mut now = Instant::now();
             let mut staleness = Staleness::new(AFTER);
             let mut model: BTreeMap<String, (u8, Instant)> = BTreeMap::new();
+            let mut blind = false;
             for (name, stamp, wait, action) in steps {
                 now += Duration::from_secs(wait);
                 let name = format!("n{name}");
@@ -142,6 +163,11 @@ mod tests {
                         model.remove(&name);
                     }
                     1 => {
+                        staleness.blind();
+                        blind = true;
+                    }
+                    2 | 3 => {
+                        blind = false;
                         staleness.restart(now);
                         model.values_mut().for_each(|seen| seen.1 = now);
                     }
@@ -155,10 +181,11 @@ mod tests {
                 }
                 let mut stale = names(&staleness, now);
                 stale.sort();
-                let expected: Vec<_> =
-                    model.iter().filter(|(_, seen)| now >= seen.1 + AFTER).map(|(name, _)| name.clone()).collect();
+                let due = |seen: &(u8, Instant)| seen.1 + AFTER;
+                let late = model.iter().filter(|(_, seen)| !blind && now >= due(seen));
+                let expected: Vec<_> = late.map(|(name, _)| name.clone()).collect();
                 prop_assert_eq!(stale, expected);
-                let next = model.values().map(|seen| seen.1 + AFTER).filter(|due| *due > now).min();
+                let next = model.values().map(due).filter(|due| !blind && *due > now).min();
                 prop_assert_eq!(staleness.next(now), next);
             }
         }
