@@ -190,7 +190,7 @@ impl DrainTask {
     async fn preview(&self) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
         let mut asked = BTreeSet::new();
-        nodes.nodes.for_each(|key, node| {
+        nodes.nodes.shown().for_each(|key, node| {
             if preview::is_asked(node) {
                 asked.insert(key.name.to_string());
             }
@@ -217,7 +217,7 @@ impl DrainTask {
     fn gather(&self, taint_key: &str, kept: &mut BTreeMap<String, Kept>) -> Vec<Gathered> {
         let mut names = BTreeSet::new();
         let mut marks = BTreeMap::new();
-        self.launchers.nodes.nodes.for_each(|key, node| {
+        self.launchers.nodes.nodes.shown().for_each(|key, node| {
             let said = NodeMarks::of(node, taint_key);
             if said != NodeMarks::default() || Reports::says_something(node) {
                 names.insert(key.name.to_string());
@@ -253,7 +253,7 @@ impl DrainTask {
     fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> Gathered {
         let keys = self.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
-            let instance = self.instances.newest(key)?;
+            let instance = self.instances.objects.newest(key)?;
             let is_over = instance
                 .status
                 .as_ref()
@@ -339,7 +339,7 @@ impl DrainTask {
     }
 
     async fn mark(&self, key: &Key, node: &str, evacuation: &Evacuation) -> kube::Result<()> {
-        let Some(instance) = self.instances.newest(key) else {
+        let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
         let status = mark::status(&instance, Some((node, evacuation)), clock::now());
@@ -349,7 +349,7 @@ impl DrainTask {
     }
 
     async fn unmark(&self, key: &Key) -> kube::Result<()> {
-        let Some(instance) = self.instances.newest(key) else {
+        let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
         self.apply(key, &instance, mark::status(&instance, None, clock::now()))
@@ -377,12 +377,12 @@ impl DrainTask {
             .api(key)
             .patch_status(&key.name, &parameters, &Patch::Apply(apply))
             .await?;
-        self.instances.remember(key, answer);
+        self.instances.objects.remember(key, answer);
         Ok(())
     }
 
     async fn migrate(&self, key: &Key, node: &str, priority: MigrationPriority, order: usize) -> kube::Result<()> {
-        let Some(instance) = self.instances.newest(key) else {
+        let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
         // The same name for the same attempt: one that this process has forgotten is not made twice.
@@ -447,7 +447,7 @@ impl DrainTask {
     async fn report(&self, report: &Report) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
         let key = Key::cluster(&report.node);
-        let node: Option<Arc<Node>> = nodes.nodes.get(&key);
+        let node: Option<Arc<Node>> = nodes.nodes.shown().get(&key);
         if let Some(hypervisor) = nodes.hypervisors.get(&key) {
             self.reports.drain(&hypervisor, report).await?;
         }

@@ -149,17 +149,19 @@ impl InstanceTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<(), LookError> {
-        let Some(instance) = self.instances.newest(key) else {
+        let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
         let pods = self.launchers.of(&instance);
-        let (node, other_nodes) = self.states(&instance, &pods).await?;
+        let status = instance.status.as_ref();
+        let here = status.and_then(|status| status.node_name.as_deref());
+        let (node, other_nodes) = self.states(&instance, here, &pods).await?;
         let claims = self.launchers.claims_of(&instance);
         let migrations = self.migrations.of_instance(key);
         let mut observed = Observed {
             now: clock::now(),
             instance: &instance,
-            silent: self.is_silent(&instance),
+            silent: here.is_some_and(|node| self.silent_agents.contains(node)),
             pods: &pods,
             confirmed: false,
             node,
@@ -199,17 +201,16 @@ impl InstanceTask {
     async fn states(
         &self,
         instance: &VirtualMachineInstance,
+        here: Option<&str>,
         pods: &[Arc<Pod>],
     ) -> kube::Result<(NodeState, Vec<(String, NodeState)>)> {
-        let status = instance.status.as_ref();
-        let here = status.and_then(|status| status.node_name.as_deref());
         let nodes = &self.launchers.nodes;
         let node = match here {
             Some(name) => nodes.state(name).await?,
             None => NodeState::Unknown,
         };
         let of_pods = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref());
-        let recorded = status.into_iter().flat_map(|status| status.active_pods.values());
+        let recorded = instance.status.iter().flat_map(|status| status.active_pods.values());
         let others: BTreeSet<&str> = of_pods
             .chain(recorded.map(String::as_str))
             .filter(|name| Some(*name) != here)
@@ -219,13 +220,6 @@ impl InstanceTask {
             states.push((name.to_owned(), nodes.state(name).await?));
         }
         Ok((node, states))
-    }
-
-    /// Whether nothing is heard of the agent of the node that an instance is on.
-    fn is_silent(&self, instance: &VirtualMachineInstance) -> bool {
-        let status = instance.status.as_ref();
-        let here = status.and_then(|status| status.node_name.as_deref());
-        here.is_some_and(|node| self.silent_agents.contains(node))
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
@@ -312,7 +306,7 @@ impl InstanceTask {
             .api(key)
             .patch(&instance.name_any(), &parameters, &Patch::Merge(patch))
             .await?;
-        self.instances.remember(key, answer);
+        self.instances.objects.remember(key, answer);
         Ok(())
     }
 
@@ -336,7 +330,7 @@ impl InstanceTask {
         match self.merge(key, instance, patch).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => {
-                self.instances.forget(key);
+                self.instances.objects.forget(key);
                 result
             }
         }
@@ -369,7 +363,11 @@ impl InstanceTask {
         wanted: &VirtualMachineInstanceStatus,
     ) -> kube::Result<()> {
         // Steps may have changed the object since.
-        let version = self.instances.newest(key).and_then(|newest| newest.resource_version());
+        let version = self
+            .instances
+            .objects
+            .newest(key)
+            .and_then(|newest| newest.resource_version());
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
@@ -381,7 +379,7 @@ impl InstanceTask {
             .api(key)
             .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        self.instances.remember(key, answer);
+        self.instances.objects.remember(key, answer);
         Ok(())
     }
 

@@ -17,11 +17,11 @@ use std::{
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::eviction::mark;
-use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock::Instant};
+use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
 
-use crate::{machine_task::prune_annotations, own_writes::OwnWrites};
+use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
 
 /// So long an instance that was made is believed to be there though no watch has shown it. One that
 /// was gone before a watch could show it would be waited for in vain; asking for it anew costs
@@ -31,8 +31,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 /// Instances, and which replica set controls which. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Instances {
-    cache: Cache<VirtualMachineInstance>,
-    written: OwnWrites<VirtualMachineInstance>,
+    pub(crate) objects: WrittenObjects<VirtualMachineInstance>,
     ours: Arc<Mutex<Ours>>,
 }
 
@@ -56,32 +55,26 @@ impl Instances {
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        told: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
+        mut told: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
     ) -> Self {
         let ours = Arc::new(Mutex::new(Ours::default()));
         let observed = Arc::clone(&ours);
-        let written = OwnWrites::default();
-        let shown = written.clone();
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .listing(Listing::Streamed)
-            .prune(prune)
-            .packed()
-            .on_change(move |change| lock(&observed).observe(change))
-            .on_change(move |change| shown.hear(change))
-            .on_change(told);
-        Self {
-            cache: watches.start(watch),
-            written,
-            ours,
-        }
+            .packed();
+        let objects = WrittenObjects::start(watches, watch, prune, move |change| {
+            lock(&observed).observe(change);
+            told(change);
+        });
+        Self { objects, ours }
     }
 
     /// Those that a test says there are.
     #[cfg(test)]
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
-        let cache = Cache::filled(instances);
+        let objects = WrittenObjects::filled(instances);
         let mut ours = Ours::default();
-        cache.for_each(|key, instance| {
+        objects.shown().for_each(|key, instance| {
             ours.observe(&Change::Object {
                 key: key.clone(),
                 old: None,
@@ -89,47 +82,30 @@ impl Instances {
             });
         });
         Self {
-            cache,
-            written: OwnWrites::default(),
+            objects,
             ours: Arc::new(Mutex::new(ours)),
         }
     }
 
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
-        self.cache.answered().await;
-    }
-
-    /// The newest that is known of an instance, also by this process's own writes; `None` if the watch shows none.
-    pub(crate) fn newest(&self, key: &Key) -> Option<VirtualMachineInstance> {
-        self.written.newest(key, &self.cache)
-    }
-
-    /// Remembers what the API server answered to a write.
-    pub(crate) fn remember(&self, key: &Key, mut answer: VirtualMachineInstance) {
-        prune(&mut answer);
-        self.written.remember(key, answer, &self.cache);
-    }
-
-    /// An instance is on its way out: there is nothing more to write.
-    pub(crate) fn forget(&self, key: &Key) {
-        self.written.forget(key);
+        self.objects.shown().answered().await;
     }
 
     /// The keys of all instances that the watch has shown, in no order.
     pub(crate) fn keys(&self) -> Vec<Key> {
-        self.cache.keys()
+        self.objects.shown().keys()
     }
 
     /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait
     /// meanwhile: keep it short.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstance>)) {
-        self.cache.for_each(visit);
+        self.objects.shown().for_each(visit);
     }
 
     /// The instance of this name.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
-        self.cache.get(key).or_else(|| lock(&self.ours).made_now(key))
+        self.objects.shown().get(key).or_else(|| lock(&self.ours).made_now(key))
     }
 
     /// The instances that the replica set with this UID controls.
@@ -137,7 +113,7 @@ impl Instances {
         let mut ours = lock(&self.ours);
         let keys: Vec<Key> = ours.of_sets.get(uid).into_iter().flatten().cloned().collect();
         keys.iter()
-            .filter_map(|key| self.cache.get(key).or_else(|| ours.made_now(key)))
+            .filter_map(|key| self.objects.shown().get(key).or_else(|| ours.made_now(key)))
             // A name can change hands.
             .filter(|instance| controller(instance).is_some_and(|owner| owner.uid == uid))
             .collect()
@@ -160,7 +136,12 @@ impl Instances {
         let key = Key::of(&instance);
         let mut ours = lock(&self.ours);
         // The watch may have been faster.
-        if self.cache.get(&key).is_some_and(|seen| seen.uid() == instance.uid()) {
+        if self
+            .objects
+            .shown()
+            .get(&key)
+            .is_some_and(|seen| seen.uid() == instance.uid())
+        {
             return;
         }
         ours.index(&key, &instance);
@@ -171,7 +152,7 @@ impl Instances {
     /// This process has deleted the instance with this UID.
     pub(crate) fn deleted(&self, key: &Key, uid: &str) {
         let mut ours = lock(&self.ours);
-        let shown = self.cache.get(key);
+        let shown = self.objects.shown().get(key);
         let is_news = shown.is_some_and(|shown| {
             shown.metadata.uid.as_deref() == Some(uid) && shown.metadata.deletion_timestamp.is_none()
         });

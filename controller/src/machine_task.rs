@@ -13,7 +13,7 @@ use drydock_api::{
 };
 use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
-    Cache, Event, Events, Key, KeyedWork, Listing, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+    Event, Events, Key, KeyedWork, Listing, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -23,7 +23,7 @@ use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::{instances::Instances, migrations::Migrations, own_writes::OwnWrites};
+use crate::{instances::Instances, migrations::Migrations, written_objects::WrittenObjects};
 
 /// How many machines are looked at at a time.
 pub(crate) const AT_ONCE: usize = 8;
@@ -33,11 +33,10 @@ pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-config
 /// Looks after all machines.
 pub(crate) struct MachineTask {
     client: Client,
-    machines: Cache<VirtualMachine>,
+    machines: WrittenObjects<VirtualMachine>,
     instances: Instances,
     migrations: Migrations,
     events: Events,
-    written: OwnWrites<VirtualMachine>,
 }
 
 /// What went wrong with one machine.
@@ -63,21 +62,16 @@ impl MachineTask {
         events: Events,
         work: &KeyedWork,
     ) -> Self {
-        let (queue, written) = (work.clone(), OwnWrites::default());
-        let shown = written.clone();
+        let queue = work.clone();
         let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
             .listing(Listing::Streamed)
-            .prune(prune)
-            .packed()
-            .on_change(move |change| shown.hear(change))
-            .on_change(move |change| queue.hear(change));
+            .packed();
         Self {
-            machines: watches.start(machines),
+            machines: WrittenObjects::start(watches, machines, prune, move |change| queue.hear(change)),
             client,
             instances,
             migrations,
             events,
-            written,
         }
     }
 
@@ -97,11 +91,11 @@ impl MachineTask {
 
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
-            self.machines.answered(),
+            self.machines.shown().answered(),
             self.instances.answered(),
             self.migrations.answered()
         );
-        self.machines.keys()
+        self.machines.shown().keys()
     }
 
     /// Looks at one machine and does what is to be done.
@@ -109,7 +103,7 @@ impl MachineTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<Wake, LookError> {
-        let Some(mut machine) = self.written.newest(key, &self.machines) else {
+        let Some(mut machine) = self.machines.newest(key) else {
             return Ok(Wake::OnChange);
         };
         let shown = self.instances.get(key);
@@ -186,7 +180,7 @@ impl MachineTask {
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 result => result?,
             }
-            self.written.forget(key);
+            self.machines.forget(key);
         }
         Ok(None)
     }
@@ -250,10 +244,9 @@ impl MachineTask {
         Ok(())
     }
 
-    fn remember(&self, key: &Key, machine: &mut VirtualMachine, mut answer: VirtualMachine) {
-        prune(&mut answer);
+    fn remember(&self, key: &Key, machine: &mut VirtualMachine, answer: VirtualMachine) {
         machine.clone_from(&answer);
-        self.written.remember(key, answer, &self.machines);
+        self.machines.remember(key, answer);
     }
 
     async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &Deletion) -> kube::Result<()> {

@@ -22,11 +22,11 @@ mod migration_task;
 mod migrations;
 mod node_pods;
 mod nodes;
-mod own_writes;
 mod pods_by_owner;
 mod replica_set_task;
 mod run;
 mod webhook_server;
+mod written_objects;
 
 use std::process::ExitCode;
 

@@ -205,7 +205,7 @@ impl MaintenanceTask {
             .iter()
             .filter_map(|(group, object)| {
                 let key = Key::of(object.as_ref());
-                let newest = self.maintenances.newest(*group, &key)?;
+                let newest = self.maintenances.of_group(*group).newest(&key)?;
                 Some((*group, key, newest))
             })
             .collect();
@@ -246,7 +246,7 @@ impl MaintenanceTask {
             failure: None,
         };
         for _ in 0..STEPS {
-            let Some(object) = self.maintenances.newest(group, key) else {
+            let Some(object) = self.maintenances.of_group(group).newest(key) else {
                 return Ok(Wake::OnChange);
             };
             let node = self.node(node_name).await?;
@@ -266,7 +266,7 @@ impl MaintenanceTask {
                 Done::Yes => {
                     self.tell(group, &object, node.as_ref(), &events);
                     if is_last {
-                        self.maintenances.forget(group, key);
+                        self.maintenances.of_group(group).forget(key);
                         return Ok(Wake::OnChange);
                     }
                     if rests {
@@ -314,7 +314,7 @@ impl MaintenanceTask {
 
     /// The node; `None` if the API server says that there is none.
     async fn node(&self, name: &str) -> kube::Result<Option<Node>> {
-        match self.nodes.newest(name) {
+        match self.nodes.nodes.newest(&Key::cluster(name)) {
             Some(node) => Ok(Some(node)),
             None => self.node_api.get_opt(name).await,
         }
@@ -458,7 +458,7 @@ impl MaintenanceTask {
             Err(error) => return Err(error.into()),
         };
         if let Some(newest) = newest {
-            self.maintenances.remember(group, key, newest);
+            self.maintenances.of_group(group).remember(key, newest);
         }
         Ok(done)
     }
@@ -476,7 +476,7 @@ impl MaintenanceTask {
             Err(error) => return Err(error.into()),
         };
         if let Some(newest) = newest {
-            self.nodes.remember(&name, newest);
+            self.nodes.nodes.remember(&Key::cluster(&name), newest);
         }
         Ok(done)
     }
@@ -491,7 +491,7 @@ impl MaintenanceTask {
             .node_api
             .patch_status(node, &parameters, &Patch::Apply(apply))
             .await?;
-        self.nodes.remember(node, written);
+        self.nodes.nodes.remember(&Key::cluster(node), written);
         Ok(())
     }
 

@@ -6,16 +6,15 @@ use std::{
 };
 
 use drydock_api::maintenance::{Group, NodeMaintenance};
-use drydock_runtime::{Cache, Change, Key, Watch, Watches};
+use drydock_runtime::{Change, Key, Watch, Watches};
 use kube::Client;
 
-use crate::{machine_task::prune_annotations, own_writes::OwnWrites};
+use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
 
 /// NodeMaintenances, and which node each names. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Maintenances {
-    caches: [Cache<NodeMaintenance>; 2],
-    written: [OwnWrites<NodeMaintenance>; 2],
+    objects: [WrittenObjects<NodeMaintenance>; 2],
     by_node: Arc<Mutex<ByNode>>,
 }
 
@@ -26,30 +25,20 @@ impl Maintenances {
     /// Starts watching; `told` hears the node of each maintenance that changes.
     pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
         let by_node = Arc::new(Mutex::new(ByNode::new()));
-        let written = <[OwnWrites<NodeMaintenance>; 2]>::default();
-        let caches = Group::ALL.map(|group| {
+        let objects = Group::ALL.map(|group| {
             let (index, told) = (Arc::clone(&by_node), told.clone());
-            let shown = written[index_of(group)].clone();
             let name = match group {
                 Group::Medik8s => "maintenances",
                 Group::KubeVirt => "maintenances of KubeVirt's group",
             };
-            let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name)
-                .optional()
-                .prune(prune)
-                .on_change(move |change| shown.hear(change))
-                .on_change(move |change| {
-                    if let Some(node) = observe(&mut lock(&index), group, change) {
-                        told(&node);
-                    }
-                });
-            watches.start(watch)
+            let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name).optional();
+            WrittenObjects::start(watches, watch, prune, move |change| {
+                if let Some(node) = observe(&mut lock(&index), group, change) {
+                    told(&node);
+                }
+            })
         });
-        Self {
-            caches,
-            written,
-            by_node,
-        }
+        Self { objects, by_node }
     }
 
     /// Those that a test says there are.
@@ -63,43 +52,26 @@ impl Maintenances {
             objects.entry(group).or_default().push(object);
         }
         Self {
-            caches: Group::ALL.map(|group| Cache::filled(objects.remove(&group).unwrap_or_default())),
-            written: Default::default(),
+            objects: Group::ALL.map(|group| WrittenObjects::filled(objects.remove(&group).unwrap_or_default())),
             by_node: Arc::new(Mutex::new(by_node)),
         }
     }
 
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
-        tokio::join!(self.caches[0].answered(), self.caches[1].answered());
+        tokio::join!(self.objects[0].shown().answered(), self.objects[1].shown().answered());
     }
 
     /// Those of a group.
-    pub(crate) fn of_group(&self, group: Group) -> &Cache<NodeMaintenance> {
-        &self.caches[index_of(group)]
-    }
-
-    /// The newest that is known of a maintenance, also by this process's own writes; `None` if the watch shows none.
-    pub(crate) fn newest(&self, group: Group, key: &Key) -> Option<NodeMaintenance> {
-        self.written[index_of(group)].newest(key, self.of_group(group))
-    }
-
-    /// Remembers what the API server answered to a write.
-    pub(crate) fn remember(&self, group: Group, key: &Key, mut answer: NodeMaintenance) {
-        prune(&mut answer);
-        self.written[index_of(group)].remember(key, answer, self.of_group(group));
-    }
-
-    /// A maintenance is on its way out: there is nothing more to write.
-    pub(crate) fn forget(&self, group: Group, key: &Key) {
-        self.written[index_of(group)].forget(key);
+    pub(crate) fn of_group(&self, group: Group) -> &WrittenObjects<NodeMaintenance> {
+        &self.objects[index_of(group)]
     }
 
     /// The maintenances that name a node.
     pub(crate) fn of_node(&self, node: &str) -> Vec<(Group, Arc<NodeMaintenance>)> {
         let index = lock(&self.by_node);
         let keys = index.get(node).into_iter().flatten();
-        keys.filter_map(|(group, key)| Some((*group, self.of_group(*group).get(key)?)))
+        keys.filter_map(|(group, key)| Some((*group, self.of_group(*group).shown().get(key)?)))
             .filter(|(_, object)| object.spec.node_name == node)
             .collect()
     }

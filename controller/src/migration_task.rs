@@ -222,7 +222,7 @@ impl MigrationTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<Wake, LookError> {
-        let Some(migration) = self.migrations.newest(key) else {
+        let Some(migration) = self.migrations.objects.newest(key) else {
             self.turns.missing(&format!(
                 "{}/{}",
                 key.namespace.as_deref().unwrap_or_default(),
@@ -572,7 +572,7 @@ impl MigrationTask {
             .api(key)
             .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        self.migrations.remember(key, answer);
+        self.migrations.objects.remember(key, answer);
         self.announce(migration, change);
         Ok(())
     }
@@ -609,7 +609,7 @@ impl MigrationTask {
             .api(key)
             .patch(&migration.name_any(), &parameters, &Patch::Merge(patch))
             .await;
-        self.migrations.forget(key);
+        self.migrations.objects.forget(key);
         match result {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => result.map(drop),
@@ -634,7 +634,7 @@ impl MigrationTask {
 
     async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
         // The watch may not have shown yet that it was deleted.
-        let newest = self.migrations.newest(key);
+        let newest = self.migrations.objects.newest(key);
         if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
         }
@@ -649,7 +649,7 @@ impl MigrationTask {
             Ok(answer) => {
                 // It stays as long as its finalizer does.
                 if let Some(deleted) = answer.left() {
-                    self.migrations.remember(key, deleted);
+                    self.migrations.objects.remember(key, deleted);
                 }
                 Ok(())
             }

@@ -14,17 +14,16 @@ use std::{
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::Record;
-use drydock_runtime::{Cache, Change, Key, KeyedWork, Listing, Watch, Watches};
+use drydock_runtime::{Change, Key, KeyedWork, Listing, Watch, Watches};
 use kube::Client;
 
-use crate::{machine_task::prune_annotations, own_writes::OwnWrites};
+use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
 pub(crate) use metrics::MigrationMetrics;
 
 /// Migrations, and which instance each moves. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrations {
-    cache: Cache<VirtualMachineInstanceMigration>,
-    written: OwnWrites<VirtualMachineInstanceMigration>,
+    pub(crate) objects: WrittenObjects<VirtualMachineInstanceMigration>,
     index: Arc<Mutex<Index>>,
 }
 
@@ -45,69 +44,48 @@ impl Migrations {
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        told: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
+        mut told: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
     ) -> Self {
         let index = Arc::new(Mutex::new(Index::default()));
         let observed = Arc::clone(&index);
-        let written = OwnWrites::default();
-        let shown = written.clone();
-        let watch = Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations")
-            .listing(Listing::Streamed)
-            .prune(prune)
-            .on_change(move |change| lock(&observed).observe(change))
-            .on_change(move |change| shown.hear(change))
-            .on_change(told);
-        Self {
-            cache: watches.start(watch),
-            written,
-            index,
-        }
+        let watch =
+            Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(Listing::Streamed);
+        let objects = WrittenObjects::start(watches, watch, prune, move |change| {
+            lock(&observed).observe(change);
+            told(change);
+        });
+        Self { objects, index }
     }
 
     /// Those that a test says there are.
     #[cfg(test)]
     pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
-        let cache = Cache::filled(migrations);
+        let objects = WrittenObjects::filled(migrations);
         let mut index = Index::default();
-        cache.for_each(|key, migration| index.add(key, None, migration));
+        objects
+            .shown()
+            .for_each(|key, migration| index.add(key, None, migration));
         Self {
-            cache,
-            written: OwnWrites::default(),
+            objects,
             index: Arc::new(Mutex::new(index)),
         }
     }
 
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
-        self.cache.answered().await;
-    }
-
-    /// The newest that is known of a migration, also by this process's own writes; `None` if the watch shows none.
-    pub(crate) fn newest(&self, key: &Key) -> Option<VirtualMachineInstanceMigration> {
-        self.written.newest(key, &self.cache)
-    }
-
-    /// Remembers what the API server answered to a write.
-    pub(crate) fn remember(&self, key: &Key, mut answer: VirtualMachineInstanceMigration) {
-        prune(&mut answer);
-        self.written.remember(key, answer, &self.cache);
-    }
-
-    /// A migration is on its way out: there is nothing more to write.
-    pub(crate) fn forget(&self, key: &Key) {
-        self.written.forget(key);
+        self.objects.shown().answered().await;
     }
 
     /// Calls `visit` with each migration, in no order. Changes wait meanwhile: keep it short.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstanceMigration>)) {
-        self.cache.for_each(visit);
+        self.objects.shown().for_each(visit);
     }
 
     /// The migrations that move this instance, whatever their phase, by name.
     pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let index = lock(&self.index);
         let keys = index.by_instance.get(instance).into_iter().flatten();
-        keys.filter_map(|key| self.cache.get(key))
+        keys.filter_map(|key| self.objects.shown().get(key))
             // A name can change hands.
             .filter(|migration| *migration.spec.vmi_name == *instance.name)
             .collect()
@@ -116,13 +94,17 @@ impl Migrations {
     /// Those that are not over.
     pub(crate) fn unfinished(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let index = lock(&self.index);
-        index.unfinished.iter().filter_map(|key| self.cache.get(key)).collect()
+        index
+            .unfinished
+            .iter()
+            .filter_map(|key| self.objects.shown().get(key))
+            .collect()
     }
 
     /// Those that have succeeded since this was asked before, or were there when this process began.
     pub(crate) fn take_succeeded(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let keys = std::mem::take(&mut lock(&self.index).succeeded);
-        keys.iter().filter_map(|key| self.cache.get(key)).collect()
+        keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
     /// Has the migrations of an instance looked at that are not over; all of them if it is gone.

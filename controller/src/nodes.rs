@@ -27,7 +27,7 @@ use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
-use crate::{maintenances::Maintenances, own_writes::OwnWrites};
+use crate::{maintenances::Maintenances, written_objects::WrittenObjects};
 use shared_facts::SharedFacts;
 
 /// Taint by which somebody vouches that a node is off.
@@ -37,9 +37,8 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 #[derive(Clone)]
 pub(crate) struct Nodes {
     api: Api<Node>,
-    pub(crate) nodes: Cache<Node>,
+    pub(crate) nodes: WrittenObjects<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
-    written: OwnWrites<Node>,
     maintenances: Maintenances,
     /// What [`Nodes::pairs`] has found, until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
@@ -75,14 +74,11 @@ impl Nodes {
         let news = told.clone();
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
-        let written = OwnWrites::default();
-        let shown = written.clone();
-        let nodes = Watch::<Node>::all(client.clone(), "nodes with status")
-            .listing(Listing::Streamed)
-            .prune(prune_node)
-            .on_change(move |_| *lock(&of_nodes) = None)
-            .on_change(move |change| shown.hear(change))
-            .on_change(move |change| hear(change, without_drain_conditions, &news));
+        let nodes = Watch::<Node>::all(client.clone(), "nodes with status").listing(Listing::Streamed);
+        let nodes = WrittenObjects::start(watches, nodes, prune_node, move |change| {
+            *lock(&of_nodes) = None;
+            hear(change, without_drain_conditions, &news);
+        });
         let shared = SharedFacts::default();
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
             .listing(Listing::Streamed)
@@ -96,9 +92,8 @@ impl Nodes {
             .on_change(move |change| hear(change, without_drain, &told));
         Self {
             api: Api::all(client.clone()),
-            nodes: watches.start(nodes),
+            nodes,
             hypervisors: watches.start(hypervisors),
-            written,
             maintenances,
             pairs,
         }
@@ -109,9 +104,8 @@ impl Nodes {
     pub(crate) fn filled(client: &Client, nodes: impl IntoIterator<Item = Node>) -> Self {
         Self {
             api: Api::all(client.clone()),
-            nodes: Cache::filled(nodes),
+            nodes: WrittenObjects::filled(nodes),
             hypervisors: Cache::default(),
-            written: OwnWrites::default(),
             maintenances: Maintenances::filled([]),
             pairs: Arc::default(),
         }
@@ -121,7 +115,7 @@ impl Nodes {
     /// let on; `key` is the drain taint's.
     pub(crate) fn leaving(&self, key: &str, tolerations: &[Toleration]) -> Vec<String> {
         let mut leaving = Vec::new();
-        self.nodes.for_each(|name, node| {
+        self.nodes.shown().for_each(|name, node| {
             let requested = self.maintenances.concerns(&name.name);
             if must_be_left(node, key, requested, tolerations) {
                 leaving.push(name.name.to_string());
@@ -130,20 +124,9 @@ impl Nodes {
         leaving
     }
 
-    /// The newest that is known of a node, also by this process's own writes; `None` if the watch shows none.
-    pub(crate) fn newest(&self, name: &str) -> Option<Node> {
-        self.written.newest(&Key::cluster(name), &self.nodes)
-    }
-
-    /// Remembers what the API server answered to a write.
-    pub(crate) fn remember(&self, name: &str, mut answer: Node) {
-        prune_node(&mut answer);
-        self.written.remember(&Key::cluster(name), answer, &self.nodes);
-    }
-
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
-        tokio::join!(self.nodes.answered(), self.hypervisors.answered());
+        tokio::join!(self.nodes.shown().answered(), self.hypervisors.answered());
     }
 
     /// What can be said of a node. That it is gone is only believed when the API server says so.
@@ -151,7 +134,7 @@ impl Nodes {
     /// # Errors
     /// If the API server does not answer.
     pub(crate) async fn state(&self, name: &str) -> kube::Result<NodeState> {
-        let node = match self.nodes.get(&Key::cluster(name)) {
+        let node = match self.nodes.shown().get(&Key::cluster(name)) {
             Some(node) => node,
             None => match self.api.get_opt(name).await? {
                 Some(node) => Arc::new(node),
@@ -163,7 +146,7 @@ impl Nodes {
 
     /// Who asks when a pod on this node is evicted, as far as the node itself says.
     pub(crate) fn asker(&self, name: &str, configuration: &Configuration) -> DrainRequest {
-        let node = self.nodes.get(&Key::cluster(name));
+        let node = self.nodes.shown().get(&Key::cluster(name));
         node.map_or(DrainRequest::Eviction, |node| {
             let asked = NodeMarks::of(&node, &configuration.migrations.drain_taint_key);
             mark::asker(asked.cordoned, asked.tainted, asked.in_maintenance)
@@ -176,7 +159,12 @@ impl Nodes {
         if let Some(pairs) = &*pairs {
             return Arc::clone(pairs);
         }
-        let found = self.nodes.all().into_iter().map(|node| self.with_hypervisor(node));
+        let found = self
+            .nodes
+            .shown()
+            .all()
+            .into_iter()
+            .map(|node| self.with_hypervisor(node));
         let found = Arc::new(found.collect::<Vec<_>>());
         *pairs = Some(Arc::clone(&found));
         found
@@ -184,7 +172,7 @@ impl Nodes {
 
     /// One node.
     pub(crate) fn pair(&self, name: &str) -> Option<NodePair> {
-        Some(self.with_hypervisor(self.nodes.get(&Key::cluster(name))?))
+        Some(self.with_hypervisor(self.nodes.shown().get(&Key::cluster(name))?))
     }
 
     fn with_hypervisor(&self, node: Arc<Node>) -> NodePair {

@@ -12,7 +12,7 @@ use drydock_api::{
 };
 use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan};
 use drydock_runtime::{
-    Cache, Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+    Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
 };
 use futures::future::join_all;
 use kube::{
@@ -26,7 +26,7 @@ use tracing::info;
 use crate::{
     instances::Instances,
     machine_task::{is_refusal, prune_annotations, severity},
-    own_writes::OwnWrites,
+    written_objects::WrittenObjects,
 };
 
 /// How many replica sets are looked at at a time.
@@ -37,10 +37,9 @@ const BATCH: usize = 16;
 /// Looks after all replica sets.
 pub(crate) struct ReplicaSetTask {
     client: Client,
-    sets: Cache<VirtualMachineInstanceReplicaSet>,
+    sets: WrittenObjects<VirtualMachineInstanceReplicaSet>,
     instances: Instances,
     events: Events,
-    written: OwnWrites<VirtualMachineInstanceReplicaSet>,
 }
 
 /// What went wrong with one replica set.
@@ -76,18 +75,13 @@ impl ReplicaSetTask {
         events: Events,
         work: &KeyedWork,
     ) -> Self {
-        let (queue, written) = (work.clone(), OwnWrites::default());
-        let shown = written.clone();
-        let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets")
-            .prune(prune)
-            .on_change(move |change| shown.hear(change))
-            .on_change(move |change| queue.hear(change));
+        let queue = work.clone();
+        let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
         Self {
-            sets: watches.start(sets),
+            sets: WrittenObjects::start(watches, sets, prune, move |change| queue.hear(change)),
             client,
             instances,
             events,
-            written,
         }
     }
 
@@ -106,8 +100,8 @@ impl ReplicaSetTask {
     }
 
     async fn all(&self) -> Vec<Key> {
-        tokio::join!(self.sets.answered(), self.instances.answered());
-        self.sets.keys()
+        tokio::join!(self.sets.shown().answered(), self.instances.answered());
+        self.sets.shown().keys()
     }
 
     /// Looks at one set and does what is to be done.
@@ -115,7 +109,7 @@ impl ReplicaSetTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<Wake, LookError> {
-        let Some(set) = self.written.newest(key, &self.sets) else {
+        let Some(set) = self.sets.newest(key) else {
             return Ok(Wake::OnChange);
         };
         let uid = set.uid().unwrap_or_default();
@@ -297,9 +291,8 @@ impl ReplicaSetTask {
             key.namespace.as_deref().unwrap_or_default(),
         );
         match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
-            Ok(mut answer) => {
-                prune(&mut answer);
-                self.written.remember(key, answer, &self.sets);
+            Ok(answer) => {
+                self.sets.remember(key, answer);
                 Ok(())
             }
             // Gone meanwhile: there is nobody to tell.

@@ -225,7 +225,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let previewer = Previewer::new(all_instances.clone(), all_migrations.clone(), launchers.clone());
     let maintenance_review = MaintenanceReview::new(
         client.clone(),
-        all_nodes.nodes.clone(),
+        all_nodes.nodes.shown().clone(),
         all_maintenances.clone(),
         &namespace,
         Arc::new({

@@ -1,79 +1,128 @@
-//! What this process has written itself, which a watch shows a moment later.
+//! Objects of a kind that this process writes: what a watch shows of them, which is a moment behind, and what the API
+//! server has answered to its own writes since.
 //!
 //! ```text
-//!  remember ──▶ written ──▶ newest
-//!  watch ─ hear ─▶ forgets what it has shown
+//!  watch ──▶ prune ──▶ cache ──────▶ shown ──┐
+//!    └─ forgets what it has shown ─┐         ├─▶ newest
+//!  answers ──▶ prune ──▶ remember ─┴─────────┘
 //! ```
 
 use std::{
     collections::HashMap,
+    fmt::Debug,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use drydock_runtime::{Cache, Change, Key, has_shown, newer};
-use kube::ResourceExt;
+use drydock_runtime::{Cache, Change, Key, Watch, Watches, has_shown, newer};
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 
-/// The newest states of objects that the API server has answered to this process's writes. Clones share them.
+/// Objects of one kind. Clones are the same.
 #[derive(Debug)]
-pub(crate) struct OwnWrites<K>(Arc<Mutex<HashMap<Key, Box<K>>>>);
-
-impl<K> Default for OwnWrites<K> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
+pub(crate) struct WrittenObjects<K> {
+    cache: Cache<K>,
+    prune: fn(&mut K),
+    answers: Answers<K>,
 }
 
-impl<K> Clone for OwnWrites<K> {
+/// The newest states of objects that the API server has answered to this process's writes.
+type Answers<K> = Arc<Mutex<HashMap<Key, Box<K>>>>;
+
+impl<K> Clone for WrittenObjects<K> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self {
+            cache: self.cache.clone(),
+            prune: self.prune,
+            answers: Arc::clone(&self.answers),
+        }
     }
 }
 
-impl<K: ResourceExt + Clone> OwnWrites<K> {
-    /// The newest that is known of an object; `None` if the watch shows none.
-    pub(crate) fn newest(&self, key: &Key, cache: &Cache<K>) -> Option<K> {
-        let watched = cache.get(key).map(Arc::unwrap_or_clone);
-        let written = self.lock().get(key).map(|written| (**written).clone());
-        newer(watched, written)
+impl<K: Resource + Clone> WrittenObjects<K> {
+    /// Starts the watch, which hears of each change before `told` does. `prune` clears what nobody reads, both of what
+    /// the watch shows and of answers.
+    pub(crate) fn start(
+        watches: &Watches,
+        watch: Watch<K>,
+        prune: fn(&mut K),
+        mut told: impl FnMut(&Change<K>) + Send + 'static,
+    ) -> Self
+    where
+        K: DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Clone + Debug,
+    {
+        let answers = Answers::default();
+        let shown = Arc::clone(&answers);
+        let watch = watch.prune(prune).on_change(move |change| {
+            forget_what_is_shown(&mut lock(&shown), change);
+            told(change);
+        });
+        Self {
+            cache: watches.start(watch),
+            prune,
+            answers,
+        }
+    }
+
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(crate) fn filled(objects: impl IntoIterator<Item = K>) -> Self {
+        Self {
+            cache: Cache::filled(objects),
+            prune: |_| {},
+            answers: Answers::default(),
+        }
+    }
+
+    /// What the watch shows.
+    pub(crate) fn shown(&self) -> &Cache<K> {
+        &self.cache
+    }
+
+    /// The newest that is known of an object, also by this process's own writes; `None` if the watch shows none.
+    pub(crate) fn newest(&self, key: &Key) -> Option<K> {
+        let watched = self.cache.get(key).map(Arc::unwrap_or_clone);
+        let answer = lock(&self.answers).get(key).map(|answer| (**answer).clone());
+        newer(watched, answer)
     }
 
     /// Remembers what the API server answered to a write, unless the watch has shown it already, or shows no more what
     /// was written to.
-    pub(crate) fn remember(&self, key: &Key, answer: K, cache: &Cache<K>) {
-        let mut written = self.lock();
+    pub(crate) fn remember(&self, key: &Key, mut answer: K) {
+        (self.prune)(&mut answer);
+        let mut answers = lock(&self.answers);
         // Asked with the lock held: what the cache gets after this is heard after this.
-        if cache.get(key).is_none_or(|watched| has_shown(&*watched, &answer)) {
+        if self.cache.get(key).is_none_or(|watched| has_shown(&*watched, &answer)) {
             return;
         }
-        if written.get(key).is_none_or(|before| !has_shown(&**before, &answer)) {
-            written.insert(key.clone(), Box::new(answer));
-        }
-    }
-
-    /// The watch has shown a change: it is called with each, once the cache has it.
-    pub(crate) fn hear(&self, change: &Change<K>) {
-        let Change::Object { key, old, new } = change else {
-            return;
-        };
-        let mut written = self.lock();
-        let Some(before) = written.get(key) else { return };
-        let is_over = match (new, old) {
-            (Some(new), _) => has_shown(&**new, &**before),
-            (None, old) => old.as_ref().is_none_or(|old| old.uid() == before.uid()),
-        };
-        if is_over {
-            written.remove(key);
+        if answers.get(key).is_none_or(|before| !has_shown(&**before, &answer)) {
+            answers.insert(key.clone(), Box::new(answer));
         }
     }
 
     /// The object is on its way out: there is nothing more to write.
     pub(crate) fn forget(&self, key: &Key) {
-        self.lock().remove(key);
+        lock(&self.answers).remove(key);
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Box<K>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+/// The watch has shown a change, and the cache has it.
+fn forget_what_is_shown<K: Resource>(answers: &mut HashMap<Key, Box<K>>, change: &Change<K>) {
+    let Change::Object { key, old, new } = change else {
+        return;
+    };
+    let Some(answer) = answers.get(key) else { return };
+    let is_over = match (new, old) {
+        (Some(new), _) => has_shown(&**new, &**answer),
+        (None, old) => old.as_ref().is_none_or(|old| old.uid() == answer.uid()),
+    };
+    if is_over {
+        answers.remove(key);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -110,45 +159,50 @@ mod tests {
 
     #[test]
     fn what_was_written_counts_until_the_watch_has_shown_it() {
-        let written = OwnWrites::default();
-        let cache = Cache::filled([at("5", "u")]);
-        written.remember(&key(), at("7", "u"), &cache);
-        assert_eq!(version(written.newest(&key(), &cache)), "7");
+        let objects = WrittenObjects::filled([at("5", "u")]);
+        let hear = |change| forget_what_is_shown(&mut lock(&objects.answers), &change);
+        objects.remember(&key(), at("7", "u"));
+        assert_eq!(version(objects.newest(&key())), "7");
         // Answers may come in another order than the writes were done in.
-        written.remember(&key(), at("6", "u"), &cache);
-        assert_eq!(version(written.newest(&key(), &cache)), "7");
-        written.hear(&change(Some(at("5", "u")), Some(at("6", "u"))));
-        assert_eq!(
-            version(written.newest(&key(), &cache)),
-            "7",
-            "it is shown something older"
-        );
-        written.hear(&change(Some(at("6", "u")), Some(at("7", "u"))));
-        assert!(written.lock().is_empty());
-        assert_eq!(version(written.newest(&key(), &cache)), "5");
+        objects.remember(&key(), at("6", "u"));
+        assert_eq!(version(objects.newest(&key())), "7");
+        hear(change(Some(at("5", "u")), Some(at("6", "u"))));
+        assert_eq!(version(objects.newest(&key())), "7", "it is shown something older");
+        hear(change(Some(at("6", "u")), Some(at("7", "u"))));
+        assert!(lock(&objects.answers).is_empty());
+        assert_eq!(version(objects.newest(&key())), "5");
     }
 
     #[test]
     fn nothing_is_kept_of_what_has_been_shown_has_gone_or_is_another() {
-        let written = OwnWrites::default();
-        // The watch was faster than the answer.
-        written.remember(&key(), at("7", "u"), &Cache::filled([at("7", "u")]));
-        written.remember(&key(), at("7", "u"), &Cache::filled([at("9", "new")]));
-        assert!(written.lock().is_empty());
-        written.remember(&key(), at("7", "u"), &Cache::filled([]));
-        assert!(written.lock().is_empty());
-        let cache = Cache::filled([at("5", "u")]);
+        // The watch was faster than the answer, another object has the name by now, or none.
+        for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
+            let objects = WrittenObjects::filled(shown);
+            objects.remember(&key(), at("7", "u"));
+            assert!(lock(&objects.answers).is_empty());
+        }
+        let objects = WrittenObjects::filled([at("5", "u")]);
         for (old, new, left) in [
             (Some(at("3", "before")), None, 1),
             (Some(at("5", "u")), None, 0),
             (Some(at("5", "u")), Some(at("9", "new")), 0),
         ] {
-            written.remember(&key(), at("7", "u"), &cache);
-            written.hear(&change(old, new));
-            assert_eq!(written.lock().len(), left);
+            objects.remember(&key(), at("7", "u"));
+            forget_what_is_shown(&mut lock(&objects.answers), &change(old, new));
+            assert_eq!(lock(&objects.answers).len(), left);
         }
-        written.remember(&key(), at("7", "u"), &cache);
-        written.forget(&key());
-        assert!(written.lock().is_empty());
+        objects.remember(&key(), at("7", "u"));
+        objects.forget(&key());
+        assert!(lock(&objects.answers).is_empty());
+    }
+
+    #[test]
+    fn an_answer_is_pruned_like_what_is_shown() {
+        let mut objects = WrittenObjects::filled([at("5", "u")]);
+        objects.prune = |object| object.data = None;
+        let mut answer = at("7", "u");
+        answer.data = Some([("a".to_owned(), "b".to_owned())].into());
+        objects.remember(&key(), answer);
+        assert_eq!(objects.newest(&key()), Some(at("7", "u")));
     }
 }

@@ -134,7 +134,7 @@ fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
         }
     });
     for group in Group::ALL {
-        maintenances.of_group(group).for_each(|_, object| {
+        maintenances.of_group(group).shown().for_each(|_, object| {
             let status = object.status.as_ref();
             if let Some(pending) = status.and_then(|status| status.pending) {
                 // Of two maintenances of a node one works, and the other says the same or nothing.

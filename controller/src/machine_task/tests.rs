@@ -45,11 +45,10 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
     };
     let task = MachineTask {
         client,
-        machines: Cache::filled(machines),
+        machines: WrittenObjects::filled(machines),
         instances: Instances::filled(instances),
         migrations: Migrations::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        written: OwnWrites::default(),
     };
     (task, server, told)
 }

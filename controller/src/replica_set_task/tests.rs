@@ -43,10 +43,9 @@ fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInst
     let (for_events, _) = api_server();
     let task = ReplicaSetTask {
         client,
-        sets: Cache::filled([set]),
+        sets: WrittenObjects::filled([set]),
         instances: Instances::filled(instances),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        written: OwnWrites::default(),
     };
     (task, server)
 }
