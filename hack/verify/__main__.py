@@ -6,7 +6,7 @@ Suites, in this order (name some to run only those):
   rust      unit, property and expected-output tests of all crates
   python    the tests of the scripts under hack/, the bootable guest disk among them
   embedded  the embedded Kubernetes tried out
-  cluster   end-to-end tests on an embedded cluster of its own, taken away afterwards
+  cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
 
 `--all-faults` runs none of these, but the whole matrix of faults while guests move, of which `cluster`
 tries a part. It can be interrupted and goes on where it was; its results are tests/faults.md.
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name")
-    parser.add_argument("--keep", action="store_true", help="leave the cluster of the cluster tests running")
+    parser.add_argument("--keep", action="store_true", help="leave the clusters of the cluster tests running")
     parser.add_argument("--all-faults", action="store_true", help="run the whole matrix of faults instead, or the rest of it")
     parser.add_argument("--again", action="store_true", help="with --all-faults: also what has passed before")
     arguments = parser.parse_args(argv)

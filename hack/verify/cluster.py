@@ -1,23 +1,49 @@
-"""End-to-end tests on an embedded cluster of their own."""
+"""End-to-end tests on embedded clusters of their own."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from embedded import build
 from embedded import cluster as clusters
 from embedded import registered
+from embedded.errors import Failure
 from embedded.progress import Progress
 
 from . import faults
 from .install import install
 from .outcome import Outcome, of_libtest
-from .runner import REPOSITORY
+from .runner import REPOSITORY, interrupt
 from .runner import run as command
+from .rust import cluster_tests
 
-NAME = "verify"
+# Half of a test is waiting, for a kubelet or a guest, so two clusters side by side keep two processors busy.
+NAMES = ("verify", "verify-2")
 SELFTEST = "selftest"
+
+# What takes longest begins first, so that both clusters end at about the same time.
+LONGEST = (
+    "drain",
+    "guest_faults",
+    "migration_faults",
+    "machines",
+    "migration",
+    "certificates",
+    "instances",
+    "maintenance",
+    "migration_convergence",
+)
+
+# Looks at the API servers' records of all that the others did.
+LAST = "verbs_used"
+
+# Two to three times what the longest file takes: one that hangs is to be told as such.
+MOST_SECONDS = 1500
 
 
 def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
@@ -39,21 +65,84 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     return outcome
 
 
+class Turns:
+    """The files of tests that no cluster has taken yet."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self._left = ordered(files)
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Turns:
+        return self
+
+    def __next__(self) -> str:
+        with self._lock:
+            if not self._left:
+                raise StopIteration
+            return self._left.pop(0)
+
+    def stop(self) -> None:
+        """Give out no more."""
+        with self._lock:
+            self._left.clear()
+
+
+def ordered(files: Iterable[str]) -> list[str]:
+    """Files in the order in which they begin."""
+    return sorted(files, key=lambda name: (LONGEST.index(name) if name in LONGEST else len(LONGEST), name))
+
+
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Bring a cluster up, install Drydock, run the tests, take the cluster away."""
+    """Bring clusters up, install Drydock, share the tests out among them, take the clusters away."""
     outcome = Outcome()
-    if NAME in registered.names() and not arguments.keep:
-        clusters.down(NAME, progress)
-    made = clusters.up(NAME, progress=progress)
+    programs = cluster_tests(progress)
+    turns = Turns(programs.keys() - {LAST})
     try:
-        install(made, progress)
-        for test in sorted((REPOSITORY / "tests" / "tests").glob("*.rs")):
-            argv = ["cargo", "test", "--locked", "-p", "drydock-tests", "--test", test.stem, "--"]
-            argv += ["--ignored", "--test-threads=1", "--skip", faults.TEST, *([arguments.only] if arguments.only else [])]
-            with progress.step(f"cluster tests of {test.stem}", announce=True):
-                output, code = command(argv, {"DRYDOCK_TEST_CLUSTER": NAME, "RUST_BACKTRACE": "0"})
-            outcome.add(of_libtest(output, code))
+        with ThreadPoolExecutor(len(NAMES)) as lanes:
+            running = [lanes.submit(_lane, name, turns, programs, arguments, progress) for name in NAMES]
+            try:
+                for lane in running:
+                    outcome.add(lane.result())
+            except KeyboardInterrupt:
+                turns.stop()
+                interrupt()
+                raise
+        outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
+        outcome.add(_tests(programs[LAST], NAMES[0], arguments, progress))
     finally:
         if not arguments.keep:
-            clusters.down(NAME, progress)
+            for name in NAMES:
+                clusters.down(name, progress)
     return outcome
+
+
+def _lane(
+    name: str, turns: Turns, programs: dict[str, Path], arguments: argparse.Namespace, progress: Progress
+) -> Outcome:
+    """Run tests on one cluster while there are any."""
+    outcome = Outcome()
+    try:
+        if name in registered.names() and not arguments.keep:
+            clusters.down(name, progress)
+        install(clusters.up(name, progress=progress), progress, debug=True)
+    except Failure as failure:
+        outcome.failed.append(f"cluster {name}: {failure}")
+        return outcome
+    for file in turns:
+        outcome.add(_tests(programs[file], name, arguments, progress))
+    return outcome
+
+
+def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """The tests of one file."""
+    argv = [str(program), "--ignored", "--test-threads=1", "--skip", faults.TEST]
+    argv += [arguments.only] if arguments.only else []
+    environment = {
+        "DRYDOCK_TEST_CLUSTER": name,
+        "DRYDOCK_TEST_CLUSTERS": ",".join(NAMES),
+        "RUST_BACKTRACE": "0",
+    }
+    file = program.name.rpartition("-")[0]
+    with progress.step(f"cluster tests of {file} on {name}", announce=True):
+        output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests")
+    return of_libtest(output, code)

@@ -21,6 +21,7 @@ from .install import install
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
+from .rust import cluster_tests
 
 NAME = "faults"
 TEST = "the_whole_matrix_of_faults"
@@ -101,15 +102,15 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     made = clusters.up(NAME, progress=progress)
     try:
         install(made, progress)
-        argv = ["cargo", "test", "--locked", "-p", "drydock-tests", "--test", "migration_faults", "--"]
-        argv += ["--ignored", "--nocapture", "--exact", TEST]
+        program = cluster_tests(progress)["migration_faults"]
+        argv = [str(program), "--ignored", "--nocapture", "--exact", TEST]
         environment = {
             "DRYDOCK_TEST_CLUSTER": NAME,
             "DRYDOCK_FAULTS_RESULTS": str(results.absolute()),
             "DRYDOCK_FAULTS_ONLY": arguments.only,
             "RUST_BACKTRACE": "0",
         }
-        _, code = command(argv, environment)
+        _, code = command(argv, environment, folder=REPOSITORY / "tests")
     finally:
         if results.exists():
             TABLE.write_text(table(*read(results.read_text())))

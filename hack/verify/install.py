@@ -26,12 +26,11 @@ data:
 """
 
 
-def images(made: Cluster, progress: Progress, names: tuple[str, ...] = ()) -> None:
+def images(made: Cluster, progress: Progress, names: tuple[str, ...] = (), debug: bool = False) -> None:
     """Build the images and push them to the cluster's registry."""
+    options = ["--cluster", made.name, *(["--debug"] if debug else [])]
     with progress.step("images", announce=True):
-        done = subprocess.run(
-            [str(REPOSITORY / "hack" / "images"), *names, "--cluster", made.name], stdout=sys.stderr
-        )
+        done = subprocess.run([str(REPOSITORY / "hack" / "images"), *names, *options], stdout=sys.stderr)
     if done.returncode != 0:
         raise Failure("the images could not be built or pushed; see above")
 
@@ -63,9 +62,13 @@ def overlay(made: Cluster) -> Path:
     return folder
 
 
-def install(made: Cluster, progress: Progress) -> None:
-    """Images, manifests, and wait until the agent is ready on all nodes and the controller runs."""
-    images(made, progress)
+def install(made: Cluster, progress: Progress, debug: bool = False) -> None:
+    """Images, manifests, and wait until the agent is ready on all nodes and the controller runs.
+
+    Programs for debugging are built in a minute, where those that users get take eight, and they fail where
+    a number overflows or a debug assertion does not hold.
+    """
+    images(made, progress, debug=debug)
     with progress.step("kubectl apply -k deploy"):
         made.kubectl("apply", "-k", str(overlay(made)))
         made.kubectl("apply", "-f", "-", input=EMULATION)

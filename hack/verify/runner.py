@@ -3,39 +3,87 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
+_running: set[subprocess.Popen[str]] = set()
 
-def run(argv: list[str], environment: Mapping[str, str] | None = None, quiet: bool = False) -> tuple[str, int]:
-    """Run `argv` in the repository; return its output, both streams in one, and its exit code."""
+
+def run(
+    argv: list[str],
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
+    most_seconds: float | None = None,
+    prefix: str = "",
+    folder: Path = REPOSITORY,
+) -> tuple[str, int]:
+    """Run `argv` in a folder of the repository; return its output, both streams in one, and its exit code.
+
+    What runs longer than `most_seconds` is ended, with all that it began, and says so as its last words.
+    `prefix` tells the lines of commands that run side by side apart.
+    """
     process = subprocess.Popen(
         argv,
-        cwd=REPOSITORY,
+        cwd=folder,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        process_group=0,
     )
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _signal(process, signal.SIGKILL)
+
+    timer = threading.Timer(most_seconds or 0, end)
+    timer.daemon = True
+    if most_seconds is not None:
+        timer.start()
     lines: list[str] = []
+    _running.add(process)
     assert process.stdout is not None
     try:
         for line in process.stdout:
             lines.append(line)
             if not quiet:
-                print(f"    {line.rstrip()}", file=sys.stderr, flush=True)
+                print(f"    {prefix}{line.rstrip()}", file=sys.stderr, flush=True)
+        code = process.wait()
     except KeyboardInterrupt:
-        process.terminate()
+        _signal(process, signal.SIGTERM)
         process.wait()
         raise
-    code = process.wait()
+    finally:
+        timer.cancel()
+        process.stdout.close()
+        _running.discard(process)
+    if late.is_set():
+        lines.append(f"\nno end within {most_seconds:.0f} s\n")
+        print(f"    {prefix}no end within {most_seconds:.0f} s", file=sys.stderr, flush=True)
     if quiet and code != 0:
         for line in lines[-60:]:
             print(f"    {line.rstrip()}", file=sys.stderr)
     return "".join(lines), code
+
+
+def interrupt() -> None:
+    """End what other threads run: only the main one hears of an interruption."""
+    for process in list(_running):
+        _signal(process, signal.SIGTERM)
+
+
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    """To the command and what it began, if any of it is left."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        pass

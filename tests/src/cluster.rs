@@ -168,6 +168,21 @@ impl Cluster {
         &self.description.audit_log
     }
 
+    /// What the API servers recorded of this cluster and of those on which other tests ran.
+    ///
+    /// # Errors
+    /// If a cluster or its log cannot be read.
+    pub fn all_audit_logs(&self) -> Result<String> {
+        let names = setting("DRYDOCK_TEST_CLUSTERS").unwrap_or_else(|| self.name.clone());
+        names
+            .split(',')
+            .map(|name| {
+                let log = Description::read(name)?.audit_log;
+                std::fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))
+            })
+            .collect()
+    }
+
     /// Has the cluster's registry serve something else under a name; see `tests/oracle/retag.py`.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
 //! Nobody has a right that it does not use, by the API server's own record. Runs after all others,
 //! since they make the agents and the controller use their rights.
 
-use std::{collections::BTreeSet, fs};
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use drydock_api::leases::NODE_LEASE_NAMESPACE;
 use drydock_tests::{Cluster, watching::until};
 use k8s_openapi::api::{
@@ -88,7 +88,7 @@ async fn every_right_is_used_and_none_is_missing() -> Result<()> {
         renewed(lease) > renewed(&touched)
     })
     .await?;
-    let log = fs::read_to_string(cluster.audit_log()).context("the audit log")?;
+    let log = cluster.all_audit_logs()?;
     for account in ["drydock-agent", "drydock-controller"] {
         let mut rights = granted(
             Api::<ClusterRole>::all(cluster.client.clone())
