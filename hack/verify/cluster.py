@@ -52,6 +52,7 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     output, code = command(
         [sys.executable, "-m", "embedded", "selftest", "--name", SELFTEST, "--lifecycle"],
         {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"},
+        most_seconds=MOST_SECONDS,
     )
     outcome = Outcome()
     for line in output.splitlines():

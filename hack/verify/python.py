@@ -11,6 +11,9 @@ from .outcome import Outcome, of_unittest
 from .runner import REPOSITORY
 from .runner import run as command
 
+# Several times what the tests of any package take.
+MOST_SECONDS = 600
+
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """`unittest` in each package that has a `tests` folder."""
@@ -22,6 +25,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             [sys.executable, "-m", "unittest", "discover", "-v", "-s", str(folder), "-t", str(hack)],
             {"PYTHONPATH": str(hack), "PYTHONDONTWRITEBYTECODE": "1"},
             quiet=True,
+            most_seconds=MOST_SECONDS,
         )
         found = of_unittest(output, code)
         progress.say(f"{package}: {found.passed} passed, {len(found.failed)} failed")

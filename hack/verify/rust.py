@@ -13,6 +13,9 @@ from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY
 from .runner import run as command
 
+# Several times what they take: one that hangs is to be told as such.
+MOST_SECONDS = 1500
+
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """`cargo test`, without what needs a cluster."""
@@ -20,8 +23,9 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         built, code = command(["cargo", "test", "--workspace", "--locked", "--no-run"], quiet=True)
     if code != 0:
         return Outcome(failed=["the tests do not compile"])
+    argv = ["cargo", "test", "--workspace", "--locked", "--no-fail-fast"]
     # An expected output that differs is a failure, and nothing is written beside it.
-    output, code = command(["cargo", "test", "--workspace", "--locked", "--no-fail-fast"], {"INSTA_UPDATE": "no"}, quiet=True)
+    output, code = command(argv, {"INSTA_UPDATE": "no"}, quiet=True, most_seconds=MOST_SECONDS)
     return of_libtest(output, code)
 
 
