@@ -39,8 +39,11 @@ def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
         prerequisites.ensure(("rust",), toolchains=("cargo",))
     except errors.Failure as failure:
         raise Failure(str(failure)) from failure
-    command = ["cargo", "build", "--locked"] + ([] if debug else ["--release"])
-    for name in names:
-        command += ["-p", name]
+    command = ["cargo", "build", "--locked"]
+    if debug:
+        # As the tests are built, or else nearly all that both need would be built a second time.
+        command += ["--workspace", "--all-targets"]
+    else:
+        command += ["--release", *(word for name in names for word in ("-p", name))]
     with step(f"cargo build {', '.join(names)}", long=True):
         run(command, log=log, what="cargo build", cwd=repository)
