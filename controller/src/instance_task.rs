@@ -6,7 +6,11 @@
 //!  configuration ────┘
 //! ```
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -21,7 +25,7 @@ use drydock_core::{
     placement,
 };
 use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Signal, clock, lease::Leadership};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{Patch, PatchParams},
@@ -49,6 +53,24 @@ pub(crate) struct InstanceTask {
     launchers: Launchers,
     silent_agents: SilentAgents,
     events: Events,
+    images_asked: AskedOnce,
+}
+
+/// Of which instance's pod something has been asked, for as long as it would be asked again.
+#[derive(Debug, Default)]
+struct AskedOnce(Mutex<HashMap<Key, String>>);
+
+impl AskedOnce {
+    /// It is the first time for this pod.
+    fn once(&self, instance: &Key, pod_uid: &str) -> bool {
+        let mut pods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pods.insert(instance.clone(), pod_uid.into()).as_deref() != Some(pod_uid)
+    }
+
+    /// It may be asked again; or there is no such instance any more.
+    fn forget(&self, instance: &Key) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);
+    }
 }
 
 /// What went wrong with one instance.
@@ -79,6 +101,7 @@ impl InstanceTask {
             launchers,
             silent_agents,
             events,
+            images_asked: AskedOnce::default(),
         }
     }
 
@@ -150,6 +173,7 @@ impl InstanceTask {
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<(), LookError> {
         let Some(instance) = self.instances.objects.newest(key) else {
+            self.images_asked.forget(key);
             return Ok(());
         };
         let pods = self.launchers.of(&instance);
@@ -184,6 +208,9 @@ impl InstanceTask {
             observed.confirmed = true;
             observed.moving = moving(observed, &migrations);
             todo = plan(&observed);
+        }
+        if !todo.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
+            self.images_asked.forget(key);
         }
         let failure = self.carry_out(key, &instance, &todo.steps).await?;
         if let Some(failure) = &failure {
@@ -276,6 +303,9 @@ impl InstanceTask {
                     self.merge(key, instance, patch).await?;
                 }
                 Step::DeletePod { name, uid } => self.delete_pod(instance, name, uid).await?,
+                Step::Witness { name, uid, containers } => {
+                    self.ask_for_images(key, instance, (name, uid), containers).await?;
+                }
                 Step::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
                     // What the API server refuses is for people to read; anything else is tried again.
@@ -353,6 +383,32 @@ impl InstanceTask {
             self.tell(instance, Severity::Normal, "SuccessfulCreate", &note);
         }
         Ok(())
+    }
+
+    /// Has a guest's pod tell which images it has. Where that is not allowed, migrations copy the whole disks.
+    async fn ask_for_images(
+        &self,
+        key: &Key,
+        instance: &VirtualMachineInstance,
+        (name, uid): (&str, &str),
+        containers: &[EphemeralContainer],
+    ) -> kube::Result<()> {
+        if !self.images_asked.once(key, uid) {
+            return Ok(());
+        }
+        match self.launchers.run_beside(instance, name, uid, containers).await {
+            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
+                let why = &status.message;
+                info!(instance = %Key::of(instance), pod = name, why, "nobody says which images its guest has");
+                Ok(())
+            }
+            result => {
+                if result.is_err() {
+                    self.images_asked.forget(key);
+                }
+                result
+            }
+        }
     }
 
     /// Writes the controller's part of the status, if the instance is still as it was looked at.

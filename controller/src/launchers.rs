@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use drydock_api::CONTROLLER_FIELD_MANAGER;
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceSpec,
@@ -12,16 +13,17 @@ use drydock_api::kubevirt::{
 use drydock_core::{
     admission::defaults::{Named, default_instance},
     eviction::budget::is_protected,
-    launcher_pod::{self, ClaimMode, MigrationTarget, PodInput},
+    launcher_pod::{self, Arriving, ClaimMode, MIGRATION_UID, MigrationTarget, PodInput, image_identity},
     migratable,
     placement::{self, Requirements},
 };
 use drydock_runtime::{Cache, Key, Listing, Watch, Watches, clock};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{EphemeralContainer, PersistentVolumeClaim, Pod, PodSpec};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
+use serde_json::json;
 
 use crate::{
     budgets::Budgets,
@@ -217,7 +219,16 @@ impl Launchers {
         let mut requirements = self.requirements(&instance.spec);
         let instance_uid = instance.uid().unwrap_or_default();
         // The same pod each time, so that one that this process has forgotten is met again.
-        let (identity, sizes) = match purpose {
+        let sizes = sizes(&instance);
+        let images = match purpose {
+            Purpose::Arrival(migration) if migration.by_manifest => BTreeMap::new(),
+            _ => image_identity::pinned_images(&instance),
+        };
+        let arriving = Arriving {
+            sizes: &sizes,
+            images: &images,
+        };
+        let (identity, arriving) = match purpose {
             Purpose::Start => (instance_uid.as_str(), None),
             Purpose::Arrival(migration) => {
                 let minimum = self.nodes.minimum(&configuration.min_cpu_model);
@@ -225,7 +236,7 @@ impl Launchers {
                 let here = here.and_then(|name| self.nodes.pair(name));
                 let source = here.as_ref().map(NodePair::view);
                 placement::require_recorded_cpu(&mut requirements, &instance, &minimum, source.as_ref());
-                (migration.uid, Some(sizes(&instance)))
+                (migration.uid, Some(arriving))
             }
         };
         let input = PodInput {
@@ -236,7 +247,7 @@ impl Launchers {
             suffix: &launcher_pod::suffix(identity),
             host_uuid: &launcher_pod::host_uuid(identity),
             emulation: configuration.use_emulation,
-            arriving: sizes.as_ref(),
+            arriving,
         };
         let pod = match purpose {
             Purpose::Start => launcher_pod::pod(&input),
@@ -260,6 +271,28 @@ impl Launchers {
             return Ok(());
         }
         self.budgets.create(pod).await
+    }
+
+    /// Has containers run once beside a pod's own.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn run_beside(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        containers: &[EphemeralContainer],
+    ) -> kube::Result<()> {
+        let patch = json!({"metadata": {"uid": uid}, "spec": {"ephemeralContainers": containers}});
+        let parameters = PatchParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let api = self.api(instance);
+        api.patch_ephemeral_containers(name, &parameters, &Patch::Strategic(patch))
+            .await?;
+        Ok(())
     }
 
     /// Tells a pod to end. Returns whether there was such a pod.
@@ -331,13 +364,30 @@ pub(crate) fn native_architecture() -> &'static str {
 fn prune_pod(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     pod.metadata.annotations = None;
+    let arrives = pod.metadata.labels.as_ref();
+    let arrives = arrives.is_some_and(|labels| labels.contains_key(MIGRATION_UID));
     if let Some(spec) = &mut pod.spec {
-        *spec = k8s_openapi::api::core::v1::PodSpec {
+        // Where a guest arrives it matters which images there are; else, whether these have been asked for.
+        let images = spec.volumes.take().filter(|_| arrives).map(|mut volumes| {
+            volumes.retain(|volume| volume.image.is_some());
+            volumes
+        });
+        let witnesses = spec.ephemeral_containers.take().map(|containers| {
+            let name = |container: EphemeralContainer| EphemeralContainer {
+                name: container.name,
+                ..EphemeralContainer::default()
+            };
+            containers.into_iter().map(name).collect()
+        });
+        *spec = PodSpec {
             node_name: spec.node_name.take(),
-            ..Default::default()
+            volumes: images,
+            ephemeral_containers: witnesses,
+            ..PodSpec::default()
         };
     }
     if let Some(status) = &mut pod.status {
+        status.ephemeral_container_statuses = None;
         status.container_statuses = status.container_statuses.take().map(|mut containers| {
             for container in &mut containers {
                 container.last_state = None;

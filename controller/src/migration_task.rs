@@ -26,7 +26,7 @@ use drydock_api::{
 };
 use drydock_core::{
     instance::NodeState,
-    launcher_pod::MigrationTarget,
+    launcher_pod::{MigrationTarget, image_identity},
     migration::{
         cluster::{ClusterStep, Failure, TargetPod, step},
         deadlines::{Consequence, Deadline, Deadlines, Part, TargetPod as PodOnItsWay},
@@ -457,7 +457,7 @@ impl MigrationTask {
         Some(Sides {
             source: pod(leaves)?,
             target: pod(arrives)?,
-            guest: guest(instance),
+            guest: guest(instance, arrives),
             configuration: configuration(&self.launchers.configuration.get().migrations),
         })
     }
@@ -509,10 +509,12 @@ impl MigrationTask {
                 .or_insert_with(|| value.clone());
         }
         let (uid, name) = (migration.uid().unwrap_or_default(), migration.name_any());
+        let earlier = self.migrations.of_instance(&Key::of(&instance));
         let limits = self.launchers.configuration.get().migrations.clone();
         let arrival = Purpose::Arrival(MigrationTarget {
             uid: &uid,
             name: &name,
+            by_manifest: image_identity::may_be_unobtainable(&earlier),
             full: &self.turns.full_targets(&limits),
             leaving: &self
                 .launchers

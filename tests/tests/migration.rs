@@ -391,28 +391,140 @@ fn sums(text: &str) -> Vec<&str> {
     lines.filter_map(|(_, line)| line.strip_suffix("] told")).collect()
 }
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    let name = "retagged";
-    let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
-    // No node knows this name from an earlier test.
-    let tag = format!("retagged-{}", now().as_second());
-    cluster.retag(image, &["like", "latest", &tag])?;
+/// A guest that tells what is on its disk, whose image is named so, and the first sum that it told.
+async fn telling_its_disk(cluster: &Cluster, name: &str, image: &str) -> Result<String> {
     let control = "drydock:\n";
     let manifest = instance(name, "count: 200ms")
-        .replace(IMAGE, &format!("{image}:{tag}"))
+        .replace(IMAGE, image)
         .replace(control, &format!("runcmd:\n        - '{TELL_SUM}'\n        {control}"));
     cluster.apply(&manifest)?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
-    let before = cluster
+    cluster
         .until_said(name, "what is on its disk", |text| {
             Some(sums(text))
                 .filter(|sums| !sums.is_empty())
                 .map(|sums| sums[0].to_owned())
         })
+        .await
+}
+
+/// Which image the record of a guest says that its disk lies upon, once it does.
+async fn recorded_image(cluster: &Cluster, name: &str) -> Result<String> {
+    until_some("the image's ID", || async {
+        let status = cluster.instances().get(name).await?.status.unwrap_or_default();
+        let images = status.drydock.unwrap_or_default().images;
+        Ok(images.into_iter().find_map(|record| record.image_id))
+    })
+    .await
+}
+
+/// The last byte of the image in a guest's pod, in hexadecimal.
+async fn last_of_image(cluster: &Cluster, name: &str) -> Result<String> {
+    let pod = cluster.launcher(name).await?.name_any();
+    let script = "tail -c 1 /images/*/disk/* | od -An -tx1";
+    let told = cluster.kubectl(&["-n", NAMESPACE, "exec", &pod, "--", "sh", "-c", script])?;
+    Ok(told.trim().to_owned())
+}
+
+/// The guest goes on telling the same of its disk, and has missed nothing.
+async fn disk_is_still(cluster: &Cluster, name: &str, before: &str) -> Result<()> {
+    let told = sums(&cluster.consoles(name).await?).len();
+    let after = cluster
+        .until_said(name, "what is on its disk now", |text| {
+            let sums: Vec<_> = sums(text).into_iter().map(str::to_owned).collect();
+            (sums.len() > told + 1).then_some(sums)
+        })
         .await?;
+    ensure!(after.iter().all(|sum| sum == before), "{after:?}, not {before}");
+    without_a_gap(&ticks(&cluster.consoles(name).await?))
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_guest_moves_upon_the_image_that_its_tag_named_when_it_started() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let name = "pinned";
+    let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
+    let tag = format!("pinned-{}", now().as_second());
+    cluster.retag(image, &["like", "latest", &tag])?;
+    let before = telling_its_disk(&cluster, name, &format!("{image}:{tag}")).await?;
+    let known = recorded_image(&cluster, name).await?;
+    let (repository, digest) = known.split_once('@').context("an ID without a digest")?;
+    ensure!(repository.ends_with(image), "{known}");
+    let last = last_of_image(&cluster, name).await?;
+    cluster.retag(image, &["garbage", &tag])?;
+
+    let migration = cluster.migrate(name).await?;
+    let (migration, _) = cluster.until_migrated(&migration).await?;
+    let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
+    ensure!(guest.layers_only, "the image was copied, too: {guest:?}");
+    let volumes = cluster.launcher(name).await?.spec.and_then(|spec| spec.volumes);
+    let mut images = volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    let reference = images.find_map(|image| image.reference.clone());
+    assert_eq!(reference, Some(format!("{image}@{digest}")), "the target's image");
+    assert_eq!(
+        last_of_image(&cluster, name).await?,
+        last,
+        "the target has another image"
+    );
+    disk_is_still(&cluster, name, &before).await?;
+    assert_eq!(recorded_image(&cluster, name).await?, known);
+    cluster.no_guests().await
+}
+
+/// Where nothing may run beside a pod's own containers, nobody can tell which image a tag named.
+const NOTHING_BESIDE: &str = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: nothing-beside}
+spec:
+  matchConstraints:
+    resourceRules:
+      - {apiGroups: [""], apiVersions: [v1], operations: [UPDATE], resources: [pods/ephemeralcontainers]}
+  validations: [{expression: "false", message: nothing runs beside}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: nothing-beside}
+spec: {policyName: nothing-beside, validationActions: [Deny]}
+"#;
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.apply(NOTHING_BESIDE)?;
+    let outcome = moves_whole(&cluster).await;
+    let both = "validatingadmissionpolicies,validatingadmissionpolicybindings";
+    cluster.kubectl(&["delete", both, "nothing-beside"])?;
+    outcome
+}
+
+async fn moves_whole(cluster: &Cluster) -> Result<()> {
+    let name = "retagged";
+    let agents = cluster.kubectl(&["-n", "drydock", "get", "pods", "-o", "name"])?;
+    let some_pod = agents.lines().next().context("no pod of Drydock")?;
+    let beside = r#"{"spec":{"ephemeralContainers":[{"name":"beside","image":"beside"}]}}"#;
+    until_some("the policy in force", || async {
+        let try_it = [
+            "-n",
+            "drydock",
+            "patch",
+            some_pod,
+            "--subresource=ephemeralcontainers",
+            "--dry-run=server",
+            "-p",
+            beside,
+        ];
+        let refused = cluster.kubectl(&try_it).err();
+        Ok(refused.filter(|error| format!("{error:#}").contains("nothing runs beside")))
+    })
+    .await?;
+    let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
+    // No node knows this name from an earlier test.
+    let tag = format!("retagged-{}", now().as_second());
+    cluster.retag(image, &["like", "latest", &tag])?;
+    let before = telling_its_disk(cluster, name, &format!("{image}:{tag}")).await?;
     cluster.retag(image, &["garbage", &tag])?;
 
     let migration = cluster.migrate(name).await?;
@@ -422,27 +534,12 @@ async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()>
         guest.copied_disks.contains(&"vda".to_owned()) && !guest.layers_only,
         "{guest:?}"
     );
-    let pod = cluster.launcher(name).await?.name_any();
-    let last = [
-        "-n",
-        NAMESPACE,
-        "exec",
-        &pod,
-        "--",
-        "sh",
-        "-c",
-        "tail -c 1 /images/*/disk/* | od -An -tx1",
-    ];
-    assert_eq!(cluster.kubectl(&last)?.trim(), "ff", "the target has the same image");
-    let told = sums(&cluster.consoles(name).await?).len();
-    let after = cluster
-        .until_said(name, "what is on its disk now", |text| {
-            let sums: Vec<_> = sums(text).into_iter().map(str::to_owned).collect();
-            (sums.len() > told + 1).then_some(sums)
-        })
-        .await?;
-    ensure!(after.iter().all(|sum| *sum == before), "{after:?}");
-    without_a_gap(&ticks(&cluster.consoles(name).await?))?;
+    assert_eq!(
+        last_of_image(cluster, name).await?,
+        "ff",
+        "the target has the same image"
+    );
+    disk_is_still(cluster, name, &before).await?;
     cluster.no_guests().await
 }
 

@@ -3,9 +3,9 @@
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand};
-use drydock_api::launcher::{GUEST_VARIABLE, Guest, Outcome, PROBE_TCP, WAIT_STARTED};
+use drydock_api::launcher::{GUEST_VARIABLE, Guest, Outcome, PROBE_TCP, SAME_DISK, WAIT_STARTED};
 
-use crate::{ending::bounded, outlet::Outlet, prepare_command, probe_command, supervisor};
+use crate::{ending::bounded, outlet::Outlet, prepare_command, probe_command, same_disk_command, supervisor};
 
 /// Drydock's launcher: process 1 of a virtual machine's pod.
 #[derive(Debug, Parser)]
@@ -40,6 +40,14 @@ enum Task {
         /// How long the guest may take to refuse a connection, in milliseconds.
         patience: u64,
     },
+    /// Compare the disk in this container's own image with the one in another image.
+    #[command(name = SAME_DISK, hide = true)]
+    SameDisk {
+        /// Where the other image is mounted.
+        image: PathBuf,
+        /// Path of the disk in both; the only file in /disk unless it is given.
+        disk: Option<String>,
+    },
 }
 
 impl Args {
@@ -63,6 +71,7 @@ impl Args {
             (_, Some(Task::ProbeTcp { port, patience })) => {
                 probe_command::probe_tcp(port, Duration::from_millis(patience))
             }
+            (_, Some(Task::SameDisk { image, disk })) => same_disk_command::run(&root, &image, disk.as_deref()),
             (Ok(guest), None) => ExitCode::from(supervisor::run(guest, &root, &termination_log)),
             (Err(why), _) => {
                 if let Ok(stderr) = supervisor::standard(&io::stderr()) {

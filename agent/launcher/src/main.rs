@@ -19,6 +19,7 @@ mod prepare_command;
 mod probe_command;
 mod process_end;
 mod processes;
+mod same_disk_command;
 mod supervisor;
 
 use std::process::ExitCode;

@@ -117,8 +117,8 @@ fn observe(index: &Mutex<HashMap<String, Key>>, change: &Change<Pod>) {
     }
 }
 
-/// Keeps what is read of a launcher pod: its conditions, addresses, containers' states, and which
-/// images its volumes name.
+/// Keeps what is read of a launcher pod: its conditions, addresses, containers' states, which images
+/// its volumes name, and what else runs in it to tell more of them.
 fn prune(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     pod.metadata.annotations = None;
@@ -128,6 +128,7 @@ fn prune(pod: &mut Pod) {
         *spec = PodSpec {
             node_name: spec.node_name.take(),
             volumes: Some(volumes),
+            ephemeral_containers: spec.ephemeral_containers.take(),
             ..PodSpec::default()
         };
     }

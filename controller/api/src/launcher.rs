@@ -23,6 +23,18 @@ pub const STARTED_WITHIN_SECONDS: i32 = 60;
 /// Its argument that asks whether the guest takes connections at the TCP port that follows, which it may refuse
 /// within so many milliseconds as follow that.
 pub const PROBE_TCP: &str = "probe-tcp";
+/// Its argument that compares the disk in its container's own image with the one in the image whose root follows; the
+/// disk's path in both may follow that.
+pub const SAME_DISK: &str = "same-disk";
+/// Where the launcher's image is mounted in containers of other images, and what of it runs there: images of disks
+/// have no libraries. Paths are those of Debian on amd64, of which the launcher's image is made.
+pub const LAUNCHER_FOLDER: &str = "/launcher";
+/// The launcher in its image.
+pub const LAUNCHER_PROGRAM: &str = "/usr/bin/drydock-launcher";
+/// What runs it with libraries that are somewhere else (`ld.so(8)`), in that image.
+pub const LOADER: &str = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+/// Where these libraries are.
+pub const LOADER_LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 /// User and group of everything in the pod, which the image names `qemu`.
 pub const UID: i64 = 107;
 /// Environment variable with the [`Guest`] as JSON.

@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
     conditions::{Status, whole_seconds},
+    launcher_pod::image_identity,
     migratable::{self, Facts},
     vm_conditions::condition,
 };
@@ -427,13 +428,12 @@ fn volumes(observed: &Observed<'_>) -> Vec<VolumeStatus> {
         .collect()
 }
 
-/// The images below containerDisks. What was recorded at the first start stays: a migration's
-/// target must have the same, whatever a tag means by then.
+/// The images below containerDisks, as they were at the first start.
 fn images(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<ImageRecord> {
+    let ids = image_identity::image_ids(&observed.instance.spec, observed.pod);
     if let Some(recorded) = before.drydock.as_ref().filter(|drydock| !drydock.images.is_empty()) {
-        return recorded.images.clone();
+        return image_identity::recorded(&recorded.images, &ids);
     }
-    let ids = image_ids(observed.pod);
     observed
         .ready
         .disks
@@ -442,27 +442,10 @@ fn images(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec
             let backing = disk.backing.as_ref()?;
             Some(ImageRecord {
                 name: disk.name.clone(),
-                image_id: ids
-                    .iter()
-                    .find(|(name, _)| *name == disk.name)
-                    .map(|(_, id)| id.clone()),
+                image_id: ids.get(&disk.name).cloned(),
                 virtual_size: backing.virtual_size,
                 format: backing.format,
             })
-        })
-        .collect()
-}
-
-/// Digests of image volumes that their references name themselves.
-fn image_ids(pod: &Pod) -> Vec<(String, String)> {
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-    volumes
-        .into_iter()
-        .flatten()
-        .filter_map(|volume| {
-            let reference = volume.image.as_ref()?.reference.as_ref()?;
-            let (_, digest) = reference.split_once('@')?;
-            Some((volume.name.clone(), digest.to_owned()))
         })
         .collect()
 }

@@ -28,11 +28,11 @@ use drydock_api::{
     launcher::CONTAINER,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 
 use crate::{
     conditions::{Status, whole_seconds},
-    launcher_pod::MIGRATION_UID,
+    launcher_pod::{MIGRATION_UID, image_identity::wanted_witnesses},
     migration::{
         observed::{source, target},
         record::Record,
@@ -163,7 +163,7 @@ pub struct Plan {
 }
 
 /// One thing to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// The finalizer is set, without which no pod may be made.
     AddFinalizer,
@@ -178,6 +178,15 @@ pub enum Step {
     },
     /// The instance's label that names its node is set.
     Label(String),
+    /// Its pod gets containers that find out which images its guest's disks lie upon. It goes on without.
+    Witness {
+        /// The pod's name.
+        name: String,
+        /// Its UID.
+        uid: String,
+        /// The containers.
+        containers: Vec<EphemeralContainer>,
+    },
     /// The finalizer is taken off.
     RemoveFinalizer,
 }
@@ -266,6 +275,19 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         && label(observed.instance) != Some(node)
     {
         steps.push(Step::Label(node.clone()));
+    }
+    if phase == Phase::Running
+        && !deleting
+        && let Some((Some(pod), Fate::Alive)) = main
+    {
+        let containers = wanted_witnesses(observed.instance, pod);
+        if !containers.is_empty() {
+            steps.push(Step::Witness {
+                name: pod.metadata.name.clone().unwrap_or_default(),
+                uid: uid(pod),
+                containers,
+            });
+        }
     }
     Plan {
         confirm: false,

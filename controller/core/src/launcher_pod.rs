@@ -15,6 +15,7 @@
 //! ```
 
 mod guest;
+pub mod image_identity;
 mod names;
 mod probes;
 mod resources;
@@ -65,9 +66,17 @@ pub struct PodInput<'a> {
     pub host_uuid: &'a str,
     /// Its guests may run by emulation, which takes memory of its own.
     pub emulation: bool,
-    /// For a guest that arrives by a migration: sizes in bytes of its disks, by volume. What it can
-    /// write comes with it.
-    pub arriving: Option<&'a BTreeMap<String, u64>>,
+    /// For a guest that arrives by a migration.
+    pub arriving: Option<Arriving<'a>>,
+}
+
+/// What a guest that arrives finds.
+#[derive(Clone, Copy, Debug)]
+pub struct Arriving<'a> {
+    /// Sizes in bytes of its disks, by volume. What it can write comes with it.
+    pub sizes: &'a BTreeMap<String, u64>,
+    /// References of its images that name what it began with, by volume; of others, the manifest's are all there is.
+    pub images: &'a BTreeMap<String, String>,
 }
 
 /// How a claim is mounted.
@@ -85,6 +94,8 @@ pub const GRACE_PERIOD: i64 = 30;
 /// Least time that a pod has to end, in seconds: libvirt destroys the guest, and the launcher tells
 /// how it ended. (A pod without any would vanish at once, while its guest may still run.)
 const LEAST_GRACE_PERIOD: i64 = 5;
+/// The container that kubectl means if none is named.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// What kubectl remembers of an object that it applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -186,6 +197,8 @@ fn metadata(instance: &VirtualMachineInstance, suffix: &str, launcher: &str) -> 
     labels.remove(NODE_NAME);
     annotations.retain(|key, _| ![LAST_APPLIED, EVICTED].contains(&key.as_str()));
     annotations.insert(DOMAIN.into(), own.clone());
+    // Another container may tell which image its disks have.
+    annotations.insert(DEFAULT_CONTAINER.into(), CONTAINER.into());
     ObjectMeta {
         name: Some(name(&own, suffix)),
         namespace: of.namespace,

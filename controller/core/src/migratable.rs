@@ -108,15 +108,6 @@ pub fn copied_disks(spec: &VirtualMachineInstanceSpec) -> Vec<String> {
         .collect()
 }
 
-/// Whether layers above images are copied without the images: all of these are named by their digest,
-/// so that every node has the same.
-pub fn layers_only(spec: &VirtualMachineInstanceSpec) -> bool {
-    spec.volumes
-        .iter()
-        .filter_map(|volume| volume.container_disk.as_ref())
-        .all(|disk| disk.image.contains("@sha256:"))
-}
-
 /// The PersistentVolumeClaim that a volume is.
 pub fn claim(volume: &Volume) -> Option<&str> {
     let claim = volume

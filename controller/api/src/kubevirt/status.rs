@@ -385,7 +385,8 @@ pub struct GuestCpu {
 pub struct ImageRecord {
     /// Name of the volume.
     pub name: String,
-    /// The image's ID as the node's runtime resolved it, if it says.
+    /// Which image it is, by digest: as the manifest names it, or as the node's kubelet says. Absent until that is
+    /// known, and where images have no digest, as those that were put on nodes without a registry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
     /// Size in bytes.

@@ -121,7 +121,7 @@ fn a_running_guest_is_reported_whole() {
     let topology = status.current_cpu_topology.unwrap();
     assert_eq!((topology.sockets, topology.cores, topology.threads), (1, 2, 1));
     let drydock = status.drydock.unwrap();
-    assert_eq!(drydock.images[0].image_id.as_deref(), Some("sha256:12"));
+    assert_eq!(drydock.images[0].image_id.as_deref(), Some("r@sha256:12"));
     assert_eq!(drydock.images[0].format, DiskFormat::Raw);
     assert_eq!(case.condition("Ready"), words("True", ""));
     assert_eq!(case.condition("LiveMigratable"), words("True", ""));

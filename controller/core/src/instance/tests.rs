@@ -667,3 +667,36 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
     assert!(!at(SILENT).steps.contains(&Step::RemoveFinalizer));
     assert!(at(NodeState::Gone).steps.contains(&Step::RemoveFinalizer));
 }
+
+#[test]
+fn a_running_guest_is_asked_for_the_image_that_its_tag_named() {
+    let with_image = |phase: &str, id: Value| {
+        let mut status = up();
+        status["phase"] = json!(phase);
+        status["drydock"] = json!({"podUID": "p",
+            "images": [{"name": "root", "imageId": id, "virtualSize": 1, "format": "raw"}]});
+        let mut instance = instance(&status);
+        instance.spec.volumes =
+            serde_json::from_value(json!([{"name": "root", "containerDisk": {"image": "r.example/a:1"}}])).unwrap();
+        instance
+    };
+    let witnesses = |instance: &VirtualMachineInstance, pod: Arc<Pod>| {
+        let steps = at(instance, &[pod], true, NodeState::Ready).steps;
+        let names = steps.into_iter().filter_map(|step| match step {
+            Step::Witness { name, uid, containers } => Some((name, uid, containers.len())),
+            _ => None,
+        });
+        names.collect::<Vec<_>>()
+    };
+    let here = || pod("p", Some("a"), &running());
+    let expected = ("virt-launcher-p".to_owned(), "p".to_owned(), 1);
+    assert_eq!(witnesses(&with_image("Running", Value::Null), here()), [expected]);
+    assert_eq!(witnesses(&with_image("Scheduled", Value::Null), here()), []);
+    assert_eq!(
+        witnesses(&with_image("Running", json!("r.example/a@sha256:1")), here()),
+        []
+    );
+    assert_eq!(witnesses(&deleted(with_image("Running", Value::Null)), here()), []);
+    let ended = pod("p", Some("a"), &said("shutdown"));
+    assert_eq!(witnesses(&with_image("Running", Value::Null), ended), []);
+}

@@ -81,7 +81,7 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
 /// The size of a disk whose content arrives with the guest, in bytes.
 pub(super) fn arriving_size(volume: &Volume, input: &PodInput<'_>) -> Option<u64> {
     let copied = is_copied(&input.instance.spec, volume);
-    input.arriving?.get(&volume.name).copied().filter(|_| copied)
+    input.arriving?.sizes.get(&volume.name).copied().filter(|_| copied)
 }
 
 fn text(plain: &Option<String>, base64: &Option<String>, secret: bool) -> Option<CloudInitText> {

@@ -33,6 +33,8 @@ pub struct MigrationTarget<'a> {
     pub name: &'a str,
     /// Nodes that are better left alone, since as many guests arrive there as may at once.
     pub full: &'a [String],
+    /// Its images are those of the manifest, whatever these are by now.
+    pub by_manifest: bool,
     /// Nodes that are being emptied, and that the pod would otherwise be let on.
     pub leaving: &'a [String],
 }

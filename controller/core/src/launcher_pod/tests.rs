@@ -150,6 +150,7 @@ fn moving(leaving: &[String]) -> MigrationTarget<'_> {
     MigrationTarget {
         uid: "m-1",
         name: "move",
+        by_manifest: false,
         full: &[],
         leaving,
     }
@@ -359,6 +360,53 @@ fn what_is_said_of_the_instance_is_not_said_of_its_pod() {
     assert_eq!(
         (confined.type_.as_str(), confined.localhost_profile.as_deref()),
         ("Localhost", Some("drydock-launcher"))
+    );
+}
+
+#[test]
+fn a_guest_arrives_upon_the_image_that_it_began_with() {
+    let instance = instance(&small(json!({"volumes": [
+        {"name": "known", "containerDisk": {"image": "registry.example/disk"}},
+        {"name": "always", "containerDisk": {"image": "registry.example/disk:1", "imagePullPolicy": "Always"}},
+        {"name": "unknown", "containerDisk": {"image": "registry.example/other"}},
+    ]})));
+    let digest = |name: &str| (name.to_owned(), "registry.example/disk@sha256:aaaa".to_owned());
+    let images = BTreeMap::from([digest("known"), digest("always")]);
+    let of = |arriving| {
+        let requirements = Requirements::default();
+        let claims = BTreeMap::new();
+        let pod = pod(&PodInput {
+            arriving,
+            ..other(&instance, &requirements, &claims)
+        });
+        let volumes = pod.spec.unwrap().volumes.unwrap().into_iter();
+        let images = volumes.filter_map(|volume| {
+            let image = volume.image?;
+            Some(format!("{} {}", image.reference?, image.pull_policy?))
+        });
+        images.collect::<Vec<_>>()
+    };
+    let arriving = Arriving {
+        sizes: &BTreeMap::new(),
+        images: &images,
+    };
+    assert_eq!(
+        of(Some(arriving)),
+        [
+            "registry.example/disk@sha256:aaaa IfNotPresent",
+            "registry.example/disk@sha256:aaaa Always",
+            "registry.example/other Always"
+        ]
+    );
+    assert_eq!(
+        of(None),
+        [
+            "registry.example/disk Always",
+            "registry.example/disk:1 Always",
+            "registry.example/other Always",
+            "i IfNotPresent"
+        ],
+        "where it begins, the launcher's image can tell which images these are"
     );
 }
 

@@ -31,12 +31,51 @@ pub(super) fn of(input: &PodInput<'_>) -> Parts {
         });
         parts.1.push(mount(name, folder.into(), false));
     }
-    let guest = &input.instance.spec.volumes;
-    let mut names = VolumeNames::beside(guest.iter().map(|volume| volume.name.as_str()));
-    for volume in guest {
+    let spec = &input.instance.spec;
+    let (mut names, launcher) = names(spec);
+    let witnesses = input.arriving.is_none() && spec.volumes.iter().any(|volume| volume.container_disk.is_some());
+    for volume in &spec.volumes {
         add(&mut parts, &mut names, volume, input);
     }
+    if witnesses {
+        // Of no container that is there from the beginning.
+        parts.0.push(image(launcher, input.image.into(), "IfNotPresent"));
+    }
     parts
+}
+
+/// Names for the pod's volumes, and that of the launcher's image.
+fn names(spec: &VirtualMachineInstanceSpec) -> (VolumeNames, String) {
+    let mut names = VolumeNames::beside(spec.volumes.iter().map(|volume| volume.name.as_str()));
+    let launcher = names.beside_them("launcher", "image");
+    (names, launcher)
+}
+
+/// The volume of the launcher's image, in pods whose guests have containerDisks.
+pub(super) fn launcher_volume(spec: &VirtualMachineInstanceSpec) -> String {
+    names(spec).1
+}
+
+/// The guest's containerDisks with the names that their volumes have in the pod.
+pub(super) fn image_volumes(spec: &VirtualMachineInstanceSpec) -> Vec<(String, String)> {
+    let (mut names, _) = names(spec);
+    spec.volumes
+        .iter()
+        .map(|volume| (volume, names.of(&volume.name)))
+        .filter(|(volume, _)| volume.container_disk.is_some())
+        .map(|(volume, name)| (volume.name.clone(), name))
+        .collect()
+}
+
+fn image(name: String, reference: String, pull_policy: &str) -> Volume {
+    Volume {
+        name,
+        image: Some(ImageVolumeSource {
+            reference: Some(reference),
+            pull_policy: Some(pull_policy.into()),
+        }),
+        ..Volume::default()
+    }
 }
 
 fn mount(name: &str, path: String, read_only: bool) -> VolumeMount {
@@ -51,14 +90,9 @@ fn mount(name: &str, path: String, read_only: bool) -> VolumeMount {
 fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: &GuestVolume, input: &PodInput<'_>) {
     let name = names.of(&volume.name);
     if let Some(disk) = &volume.container_disk {
-        volumes.push(Volume {
-            name: name.clone(),
-            image: Some(ImageVolumeSource {
-                reference: Some(disk.image.clone()),
-                pull_policy: Some(pull_policy(disk).into()),
-            }),
-            ..Volume::default()
-        });
+        let pinned = input.arriving.and_then(|arriving| arriving.images.get(&volume.name));
+        let reference = pinned.unwrap_or(&disk.image);
+        volumes.push(image(name.clone(), reference.clone(), pull_policy(disk, reference)));
         mounts.push(mount(&name, format!("{IMAGES_FOLDER}/{}", volume.name), true));
     } else if let Some(data) = &volume.cloud_init_no_cloud {
         if arriving_size(volume, input).is_some() {
@@ -110,11 +144,11 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
 }
 
 /// As Kubernetes does for containers: what is called latest may be another one by now.
-fn pull_policy(disk: &ContainerDisk) -> &'static str {
+fn pull_policy(disk: &ContainerDisk, reference: &str) -> &'static str {
     if let Some(policy) = disk.image_pull_policy {
         return policy.as_str();
     }
-    let last = disk.image.rsplit('/').next().unwrap_or_default();
+    let last = reference.rsplit('/').next().unwrap_or_default();
     let pinned = last.contains('@') || last.split_once(':').is_some_and(|(_, tag)| tag != "latest");
     if pinned { "IfNotPresent" } else { "Always" }
 }

@@ -8,11 +8,13 @@ use drydock_api::kubevirt::{
     },
 };
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::cluster::Failure;
 use crate::{
     conditions::{Status, whole_seconds},
     configuration::Migrations,
+    launcher_pod::image_identity,
     migratable,
     vm_conditions::condition,
 };
@@ -42,15 +44,15 @@ pub struct Sides {
     pub configuration: MigrationConfiguration,
 }
 
-/// The guest of an instance, as its target must be able to run it.
-pub fn guest(instance: &VirtualMachineInstance) -> MigratedGuest {
+/// The guest of an instance, as the target must be able to run it, in this pod.
+pub fn guest(instance: &VirtualMachineInstance, target: &Pod) -> MigratedGuest {
     let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     MigratedGuest {
         instance_uid: instance.metadata.uid.clone(),
         cpu: record.and_then(|record| record.guest_cpu.clone()),
         virt_type: record.and_then(|record| record.virt_type.clone()),
         copied_disks: migratable::copied_disks(&instance.spec),
-        layers_only: migratable::layers_only(&instance.spec),
+        layers_only: image_identity::layers_only(instance, target),
     }
 }
 

@@ -1,0 +1,148 @@
+//! Proves that a container's own image has the disk that a guest began with.
+//!
+//! Run in a container of the containerDisk's image, beside the volume of that image which the guest's disk lies upon:
+//!
+//! ```text
+//! /disk/*                   layers of the container's image ──┐
+//! /images/NAME/disk/*       layers of the volume's image ─────┴─▶ the same file?
+//! ```
+
+use std::{
+    fs::{self, Metadata},
+    os::unix::fs::MetadataExt,
+    path::Path,
+    process::ExitCode,
+};
+
+use crate::disks::container_disk;
+
+/// Says whether the disk in the image whose root is at `own` is the one in the image at `other`; fails if it is not,
+/// or if that cannot be told for sure.
+pub(crate) fn run(own: &Path, other: &Path, disk: Option<&str>) -> ExitCode {
+    let found = |root| -> Result<Metadata, String> {
+        let disk = container_disk::find(root, disk).map_err(|refusal| refusal.to_string())?;
+        fs::metadata(&disk.path).map_err(|error| format!("{}: {error}", disk.path))
+    };
+    let verdict = match (found(own), found(other)) {
+        (Ok(own), Ok(other)) => same(&File::of(&own), &File::of(&other)),
+        (Err(why), _) | (_, Err(why)) => Err(why),
+    };
+    match verdict {
+        Ok(()) => {
+            println!("The disk of this image is the guest's.");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("It is not known whether the disk of this image is the guest's: {why}.");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What tells a file from all others, wherever its layer is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct File {
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl File {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// An overlay shows the inode numbers of its layers' file system (`overlayfs`, "Inode properties"), but its own device
+/// number. Where each image has a file system of its own, numbers can be the same by chance: then the time at which
+/// the file was unpacked tells them apart, which nobody can set. In a file system that was built with the image it is
+/// no such time, but that of the content.
+fn same(own: &File, other: &File) -> Result<(), String> {
+    if own != other {
+        return Err(format!("they differ: {own:?}, {other:?}"));
+    }
+    if own.changed == own.modified {
+        return Err("the node's image store does not say when files were unpacked".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::hard_link, path::PathBuf, time::SystemTime};
+
+    use super::*;
+
+    const FILE: File = File {
+        inode: 7,
+        size: 1 << 20,
+        modified: (1_767_225_600, 0),
+        changed: (1_795_431_903, 64_682_474),
+    };
+
+    #[test]
+    fn a_file_is_known_by_all_that_is_told_of_it() {
+        assert_eq!(same(&FILE, &FILE), Ok(()));
+        for other in [
+            File { inode: 8, ..FILE },
+            File { size: 1, ..FILE },
+            File {
+                modified: (0, 0),
+                ..FILE
+            },
+            File {
+                changed: (1_795_431_903, 64_682_475),
+                ..FILE
+            },
+        ] {
+            assert!(
+                same(&FILE, &other).is_err_and(|why| why.contains("differ")),
+                "{other:?}"
+            );
+        }
+        let built = File {
+            changed: FILE.modified,
+            ..FILE
+        };
+        assert!(same(&built, &built).is_err_and(|why| why.contains("unpacked")));
+    }
+
+    /// An image with that content in a disk of that name.
+    fn image(root: &Path, disk: &str, content: &[u8]) -> PathBuf {
+        let file = root.join("disk").join(disk);
+        fs::create_dir_all(root.join("disk")).unwrap();
+        fs::write(&file, content).unwrap();
+        // Archives keep the time of the content.
+        let written = fs::File::options().write(true).open(&file).unwrap();
+        written.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        file
+    }
+
+    #[test]
+    fn images_with_the_same_file_are_told_from_those_with_the_same_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, volume, copy, empty] = ["own", "volume", "copy", "empty"].map(|name| folder.path().join(name));
+        let file = image(&own, "a.img", &[1; 4096]);
+        image(&copy, "a.img", &[1; 4096]);
+        fs::create_dir_all(volume.join("disk")).unwrap();
+        fs::create_dir_all(&empty).unwrap();
+        hard_link(&file, volume.join("disk/b.img")).unwrap();
+        let verdict = |other: &Path, disk| format!("{:?}", run(&own, other, disk));
+        let (yes, no) = (format!("{:?}", ExitCode::SUCCESS), format!("{:?}", ExitCode::FAILURE));
+        assert_eq!(verdict(&volume, None), yes);
+        assert_eq!(
+            verdict(&volume, Some("/disk/a.img")),
+            no,
+            "there is none of that name in the volume"
+        );
+        assert_eq!(verdict(&copy, None), no);
+        assert_eq!(verdict(&empty, None), no);
+    }
+}

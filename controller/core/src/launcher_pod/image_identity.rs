@@ -1,0 +1,242 @@
+//! Which image a containerDisk's tag named when its guest started, so that its migration's target has the same.
+//!
+//! Kubernetes tells which image a *container* has, and nothing of image volumes. So a container of the containerDisk's
+//! own image runs once beside a guest that has started, for a moment: an ephemeral container, which nothing waits for.
+//! It proves that its image's disk is the very file that the guest has, and the kubelet tells what image that is.
+//!
+//! ```text
+//! containerDisk tag ─▶ image volume ─▶ guest's disk ◀── same file? ── witness ◀─ container image ◀─ tag
+//!                                                                      │              │
+//!                                    status.images[].imageId ◀── yes ──┴── imageID ◀──┘ kubelet
+//!                                              │
+//!                target's image volume: repository@digest, and only what lies above it is copied
+//! ```
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_api::{
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceSpec,
+        status::ImageRecord,
+        volumes::{ContainerDisk, Volume},
+    },
+    launcher::{IMAGES_FOLDER, LAUNCHER_FOLDER, LAUNCHER_PROGRAM, LOADER, LOADER_LIBRARIES, SAME_DISK},
+};
+use k8s_openapi::api::core::v1::{ContainerStatus, EphemeralContainer, Pod, VolumeMount};
+
+use super::{
+    MIGRATION_UID, security,
+    volumes::{image_volumes, launcher_volume},
+};
+use crate::migration::deadlines::POD_NOT_READY;
+
+/// The beginning of the names of witnesses.
+const WITNESS: &str = "image-witness-";
+/// The registry of references that name none, and the folder there of those that have no folder: containerd's and
+/// Docker's rule (`github.com/distribution/reference`).
+const DEFAULT_REGISTRY: &str = "docker.io";
+const DEFAULT_FOLDER: &str = "library";
+
+/// Whether a reference names its image by digest, so that it is the same for ever.
+fn has_digest(reference: &str) -> bool {
+    reference.contains('@')
+}
+
+/// A reference without tag and digest, as it is written.
+fn without_tag(reference: &str) -> &str {
+    let (name, _) = reference.split_once('@').unwrap_or((reference, ""));
+    // A colon before the last slash is that of a port.
+    let folder = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name.get(folder..).and_then(|last| last.find(':')) {
+        Some(colon) => name.get(..folder + colon).unwrap_or(name),
+        None => name,
+    }
+}
+
+/// The repository that a reference names, in full.
+fn repository(reference: &str) -> String {
+    let name = without_tag(reference);
+    match name.split_once('/') {
+        Some((registry, _)) if registry.contains(['.', ':']) || registry == "localhost" => name.into(),
+        Some(_) => format!("{DEFAULT_REGISTRY}/{name}"),
+        None => format!("{DEFAULT_REGISTRY}/{DEFAULT_FOLDER}/{name}"),
+    }
+}
+
+/// The reference by which any node gets the image that `disk` had when its guest started, if that is known: the
+/// manifest's own where it has a digest, else its repository with the digest of `image_id`, which is what a kubelet
+/// calls the image. An ID of another repository is of no use: this one need not have the same bytes.
+pub fn pinned(disk: &ContainerDisk, image_id: Option<&str>) -> Option<String> {
+    if has_digest(&disk.image) {
+        return Some(disk.image.clone());
+    }
+    let image_id = image_id?;
+    let (_, digest) = image_id.split_once('@')?;
+    (repository(image_id) == repository(&disk.image)).then(|| format!("{}@{digest}", without_tag(&disk.image)))
+}
+
+/// The references of an instance's containerDisks whose images are known, by volume.
+pub fn pinned_images(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
+    let status = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
+    let records = status.map_or(&[][..], |drydock| &drydock.images);
+    container_disks(&instance.spec)
+        .filter_map(|(volume, disk)| {
+            let record = records.iter().find(|record| record.name == volume.name);
+            let image_id = record.and_then(|record| record.image_id.as_deref());
+            Some((volume.name.clone(), pinned(disk, image_id)?))
+        })
+        .collect()
+}
+
+/// A migration has failed since its pod did not come to run on its node: it may be that a registry has what the tag
+/// names now and no more what it named first. The next one is made by the manifest, and copies the whole disks.
+pub fn may_be_unobtainable(earlier: &[Arc<VirtualMachineInstanceMigration>]) -> bool {
+    earlier.iter().any(|migration| {
+        let state = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.migration_state.as_ref());
+        let why = state
+            .filter(|state| state.failed)
+            .and_then(|state| state.failure_reason.as_deref());
+        why.is_some_and(|why| why.contains(POD_NOT_READY))
+    })
+}
+
+fn container_disks(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = (&Volume, &ContainerDisk)> {
+    let volumes = spec.volumes.iter();
+    volumes.filter_map(|volume| Some((volume, volume.container_disk.as_ref()?)))
+}
+
+/// Whether layers above images are copied without the images: `target`, the pod that the guest moves to, has the very
+/// images that the guest has.
+pub fn layers_only(instance: &VirtualMachineInstance, target: &Pod) -> bool {
+    let pinned = pinned_images(instance);
+    let volumes = target.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
+    image_volumes(&instance.spec).iter().all(|(volume, name)| {
+        let mut found = volumes.unwrap_or_default().iter();
+        let image = found
+            .find(|found| found.name == *name)
+            .and_then(|found| found.image.as_ref());
+        let reference = image.and_then(|image| image.reference.as_ref());
+        reference.is_some() && reference == pinned.get(volume)
+    })
+}
+
+/// The witnesses that a pod lacks: one for each containerDisk of its guest whose image nobody knows. None once there
+/// are any, and none in a pod that the guest has moved to, since its disk may hold more than is in the image.
+pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<EphemeralContainer> {
+    let arrived = pod
+        .metadata
+        .labels
+        .as_ref()
+        .is_some_and(|labels| labels.contains_key(MIGRATION_UID));
+    let present = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.ephemeral_containers.as_deref())
+        .unwrap_or_default();
+    let status = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
+    let runs_here = status.is_some_and(|drydock| {
+        !drydock.images.is_empty() && drydock.pod_uid.is_some() && drydock.pod_uid == pod.metadata.uid
+    });
+    if arrived || !runs_here || present.iter().any(|container| container.name.starts_with(WITNESS)) {
+        return Vec::new();
+    }
+    let images = status.map_or(&[][..], |drydock| &drydock.images);
+    let names = image_volumes(&instance.spec);
+    container_disks(&instance.spec)
+        .enumerate()
+        .filter(|(_, (volume, disk))| {
+            let record = images.iter().find(|record| record.name == volume.name);
+            !has_digest(&disk.image) && record.is_some_and(|record| record.image_id.is_none())
+        })
+        .filter_map(|(number, (volume, disk))| {
+            let (_, name) = names.iter().find(|(of, _)| *of == volume.name)?;
+            Some(witness(number, &launcher_volume(&instance.spec), name, volume, disk))
+        })
+        .collect()
+}
+
+fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &ContainerDisk) -> EphemeralContainer {
+    let root = format!("{IMAGES_FOLDER}/{}", volume.name);
+    let mount = |name: &str, path: &str| VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    };
+    // An image of a disk has no program and no library of its own.
+    let mut command = vec![
+        format!("{LAUNCHER_FOLDER}{LOADER}"),
+        "--library-path".to_owned(),
+        format!("{LAUNCHER_FOLDER}{LOADER_LIBRARIES}"),
+        format!("{LAUNCHER_FOLDER}{LAUNCHER_PROGRAM}"),
+        SAME_DISK.to_owned(),
+        root.clone(),
+    ];
+    command.extend(disk.path.clone());
+    EphemeralContainer {
+        name: format!("{WITNESS}{number}"),
+        image: Some(disk.image.clone()),
+        // Whatever the tag has come to mean elsewhere: it is about the image that this node has.
+        image_pull_policy: Some("IfNotPresent".into()),
+        command: Some(command),
+        security_context: Some(security::container()),
+        volume_mounts: Some(vec![mount(name, &root), mount(launcher, LAUNCHER_FOLDER)]),
+        ..EphemeralContainer::default()
+    }
+}
+
+/// What is known of the images of a pod's volumes, by the guest's volumes: references that the pod has by digest, and
+/// what its witnesses have proved.
+pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<String, String> {
+    let mut ids = BTreeMap::new();
+    let Some(pod_spec) = &pod.spec else { return ids };
+    let volumes = pod_spec.volumes.as_deref().unwrap_or_default();
+    for (volume, name) in image_volumes(spec) {
+        let mut found = volumes.iter();
+        let image = found
+            .find(|found| found.name == name)
+            .and_then(|found| found.image.as_ref());
+        if let Some(reference) = image
+            .and_then(|image| image.reference.clone())
+            .filter(|text| has_digest(text))
+        {
+            ids.insert(volume, reference);
+        }
+    }
+    let statuses = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.ephemeral_container_statuses.as_deref());
+    for container in pod_spec.ephemeral_containers.as_deref().unwrap_or_default() {
+        let mut all = statuses.unwrap_or_default().iter();
+        let status = all.find(|status| status.name == container.name && status.name.starts_with(WITNESS));
+        let mut mounts = container.volume_mounts.iter().flatten();
+        let volume = mounts.find_map(|mount| mount.mount_path.strip_prefix(IMAGES_FOLDER)?.strip_prefix('/'));
+        if let (Some(volume), Some(id)) = (volume, status.and_then(proved)) {
+            ids.entry(volume.to_owned()).or_insert(id);
+        }
+    }
+    ids
+}
+
+/// The image of a witness that has found the guest's own disk in it.
+fn proved(status: &ContainerStatus) -> Option<String> {
+    let ended = status.state.as_ref()?.terminated.as_ref()?;
+    (ended.exit_code == 0 && !status.image_id.is_empty()).then(|| status.image_id.clone())
+}
+
+/// What is recorded of a guest's images: as before where that is known, since a migration's target must have the same
+/// whatever a tag means by then, with what `ids` adds to it.
+pub fn recorded(before: &[ImageRecord], ids: &BTreeMap<String, String>) -> Vec<ImageRecord> {
+    let with_id = |record: &ImageRecord| ImageRecord {
+        image_id: record.image_id.clone().or_else(|| ids.get(&record.name).cloned()),
+        ..record.clone()
+    };
+    before.iter().map(with_id).collect()
+}
+
+#[cfg(test)]
+mod tests;
