@@ -456,16 +456,21 @@ impl Cluster {
     /// # Errors
     /// If no token can be had.
     pub async fn as_agent_in(&self, pod: &str) -> Result<Client> {
-        let token = self.kubectl(&[
-            "-n",
-            "drydock",
-            "create",
-            "token",
-            "drydock-agent",
-            "--bound-object-kind=Pod",
-            "--bound-object-name",
-            pod,
-        ])?;
+        self.with_token(&["drydock-agent", "--bound-object-kind=Pod", "--bound-object-name", pod])
+            .await
+    }
+
+    /// A client with a token of the controller.
+    ///
+    /// # Errors
+    /// If no token can be had.
+    pub async fn as_controller(&self) -> Result<Client> {
+        self.with_token(&["drydock-controller"]).await
+    }
+
+    /// A client with a token of a service account of Drydock's, by what `kubectl create token` is told of it.
+    async fn with_token(&self, of: &[&str]) -> Result<Client> {
+        let token = self.kubectl(&[&["-n", "drydock", "create", "token"], of].concat())?;
         let mut kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
         for user in &mut kubeconfig.auth_infos {
             user.auth_info = Some(serde_json::from_value(json!({"token": token.trim()}))?);

@@ -445,7 +445,6 @@ async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() ->
             ("create", "pods", "exec"),
             ("get", "pods", "exec"),
             ("get", "pods", "log"),
-            ("patch", "pods", "ephemeralcontainers"),
             ("create", "serviceaccounts", "token"),
             ("impersonate", "users", ""),
         ] {
@@ -455,9 +454,117 @@ async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() ->
             ensure!(asked.is_err(), "{account} can {verb} {resource} {sub}");
         }
     }
+    let agent = "--as=system:serviceaccount:drydock:drydock-agent";
+    let beside = "--subresource=ephemeralcontainers";
+    let asked = cluster.kubectl(&[
+        "auth",
+        "can-i",
+        "patch",
+        "pods",
+        "--namespace",
+        NAMESPACE,
+        beside,
+        agent,
+    ]);
+    ensure!(asked.is_err(), "an agent can run something in pods");
     // The question itself is understood.
     let user = "--as=system:serviceaccount:drydock:drydock-controller";
     let asked = cluster.kubectl(&["auth", "can-i", "list", "pods", "--namespace", NAMESPACE, user])?;
     assert_eq!(asked.trim(), "yes");
+    Ok(())
+}
+
+/// Pods that no node takes, as a tenant might have them: one that says that it is a launcher's, and one that does not.
+const NOT_FOR_WITNESSES: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: own, namespace: default}
+spec:
+  nodeSelector: {no-node: has-this}
+  containers: [{name: own, image: own}]
+  volumes:
+    - {name: password, secret: {secretName: password}}
+    - {name: disk, image: {reference: disk}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: like-a-launcher, namespace: default, labels: {kubevirt.io: virt-launcher}}
+spec:
+  nodeSelector: {no-node: has-this}
+  containers: [{name: own, image: own}]
+  volumes:
+    - {name: password, secret: {secretName: password}}
+    - {name: disk, image: {reference: disk}}
+";
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn the_controller_runs_nothing_in_pods_but_witnesses_of_images() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.apply(NOT_FOR_WITNESSES)?;
+    let outcome = only_witnesses(&cluster).await;
+    cluster.kubectl(&["-n", NAMESPACE, "delete", "pod", "own", "like-a-launcher", "--now"])?;
+    outcome
+}
+
+async fn only_witnesses(cluster: &Cluster) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(cluster.as_controller().await?, NAMESPACE);
+    let dry_run = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let witness = |name: &str, volume: &str, more: &Value| {
+        let mut container = json!({"name": name, "image": "disk", "command": ["/launcher/usr/bin/x"],
+            "volumeMounts": [{"name": volume, "mountPath": "/images/disk"}]});
+        for (field, value) in more.as_object().into_iter().flatten() {
+            container[field] = value.clone();
+        }
+        container
+    };
+    let nothing = &json!({});
+    let proper = witness("image-witness-0", "disk", nothing);
+    for (pod, container, words) in [
+        ("like-a-launcher", &proper, ""),
+        ("own", &proper, "in a launcher pod"),
+        (
+            "like-a-launcher",
+            &witness("debugger", "disk", nothing),
+            "only run witnesses",
+        ),
+        (
+            "like-a-launcher",
+            &witness("image-witness-0", "password", nothing),
+            "only see images",
+        ),
+        (
+            "like-a-launcher",
+            &witness("image-witness-0", "disk", &json!({"command": ["/bin/sh"]})),
+            "runs the launcher",
+        ),
+        (
+            "like-a-launcher",
+            &witness("image-witness-0", "disk", &json!({"command": null})),
+            "runs the launcher",
+        ),
+        (
+            "like-a-launcher",
+            &witness(
+                "image-witness-0",
+                "disk",
+                &json!({"envFrom": [{"secretRef": {"name": "password"}}]}),
+            ),
+            "knows nothing of the pod",
+        ),
+    ] {
+        let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [container]}}));
+        let answer = pods.patch_ephemeral_containers(pod, &dry_run, &patch).await.map(drop);
+        if words.is_empty() {
+            answer?;
+        } else {
+            let what = format!("{pod} {container}");
+            let said = refusal(answer, &what)?;
+            ensure!(said.contains(words), "{what}: {said}");
+        }
+    }
     Ok(())
 }
