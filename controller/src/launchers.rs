@@ -13,7 +13,7 @@ use drydock_api::kubevirt::{
 use drydock_core::{
     admission::defaults::{Named, default_instance},
     eviction::budget::is_protected,
-    launcher_pod::{self, Arriving, ClaimMode, MIGRATION_UID, MigrationTarget, PodInput, image_identity},
+    launcher_pod::{self, Arriving, ClaimMode, MigrationTarget, PodInput, image_identity},
     migratable,
     placement::{self, Requirements},
 };
@@ -219,16 +219,7 @@ impl Launchers {
         let mut requirements = self.requirements(&instance.spec);
         let instance_uid = instance.uid().unwrap_or_default();
         // The same pod each time, so that one that this process has forgotten is met again.
-        let sizes = sizes(&instance);
-        let images = match purpose {
-            Purpose::Arrival(migration) if migration.by_manifest => BTreeMap::new(),
-            _ => image_identity::pinned_images(&instance),
-        };
-        let arriving = Arriving {
-            sizes: &sizes,
-            images: &images,
-        };
-        let (identity, arriving) = match purpose {
+        let (identity, found) = match purpose {
             Purpose::Start => (instance_uid.as_str(), None),
             Purpose::Arrival(migration) => {
                 let minimum = self.nodes.minimum(&configuration.min_cpu_model);
@@ -236,7 +227,12 @@ impl Launchers {
                 let here = here.and_then(|name| self.nodes.pair(name));
                 let source = here.as_ref().map(NodePair::view);
                 placement::require_recorded_cpu(&mut requirements, &instance, &minimum, source.as_ref());
-                (migration.uid, Some(arriving))
+                let images = if migration.by_manifest {
+                    BTreeMap::new()
+                } else {
+                    image_identity::pinned_images(&instance)
+                };
+                (migration.uid, Some((sizes(&instance), images)))
             }
         };
         let input = PodInput {
@@ -247,7 +243,7 @@ impl Launchers {
             suffix: &launcher_pod::suffix(identity),
             host_uuid: &launcher_pod::host_uuid(identity),
             emulation: configuration.use_emulation,
-            arriving,
+            arriving: found.as_ref().map(|(sizes, images)| Arriving { sizes, images }),
         };
         let pod = match purpose {
             Purpose::Start => launcher_pod::pod(&input),
@@ -364,8 +360,7 @@ pub(crate) fn native_architecture() -> &'static str {
 fn prune_pod(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     pod.metadata.annotations = None;
-    let arrives = pod.metadata.labels.as_ref();
-    let arrives = arrives.is_some_and(|labels| labels.contains_key(MIGRATION_UID));
+    let arrives = launcher_pod::made_for(pod).is_some();
     if let Some(spec) = &mut pod.spec {
         // Where a guest arrives it matters which images there are; else, whether these have been asked for.
         let images = spec.volumes.take().filter(|_| arrives).map(|mut volumes| {

@@ -32,7 +32,7 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::{conditions::Status, instance::ending::ended, launcher_pod::MIGRATION_UID, vm_conditions::find};
+use crate::{conditions::Status, instance::ending::ended, vm_conditions::find};
 
 /// How long after its pod was made an instance may leave open whether it can be migrated. Agents say
 /// so within a moment after the guest has started; a minute covers the slowest start that was seen.
@@ -168,11 +168,6 @@ pub fn is_launcher(pod: &Pod) -> bool {
     labels
         .and_then(|labels| labels.get(APP))
         .is_some_and(|value| value == VIRT_LAUNCHER)
-}
-
-/// UID of the migration that a pod was made for, if it was made for one.
-pub fn made_for(pod: &Pod) -> Option<&str> {
-    pod.metadata.labels.as_ref()?.get(MIGRATION_UID).map(String::as_str)
 }
 
 /// What an eviction of a pod is answered.

@@ -32,7 +32,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 
 use crate::{
     conditions::{Status, whole_seconds},
-    launcher_pod::{MIGRATION_UID, image_identity::wanted_witnesses},
+    launcher_pod::{image_identity::wanted_witnesses, made_for},
     migration::{
         observed::{source, target},
         record::Record,
@@ -294,12 +294,6 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         steps,
         status: differs(&status, &wanted).then_some(wanted),
     }
-}
-
-/// A migration has made the pod, for a guest to arrive in.
-fn is_for_migration(pod: &Pod) -> bool {
-    let labels = pod.metadata.labels.as_ref();
-    labels.is_some_and(|labels| labels.contains_key(MIGRATION_UID))
 }
 
 /// The guest is in this pod, or was: its agent says so, or a migration has brought it there, of which
@@ -594,7 +588,7 @@ fn active_pods(
             .find(|pod| pod.metadata.uid.as_deref() == Some(uid));
         let bound = pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone());
         // One that a migration has made counts once the migration is told where it goes.
-        let comes = pod.is_some_and(|pod| is_for_migration(pod)) && !observed.moving.under_way;
+        let comes = pod.is_some_and(|pod| made_for(pod).is_some()) && !observed.moving.under_way;
         if comes && !before.active_pods.contains_key(uid) {
             continue;
         }

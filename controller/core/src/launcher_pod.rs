@@ -47,7 +47,7 @@ use names::stable_uuid;
 
 pub use resources::{Demand, TRANSLATION_CACHE, overhead};
 pub use security::APP_ARMOR_PROFILE;
-pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, target_pod};
+pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, made_for, target_pod};
 
 /// What a launcher pod is made of.
 #[derive(Clone, Copy, Debug)]

@@ -27,7 +27,8 @@ use drydock_api::kubevirt::{
     names::{BY_DESCHEDULER, DESCHEDULER, EVICTION_SOURCE, REQUESTED_BY},
 };
 use drydock_core::{
-    eviction::{Answer, Known, Refusal, answer, is_elsewhere, is_launcher, made_for, mark},
+    eviction::{Answer, Known, Refusal, answer, is_elsewhere, is_launcher, mark},
+    launcher_pod::made_for,
     migration::record::Record,
 };
 use drydock_runtime::{Key, chain, clock};

@@ -22,11 +22,11 @@ use drydock_api::{
     },
     launcher::{IMAGES_FOLDER, LAUNCHER_FOLDER, LAUNCHER_PROGRAM, LOADER, LOADER_LIBRARIES, SAME_DISK},
 };
-use k8s_openapi::api::core::v1::{ContainerStatus, EphemeralContainer, Pod, VolumeMount};
+use k8s_openapi::api::core::v1::{ContainerStatus, EphemeralContainer, Pod};
 
 use super::{
-    MIGRATION_UID, security,
-    volumes::{image_volumes, launcher_volume},
+    made_for, security,
+    volumes::{image_volumes, launcher_volume, mount},
 };
 use crate::migration::deadlines::POD_NOT_READY;
 
@@ -112,25 +112,26 @@ fn container_disks(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = (&
 /// images that the guest has.
 pub fn layers_only(instance: &VirtualMachineInstance, target: &Pod) -> bool {
     let pinned = pinned_images(instance);
-    let volumes = target.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
-    image_volumes(&instance.spec).iter().all(|(volume, name)| {
-        let mut found = volumes.unwrap_or_default().iter();
-        let image = found
-            .find(|found| found.name == *name)
-            .and_then(|found| found.image.as_ref());
-        let reference = image.and_then(|image| image.reference.as_ref());
-        reference.is_some() && reference == pinned.get(volume)
-    })
+    references(&instance.spec, target)
+        .iter()
+        .all(|(volume, reference)| reference.is_some() && *reference == pinned.get(volume).map(String::as_str))
+}
+
+/// The guest's containerDisks, with what a pod's volumes name as their images.
+fn references<'a>(spec: &VirtualMachineInstanceSpec, pod: &'a Pod) -> Vec<(String, Option<&'a str>)> {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
+    let named = |name: &str| {
+        let mut volumes = volumes.unwrap_or_default().iter();
+        let image = volumes.find(|volume| volume.name == name)?.image.as_ref()?;
+        image.reference.as_deref()
+    };
+    let images = image_volumes(spec).into_iter();
+    images.map(|(volume, name)| (volume, named(&name))).collect()
 }
 
 /// The witnesses that a pod lacks: one for each containerDisk of its guest whose image nobody knows. None once there
 /// are any, and none in a pod that the guest has moved to, since its disk may hold more than is in the image.
 pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<EphemeralContainer> {
-    let arrived = pod
-        .metadata
-        .labels
-        .as_ref()
-        .is_some_and(|labels| labels.contains_key(MIGRATION_UID));
     let present = pod
         .spec
         .as_ref()
@@ -140,11 +141,11 @@ pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<Eph
     let runs_here = status.is_some_and(|drydock| {
         !drydock.images.is_empty() && drydock.pod_uid.is_some() && drydock.pod_uid == pod.metadata.uid
     });
-    if arrived || !runs_here || present.iter().any(|container| container.name.starts_with(WITNESS)) {
+    if made_for(pod).is_some() || !runs_here || present.iter().any(|container| container.name.starts_with(WITNESS)) {
         return Vec::new();
     }
     let images = status.map_or(&[][..], |drydock| &drydock.images);
-    let names = image_volumes(&instance.spec);
+    let (names, launcher) = (image_volumes(&instance.spec), launcher_volume(&instance.spec));
     container_disks(&instance.spec)
         .enumerate()
         .filter(|(_, (volume, disk))| {
@@ -153,19 +154,13 @@ pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<Eph
         })
         .filter_map(|(number, (volume, disk))| {
             let (_, name) = names.iter().find(|(of, _)| *of == volume.name)?;
-            Some(witness(number, &launcher_volume(&instance.spec), name, volume, disk))
+            Some(witness(number, &launcher, name, volume, disk))
         })
         .collect()
 }
 
 fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &ContainerDisk) -> EphemeralContainer {
     let root = format!("{IMAGES_FOLDER}/{}", volume.name);
-    let mount = |name: &str, path: &str| VolumeMount {
-        name: name.into(),
-        mount_path: path.into(),
-        read_only: Some(true),
-        ..VolumeMount::default()
-    };
     // An image of a disk has no program and no library of its own.
     let mut command = vec![
         format!("{LAUNCHER_FOLDER}{LOADER}"),
@@ -183,7 +178,10 @@ fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &Co
         image_pull_policy: Some("IfNotPresent".into()),
         command: Some(command),
         security_context: Some(security::container()),
-        volume_mounts: Some(vec![mount(name, &root), mount(launcher, LAUNCHER_FOLDER)]),
+        volume_mounts: Some(vec![
+            mount(name, root, true),
+            mount(launcher, LAUNCHER_FOLDER.into(), true),
+        ]),
         ..EphemeralContainer::default()
     }
 }
@@ -191,26 +189,16 @@ fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &Co
 /// What is known of the images of a pod's volumes, by the guest's volumes: references that the pod has by digest, and
 /// what its witnesses have proved.
 pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<String, String> {
-    let mut ids = BTreeMap::new();
-    let Some(pod_spec) = &pod.spec else { return ids };
-    let volumes = pod_spec.volumes.as_deref().unwrap_or_default();
-    for (volume, name) in image_volumes(spec) {
-        let mut found = volumes.iter();
-        let image = found
-            .find(|found| found.name == name)
-            .and_then(|found| found.image.as_ref());
-        if let Some(reference) = image
-            .and_then(|image| image.reference.clone())
-            .filter(|text| has_digest(text))
-        {
-            ids.insert(volume, reference);
-        }
-    }
+    let named = references(spec, pod).into_iter();
+    let mut ids: BTreeMap<_, _> = named
+        .filter_map(|(volume, reference)| Some((volume, reference.filter(|text| has_digest(text))?.to_owned())))
+        .collect();
+    let containers = pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.as_deref());
     let statuses = pod
         .status
         .as_ref()
         .and_then(|status| status.ephemeral_container_statuses.as_deref());
-    for container in pod_spec.ephemeral_containers.as_deref().unwrap_or_default() {
+    for container in containers.unwrap_or_default() {
         let mut all = statuses.unwrap_or_default().iter();
         let status = all.find(|status| status.name == container.name && status.name.starts_with(WITNESS));
         let mut mounts = container.volume_mounts.iter().flatten();

@@ -39,6 +39,11 @@ pub struct MigrationTarget<'a> {
     pub leaving: &'a [String],
 }
 
+/// UID of the migration that a pod was made for, if it was made for one.
+pub fn made_for(pod: &Pod) -> Option<&str> {
+    pod.metadata.labels.as_ref()?.get(MIGRATION_UID).map(String::as_str)
+}
+
 /// The pod for a migration: the instance's, on no node that has a pod of this instance.
 ///
 /// `input` has a suffix and a libvirt of the migration's own.

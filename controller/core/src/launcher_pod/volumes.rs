@@ -78,7 +78,7 @@ fn image(name: String, reference: String, pull_policy: &str) -> Volume {
     }
 }
 
-fn mount(name: &str, path: String, read_only: bool) -> VolumeMount {
+pub(super) fn mount(name: &str, path: String, read_only: bool) -> VolumeMount {
     VolumeMount {
         name: name.into(),
         mount_path: path,

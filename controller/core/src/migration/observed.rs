@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     instance::{Moving, NodeState, ending::ended},
-    launcher_pod::MIGRATION_UID,
+    launcher_pod::made_for,
 };
 
 /// What the controller knows of one migration.
@@ -104,10 +104,7 @@ pub fn moving<'a>(
 /// The pod that was made for a migration.
 pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Pod>]) -> Option<&'a Arc<Pod>> {
     let uid = migration.metadata.uid.as_deref()?;
-    pods.iter().find(|pod| {
-        let labels = pod.metadata.labels.as_ref();
-        labels.and_then(|labels| labels.get(MIGRATION_UID)).map(String::as_str) == Some(uid)
-    })
+    pods.iter().find(|pod| made_for(pod) == Some(uid))
 }
 
 fn instance(facts: &Facts<'_>) -> Instance {

@@ -5,6 +5,7 @@ use std::slice;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::launcher_pod::MIGRATION_UID;
 
 const A: &str = "sha256:aaaa";
 const B: &str = "sha256:bbbb";

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::launcher_pod::MIGRATION_UID;
 use crate::migration::cluster::{ClusterStep, Failure, step};
 use drydock_api::kubevirt::migration::MigrationPhase;
 
