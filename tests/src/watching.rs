@@ -10,8 +10,13 @@ use serde::de::DeserializeOwned;
 use tokio::{task::JoinHandle, time::timeout};
 
 /// How long a test waits for something that should come within seconds. It is long because the
-/// machine is shared; nothing is concluded from how long it took.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// machine is shared, and because a kubelet and the controller manager look at an API server that
+/// is back only after a minute at times: client-go's reflector waits up to 30 s between its tries,
+/// twice that with its jitter, and once more if it is the first to ask a server that does not know
+/// its rights yet. Nothing is concluded from how long it took.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+/// How much of an object's end a failure shows: there, its status is.
+const SHOWN: usize = 4000;
 
 /// Waits until an object meets a condition, and returns it.
 ///
@@ -27,9 +32,13 @@ where
         Ok(Ok(None)) => Err(anyhow!("{name} has gone while waiting for {what}")),
         Ok(Err(error)) => Err(error).context(format!("waiting for {what}")),
         Err(_) => {
-            let last = api.get_opt(name).await.ok().flatten();
-            let last: String = format!("{last:?}").chars().take(4000).collect();
-            Err(anyhow!("{name}: waited in vain for {what}; it is now {last}"))
+            let mut last = api.get_opt(name).await.ok().flatten();
+            if let Some(last) = &mut last {
+                last.meta_mut().managed_fields = None;
+            }
+            let last = format!("{last:?}");
+            let from = last.floor_char_boundary(last.len().saturating_sub(SHOWN));
+            Err(anyhow!("{name}: waited in vain for {what}; it is now … {}", &last[from..]))
         }
     }
 }
