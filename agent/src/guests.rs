@@ -10,6 +10,7 @@
 //! they are is found again in libvirt and in the objects.
 
 mod facts;
+mod gates;
 mod guest_task;
 mod report;
 mod watches;
@@ -31,8 +32,8 @@ use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
+pub(crate) use gates::Gates;
 use guest_task::GuestTask;
-pub(crate) use report::open_gate;
 pub(crate) use watches::{GuestWatches, LauncherPods};
 
 /// What guests need to know of their host. It comes from the node's task, once this agent acts and
@@ -91,6 +92,7 @@ pub(crate) struct Seen {
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) client: Client,
+    pub(crate) gates: Gates,
     pub(crate) events: Events,
     pub(crate) metrics: Metrics,
     pub(crate) kubelet: PathBuf,

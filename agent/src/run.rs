@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::{
     args::RunArgs,
     caches::Caches,
-    guests::{GuestWatches, Guests, LauncherPods, Shared},
+    guests::{Gates, GuestWatches, Guests, LauncherPods, Shared},
     lease::NodeLease,
     metrics::Metrics,
     migrations::{MigrationWatches, Migrations},
@@ -71,16 +71,17 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let writes = Writes::new(client.clone(), args.node_name.clone());
     let events = Events::start(&process, client.clone(), reporter, &event_metrics);
     let (told_guests, host) = watch::channel(None);
+    let (of_guests, of_migrations) = (Signal::new(), Signal::new());
+    let wakes = [of_guests.clone(), of_migrations.clone()];
+    let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes);
     let shared = Shared {
         client: client.clone(),
+        gates: Gates::new(client.clone(), pods.clone(), metrics.clone()),
         events: events.clone(),
         metrics: metrics.clone(),
         kubelet: args.kubelet.clone(),
         node: args.node_name.clone(),
     };
-    let (of_guests, of_migrations) = (Signal::new(), Signal::new());
-    let wakes = [of_guests.clone(), of_migrations.clone()];
-    let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes);
     let guests = Guests::new(
         shared.clone(),
         GuestWatches::start(&client, &watches, &args.node_name, pods.clone(), of_guests),

@@ -38,7 +38,10 @@ where
             }
             let last = format!("{last:?}");
             let from = last.floor_char_boundary(last.len().saturating_sub(SHOWN));
-            Err(anyhow!("{name}: waited in vain for {what}; it is now … {}", &last[from..]))
+            Err(anyhow!(
+                "{name}: waited in vain for {what}; it is now … {}",
+                &last[from..]
+            ))
         }
     }
 }

@@ -42,7 +42,7 @@ use crate::folder_watch::FolderWatch;
 
 use super::{
     Seen, Shared, facts,
-    report::{self, gate, set_gate, tell},
+    report::{self, tell},
 };
 
 /// Pause after something failed: first and at most.
@@ -368,24 +368,17 @@ impl GuestTask {
             host_model_known: self.seen.borrow().host.host_model_known,
         });
         let open = guest::is_running_here(domain);
-        let turn = gate(pod).unwrap_or(false) != open;
-        let client = self.shared.client.clone();
-        let gated = async {
-            if turn {
-                set_gate(&client, pod, open, now).await
-            } else {
-                Ok(())
+        let pod_uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let (gated, written) = tokio::join!(self.shared.gates.set(pod_uid, open), self.write(instance, &wanted));
+        let outcome = match (gated, written) {
+            (Ok(()), written) => written,
+            (Err(error), Some(Ok(instance))) => {
+                self.written = Some(instance);
+                Some(Err(error))
             }
+            (Err(error), _) => Some(Err(error)),
         };
-        let ((), written) = tokio::join!(
-            async {
-                if let Err(error) = gated.await {
-                    warn!(error = %chain(&error), "a pod's readiness gate could not be set");
-                }
-            },
-            self.write(instance, &wanted)
-        );
-        self.remember(written);
+        self.remember(outcome);
     }
 
     /// Writes a status if it differs. `None` if it does not.

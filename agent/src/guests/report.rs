@@ -2,13 +2,9 @@
 
 use drydock_api::{
     AGENT_FIELD_MANAGER,
-    kubevirt::{
-        VirtualMachineInstance, VirtualMachineInstanceStatus,
-        names::{CREATED_BY, GUEST_RUNNING},
-    },
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY},
 };
-use drydock_runtime::{Event, Events, Severity, clock};
-use jiff::Timestamp;
+use drydock_runtime::{Event, Events, Severity};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
     Api, Client, ResourceExt,
@@ -59,47 +55,6 @@ pub(super) async fn launcher_exists(
     let parameters = ListParams::default().labels(&format!("{CREATED_BY}={}", instance.uid().unwrap_or_default()));
     let pods = api.list_metadata(&parameters).await?.items;
     Ok(pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(pod_uid)))
-}
-
-/// Whether a pod's readiness gate is open, as its status says.
-pub(super) fn gate(pod: &Pod) -> Option<bool> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let gate = conditions.iter().find(|condition| condition.type_ == GUEST_RUNNING)?;
-    Some(gate.status == "True")
-}
-
-/// Opens or shuts a pod's readiness gate.
-///
-/// # Errors
-/// If the API server does not do it.
-pub(super) async fn set_gate(client: &Client, pod: &Pod, open: bool, now: Timestamp) -> kube::Result<()> {
-    let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    let patch = json!({
-        "metadata": {"uid": pod.uid()},
-        "status": {"conditions": [{
-            "type": GUEST_RUNNING,
-            "status": if open { "True" } else { "False" },
-            "lastTransitionTime": now,
-        }]},
-    });
-    let parameters = PatchParams {
-        field_manager: Some(AGENT_FIELD_MANAGER.into()),
-        ..PatchParams::default()
-    };
-    let name = pod.name_any();
-    match api.patch_status(&name, &parameters, &Patch::Strategic(patch)).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        result => result.map(drop),
-    }
-}
-
-/// Opens the readiness gate of a pod in which a guest runs.
-///
-/// # Errors
-/// If the API server does not do it.
-pub(crate) async fn open_gate(client: &Client, pod: &Pod) -> kube::Result<()> {
-    set_gate(client, pod, true, clock::now()).await
 }
 
 /// Tells people of an instance.

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use drydock_api::kubevirt::{
@@ -15,11 +15,21 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
 
 /// The launcher pods of this node. Clones share the cache.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LauncherPods {
     pods: Cache<Pod>,
-    by_uid: Arc<Mutex<HashMap<String, Key>>>,
+    by_uid: Arc<Mutex<HashMap<String, Known>>>,
 }
+
+/// A pod that is there.
+#[derive(Debug)]
+struct Known {
+    key: Key,
+    gate: WrittenGate,
+}
+
+/// A pod's readiness gate as the API server has answered it to this agent, if it has.
+pub(super) type WrittenGate = Arc<tokio::sync::Mutex<Option<Pod>>>;
 
 impl LauncherPods {
     /// Starts watching for `node`; each of `wakes` is told of changes.
@@ -49,15 +59,39 @@ impl LauncherPods {
 
     /// The pod with this UID.
     pub(crate) fn with_uid(&self, uid: &str) -> Option<Arc<Pod>> {
-        let key = self
-            .by_uid
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(uid)
-            .cloned()?;
+        let key = lock(&self.by_uid).get(uid)?.key.clone();
         self.pods
             .get(&key)
             .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
+    }
+
+    /// What has been written of the readiness gate of the pod with this UID.
+    pub(super) fn written_gate(&self, uid: &str) -> Option<WrittenGate> {
+        Some(Arc::clone(&lock(&self.by_uid).get(uid)?.gate))
+    }
+
+    /// Those that a test says there are.
+    #[cfg(test)]
+    pub(super) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
+        Self::default().showing(pods)
+    }
+
+    /// These when the watch has shown more.
+    #[cfg(test)]
+    pub(super) fn showing(&self, pods: impl IntoIterator<Item = Pod>) -> Self {
+        let pods = Cache::filled(pods);
+        for pod in pods.all() {
+            let change = Change::Object {
+                key: Key::of(&*pod),
+                old: None,
+                new: Some(pod),
+            };
+            observe(&self.by_uid, &change);
+        }
+        Self {
+            pods,
+            by_uid: Arc::clone(&self.by_uid),
+        }
     }
 }
 
@@ -104,17 +138,26 @@ impl GuestWatches {
     }
 }
 
-fn observe(index: &Mutex<HashMap<String, Key>>, change: &Change<Pod>) {
+fn observe(index: &Mutex<HashMap<String, Known>>, change: &Change<Pod>) {
     let Change::Object { key, old, new } = change else {
         return;
     };
-    let mut index = index.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(uid) = old.as_ref().and_then(|pod| pod.uid()) {
-        index.remove(&uid);
+    let uid = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.uid());
+    let (old, new) = (uid(old), uid(new));
+    let mut index = lock(index);
+    if let Some(old) = old.filter(|old| new.as_ref() != Some(old)) {
+        index.remove(&old);
     }
-    if let Some(uid) = new.as_ref().and_then(|pod| pod.uid()) {
-        index.insert(uid, key.clone());
+    if let Some(new) = new {
+        index.entry(new).or_insert_with(|| Known {
+            key: key.clone(),
+            gate: WrittenGate::default(),
+        });
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps what is read of a launcher pod: its conditions, addresses, containers' states, which images

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 
 use super::{Seen, said, seen};
 use crate::{
-    guests::{Shared, open_gate},
+    guests::Shared,
     tunnel::{
         client::TunnelError,
         local::{Peer, Role, SessionSpec},
@@ -459,13 +459,14 @@ impl TargetTask {
             TargetState::Complete | TargetState::Gone | TargetState::Ended => {}
         }
         let pod = self.seen.borrow().pod.clone().filter(|_| state == TargetState::Running);
-        let client = self.shared.client.clone();
+        let pod_uid = pod.and_then(|pod| pod.metadata.uid.clone());
+        let (client, gates) = (self.shared.client.clone(), self.shared.gates.clone());
         let (written, ()) = tokio::join!(said::target(&client, migration, &side), async {
-            // Services may send to it at once.
-            if let Some(pod) = &pod
-                && let Err(error) = open_gate(&client, pod).await
+            // Services may send to it at once. The guest's own task tries it again.
+            if let Some(pod_uid) = &pod_uid
+                && let Err(error) = gates.set(pod_uid, true).await
             {
-                warn!(error = %chain(&error), "a pod's readiness gate could not be set");
+                warn!(error = %chain(&error), "a pod's readiness gate could not be opened");
             }
         });
         self.written = Some(written?);
