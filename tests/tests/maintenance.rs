@@ -66,7 +66,9 @@ impl World {
                 .delete(&["pods", "--all", "-n", space, "--grace-period=0", "--force"])?;
             self.cluster.delete(&["namespace", space])?;
         }
-        self.cluster.delete(&["nodes", "-l", MADE])?;
+        // kubectl would wait for one after the other.
+        let (parameters, made) = (DeleteParams::default(), ListParams::default().labels(MADE));
+        self.api::<Node>().delete_collection(&parameters, &made).await?;
         self.cluster
             .delete(&["leases", "-n", "drydock", "-l", "drydock.dev/maintenance-reservation"])?;
         self.cluster.delete(&["leases", "-n", LEASE_NAMESPACE, "--all"])
