@@ -8,6 +8,7 @@
 //!     └─▶ Hypervisor.status.drain, conditions of the Node, events
 //! ```
 
+mod evacuations;
 mod metrics;
 mod written;
 
@@ -20,24 +21,21 @@ use std::{
 use drydock_api::{
     Hypervisor,
     kubevirt::{
-        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
-        migration::MigrationPriority,
-        names::{EVACUATION_PREFIX, EVICTION_SOURCE},
-        status::Evacuation,
+        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPriority,
+        names::EVICTION_SOURCE, status::Evacuation,
     },
 };
 use drydock_core::{
     drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan, preview},
     eviction::{made, mark},
-    launcher_pod,
-    migration::{deadlines::Attempts, observed::target, purpose::EVACUATION},
+    migration::{deadlines::Attempts, observed::target},
 };
 use drydock_runtime::{Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, lease::Leadership};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use serde_json::json;
 use tracing::{info, warn};
@@ -385,30 +383,14 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        // The same name for the same attempt: one that this process has forgotten is not made twice.
-        let identity = mark::evacuation(&instance).map(|evacuation| {
-            let uid = instance.uid().unwrap_or_default();
-            format!("{uid}/{}/{}", evacuation.requested_at, evacuation.failures)
-        });
-        let name = format!(
-            "{EVACUATION_PREFIX}{}",
-            launcher_pod::suffix(&identity.unwrap_or_default())
-        );
-        let mut migration = VirtualMachineInstanceMigration::new(
-            &name,
-            VirtualMachineInstanceMigrationSpec {
-                vmi_name: key.name.to_string(),
-                priority: Some(priority),
-                ..VirtualMachineInstanceMigrationSpec::default()
-            },
-        );
-        migration.metadata.namespace = key.namespace.as_deref().map(str::to_owned);
-        migration.metadata.annotations = Some(BTreeMap::from([
-            (EVACUATION.to_owned(), node.to_owned()),
-            (drydock_core::migration::queue::ORDER.to_owned(), order.to_string()),
-        ]));
-        match self.migrations_in(key).create(&PostParams::default(), &migration).await {
-            Ok(_) => {
+        let evacuation = evacuations::Evacuation {
+            instance: &instance,
+            node,
+            priority,
+            order,
+        };
+        match evacuation.create(&self.migrations_in(key)).await {
+            Ok(Some(name)) => {
                 info!(instance = %key, migration = name, node, "it is migrated off its node");
                 self.tell(
                     &instance,
@@ -418,7 +400,7 @@ impl DrainTask {
                 );
                 Ok(())
             }
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Ok(None) => Ok(()),
             Err(error) => {
                 let note = format!("Error creating a Migration: {}", chain(&error));
                 self.tell(&instance, Severity::Warning, "FailedCreate", &note);

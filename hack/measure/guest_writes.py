@@ -19,11 +19,12 @@ IDLE = 60
 # What is written late comes within this: events and conditions are held back for a moment, not longer.
 SETTLE = 10
 
-# Each has a reader that waits for it. The controller, 9: the pod is made and deleted; the instance gets its finalizer
+# Each has a reader that waits for it. The controller, 10: the pod is made and deleted; the instance gets its finalizer
 # and its node's name, and loses the finalizer; its status says Scheduling, Scheduled on a node, what other nodes could
-# take it, and how it ended. The agent, 4: Running with the guest's CPU and image, its end, and the pod's readiness gate
-# open and shut. Both, 6: events that people read. And one for a status that came in two parts.
-LIFE = 20
+# take it, and how it ended; and the pod gets the witness of its image. The agent, 5: Running with the guest's CPU, the
+# ID of its image, its end, and the pod's readiness gate open and shut. Both, 6: events that people read. And one for a
+# status that came in two parts.
+LIFE = 22
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:

@@ -99,9 +99,14 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// What kubectl remembers of an object that it applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The end of a pod's name that is always the same for the same text.
+/// The end of a name that is always the same for the same text: ten hexadecimal digits. With half as many, one of two
+/// thousand names in a namespace would likely be another's.
 pub fn suffix(text: &str) -> String {
-    stable_uuid(&["pod", text]).chars().take(5).collect()
+    stable_uuid(&["pod", text])
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(10)
+        .collect()
 }
 
 /// Identity of the libvirt of the pod with this name, told from all others.

@@ -1,0 +1,156 @@
+//! The migrations that drains make.
+
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
+    migration::MigrationPriority, names::EVACUATION_PREFIX,
+};
+use drydock_core::{
+    eviction::mark,
+    launcher_pod,
+    migration::{purpose::EVACUATION, queue::ORDER},
+};
+use kube::{Api, ResourceExt, api::PostParams};
+use tracing::warn;
+
+/// What a migration off a node is made with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Evacuation<'a> {
+    /// The instance as it is marked.
+    pub(super) instance: &'a VirtualMachineInstance,
+    /// The node that it is to leave.
+    pub(super) node: &'a str,
+    /// Its place in the queue.
+    pub(super) priority: MigrationPriority,
+    /// Its place in the plan.
+    pub(super) order: usize,
+}
+
+impl Evacuation<'_> {
+    /// Makes the migration, unless there is one for this attempt already. Its name, if it was made now.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(super) async fn create(self, api: &Api<VirtualMachineInstanceMigration>) -> kube::Result<Option<String>> {
+        let mut take = 0;
+        loop {
+            let migration = self.migration(take);
+            let name = migration.name_any();
+            match api.create(&PostParams::default(), &migration).await {
+                Ok(_) => return Ok(Some(name)),
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                Err(error) => return Err(error),
+            }
+            // Made before, and not shown yet; or another instance's, whose name came out the same.
+            match api.get_opt(&name).await? {
+                Some(other) if other.spec.vmi_name != migration.spec.vmi_name => {
+                    warn!(
+                        migration = name,
+                        of = other.spec.vmi_name,
+                        "its name is taken by another's migration"
+                    );
+                    take += 1;
+                }
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// The same name for the same attempt: one that this process has forgotten is not made twice. `take` counts the
+    /// names that others have.
+    fn migration(self, take: u32) -> VirtualMachineInstanceMigration {
+        let attempt = mark::evacuation(self.instance).map(|evacuation| {
+            let uid = self.instance.uid().unwrap_or_default();
+            format!("{uid}/{}/{}", evacuation.requested_at, evacuation.failures)
+        });
+        let attempt = attempt.unwrap_or_default();
+        let identity = if take == 0 {
+            attempt
+        } else {
+            format!("{attempt}/{take}")
+        };
+        let mut migration = VirtualMachineInstanceMigration::new(
+            &format!("{EVACUATION_PREFIX}{}", launcher_pod::suffix(&identity)),
+            VirtualMachineInstanceMigrationSpec {
+                vmi_name: self.instance.name_any(),
+                priority: Some(self.priority),
+                ..VirtualMachineInstanceMigrationSpec::default()
+            },
+        );
+        migration.metadata.namespace = self.instance.namespace();
+        migration.metadata.annotations = Some(BTreeMap::from([
+            (EVACUATION.to_owned(), self.node.to_owned()),
+            (ORDER.to_owned(), self.order.to_string()),
+        ]));
+        migration
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::kubevirt::status::DrainRequest;
+    use http::Method;
+    use jiff::Timestamp;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::asked_api_server::{ApiServer, api_server};
+
+    /// What comes of it when each name that is wanted is answered thus: `None` if it is free, or whose it is.
+    async fn made(taken: &[Option<&str>]) -> (Option<String>, Vec<String>) {
+        let mut instance: VirtualMachineInstance = serde_json::from_value(json!({
+            "metadata": {"namespace": "shop", "name": "db", "uid": "1"},
+            "spec": {"domain": {"devices": {}}},
+        }))
+        .unwrap();
+        let asker = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
+        instance = mark::marked(&instance, "a", &asker);
+        let (client, mut server) = api_server();
+        let api = Api::namespaced(client, "shop");
+        let evacuation = Evacuation {
+            instance: &instance,
+            node: "a",
+            priority: MigrationPriority::SystemCritical,
+            order: 3,
+        };
+        let (made, names) = tokio::join!(evacuation.create(&api), answered(&mut server, taken));
+        (made.unwrap(), names)
+    }
+
+    async fn answered(server: &mut ApiServer, taken: &[Option<&str>]) -> Vec<String> {
+        let mut names = Vec::new();
+        for taken in taken {
+            let asked = server.asked().await;
+            assert_eq!(asked.method, Method::POST);
+            let mut body: Value = asked.body.clone();
+            assert_eq!(body["spec"]["vmiName"], "db");
+            let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+            match taken {
+                None => asked.with(&body),
+                Some(of) => {
+                    asked.refuse(409, "AlreadyExists");
+                    let asked = server.asked().await;
+                    assert_eq!(asked.method, Method::GET);
+                    assert!(asked.path().ends_with(&name), "{}", asked.path());
+                    body["spec"]["vmiName"] = json!(of);
+                    asked.with(&body);
+                }
+            }
+            names.push(name);
+        }
+        names
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_has_one_migration_and_takes_nobody_elses_name() {
+        let (name, names) = made(&[None]).await;
+        assert_eq!(name.as_ref(), names.first());
+        let (again, same) = made(&[Some("db")]).await;
+        assert_eq!((again, &same), (None, &names));
+        let (other, taken) = made(&[Some("cache"), Some("web"), None]).await;
+        assert_eq!(taken[0], names[0]);
+        assert!(taken[1] != taken[0] && taken[2] != taken[1] && taken[2] != taken[0]);
+        assert_eq!(other.as_ref(), taken.last());
+    }
+}
