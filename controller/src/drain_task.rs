@@ -9,6 +9,7 @@
 //! ```
 
 mod evacuations;
+mod marks;
 mod metrics;
 mod written;
 
@@ -340,8 +341,8 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let status = mark::status(&instance, Some((node, evacuation)), clock::now());
-        self.apply(key, &instance, status).await?;
+        let answer = marks::set(&self.api(key), &instance, node, evacuation).await?;
+        self.instances.objects.remember(key, answer);
         info!(instance = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "it is marked to leave its node");
         Ok(())
     }
@@ -350,8 +351,8 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        self.apply(key, &instance, mark::status(&instance, None, clock::now()))
-            .await?;
+        let answer = marks::take_away(&self.api(key), &instance).await?;
+        self.instances.objects.remember(key, answer);
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
             let parameters = PatchParams::default();
@@ -360,22 +361,6 @@ impl DrainTask {
                 .await?;
         }
         info!(instance = %key, "it is no longer marked to leave a node");
-        Ok(())
-    }
-
-    async fn apply(&self, key: &Key, instance: &VirtualMachineInstance, status: serde_json::Value) -> kube::Result<()> {
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": key.name, "uid": instance.uid(), "resourceVersion": instance.resource_version()},
-            "status": status,
-        });
-        let parameters = PatchParams::apply(mark::FIELD_MANAGER).force();
-        let answer = self
-            .api(key)
-            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
-            .await?;
-        self.instances.objects.remember(key, answer);
         Ok(())
     }
 

@@ -495,6 +495,13 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     until_node_says(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     assert_eq!(node_of(&cluster.instances().get(name).await?)?, first);
 
+    // A part of the mark is somebody else's now. All of it goes nevertheless.
+    let foreign = json!({"status": {"evacuation": {"lastFailure": {"reason": "SaidByATest"}}}});
+    let patch = Patch::Merge(foreign);
+    cluster
+        .instances()
+        .patch_status(name, &PatchParams::default(), &patch)
+        .await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
     until(cluster.instances(), name, "its mark to be gone", |instance| {
         mark_of(instance).is_none()
