@@ -5,8 +5,8 @@
 //! written only later. So what was written is kept by pod, and nothing is written twice.
 
 use drydock_api::{AGENT_FIELD_MANAGER, kubevirt::names::GUEST_RUNNING};
+use drydock_core::conditions::whole_seconds;
 use drydock_runtime::{clock, has_shown};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::{
     Api, Client, ResourceExt,
@@ -56,13 +56,12 @@ impl Gates {
     /// What of the pod is kept after it; nothing if it has gone.
     async fn write(&self, pod: &Pod, open: bool) -> kube::Result<Option<Pod>> {
         let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
-        let now = clock::now();
         let patch = json!({
             "metadata": {"uid": pod.uid()},
             "status": {"conditions": [{
                 "type": GUEST_RUNNING,
                 "status": if open { "True" } else { "False" },
-                "lastTransitionTime": Timestamp::from_second(now.as_second()).unwrap_or(now),
+                "lastTransitionTime": whole_seconds(clock::now()),
             }]},
         });
         let parameters = PatchParams {
@@ -82,10 +81,8 @@ impl Gates {
 
 /// Whether a pod's gate is open, as its status says.
 fn is_open(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|one| one.type_ == GUEST_RUNNING && one.status == "True")
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == GUEST_RUNNING && one.status == "True")
 }
 
 /// What of a pod tells of its gate.

@@ -64,12 +64,7 @@ impl Evacuation<'_> {
             let uid = self.instance.uid().unwrap_or_default();
             format!("{uid}/{}/{}", evacuation.requested_at, evacuation.failures)
         });
-        let attempt = attempt.unwrap_or_default();
-        let identity = if take == 0 {
-            attempt
-        } else {
-            format!("{attempt}/{take}")
-        };
+        let identity = format!("{}/{take}", attempt.unwrap_or_default());
         let mut migration = VirtualMachineInstanceMigration::new(
             &format!("{EVACUATION_PREFIX}{}", launcher_pod::suffix(&identity)),
             VirtualMachineInstanceMigrationSpec {
@@ -99,13 +94,13 @@ mod tests {
 
     /// What comes of it when each name that is wanted is answered thus: `None` if it is free, or whose it is.
     async fn made(taken: &[Option<&str>]) -> (Option<String>, Vec<String>) {
-        let mut instance: VirtualMachineInstance = serde_json::from_value(json!({
+        let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"namespace": "shop", "name": "db", "uid": "1"},
             "spec": {"domain": {"devices": {}}},
         }))
         .unwrap();
         let asker = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
-        instance = mark::marked(&instance, "a", &asker);
+        let instance = mark::marked(&instance, "a", &asker);
         let (client, mut server) = api_server();
         let api = Api::namespaced(client, "shop");
         let evacuation = Evacuation {

@@ -84,7 +84,7 @@ mod tests {
     use crate::asked_api_server::api_server;
 
     fn marked() -> VirtualMachineInstance {
-        let mut instance: VirtualMachineInstance = serde_json::from_value(json!({
+        let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"namespace": "shop", "name": "db", "uid": "1", "resourceVersion": "5"},
             "spec": {"domain": {"devices": {}}},
             "status": {"conditions": [
@@ -93,8 +93,7 @@ mod tests {
             ]},
         }))
         .unwrap();
-        instance = mark::marked(&instance, "a", &mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH));
-        instance
+        mark::marked(&instance, "a", &mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH))
     }
 
     #[tokio::test(start_paused = true)]
