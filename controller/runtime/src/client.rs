@@ -3,13 +3,18 @@
 //! # Guarantees
 //! - The answer to a request begins within [`ANSWER_WITHIN`], or there is an error. A connection that went silent is
 //!   noticed within [`SILENT_FOR`], also under a watch.
-//! - **Nothing is retried in silence.** kube's own retries are off: they repeat a 429 up to fifteen times, which is how
-//!   a disruption budget says no to an eviction. Whoever asked knows better whether and when to ask again.
+//! - **No answer is retried in silence.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
+//!   how a disruption budget says no to an eviction. Whoever asked knows better whether and when to ask again. Only
+//!   where there was no answer, because the connection was closed under the request, is it sent once more, and only if
+//!   that can do no harm ([`again`]).
 //! - Each request is counted by verb, resource and answer.
 //!
 //! # Caveats
 //! HTTP/1.1: each watch has a connection of its own (and its TLS state), all else shares one or two.
 
+mod again;
+
+use self::again::AskAgain;
 use crate::{metrics::Label, watch::is_watch};
 use http::{HeaderValue, Method, Request, Response, header::USER_AGENT};
 use kube::{
@@ -29,12 +34,14 @@ use std::{
     time::Duration,
 };
 use thiserror::Error;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Layer, Service, buffer::BufferLayer, retry::RetryLayer};
 
 /// How long a request may take until its answer begins. (The API server begins to answer a watch when it accepts it.)
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// How long a connection may bring nothing. Longer than a watch lasts (290 s): a quiet watch is no broken one.
 pub const SILENT_FOR: Duration = Duration::from_secs(300);
+/// How many requests may wait to be sent until askers wait with theirs; kube's own buffer has the same length.
+const REQUESTS_AHEAD: usize = 1024;
 /// How long the API server may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
@@ -89,7 +96,11 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     config.reset_reader_on_write = true;
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Connection(Box::new(error)))?;
-    Ok(builder.with_layer(&WatchRequests(metrics.clone())).build())
+    let builder = builder
+        .with_layer(&BufferLayer::new(REQUESTS_AHEAD))
+        .with_layer(&RetryLayer::new(AskAgain::new(metrics.clone())))
+        .with_layer(&WatchRequests(metrics.clone()));
+    Ok(builder.build())
 }
 
 async fn from_kubeconfig(path: &PathBuf, context: Option<String>) -> Result<Config, ClientError> {
@@ -124,7 +135,7 @@ impl ClientMetrics {
     /// Counts in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Requests to the API server by verb, resource and status code (or timeout, failed)";
+        let help = "Requests to the API server by verb, resource and status code (or timeout, failed, closed)";
         registry.register("drydock_api_requests", help, metrics.requests.clone());
         metrics
     }
@@ -148,6 +159,17 @@ impl ClientMetrics {
         };
         let counted = |code: &str| self.requests.get(&labels(code)).map_or(0, |counter| counter.get());
         codes.into_iter().map(counted).sum()
+    }
+
+    /// How many of those were sent again because their connection was closed instead of an answer: for tests.
+    #[cfg(test)]
+    fn closed(&self, verb: &'static str, resource: &str) -> u64 {
+        let labels = RequestLabels {
+            verb,
+            resource: resource.to_owned(),
+            code: "closed".to_owned(),
+        };
+        self.requests.get(&labels).map_or(0, |counter| counter.get())
     }
 }
 

@@ -1,0 +1,211 @@
+//! Asks once more when the API server closed the connection instead of answering.
+//!
+//! The API server ends a connection that lay idle for 90 s, and so do we: a request that is sent in that instant finds
+//! its connection closed, and whoever asked would be refused for nothing. RFC 9110 section 9.2.2 allows to send a
+//! request once more, if to send it twice means the same as to send it once. That is so for reads, and for server-side
+//! apply, which says how an object shall be and not how to change it. All else fails, and its asker decides.
+
+use super::{Asked, ClientMetrics};
+use http::{Method, Request, Response, header::CONTENT_TYPE};
+use kube::client::Body;
+use std::{
+    error::Error,
+    future::{Ready, ready},
+    io::{self, ErrorKind},
+};
+use tower::{BoxError, retry::Policy};
+
+/// How the content type of a server-side apply begins (`Patch::Apply` of kube).
+const APPLY: &[u8] = b"application/apply-patch+";
+
+/// Once more, if the connection was closed before the answer, and if to ask twice is as good as to ask once.
+#[derive(Clone)]
+pub(super) struct AskAgain {
+    metrics: ClientMetrics,
+    asked_again: bool,
+}
+
+impl AskAgain {
+    pub(super) fn new(metrics: ClientMetrics) -> Self {
+        Self {
+            metrics,
+            asked_again: false,
+        }
+    }
+}
+
+/// Whether to send this twice means the same as to send it once.
+fn is_idempotent<B>(request: &Request<B>) -> bool {
+    let applies = || {
+        let content = request.headers().get(CONTENT_TYPE);
+        content.is_some_and(|content| content.as_bytes().starts_with(APPLY))
+    };
+    request.method() == Method::GET || request.method() == Method::PATCH && applies()
+}
+
+/// Whether the connection was open when the request went out on it, and was closed without an answer.
+fn was_closed(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let by_hyper = error
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(hyper::Error::is_incomplete_message);
+        let by_system = error.downcast_ref::<io::Error>().is_some_and(|error| {
+            let kinds = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
+            kinds.contains(&error.kind())
+        });
+        if by_hyper || by_system {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+impl<B> Policy<Request<Body>, Response<B>, BoxError> for AskAgain {
+    type Future = Ready<()>;
+
+    fn retry(
+        &mut self,
+        request: &mut Request<Body>,
+        result: &mut Result<Response<B>, BoxError>,
+    ) -> Option<Self::Future> {
+        let Err(error) = result else { return None };
+        if self.asked_again || !was_closed(error.as_ref()) {
+            return None;
+        }
+        self.asked_again = true;
+        let asked = Asked::of(request);
+        tracing::debug!(
+            verb = asked.verb,
+            resource = asked.resource,
+            "the API server closed the connection instead of answering: asking again"
+        );
+        self.metrics.count(asked, "closed".to_owned());
+        Some(ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        if !is_idempotent(request) {
+            return None;
+        }
+        let mut again = Request::new(request.body().try_clone()?);
+        *again.method_mut() = request.method().clone();
+        *again.uri_mut() = request.uri().clone();
+        *again.version_mut() = request.version();
+        *again.headers_mut() = request.headers().clone();
+        *again.extensions_mut() = request.extensions().clone();
+        Some(again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ClientMetrics, ClientOptions, connect};
+    use http::{Method, Request, header::CONTENT_TYPE};
+    use std::{
+        io::{BufRead as _, BufReader, Read as _, Write as _},
+        net::{TcpListener, TcpStream},
+        path::PathBuf,
+    };
+
+    /// Reads one request and tells its first line; nothing, if there is none any more.
+    fn read_request(connection: &mut BufReader<TcpStream>) -> Option<String> {
+        let mut first = String::new();
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            if connection.read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            let line = line.trim_end();
+            if line.is_empty() {
+                break;
+            }
+            if first.is_empty() {
+                line.clone_into(&mut first);
+            }
+            if let Some(said) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
+                length = said.parse().unwrap();
+            }
+        }
+        connection.read_exact(&mut vec![0; length]).ok()?;
+        Some(first)
+    }
+
+    /// An API server that closes each of its first `closes` connections when it has read a request from it, and
+    /// answers all requests of the next. Where its kubeconfig is, and the folder that it lies in.
+    fn closing_server(name: &str, closes: usize) -> PathBuf {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for (number, connection) in listener.incoming().enumerate() {
+                let mut connection = BufReader::new(connection.unwrap());
+                while read_request(&mut connection).is_some() && number >= closes {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    connection.get_mut().write_all(answer).unwrap();
+                }
+            }
+        });
+        let path = std::env::temp_dir().join(format!("drydock-again-{}-{name}", std::process::id()));
+        let kubeconfig = serde_json::json!({
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "c",
+            "users": [{"name": "u", "user": {}}],
+        });
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        path
+    }
+
+    /// What came of a request to a server that closes so many connections, and how many were asked again.
+    async fn asks(name: &str, closes: usize, method: Method, content: &str) -> (Result<String, kube::Error>, u64) {
+        let path = closing_server(name, closes);
+        let options = ClientOptions {
+            component: "drydock-test",
+            version: "0",
+            kubeconfig: Some(path.clone()),
+            context: None,
+        };
+        let metrics = ClientMetrics::default();
+        let client = connect(&options, &metrics).await.unwrap();
+        std::fs::remove_file(path).unwrap();
+        let request = Request::builder()
+            .method(method)
+            .uri("/api/v1/nodes/n1")
+            .header(CONTENT_TYPE, content)
+            .body(b"{}".to_vec())
+            .unwrap();
+        let answer = client.request_text(request).await;
+        let closed = ["get", "patch", "create"].map(|verb| metrics.closed(verb, "nodes"));
+        (answer, closed.into_iter().sum())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_may_be_sent_twice_is_asked_once_more_when_its_connection_was_closed() {
+        for (name, method, content) in [
+            ("get", Method::GET, "application/json"),
+            ("apply", Method::PATCH, "application/apply-patch+yaml"),
+        ] {
+            let (answer, again) = asks(name, 1, method.clone(), content).await;
+            assert_eq!(answer.unwrap(), "{}", "{name}");
+            assert_eq!(again, 1, "{name}");
+            let (answer, again) = asks(name, 2, method, content).await;
+            assert!(answer.is_err(), "{name}: once more, and no more");
+            assert_eq!(again, 1, "{name}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_may_not_be_sent_twice_is_left_to_its_asker() {
+        for (name, method, content) in [
+            ("create", Method::POST, "application/json"),
+            ("delete", Method::DELETE, "application/json"),
+            ("merge", Method::PATCH, "application/merge-patch+json"),
+        ] {
+            let (answer, again) = asks(name, 1, method, content).await;
+            assert!(answer.is_err(), "{name}");
+            assert_eq!(again, 0, "{name}");
+        }
+    }
+}
