@@ -9,8 +9,8 @@
 //! ```
 
 mod evacuations;
-mod marks;
 mod metrics;
+mod refusals;
 mod written;
 
 use std::{
@@ -44,10 +44,12 @@ use tracing::{info, warn};
 use crate::{
     instances::{Instances, node_of},
     launchers::Launchers,
+    marks::{self, Mark, State},
     migrations::{Migrations, instance_of},
     node_pods::{Kept, NodePods},
 };
 pub(crate) use metrics::DrainMetrics;
+use refusals::Refusals;
 use written::Reports;
 
 /// Changes within this time are looked at as one, ...
@@ -72,6 +74,7 @@ pub(crate) struct DrainTask {
     attempts: Attempts,
     reports: Reports,
     previewer: Previewer,
+    refusals: Refusals,
 }
 
 /// What is gathered of one node.
@@ -105,6 +108,7 @@ impl DrainTask {
             events,
             changed,
             attempts: Attempts::default(),
+            refusals: Refusals::default(),
         }
     }
 
@@ -167,13 +171,19 @@ impl DrainTask {
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
         let nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
-        let Plan { steps, reports, wake } = plan(&Cluster {
+        let Plan {
+            steps,
+            reports,
+            refused,
+            wake,
+        } = plan(&Cluster {
             now: clock::now(),
             nodes: &nodes,
             limits: &configuration.migrations,
             attempts: self.attempts,
             rate: self.previewer.rate(),
         });
+        self.refusals.keep_only(&refused);
         *pause = PAUSE.max(began.elapsed() * PAUSE_TIMES);
         let due = steps.iter().filter(|step| telling || !tells(step));
         let mut failed = at_once(due.map(|step| self.carry_out(step)).collect()).await?;
@@ -286,10 +296,10 @@ impl DrainTask {
     }
 
     fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
-        let guests = gathered
-            .instances
-            .iter()
-            .map(|(instance, migrations)| guest(&self.launchers, instance, migrations.clone()));
+        let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
+            refused: self.refusals.of(&Key::of(instance)),
+            ..guest(&self.launchers, instance, migrations.clone())
+        });
         let status = gathered
             .hypervisor
             .as_ref()
@@ -323,25 +333,39 @@ impl DrainTask {
                 self.migrate(&Key::namespaced(namespace, name), node, *priority, *order)
                     .await
             }
-            Step::CallOff { namespace, name, uid } => self.call_off(namespace, name, uid).await,
+            Step::CallOff {
+                namespace, name, uid, ..
+            } => self.call_off(namespace, name, uid).await,
         };
+        let (namespace, name) = step.instance();
+        let guest = Key::namespaced(namespace, name);
         match done {
-            // It is gone, or no more as the plan took it: the watch is about to show it.
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            // What admission refuses is no reason to leave all others alone.
-            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && !status.is_conflict() => {
-                warn!(?step, refused = status.message, "a step of a drain is refused");
-                Ok(())
+            // What a cluster refuses of one guest is no reason to leave all others alone.
+            Err(kube::Error::Api(status)) if refusals::refuses(&status) => {
+                warn!(
+                    ?step,
+                    refused = status.message,
+                    "a step of a drain is refused; tried again"
+                );
+                self.refusals.note(&guest, &status, clock::now());
+                self.changed.notify();
+                return Ok(());
             }
-            done => done,
+            // It is gone, or no more as the plan took it: the watch is about to show it.
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(error) => return Err(error),
+            Ok(()) => {}
         }
+        self.refusals.forget(&guest);
+        Ok(())
     }
 
     async fn mark(&self, key: &Key, node: &str, evacuation: &Evacuation) -> kube::Result<()> {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let answer = marks::set(&self.api(key), &instance, node, evacuation).await?;
+        let mark = Mark { node, evacuation };
+        let answer = mark.set(&self.api(key), &instance, State::Unchanged, false).await?;
         self.instances.objects.remember(key, answer);
         info!(instance = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "it is marked to leave its node");
         Ok(())
@@ -511,6 +535,7 @@ fn guest<'a>(
         strategy: launchers.eviction_strategy(instance),
         made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
         migrations,
+        refused: None,
     }
 }
 

@@ -17,6 +17,7 @@ mod liveness_task;
 mod machine_task;
 mod maintenance_task;
 mod maintenances;
+mod marks;
 mod metrics;
 mod migration_task;
 mod migrations;

@@ -22,7 +22,7 @@ use drydock_tests::{
 };
 use k8s_openapi::api::{
     coordination::v1::Lease,
-    core::v1::{ConfigMap, Node, Pod},
+    core::v1::{ConfigMap, Node, Pod, ResourceQuota},
     policy::v1::PodDisruptionBudget,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -42,7 +42,7 @@ const FOLDER: &str = "/var/lib/drydock-shared/test-drain";
 
 async fn clean() -> Result<Cluster> {
     let cluster = Cluster::without_guests().await?;
-    cluster.delete(&["pdb", "--all", "--namespace", NAMESPACE])?;
+    cluster.delete(&["pdb,resourcequota", "--all", "--namespace", NAMESPACE])?;
     cluster.delete(&["nodemaintenances.nodemaintenance.medik8s.io", "--all"])?;
     for name in ["stuck", "restarting"] {
         cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
@@ -513,6 +513,39 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
     went_on(&cluster, name).await?;
     cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() -> Result<()> {
+    const QUOTA: &str = "no-moves";
+    let cluster = clean().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let name = "refused";
+    started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
+    cluster.apply(&format!(
+        "apiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: {QUOTA}, namespace: {NAMESPACE}}}\nspec:\n  \
+         hard: {{count/virtualmachineinstancemigrations.kubevirt.io: \"0\"}}\n"
+    ))?;
+    let quotas = Api::<ResourceQuota>::namespaced(cluster.client.clone(), NAMESPACE);
+    until(quotas, QUOTA, "the quota to be in force", |quota| {
+        let status = quota.status.as_ref();
+        status.is_some_and(|status| status.hard.is_some() && status.used.is_some())
+    })
+    .await?;
+    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
+    let refused = until_drain(&cluster, &first, "what is refused", |drain| {
+        left(drain) == [(name, RemainingState::Blocked, "Refused")]
+    })
+    .await?;
+    let message = &refused.remaining[0].message;
+    ensure!(message.contains(&format!("exceeded quota: {QUOTA}")), "{message}");
+    cluster.delete(&["resourcequota", QUOTA, "--namespace", NAMESPACE])?;
+    until_on(&cluster, name, &second).await?;
+    until_node_says(&cluster, &first, DRAINED, "DrainCompleted").await?;
+    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
+    went_on(&cluster, name).await?;
     cluster.no_guests().await
 }
 

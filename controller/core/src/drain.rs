@@ -20,7 +20,7 @@ pub mod preview;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use drydock_api::{
     hyperconverged::EvictionStrategy,
@@ -147,6 +147,28 @@ pub struct Guest<'a> {
     pub made: Option<Timestamp>,
     /// Its migrations.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+    /// What was last done about it was refused.
+    pub refused: Option<Refused>,
+}
+
+impl Guest<'_> {
+    /// Namespace and name of the instance.
+    fn key(&self) -> (&str, &str) {
+        let metadata = &self.instance.metadata;
+        (
+            metadata.namespace.as_deref().unwrap_or_default(),
+            metadata.name.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+/// That the API server has refused a step: by a quota, a webhook or a policy of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What it says.
+    pub message: String,
+    /// When a step about that guest is tried again.
+    pub again_at: Timestamp,
 }
 
 /// What is to be done.
@@ -156,6 +178,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What is reported of each node, in the order of the nodes.
     pub reports: Vec<Report>,
+    /// The guests, by namespace and name, about which something is to be done that has been refused.
+    pub refused: BTreeSet<(String, String)>,
     /// When the plan is to be made anew though nothing has changed.
     pub wake: Option<Timestamp>,
 }
@@ -209,13 +233,29 @@ pub enum Step {
     },
     /// A migration that has not begun is called off.
     CallOff {
-        /// Namespace of the migration.
+        /// Namespace of the instance and of the migration.
         namespace: String,
-        /// Its name.
+        /// Name of the instance.
+        instance: String,
+        /// Name of the migration.
         name: String,
         /// Its UID.
         uid: String,
     },
+}
+
+impl Step {
+    /// Namespace and name of the instance that it is about.
+    pub fn instance(&self) -> (&str, &str) {
+        match self {
+            Self::CallOff {
+                namespace, instance, ..
+            } => (namespace, instance),
+            Self::Mark { namespace, name, .. }
+            | Self::Unmark { namespace, name }
+            | Self::Migrate { namespace, name, .. } => (namespace, name),
+        }
+    }
 }
 
 /// The plan for all nodes that are being emptied. Carried out in full and made again, it does nothing
@@ -228,13 +268,19 @@ pub fn plan(cluster: &Cluster<'_>) -> Plan {
         let mut told = Vec::new();
         let mut askers: Vec<DrainRequest> = node.marks.asks().into_iter().collect();
         for guest in &node.guests {
-            let situation = guest::situation(guest, node.marks, cluster.attempts, cluster.now);
-            plan.steps.extend(situation.steps.iter().cloned());
-            plan.wake = earlier(plan.wake, situation.wake);
-            askers.extend(situation.asker);
-            if situation.state == Some(State::MayGo) {
-                candidates.push(order::Candidate::of(node, guest));
+            let mut situation = guest::situation(guest, node.marks, cluster.attempts, cluster.now);
+            let may_go = situation.state == Some(State::MayGo);
+            let waits_until = situation.held_up(guest, cluster.now);
+            if guest.refused.is_some() && (may_go || !situation.steps.is_empty()) {
+                let (namespace, name) = guest.key();
+                plan.refused.insert((namespace.into(), name.into()));
             }
+            if waits_until.is_none() {
+                plan.steps.extend(situation.steps.iter().cloned());
+                candidates.extend(may_go.then(|| order::Candidate::of(node, guest)));
+            }
+            plan.wake = earlier(plan.wake, earlier(situation.wake, waits_until));
+            askers.extend(situation.asker);
             told.push((guest, situation));
         }
         askers.sort_unstable();

@@ -46,7 +46,13 @@ use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 use tracing::{info, warn};
 
-use crate::{instances::Instances, launchers::Launchers, migrations::Migrations, pods_by_owner::owner};
+use crate::{
+    instances::Instances,
+    launchers::Launchers,
+    marks::{Mark, State},
+    migrations::Migrations,
+    pods_by_owner::owner,
+};
 
 /// How long an eviction is held at most: longer than most guests take to move, and below the time
 /// that API servers give the webhook.
@@ -264,19 +270,13 @@ impl Evictions {
             self.launchers.nodes.asker(&node, &self.launchers.configuration.get()),
             now,
         );
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": instance.name_any(), "uid": instance.uid()},
-            "status": mark::status(&instance, Some((&node, &evacuation)), now),
-        });
         let key = Key::of(instance.as_ref());
-        let mut parameters = PatchParams::apply(mark::FIELD_MANAGER).force();
-        parameters.dry_run = eviction.dry_run;
-        let marked = self
-            .api(&key)
-            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
-            .await;
+        let mark = Mark {
+            node: &node,
+            evacuation: &evacuation,
+        };
+        // Who evicts does not wait for a cache that lags behind.
+        let marked = mark.set(&self.api(&key), &instance, State::Any, eviction.dry_run).await;
         if let Err(error) = marked {
             verdict.detail = chain(&error).to_string();
             return Refusal::NotMarked;

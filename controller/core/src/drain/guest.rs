@@ -31,6 +31,8 @@ use crate::{
 /// How far a guest is that is to leave its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
+    /// It is to go, and is not yet marked to.
+    ToBeMarked,
     /// Nothing keeps it from being migrated, and nothing is under way.
     MayGo,
     /// It is on its way.
@@ -56,6 +58,8 @@ pub enum Why {
     NotKnownYet,
     /// Something else than Drydock is to move it.
     External,
+    /// The API server refuses what is to be done about it.
+    Refused,
     /// It cannot be migrated.
     NotMigratable,
     /// No other node can take it.
@@ -79,6 +83,7 @@ impl Why {
             Self::BackOff => "BackOff",
             Self::NotKnownYet => "LiveMigratableNotKnown",
             Self::External => "External",
+            Self::Refused => "Refused",
             Self::NotMigratable => "NotMigratable",
             Self::NoTarget => "NoTargetAvailable",
             Self::CannotEvacuate => "CannotEvacuate",
@@ -103,9 +108,31 @@ pub struct Situation {
 }
 
 impl Situation {
+    /// Takes account of that what is to be done has been refused before: says so, and returns until when it is not
+    /// tried again.
+    pub(super) fn held_up(&mut self, guest: &Guest<'_>, now: Timestamp) -> Option<Timestamp> {
+        let refused = guest.refused.as_ref()?;
+        let is_next = matches!(self.state, Some(State::ToBeMarked | State::MayGo));
+        if is_next {
+            let message = format!(
+                "the API server refuses to have it moved ({}); it is tried again",
+                refused.message
+            );
+            self.state = Some(State::Blocked(Why::Refused, message));
+        }
+        (is_next || !self.steps.is_empty())
+            .then_some(refused.again_at)
+            .filter(|again| now < *again)
+    }
+
     /// As it is reported.
     pub(super) fn remaining(&self, guest: &Guest<'_>) -> Option<RemainingGuest> {
         let (state, why, message) = match self.state.clone()? {
+            State::ToBeMarked => (
+                RemainingState::Waiting,
+                Why::Migration,
+                "it is about to be marked to leave the node".into(),
+            ),
             State::MayGo => (
                 RemainingState::Waiting,
                 Why::Migration,
@@ -193,10 +220,7 @@ fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
     };
     if wants_mark(guest.instance, guest.strategy, guest.made, now) {
         return Situation {
-            state: Some(State::Waiting(
-                Why::Migration,
-                "it is about to be marked to leave the node".into(),
-            )),
+            state: Some(State::ToBeMarked),
             asker: Some(asker),
             steps: vec![marking(guest.instance, mark::new(asker, now))],
             wake: None,
@@ -224,8 +248,10 @@ fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
                 .filter(|migration| is_queued(migration))
                 .map(|migration| {
                     let metadata = &migration.metadata;
+                    let instance = guest.key().1.to_owned();
                     Step::CallOff {
                         namespace: metadata.namespace.clone().unwrap_or_default(),
+                        instance,
                         name: metadata.name.clone().unwrap_or_default(),
                         uid: metadata.uid.clone().unwrap_or_default(),
                     }

@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::{Node, Toleration};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Step, estimate::Rate, must_be_left, node::Drained, plan};
+use super::{
+    Cluster, DrainingNode, Guest, NodeMarks, Plan, Refused, Step, estimate::Rate, must_be_left, node::Drained, plan,
+};
 use crate::{configuration::Configuration, migration::deadlines::Attempts};
 
 fn now() -> Timestamp {
@@ -73,6 +75,7 @@ fn guest(
         strategy,
         made: Some(seconds_ago(600)),
         migrations,
+        refused: None,
     }
 }
 
@@ -570,6 +573,84 @@ fn a_preview_says_what_would_move_and_what_would_block() {
         "{lines:?}"
     );
     assert_eq!(preview(Vec::new()), ["no virtual machine is on a"]);
+}
+
+fn refused(seconds: i64) -> Option<Refused> {
+    Some(Refused {
+        message: "exceeded quota: moves".into(),
+        again_at: seconds_ago(-seconds),
+    })
+}
+
+#[test]
+fn what_is_refused_of_a_guest_is_said_and_not_tried_again_before_its_time() {
+    let (plain, marked, stale) = (
+        instance("web", |_| {}),
+        marked("web", "Taint"),
+        marked("web", "Eviction"),
+    );
+    let no_longer = instance("web", |instance| mark(instance, "Taint", seconds_ago(60)));
+    for (what, marks, instance, is_said) in [
+        ("its mark", TAINTED, &plain, true),
+        ("its migration", TAINTED, &marked, true),
+        ("that its mark is taken away", OPEN, &no_longer, false),
+    ] {
+        let looked_at = |refused: Option<Refused>| {
+            of_one(
+                marks,
+                Guest {
+                    refused,
+                    ..guest(instance, LiveMigrate, vec![])
+                },
+            )
+        };
+        let before = looked_at(None);
+        assert_eq!(before.steps.len(), 1, "{what}");
+        assert!(before.refused.is_empty(), "{what}");
+        let early = looked_at(refused(5));
+        assert_eq!((early.steps.len(), early.wake), (0, Some(seconds_ago(-5))), "{what}");
+        let again = looked_at(refused(0));
+        assert_eq!(again.steps, before.steps, "{what}");
+        for plan in [&early, &again] {
+            assert_eq!(
+                plan.refused.iter().collect::<Vec<_>>(),
+                [&("n".into(), "web".into())],
+                "{what}"
+            );
+            if is_said {
+                assert_eq!(said(plan), [(RemainingState::Blocked, "Refused".into())], "{what}");
+                let drain = plan.reports[0].drain.as_ref().unwrap();
+                assert!(drain.remaining[0].message.contains("(exceeded quota: moves)"), "{what}");
+            }
+        }
+    }
+    // It is on its way all the same, so what was refused before is no matter.
+    let moving = Guest {
+        refused: refused(5),
+        ..guest(&stale, LiveMigrate, vec![migration("1", "Pending", |_| {})])
+    };
+    let plan = of_one(OPEN, moving);
+    assert_eq!((plan.refused.len(), plan.wake), (0, None));
+    assert_eq!(said(&plan)[0].0, RemainingState::Waiting);
+}
+
+#[test]
+fn a_guest_whose_migration_is_refused_takes_no_other_ones_place() {
+    let all: Vec<_> = (0..20).map(|index| marked(&format!("g{index:02}"), "Taint")).collect();
+    let names = |refuse: usize| {
+        let guests = all.iter().enumerate().map(|(index, instance)| Guest {
+            refused: refused(5).filter(|_| index < refuse),
+            ..guest(instance, LiveMigrate, vec![])
+        });
+        let plan = planned(&[node(TAINTED, guests.collect())]);
+        plan.steps
+            .iter()
+            .map(|step| step.instance().1.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let (none, some) = (names(0), names(3));
+    assert_eq!(none.len(), some.len());
+    assert_eq!(none[3..], some[..none.len() - 3]);
 }
 
 proptest! {

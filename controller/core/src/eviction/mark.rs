@@ -1,7 +1,7 @@
 //! The mark that says that an instance is to leave its node, and who wants that.
 //!
 //! It is written by the webhook when a pod is evicted, and by the drain planner, both as the same
-//! field manager and always whole: so what one has written the other can take away.
+//! field manager and always whole; and it is taken away whole, whoever has written which part of it.
 
 use drydock_api::kubevirt::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceStatus,
@@ -41,11 +41,8 @@ pub fn new(by: DrainRequest, now: Timestamp) -> Evacuation {
     }
 }
 
-/// The part of an instance's status that marks it, to be applied; with `None` the mark is taken away.
-pub fn status(instance: &VirtualMachineInstance, mark: Option<(&str, &Evacuation)>, now: Timestamp) -> Value {
-    let Some((node, evacuation)) = mark else {
-        return json!({});
-    };
+/// The part of an instance's status that marks it, to be applied.
+pub fn status(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacuation, now: Timestamp) -> Value {
     let before = instance.status.as_ref().map(|status| status.conditions.as_slice());
     // KubeVirt's words.
     let requested: Condition = condition(

@@ -202,14 +202,13 @@ fn a_mark_says_who_asked() {
     }
     let plain = instance(Some("True"), json!({}));
     let evacuation = mark::new(DrainRequest::Cordon, made());
-    let status = mark::status(&plain, Some(("a", &evacuation)), made());
+    let status = mark::status(&plain, "a", &evacuation, made());
     assert_eq!(status["evacuationNodeName"], "a");
     assert_eq!(status["evacuation"]["requestedBy"], "Cordon");
     assert_eq!(status["conditions"][0]["message"], "VMI is marked for eviction");
     let marked = mark::marked(&plain, "a", &evacuation);
     assert_eq!(mark::evacuation(&marked), Some(&evacuation));
     assert_eq!(mark::evacuation(&plain), None);
-    assert_eq!(mark::status(&plain, None, made()), json!({}));
 }
 
 #[test]

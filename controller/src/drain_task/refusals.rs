@@ -1,0 +1,126 @@
+//! What the API server has refused, and when it is tried again.
+//!
+//! A quota, a webhook or a policy of the cluster can refuse a step of a drain, and nothing that Drydock watches tells when
+//! it does no more. So it is tried again: after [`FIRST`], then twice as long, up to [`LONGEST`]; in between not even if
+//! something else changes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drydock_core::drain::Refused;
+use drydock_runtime::{Backoff, Key};
+use jiff::Timestamp;
+use kube::core::Status;
+
+/// When a step is tried again that was refused for the first time, ...
+const FIRST: Duration = Duration::from_secs(1);
+/// ... and at the latest: as long as a drain may stand still after its obstacle is gone.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The guests of which a step was refused.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<BTreeMap<Key, Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    backoff: Backoff,
+    refused: Refused,
+}
+
+/// Whether the API server refuses what it was asked, rather than being unable to do it now.
+pub(super) fn refuses(status: &Status) -> bool {
+    let is_passing = status.is_not_found() || status.is_conflict() || matches!(status.code, 408 | 429);
+    (400..500).contains(&status.code) && !is_passing
+}
+
+impl Refusals {
+    /// What was last refused of that guest.
+    pub(super) fn of(&self, guest: &Key) -> Option<Refused> {
+        self.kept().get(guest).map(|kept| kept.refused.clone())
+    }
+
+    /// A step was refused.
+    pub(super) fn note(&self, guest: &Key, status: &Status, now: Timestamp) {
+        let mut kept = self.kept();
+        let kept = kept.entry(guest.clone()).or_insert_with(|| Kept {
+            backoff: Backoff::new(FIRST, LONGEST),
+            refused: Refused {
+                message: String::new(),
+                again_at: now,
+            },
+        });
+        kept.refused = Refused {
+            message: status.message.clone(),
+            again_at: now.checked_add(kept.backoff.delay()).unwrap_or(Timestamp::MAX),
+        };
+    }
+
+    /// A step was carried out.
+    pub(super) fn forget(&self, guest: &Key) {
+        self.kept().remove(guest);
+    }
+
+    /// Forgets all but these, by namespace and name.
+    pub(super) fn keep_only(&self, guests: &BTreeSet<(String, String)>) {
+        let is_one = |key: &Key| {
+            let namespace = key.namespace.as_deref().unwrap_or_default();
+            guests.contains(&(namespace.to_owned(), key.name.to_string()))
+        };
+        self.kept().retain(|key, _| is_one(key));
+    }
+
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<Key, Kept>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16, reason: &str) -> Status {
+        Status::failure("exceeded quota", reason).with_code(code)
+    }
+
+    #[test]
+    fn a_refusal_is_no_answer_that_passes_by_itself() {
+        for (code, reason, is_refusal) in [
+            (400, "BadRequest", true),
+            (403, "Forbidden", true),
+            (404, "NotFound", false),
+            (408, "Timeout", false),
+            (409, "Conflict", false),
+            (422, "Invalid", true),
+            (429, "TooManyRequests", false),
+            (500, "InternalError", false),
+            (503, "ServiceUnavailable", false),
+        ] {
+            assert_eq!(refuses(&answer(code, reason)), is_refusal, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_step_is_tried_again_ever_later_until_it_succeeds_or_is_not_wanted() {
+        let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
+        let (web, db) = (Key::namespaced("shop", "web"), Key::namespaced("shop", "db"));
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            refusals.note(&web, &answer(403, "Forbidden"), now);
+            let refused = refusals.of(&web).unwrap();
+            assert_eq!(refused.message, "exceeded quota");
+            waits.push(refused.again_at.duration_since(now).unsigned_abs());
+        }
+        assert!(
+            waits[0] <= FIRST && waits[9] > LONGEST / 3 && waits[9] <= LONGEST,
+            "{waits:?}"
+        );
+        refusals.note(&db, &answer(403, "Forbidden"), now);
+        refusals.keep_only(&BTreeSet::from([("shop".into(), "web".into())]));
+        assert!(refusals.of(&web).is_some() && refusals.of(&db).is_none());
+        refusals.forget(&web);
+        assert_eq!(refusals.of(&web), None);
+    }
+}
