@@ -33,6 +33,7 @@ LONGEST = (
     "migration_faults",
     "machines",
     "migration",
+    "drain_control_plane",
     "certificates",
     "instances",
     "maintenance",

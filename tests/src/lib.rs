@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod cluster;
+pub mod drains;
 pub mod faults;
 pub mod guests;
 pub mod migrations;

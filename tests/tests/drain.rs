@@ -7,25 +7,24 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::{
     Hypervisor,
     annotations::DRAIN_PREVIEW,
-    hypervisor::{DrainStatus, RemainingState},
+    hypervisor::RemainingState,
     kubevirt::{Phase, VirtualMachineInstance, migration::MigrationPhase, names::conditions as types},
-    leases::CONTROLLER_LEASE,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_tests::{
-    Cluster,
-    cluster::{config_map, now, setting},
-    guests::{NAMESPACE, condition, instance, meanwhile, spec, ticks, without_a_gap},
+    cluster::config_map,
+    drains::{
+        FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, immovable, left, mark_of, started_on_the_first,
+        until_drain, until_node_says, until_on, went_on,
+    },
+    guests::{NAMESPACE, condition, meanwhile},
     migrations::{migrations_of, node_of, phase},
-    own_parts::CONTROLLERS,
     watching::{until, until_some},
 };
 use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::{ConfigMap, Node, Pod, ResourceQuota},
+    core::v1::{ConfigMap, Pod, ResourceQuota},
     policy::v1::PodDisruptionBudget,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{
     Api, ResourceExt,
     api::{EvictParams, ListParams, Patch, PatchParams, PostParams},
@@ -33,148 +32,10 @@ use kube::{
 use serde_json::json;
 use tokio::task::JoinSet;
 
-/// The flags of KubeVirt's documents; `--delete-local-data` has become `--delete-emptydir-data`.
-const FLAGS: [&str; 3] = ["--delete-emptydir-data", "--ignore-daemonsets=true", "--force"];
-/// Of these, the one that leaves all other pods alone.
-const GUESTS_ALONE: &str = "--pod-selector=kubevirt.io=virt-launcher";
-/// What a claim is on that one node at a time may use.
-const FOLDER: &str = "/var/lib/drydock-shared/test-drain";
-
-async fn clean() -> Result<Cluster> {
-    let cluster = Cluster::without_guests().await?;
-    cluster.delete(&["pdb,resourcequota", "--all", "--namespace", NAMESPACE])?;
-    cluster.delete(&["nodemaintenances.nodemaintenance.medik8s.io", "--all"])?;
-    for name in ["stuck", "restarting"] {
-        cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
-        cluster.delete(&["pv", name])?;
-    }
-    Ok(cluster)
-}
-
-/// A guest that counts, with a strategy.
-fn counting(name: &str, strategy: &str) -> String {
-    instance(name, "count: 200ms").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
-}
-
-/// A guest with a claim that only one node at a time may use, so that it cannot be migrated.
-fn immovable(name: &str, annotation: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec:\n  capacity: {{storage: 16Mi}}\n  \
-         accessModes: [ReadWriteOnce]\n  storageClassName: \"\"\n  hostPath: {{path: {FOLDER}/{name}, type: DirectoryOrCreate}}\n  \
-         claimRef: {{namespace: {NAMESPACE}, name: {name}}}\n---\n\
-         apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
-         accessModes: [ReadWriteOnce]\n  storageClassName: \"\"\n  volumeName: {name}\n  resources: {{requests: {{storage: 16Mi}}}}\n---\n\
-         apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
-         runStrategy: Always\n  template:\n    metadata: {{annotations: {{{annotation}}}}}\n    spec:\n      \
-         evictionStrategy: LiveMigrate\n{}",
-        // The first disk is what the guest starts from.
-        spec("count: 1s", 6).replace(
-            "      volumes:\n",
-            &format!(
-                "          - {{name: data, disk: {{bus: virtio}}}}\n      volumes:\n      \
-                 - name: data\n        persistentVolumeClaim: {{claimName: {name}}}\n"
-            )
-        )
-    )
-}
-
-/// Starts guests on the first node, and waits until it is known whether they can be migrated.
-async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &str)]) -> Result<()> {
-    cluster.kubectl(&["cordon", cluster.second()])?;
-    for (_, manifest, _) in guests {
-        cluster.apply(manifest)?;
-    }
-    for (name, _, migratable) in guests {
-        until_some(&format!("{name} to be there"), || async {
-            Ok(cluster.instances().get_opt(name).await?)
-        })
-        .await?;
-        cluster
-            .until_vm_condition(name, types::LIVE_MIGRATABLE, migratable)
-            .await?;
-        cluster.until_console(name, "tick 3 ").await?;
-    }
-    cluster.kubectl(&["uncordon", cluster.second()]).map(drop)
-}
-
-fn drain(cluster: &Cluster, node: &str, more: &[&str]) -> Result<String> {
-    let mut arguments = vec!["drain", node];
-    arguments.extend(FLAGS);
-    arguments.extend(more);
-    cluster.kubectl(&arguments)
-}
-
-async fn until_on(cluster: &Cluster, name: &str, node: &str) -> Result<VirtualMachineInstance> {
-    let is = |instance: &VirtualMachineInstance| node_of(instance).is_ok_and(|on| on == node);
-    until(cluster.instances(), name, &format!("it to be on {node}"), is).await
-}
-
-async fn until_node_says(cluster: &Cluster, node: &str, type_: &str, reason: &str) -> Result<()> {
-    let says = |node: &Node| {
-        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions.is_some_and(|conditions| {
-            conditions
-                .iter()
-                .any(|condition| condition.type_ == type_ && condition.reason.as_deref() == Some(reason))
-        })
-    };
-    until(
-        Api::all(cluster.client.clone()),
-        node,
-        &format!("{type_} {reason}"),
-        says,
-    )
-    .await
-    .map(drop)
-}
-
-async fn until_drain(
-    cluster: &Cluster,
-    node: &str,
-    what: &str,
-    is: impl Fn(&DrainStatus) -> bool,
-) -> Result<DrainStatus> {
-    let of = |hypervisor: &Hypervisor| hypervisor.status.as_ref().and_then(|status| status.drain.clone());
-    let hypervisor = until(
-        Api::all(cluster.client.clone()),
-        node,
-        what,
-        |hypervisor: &Hypervisor| of(hypervisor).is_some_and(|drain| is(&drain)),
-    )
-    .await?;
-    of(&hypervisor).context("no drain")
-}
-
-/// What is left on a node: state and reason by name.
-fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
-    let mut left: Vec<_> = drain
-        .remaining
-        .iter()
-        .map(|guest| (guest.name.as_str(), guest.state, guest.reason.as_str()))
-        .collect();
-    left.sort_unstable();
-    left
-}
-
-/// A guest has run all the time, and once.
-async fn went_on(cluster: &Cluster, name: &str) -> Result<()> {
-    let before = ticks(&cluster.consoles(name).await?).len();
-    cluster
-        .until_said(name, "further ticks", |text| {
-            (ticks(text).len() > before + 3).then_some(())
-        })
-        .await?;
-    without_a_gap(&ticks(&cluster.consoles(name).await?)).with_context(|| name.to_owned())
-}
-
-fn mark_of(instance: &VirtualMachineInstance) -> Option<String> {
-    instance.status.as_ref()?.evacuation_node_name.clone()
-}
-
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let names = ["one", "two", "three"];
     let guests = names.map(|name| (name, counting(name, "LiveMigrate"), "True"));
@@ -231,7 +92,7 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     cluster.on_node(
         &first,
@@ -283,7 +144,7 @@ async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> R
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn the_taint_moves_guests_by_its_default_key_and_by_a_configured_one() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("tainted", counting("tainted", "LiveMigrate"), "True")]).await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
@@ -304,7 +165,7 @@ async fn the_taint_moves_guests_by_its_default_key_and_by_a_configured_one() -> 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let guests = [
         ("serviced", counting("serviced", "LiveMigrate"), "True"),
@@ -344,7 +205,7 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_uncordoning() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("waiting", counting("waiting", "LiveMigrate"), "True")]).await?;
     // Both nodes are to be empty: nothing goes to and fro.
@@ -388,47 +249,8 @@ async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it_is_back() -> Result<()> {
-    let cluster = clean().await?;
-    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
-    started_on_the_first(&cluster, &[("held", counting("held", "LiveMigrate"), "True")]).await?;
-    let scaled =
-        |replicas: &str| cluster.kubectl(&["-n", "drydock", "scale", "deployment/drydock-controller", replicas]);
-    scaled("--replicas=0")?;
-    let away = async {
-        until_some("the controller to be away", || async {
-            let pods = cluster.kubectl(&[
-                "-n",
-                "drydock",
-                "get",
-                "pods",
-                "-l",
-                "app.kubernetes.io/name=drydock-controller",
-                "-o",
-                "name",
-            ])?;
-            Ok(pods.trim().is_empty().then_some(()))
-        })
-        .await?;
-        let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=12s"]);
-        anyhow::Ok(format!("{:#}", refused.err().context("the drain came to an end")?))
-    }
-    .await;
-    scaled("--replicas=2")?;
-    cluster.rolled_out(CONTROLLERS)?;
-    let text = away?;
-    ensure!(text.contains("disruption budget"), "{text}");
-    drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
-    until_on(&cluster, "held", &second).await?;
-    went_on(&cluster, "held").await?;
-    cluster.reset().await?;
-    cluster.no_guests().await
-}
-
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
 async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
     started_on_the_first(&cluster, &[("moving", counting("moving", "LiveMigrate"), "True")]).await?;
     // After each migration of it, the next drain begins so many seconds later.
@@ -447,7 +269,7 @@ async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Re
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_again() -> Result<()> {
     const TAINT: &str = "kubevirt.io/drain=draining:NoSchedule";
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let name = "stubborn";
     started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
@@ -520,7 +342,7 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() -> Result<()> {
     const QUOTA: &str = "no-moves";
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let name = "refused";
     started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
@@ -549,115 +371,10 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
     cluster.no_guests().await
 }
 
-/// How often the leading controller is killed; more by the environment variable `DRYDOCK_KILLS`.
-const KILLS: usize = 3;
-/// The Secret with the certificates of the webhooks.
-const CERTIFICATES: &str = "drydock-webhook-certificates";
-
-/// Kills the controllers on the node of the one that leads.
-async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
-    let lease = Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
-        .get(CONTROLLER_LEASE)
-        .await?;
-    let holder = lease
-        .spec
-        .and_then(|spec| spec.holder_identity)
-        .context("nobody leads")?;
-    let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
-    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "drydock");
-    let node = pods
-        .get_opt(pod)
-        .await?
-        .and_then(|pod| pod.spec?.node_name)
-        .context("it is on no node")?;
-    let script = "for process in /proc/[0-9]*; do
-        if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-control ]; then kill -9 ${process#/proc/}; fi
-    done";
-    cluster.on_node(&node, script).map(drop)
-}
-
-/// What may happen to the control plane while a node is drained.
-#[derive(Clone, Copy, Debug)]
-enum Disturbance {
-    /// The processes of the replica that leads, and of any other on its node, are killed.
-    LeaderKilled,
-    /// The API server is restarted.
-    ApiServerRestarted,
-    /// The Secret with the certificates of the webhooks is deleted: they are made anew.
-    CertificatesLost,
-    /// Somebody else takes the Lease by which the leader is elected, and never renews it.
-    LeaseStolen,
-}
-
-impl Disturbance {
-    async fn happen(self, cluster: &Cluster) -> Result<()> {
-        match self {
-            Self::LeaderKilled => kill_the_leader(cluster).await,
-            Self::ApiServerRestarted => cluster.embedded("restart", &["kube-apiserver"]).map(drop),
-            Self::CertificatesLost => cluster.delete(&["secret", CERTIFICATES, "--namespace=drydock"]),
-            Self::LeaseStolen => {
-                let now = serde_json::to_value(MicroTime(now()))?;
-                let stolen =
-                    json!({"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 10, "renewTime": now}});
-                Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
-                    .patch(CONTROLLER_LEASE, &PatchParams::default(), &Patch::Merge(&stolen))
-                    .await?;
-                Ok(())
-            }
-        }
-    }
-}
-
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Result<()> {
-    let cluster = clean().await?;
-    let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
-    let guests = ["shaken-one", "shaken-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));
-    started_on_the_first(&cluster, &guests).await?;
-    let kills: usize = setting("DRYDOCK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
-    let mut disturbances = vec![Disturbance::LeaderKilled; kills];
-    disturbances.extend([
-        Disturbance::ApiServerRestarted,
-        Disturbance::CertificatesLost,
-        Disturbance::LeaseStolen,
-    ]);
-    for (round, disturbance) in disturbances.into_iter().enumerate() {
-        // Killed once more, both replicas could be kept waiting for longer than the drain.
-        cluster.renew_killed(1).await?;
-        let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
-        let mut arguments = vec!["drain", from.as_str()];
-        arguments.extend(FLAGS);
-        arguments.extend([GUESTS_ALONE, "--timeout=85s"]);
-        let draining = cluster.kubectl_begun(&arguments)?;
-        // Moments that a drain of this length has, always the same ones.
-        let moment = Duration::from_millis(100 + u64::try_from(round)? * 1931 % 4000);
-        meanwhile(moment).await;
-        disturbance.happen(&cluster).await?;
-        let what = || format!("round {round}, {disturbance:?} after {moment:?}");
-        let ended = draining.finish();
-        if matches!(disturbance, Disturbance::ApiServerRestarted) {
-            // kubectl gives up when nobody answers; whoever asks again finds the drain where it was.
-            drain(&cluster, from, &[GUESTS_ALONE, "--timeout=85s"]).with_context(what)?;
-        } else {
-            ended.with_context(what)?;
-        }
-        for (name, ..) in &guests {
-            until_on(&cluster, name, to).await?;
-            cluster.until_one_pod(name).await?;
-        }
-        cluster.kubectl(&["uncordon", from])?;
-    }
-    for (name, ..) in &guests {
-        went_on(&cluster, name).await?;
-    }
-    cluster.no_guests().await
-}
-
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     let first = cluster.first().to_owned();
     started_on_the_first(&cluster, &[("kept", counting("kept", "LiveMigrate"), "True")]).await?;
     let eviction = |pod: &str, dry_run: &str| {
@@ -748,7 +465,7 @@ const OTHERS: usize = 20;
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() -> Result<()> {
-    let cluster = clean().await?;
+    let cluster = clean_for_drains().await?;
     started_on_the_first(&cluster, &[("wanted", counting("wanted", "LiveMigrate"), "True")]).await?;
     // Nothing can take it, so those that are held are held as long as they may be.
     cluster.kubectl(&["cordon", cluster.second()])?;

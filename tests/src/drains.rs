@@ -1,0 +1,183 @@
+//! Nodes that tests empty: the guests that are on them, and what is said of how far they are.
+
+use anyhow::{Context, Result};
+use drydock_api::{
+    Hypervisor,
+    hypervisor::{DrainStatus, RemainingState},
+    kubevirt::{VirtualMachineInstance, names::conditions as types},
+};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+
+use crate::{
+    Cluster,
+    guests::{NAMESPACE, instance, spec, ticks, without_a_gap},
+    migrations::node_of,
+    watching::{until, until_some},
+};
+
+/// The flags of KubeVirt's documents; `--delete-local-data` has become `--delete-emptydir-data`.
+pub const FLAGS: [&str; 3] = ["--delete-emptydir-data", "--ignore-daemonsets=true", "--force"];
+/// Of these, the one that leaves all other pods alone.
+pub const GUESTS_ALONE: &str = "--pod-selector=kubevirt.io=virt-launcher";
+/// What a claim is on that one node at a time may use.
+pub const FOLDER: &str = "/var/lib/drydock-shared/test-drain";
+
+/// The cluster, with no guests and nothing that a test of drains may have left.
+///
+/// # Errors
+/// If the cluster cannot be reached, or guests do not go.
+pub async fn clean_for_drains() -> Result<Cluster> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.delete(&["pdb,resourcequota", "--all", "--namespace", NAMESPACE])?;
+    cluster.delete(&["nodemaintenances.nodemaintenance.medik8s.io", "--all"])?;
+    for name in ["stuck", "restarting"] {
+        cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
+        cluster.delete(&["pv", name])?;
+    }
+    Ok(cluster)
+}
+
+/// A guest that counts, with a strategy.
+pub fn counting(name: &str, strategy: &str) -> String {
+    instance(name, "count: 200ms").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
+}
+
+/// A guest with a claim that only one node at a time may use, so that it cannot be migrated.
+pub fn immovable(name: &str, annotation: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec:\n  capacity: {{storage: 16Mi}}\n  \
+         accessModes: [ReadWriteOnce]\n  storageClassName: \"\"\n  hostPath: {{path: {FOLDER}/{name}, type: DirectoryOrCreate}}\n  \
+         claimRef: {{namespace: {NAMESPACE}, name: {name}}}\n---\n\
+         apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
+         accessModes: [ReadWriteOnce]\n  storageClassName: \"\"\n  volumeName: {name}\n  resources: {{requests: {{storage: 16Mi}}}}\n---\n\
+         apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
+         runStrategy: Always\n  template:\n    metadata: {{annotations: {{{annotation}}}}}\n    spec:\n      \
+         evictionStrategy: LiveMigrate\n{}",
+        // The first disk is what the guest starts from.
+        spec("count: 1s", 6).replace(
+            "      volumes:\n",
+            &format!(
+                "          - {{name: data, disk: {{bus: virtio}}}}\n      volumes:\n      \
+                 - name: data\n        persistentVolumeClaim: {{claimName: {name}}}\n"
+            )
+        )
+    )
+}
+
+/// Starts guests on the first node, and waits until it is known whether they can be migrated: of each its
+/// name, its manifest, and what its condition `LiveMigratable` is to say.
+///
+/// # Errors
+/// If one of them does not come so far.
+pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &str)]) -> Result<()> {
+    cluster.kubectl(&["cordon", cluster.second()])?;
+    for (_, manifest, _) in guests {
+        cluster.apply(manifest)?;
+    }
+    for (name, _, migratable) in guests {
+        until_some(&format!("{name} to be there"), || async {
+            Ok(cluster.instances().get_opt(name).await?)
+        })
+        .await?;
+        cluster
+            .until_vm_condition(name, types::LIVE_MIGRATABLE, migratable)
+            .await?;
+        cluster.until_console(name, "tick 3 ").await?;
+    }
+    cluster.kubectl(&["uncordon", cluster.second()]).map(drop)
+}
+
+/// `kubectl drain` with the flags of KubeVirt's documents and these. Returns what it prints.
+///
+/// # Errors
+/// If it fails, with what it said.
+pub fn drain(cluster: &Cluster, node: &str, more: &[&str]) -> Result<String> {
+    let mut arguments = vec!["drain", node];
+    arguments.extend(FLAGS);
+    arguments.extend(more);
+    cluster.kubectl(&arguments)
+}
+
+/// Waits until an instance is on a node.
+///
+/// # Errors
+/// If it does not get there.
+pub async fn until_on(cluster: &Cluster, name: &str, node: &str) -> Result<VirtualMachineInstance> {
+    let is = |instance: &VirtualMachineInstance| node_of(instance).is_ok_and(|on| on == node);
+    until(cluster.instances(), name, &format!("it to be on {node}"), is).await
+}
+
+/// Waits until a node's condition has a reason.
+///
+/// # Errors
+/// If it does not get it.
+pub async fn until_node_says(cluster: &Cluster, node: &str, type_: &str, reason: &str) -> Result<()> {
+    let says = |node: &Node| {
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.is_some_and(|conditions| {
+            conditions
+                .iter()
+                .any(|condition| condition.type_ == type_ && condition.reason.as_deref() == Some(reason))
+        })
+    };
+    until(
+        Api::all(cluster.client.clone()),
+        node,
+        &format!("{type_} {reason}"),
+        says,
+    )
+    .await
+    .map(drop)
+}
+
+/// Waits until a node's drain `is` so far, which is called `what`.
+///
+/// # Errors
+/// If it does not get there.
+pub async fn until_drain(
+    cluster: &Cluster,
+    node: &str,
+    what: &str,
+    is: impl Fn(&DrainStatus) -> bool,
+) -> Result<DrainStatus> {
+    let of = |hypervisor: &Hypervisor| hypervisor.status.as_ref().and_then(|status| status.drain.clone());
+    let hypervisor = until(
+        Api::all(cluster.client.clone()),
+        node,
+        what,
+        |hypervisor: &Hypervisor| of(hypervisor).is_some_and(|drain| is(&drain)),
+    )
+    .await?;
+    of(&hypervisor).context("no drain")
+}
+
+/// What is left on a node: state and reason by name.
+pub fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
+    let mut left: Vec<_> = drain
+        .remaining
+        .iter()
+        .map(|guest| (guest.name.as_str(), guest.state, guest.reason.as_str()))
+        .collect();
+    left.sort_unstable();
+    left
+}
+
+/// Makes sure that a guest has run all the time, and once.
+///
+/// # Errors
+/// If a number of its count is missing or there twice, or it does not go on.
+pub async fn went_on(cluster: &Cluster, name: &str) -> Result<()> {
+    let before = ticks(&cluster.consoles(name).await?).len();
+    cluster
+        .until_said(name, "further ticks", |text| {
+            (ticks(text).len() > before + 3).then_some(())
+        })
+        .await?;
+    without_a_gap(&ticks(&cluster.consoles(name).await?)).with_context(|| name.to_owned())
+}
+
+/// The node that an instance is marked to leave.
+pub fn mark_of(instance: &VirtualMachineInstance) -> Option<String> {
+    instance.status.as_ref()?.evacuation_node_name.clone()
+}

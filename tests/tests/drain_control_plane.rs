@@ -1,0 +1,165 @@
+//! Drains come to their end whatever happens to the controller, its certificates and the API server meanwhile.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::leases::CONTROLLER_LEASE;
+use drydock_tests::{
+    Cluster,
+    cluster::{now, setting},
+    drains::{FLAGS, GUESTS_ALONE, clean_for_drains, counting, drain, started_on_the_first, until_on, went_on},
+    guests::meanwhile,
+    own_parts::CONTROLLERS,
+    watching::until_some,
+};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it_is_back() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    started_on_the_first(&cluster, &[("held", counting("held", "LiveMigrate"), "True")]).await?;
+    let scaled =
+        |replicas: &str| cluster.kubectl(&["-n", "drydock", "scale", "deployment/drydock-controller", replicas]);
+    scaled("--replicas=0")?;
+    let away = async {
+        until_some("the controller to be away", || async {
+            let pods = cluster.kubectl(&[
+                "-n",
+                "drydock",
+                "get",
+                "pods",
+                "-l",
+                "app.kubernetes.io/name=drydock-controller",
+                "-o",
+                "name",
+            ])?;
+            Ok(pods.trim().is_empty().then_some(()))
+        })
+        .await?;
+        let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=12s"]);
+        anyhow::Ok(format!("{:#}", refused.err().context("the drain came to an end")?))
+    }
+    .await;
+    scaled("--replicas=2")?;
+    cluster.rolled_out(CONTROLLERS)?;
+    let text = away?;
+    ensure!(text.contains("disruption budget"), "{text}");
+    drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
+    until_on(&cluster, "held", &second).await?;
+    went_on(&cluster, "held").await?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+/// How often the leading controller is killed; more by the environment variable `DRYDOCK_KILLS`.
+const KILLS: usize = 3;
+/// The Secret with the certificates of the webhooks.
+const CERTIFICATES: &str = "drydock-webhook-certificates";
+
+/// Kills the controllers on the node of the one that leads.
+async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
+    let lease = Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
+        .get(CONTROLLER_LEASE)
+        .await?;
+    let holder = lease
+        .spec
+        .and_then(|spec| spec.holder_identity)
+        .context("nobody leads")?;
+    let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "drydock");
+    let node = pods
+        .get_opt(pod)
+        .await?
+        .and_then(|pod| pod.spec?.node_name)
+        .context("it is on no node")?;
+    let script = "for process in /proc/[0-9]*; do
+        if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-control ]; then kill -9 ${process#/proc/}; fi
+    done";
+    cluster.on_node(&node, script).map(drop)
+}
+
+/// What may happen to the control plane while a node is drained.
+#[derive(Clone, Copy, Debug)]
+enum Disturbance {
+    /// The processes of the replica that leads, and of any other on its node, are killed.
+    LeaderKilled,
+    /// The API server is restarted.
+    ApiServerRestarted,
+    /// The Secret with the certificates of the webhooks is deleted: they are made anew.
+    CertificatesLost,
+    /// Somebody else takes the Lease by which the leader is elected, and never renews it.
+    LeaseStolen,
+}
+
+impl Disturbance {
+    async fn happen(self, cluster: &Cluster) -> Result<()> {
+        match self {
+            Self::LeaderKilled => kill_the_leader(cluster).await,
+            Self::ApiServerRestarted => cluster.embedded("restart", &["kube-apiserver"]).map(drop),
+            Self::CertificatesLost => cluster.delete(&["secret", CERTIFICATES, "--namespace=drydock"]),
+            Self::LeaseStolen => {
+                let now = serde_json::to_value(MicroTime(now()))?;
+                let stolen =
+                    json!({"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 10, "renewTime": now}});
+                Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
+                    .patch(CONTROLLER_LEASE, &PatchParams::default(), &Patch::Merge(&stolen))
+                    .await?;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
+    let guests = ["shaken-one", "shaken-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));
+    started_on_the_first(&cluster, &guests).await?;
+    let kills: usize = setting("DRYDOCK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
+    let mut disturbances = vec![Disturbance::LeaderKilled; kills];
+    disturbances.extend([
+        Disturbance::ApiServerRestarted,
+        Disturbance::CertificatesLost,
+        Disturbance::LeaseStolen,
+    ]);
+    for (round, disturbance) in disturbances.into_iter().enumerate() {
+        // Killed once more, both replicas could be kept waiting for longer than the drain.
+        cluster.renew_killed(1).await?;
+        let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
+        let mut arguments = vec!["drain", from.as_str()];
+        arguments.extend(FLAGS);
+        arguments.extend([GUESTS_ALONE, "--timeout=85s"]);
+        let draining = cluster.kubectl_begun(&arguments)?;
+        // Moments that a drain of this length has, always the same ones.
+        let moment = Duration::from_millis(100 + u64::try_from(round)? * 1931 % 4000);
+        meanwhile(moment).await;
+        disturbance.happen(&cluster).await?;
+        let what = || format!("round {round}, {disturbance:?} after {moment:?}");
+        let ended = draining.finish();
+        if matches!(disturbance, Disturbance::ApiServerRestarted) {
+            // kubectl gives up when nobody answers; whoever asks again finds the drain where it was.
+            drain(&cluster, from, &[GUESTS_ALONE, "--timeout=85s"]).with_context(what)?;
+        } else {
+            ended.with_context(what)?;
+        }
+        for (name, ..) in &guests {
+            until_on(&cluster, name, to).await?;
+            cluster.until_one_pod(name).await?;
+        }
+        cluster.kubectl(&["uncordon", from])?;
+    }
+    for (name, ..) in &guests {
+        went_on(&cluster, name).await?;
+    }
+    cluster.no_guests().await
+}
