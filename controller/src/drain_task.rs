@@ -23,7 +23,7 @@ use drydock_api::{
     Hypervisor,
     kubevirt::{
         Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPriority,
-        names::EVICTION_SOURCE, status::Evacuation,
+        names::EVICTION_SOURCE, status,
     },
 };
 use drydock_core::{
@@ -48,6 +48,7 @@ use crate::{
     migrations::{Migrations, instance_of},
     node_pods::{Kept, NodePods},
 };
+use evacuations::{Evacuation, Outcome};
 pub(crate) use metrics::DrainMetrics;
 use refusals::Refusals;
 use written::Reports;
@@ -360,7 +361,7 @@ impl DrainTask {
         Ok(())
     }
 
-    async fn mark(&self, key: &Key, node: &str, evacuation: &Evacuation) -> kube::Result<()> {
+    async fn mark(&self, key: &Key, node: &str, evacuation: &status::Evacuation) -> kube::Result<()> {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
@@ -392,14 +393,16 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let evacuation = evacuations::Evacuation {
+        let evacuation = Evacuation {
             instance: &instance,
             node,
             priority,
             order,
         };
         match evacuation.create(&self.migrations_in(key)).await {
-            Ok(Some(name)) => {
+            Ok(Outcome::Made(made)) => {
+                let name = made.name_any();
+                self.migrations.remember_made(made);
                 info!(instance = %key, migration = name, node, "it is migrated off its node");
                 self.tell(
                     &instance,
@@ -409,7 +412,10 @@ impl DrainTask {
                 );
                 Ok(())
             }
-            Ok(None) => Ok(()),
+            Ok(Outcome::WasMade(found)) => {
+                found.into_iter().for_each(|found| self.migrations.remember_made(found));
+                Ok(())
+            }
             Err(error) => {
                 let note = format!("Error creating a Migration: {}", chain(&error));
                 self.tell(&instance, Severity::Warning, "FailedCreate", &note);

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  watch ──▶ cache ─────────────────────┬─▶ for_each
-//!    └─ of which instance ──▶ index ────┴─▶ of_instance, is_moving
+//!    └─ of which instance ──▶ index ────┼─▶ of_instance, is_moving
+//!  made by this process, not yet shown ─┘
 //! ```
 
 mod metrics;
@@ -10,15 +11,20 @@ mod metrics;
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::Record;
-use drydock_runtime::{Change, Key, KeyedWork, Listing, Watch, Watches};
-use kube::Client;
+use drydock_runtime::{Change, Key, KeyedWork, Listing, Watch, Watches, clock};
+use kube::{Client, ResourceExt};
 
 use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
 pub(crate) use metrics::MigrationMetrics;
+
+/// How long a migration that this process has made counts though the watch does not show it: longer than a watch is
+/// behind. One that was made and deleted while the watch was broken is never shown.
+const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
 
 /// Migrations, and which instance each moves. Clones share them.
 #[derive(Clone, Debug)]
@@ -37,6 +43,8 @@ struct Index {
     unfinished: BTreeSet<Key>,
     /// Those that have succeeded since somebody asked for them.
     succeeded: BTreeSet<Key>,
+    /// The last one that this process has made of each instance, until the watch shows it, and when that was.
+    made: HashMap<Key, (Arc<VirtualMachineInstanceMigration>, clock::Instant)>,
 }
 
 impl Migrations {
@@ -81,14 +89,34 @@ impl Migrations {
         self.objects.shown().for_each(visit);
     }
 
-    /// The migrations that move this instance, whatever their phase, by name.
+    /// The migrations that move this instance, whatever their phase, by name; one that this process has just made is
+    /// the last.
     pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let index = lock(&self.index);
         let keys = index.by_instance.get(instance).into_iter().flatten();
-        keys.filter_map(|key| self.objects.shown().get(key))
+        let shown = keys
+            .filter_map(|key| self.objects.shown().get(key))
             // A name can change hands.
-            .filter(|migration| *migration.spec.vmi_name == *instance.name)
-            .collect()
+            .filter(|migration| *migration.spec.vmi_name == *instance.name);
+        let made = index.made.get(instance);
+        let made = made.filter(|(_, at)| at.elapsed() < MADE_COUNTS_FOR);
+        shown.chain(made.map(|(migration, _)| Arc::clone(migration))).collect()
+    }
+
+    /// Remembers a migration that this process has made, or found made, until the watch shows it: else whoever looks
+    /// before that would make another one.
+    pub(crate) fn remember_made(&self, mut migration: VirtualMachineInstanceMigration) {
+        prune(&mut migration);
+        let key = Key::of(&migration);
+        let mut index = lock(&self.index);
+        // Asked with the lock held: what the cache gets after this is heard after this.
+        let shown = self.objects.shown().get(&key);
+        if shown.is_none_or(|shown| shown.uid() != migration.uid()) {
+            let instance = instance_of(&key, &migration);
+            index
+                .made
+                .insert(instance, (Arc::new(migration), clock::Instant::now()));
+        }
     }
 
     /// Those that are not over.
@@ -136,6 +164,16 @@ impl Index {
         };
         if let Some(old) = old {
             self.remove(key, old);
+        }
+        for migration in old.iter().chain(new) {
+            let instance = instance_of(key, migration);
+            if self
+                .made
+                .get(&instance)
+                .is_some_and(|(made, _)| made.uid() == migration.uid())
+            {
+                self.made.remove(&instance);
+            }
         }
         match new {
             Some(new) => self.add(key, old.as_deref(), new),

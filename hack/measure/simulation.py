@@ -16,6 +16,7 @@ import re
 import subprocess
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,13 @@ class Size:
     machines: int = 5000
     drained: int = 50
     seconds: float = 10.0
+
+
+def requests_in(metrics: str) -> int:
+    """How many requests to the API server are counted, those for Leases and the watches not."""
+    counted = (line for line in metrics.splitlines() if line.startswith("drydock_api_requests_total{"))
+    of_interest = (line for line in counted if 'resource="leases"' not in line and 'verb="watch"' not in line)
+    return sum(int(float(line.rpartition(" ")[2])) for line in of_interest)
 
 
 class Simulation:
@@ -121,6 +129,12 @@ class Simulation:
     def requests(self) -> int:
         """Requests of agents so far, the renewals of Leases and the watches not counted."""
         return int(self.order("count", "requests", 30)["counts"].get("agents", 0))
+
+    def asked(self) -> int:
+        """Requests of the controller so far, those for Leases and the watches not counted."""
+        url = f"http://{self.made.layout.address}:{ADMIN}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return requests_in(answer.read().decode())
 
     def memory(self) -> Memory:
         """What the controller has in memory."""

@@ -27,18 +27,27 @@ pub(super) struct Evacuation<'a> {
     pub(super) order: usize,
 }
 
+/// What came of making a migration.
+#[derive(Clone, Debug)]
+pub(super) enum Outcome {
+    /// It was made.
+    Made(VirtualMachineInstanceMigration),
+    /// It had been made before, and may have gone since.
+    WasMade(Option<VirtualMachineInstanceMigration>),
+}
+
 impl Evacuation<'_> {
-    /// Makes the migration, unless there is one for this attempt already. Its name, if it was made now.
+    /// Makes the migration, unless there is one for this attempt already.
     ///
     /// # Errors
     /// If the API server does not do it.
-    pub(super) async fn create(self, api: &Api<VirtualMachineInstanceMigration>) -> kube::Result<Option<String>> {
+    pub(super) async fn create(self, api: &Api<VirtualMachineInstanceMigration>) -> kube::Result<Outcome> {
         let mut take = 0;
         loop {
             let migration = self.migration(take);
             let name = migration.name_any();
             match api.create(&PostParams::default(), &migration).await {
-                Ok(_) => return Ok(Some(name)),
+                Ok(made) => return Ok(Outcome::Made(made)),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(error) => return Err(error),
             }
@@ -52,7 +61,7 @@ impl Evacuation<'_> {
                     );
                     take += 1;
                 }
-                _ => return Ok(None),
+                found => return Ok(Outcome::WasMade(found)),
             }
         }
     }
@@ -93,7 +102,7 @@ mod tests {
     use crate::asked_api_server::{ApiServer, api_server};
 
     /// What comes of it when each name that is wanted is answered thus: `None` if it is free, or whose it is.
-    async fn made(taken: &[Option<&str>]) -> (Option<String>, Vec<String>) {
+    async fn made(taken: &[Option<&str>]) -> (Outcome, Vec<String>) {
         let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"namespace": "shop", "name": "db", "uid": "1"},
             "spec": {"domain": {"devices": {}}},
@@ -139,13 +148,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_has_one_migration_and_takes_nobody_elses_name() {
-        let (name, names) = made(&[None]).await;
-        assert_eq!(name.as_ref(), names.first());
+        let name = |outcome: &Outcome| match outcome {
+            Outcome::Made(made) => made.metadata.name.clone(),
+            Outcome::WasMade(_) => None,
+        };
+        let (one, names) = made(&[None]).await;
+        assert_eq!(name(&one).as_ref(), names.first());
         let (again, same) = made(&[Some("db")]).await;
-        assert_eq!((again, &same), (None, &names));
+        assert!(matches!(again, Outcome::WasMade(Some(found)) if Some(&found.name_any()) == names.first()));
+        assert_eq!(same, names);
         let (other, taken) = made(&[Some("cache"), Some("web"), None]).await;
         assert_eq!(taken[0], names[0]);
         assert!(taken[1] != taken[0] && taken[2] != taken[1] && taken[2] != taken[0]);
-        assert_eq!(other.as_ref(), taken.last());
+        assert_eq!(name(&other).as_ref(), taken.last());
     }
 }

@@ -48,6 +48,38 @@ fn migrations_are_found_by_their_instance() {
     assert!(migrations.is_moving(&key("vm1")) && !migrations.is_moving(&key("vm2")));
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_that_was_made_counts_until_the_watch_shows_it_or_for_a_while() {
+    let made = |uid: &str| {
+        let mut made = migration("made", "vm1", "Pending");
+        made.metadata.uid = Some(uid.into());
+        made
+    };
+    let migrations = Migrations::filled([migration("a", "vm1", "Failed"), made("shown")]);
+    // The watch was faster than the answer.
+    migrations.remember_made(made("shown"));
+    assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
+
+    let migrations = Migrations::filled([migration("a", "vm1", "Failed")]);
+    for shown in [
+        change(None, Some(made("1"))),
+        // The watch was broken until it was on its way out.
+        change(Some(made("1")), None),
+    ] {
+        migrations.remember_made(made("1"));
+        assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
+        assert!(migrations.of_instance(&key("vm2")).is_empty());
+        let mut index = lock(&migrations.index);
+        index.observe(&change(None, Some(migration("b", "vm1", "Failed"))));
+        assert_eq!(index.made.len(), 1, "it was another that was shown");
+        index.observe(&shown);
+        assert!(index.made.is_empty());
+    }
+    migrations.remember_made(made("1"));
+    clock::sleep_until_instant(Some(clock::Instant::now() + MADE_COUNTS_FOR)).await;
+    assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a"]);
+}
+
 #[test]
 fn the_index_follows_changes_and_keeps_nothing_of_what_is_gone() {
     let mut index = Index::default();

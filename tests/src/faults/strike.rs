@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use drydock_api::leases::CONTROLLER_LEASE;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Api, ResourceExt};
+use serde_json::Value;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{Case, Kind, Part, Side};
@@ -25,6 +26,8 @@ use crate::{
     watching::{PATIENCE, until_some},
 };
 
+/// virsh in a launcher's pod, asking the libvirtd there.
+const VIRSH: &str = "virsh -q -c \"qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock\"";
 /// The namespace of Drydock's own pods.
 const OWN: &str = "drydock";
 /// The chain of a node's packet filter that cuts links.
@@ -90,6 +93,19 @@ impl Cluster {
         Ok((node, pid))
     }
 
+    /// Has the QEMU of an instance in a pod do something past libvirt's own calls.
+    ///
+    /// # Errors
+    /// If it does not do it, or the pod's libvirtd does not pass it on.
+    pub async fn tell_qemu(&self, pod: &Pod, namespace: &str, instance: &str, command: &Value) -> Result<()> {
+        let (node, pid) = self.process_in(pod, LAUNCHER, "").await?;
+        let command = command.to_string().replace('"', "\\\"");
+        let inside = format!("{VIRSH} qemu-monitor-command {namespace}_{instance} \"{command}\"");
+        let answer: Value = serde_json::from_str(&self.on_node(&node, &inside_launcher(pid, &inside))?)?;
+        ensure!(answer["error"].is_null(), "{answer}");
+        Ok(())
+    }
+
     /// The pod of the controller that leads.
     ///
     /// # Errors
@@ -109,6 +125,13 @@ impl Cluster {
         })
         .await
     }
+}
+
+/// A script that runs another where the process of a launcher is, as its user.
+fn inside_launcher(pid: u32, script: &str) -> String {
+    format!(
+        "exec nsenter -t {pid} -a -S 107 -G 107 env HOME=/tmp XDG_CACHE_HOME=/tmp XDG_CONFIG_HOME=/tmp sh -c '{script}'"
+    )
 }
 
 /// A process in a line of [`Cluster::processes`].
@@ -292,11 +315,8 @@ impl HandOverWatch {
     pub async fn start(cluster: &Cluster, pod: &Pod) -> Result<Self> {
         let (node, pid) = cluster.process_in(pod, LAUNCHER, "").await?;
         // Inside the pod, so that it ends with its input whatever becomes of those around it.
-        let inside = "virsh -q -c \"qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock\" \
-                      event --event lifecycle --loop 2>&1 & it=$!; read -r _; kill $it";
-        let script = format!(
-            "exec nsenter -t {pid} -a -S 107 -G 107 env HOME=/tmp XDG_CACHE_HOME=/tmp XDG_CONFIG_HOME=/tmp sh -c '{inside}'"
-        );
+        let inside = format!("{VIRSH} event --event lifecycle --loop 2>&1 & it=$!; read -r _; kill $it");
+        let script = inside_launcher(pid, &inside);
         let mut process = cluster
             .shell_on_node(&node, &script)?
             .stdin(Stdio::piped())

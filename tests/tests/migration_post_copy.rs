@@ -1,0 +1,187 @@
+//! Faults while a guest that was switched to post-copy runs on its target and waits for the rest of its memory: that
+//! comes on streams between the two QEMU, so whoever only watches may end, and begin anew. A stream that breaks leaves a
+//! guest that goes on nowhere, and it is told.
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationMode, MigrationPhase},
+    names::conditions as types,
+};
+use drydock_tests::{
+    Cluster,
+    faults::{
+        Case, Kind, Moment, Part, Side,
+        strike::{Blow, Sides},
+    },
+    guests::{NAMESPACE, instance, ticks, without_a_gap},
+    migrations::{node_of, pod_has_ended},
+    watching::{until, until_some},
+};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+/// The guest.
+const NAME: &str = "switched";
+/// It is switched long before its memory has been sent once, and the rest would take most of a minute.
+const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 20\nprogressTimeout: 0";
+/// What only watches.
+const WATCHERS: [(Part, Side); 5] = [
+    (Part::Libvirtd, Side::Target),
+    (Part::Libvirtd, Side::Source),
+    (Part::Agent, Side::Target),
+    (Part::Agent, Side::Source),
+    (Part::Controller, Side::Neither),
+];
+
+fn kill(part: Part, side: Side) -> Case {
+    Case {
+        kind: Kind::Kill,
+        part,
+        side,
+        moment: Moment::Running,
+    }
+}
+
+/// A guest that has been switched, and whose memory follows slowly.
+struct Switched {
+    migration: String,
+    sides: Sides,
+}
+
+impl Switched {
+    async fn begin(cluster: &Cluster) -> Result<Self> {
+        let instance = cluster.until_vm_condition(NAME, types::LIVE_MIGRATABLE, "True").await?;
+        let source = node_of(&instance)?;
+        let is_target = |node: &&String| **node != source;
+        let target = cluster.nodes.iter().find(is_target).context("one node")?.clone();
+        let source_pod = cluster.until_one_pod(NAME).await?;
+        let migration = cluster.migrate(NAME).await?;
+        until_says(cluster, &migration, "Switched").await?;
+        let goes_there = |pod: &Pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+            node == Some(&target) && !pod_has_ended(pod)
+        };
+        let pods = cluster.launchers_of(&instance).await?;
+        let target_pod = pods.into_iter().find(goes_there);
+        ensure!(target_pod.is_some(), "no target pod");
+        Ok(Self {
+            migration,
+            sides: Sides {
+                source,
+                target,
+                source_pod,
+                target_pod,
+            },
+        })
+    }
+
+    async fn strike(&self, cluster: &Cluster, part: Part, side: Side) -> Result<()> {
+        let blow = Blow::prepare(cluster, kill(part, side), &self.sides).await?;
+        until_says(cluster, &self.migration, "Switched").await?;
+        blow.strike()
+    }
+
+    /// What is missing comes as fast as it can.
+    async fn memory_follows(&self, cluster: &Cluster) -> Result<()> {
+        let unlimited = json!({"execute": "migrate-set-parameters", "arguments": {"max-postcopy-bandwidth": 0}});
+        until_some("the source's libvirtd", || async {
+            let told = cluster
+                .tell_qemu(&self.sides.source_pod, NAMESPACE, NAME, &unlimited)
+                .await;
+            Ok(told.ok())
+        })
+        .await
+    }
+
+    /// How many guests there are on the source and on the target.
+    fn guests(&self, cluster: &Cluster) -> Result<[usize; 2]> {
+        let on = |node| cluster.guests_on(node, NAMESPACE, NAME);
+        Ok([on(&self.sides.source)?, on(&self.sides.target)?])
+    }
+}
+
+/// Waits until the migration tells the risk of post-copy with that reason.
+async fn until_says(cluster: &Cluster, migration: &str, reason: &str) -> Result<()> {
+    let what = format!("it to say {reason} of post-copy");
+    until(cluster.migrations(), migration, &what, |migration| {
+        risk(migration).is_some_and(|said| said == reason) || is_final(migration)
+    })
+    .await
+    .and_then(|migration| {
+        ensure!(!is_final(&migration), "it was over before: {:?}", migration.status);
+        Ok(())
+    })
+}
+
+fn is_final(migration: &VirtualMachineInstanceMigration) -> bool {
+    let phase = migration.status.as_ref().and_then(|status| status.phase);
+    phase.is_some_and(MigrationPhase::is_final)
+}
+
+fn risk(migration: &VirtualMachineInstanceMigration) -> Option<String> {
+    let conditions = &migration.status.as_ref()?.conditions;
+    let found = conditions.iter().find(|condition| condition.type_ == "PostCopy")?;
+    found.reason.clone()
+}
+
+/// The number that the guest has counted to.
+async fn counted(cluster: &Cluster) -> Result<u64> {
+    let said = cluster.consoles(NAME).await?;
+    ticks(&said)
+        .last()
+        .map(|tick| tick.number)
+        .context("it has said nothing")
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn whoever_watches_a_guest_in_post_copy_may_end_and_a_stream_that_breaks_is_told() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.limit_migrations(LIMITS)?;
+    cluster.apply(&instance(NAME, "count: 200ms"))?;
+    cluster.until_console(NAME, "tick 3 ").await?;
+    for (part, side) in WATCHERS {
+        let what = || format!("{part:?} of {side:?}");
+        if matches!(part, Part::Agent | Part::Controller) {
+            cluster.renew_killed(0).await?;
+        }
+        let switched = Switched::begin(&cluster).await.with_context(what)?;
+        switched.strike(&cluster, part, side).await.with_context(what)?;
+        switched.memory_follows(&cluster).await.with_context(what)?;
+        let (migration, moved) = cluster.until_migrated(&switched.migration).await.with_context(what)?;
+        let mode = migration.status.and_then(|status| status.source?.mode);
+        assert_eq!(mode, Some(MigrationMode::PostCopy), "{}", what());
+        assert_eq!(node_of(&moved)?, switched.sides.target, "{}", what());
+        cluster.until_one_pod(NAME).await.with_context(what)?;
+        assert_eq!(switched.guests(&cluster)?, [0, 1], "{}", what());
+        let before = counted(&cluster).await?;
+        let all = cluster
+            .until_said(NAME, "more", |text| {
+                let all = ticks(text);
+                all.last().is_some_and(|tick| tick.number > before + 5).then_some(all)
+            })
+            .await
+            .with_context(what)?;
+        without_a_gap(&all).with_context(what)?;
+        cluster.until_whole().await?;
+    }
+
+    cluster.renew_killed(0).await?;
+    let switched = Switched::begin(&cluster).await?;
+    switched.strike(&cluster, Part::Tunnel, Side::Source).await?;
+    until_says(&cluster, &switched.migration, "PostCopyBroken").await?;
+    // Nobody knows which of the two would go on rightly, so both are left as they are.
+    assert_eq!(switched.guests(&cluster)?, [1, 1]);
+    cluster
+        .until_events(
+            "VirtualMachineInstanceMigration",
+            &switched.migration,
+            &["PostCopyBroken"],
+        )
+        .await?;
+    cluster.reset().await?;
+    cluster.no_guests().await?;
+    assert_eq!(switched.guests(&cluster)?, [0, 0]);
+    cluster.until_whole().await
+}
