@@ -365,7 +365,7 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
     ensure!(message.contains(&format!("exceeded quota: {QUOTA}")), "{message}");
     cluster.delete(&["resourcequota", QUOTA, "--namespace", NAMESPACE])?;
     until_on(&cluster, name, &second).await?;
-    until_node_says(&cluster, &first, DRAINED, "DrainCompleted").await?;
+    until_node_says(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
     went_on(&cluster, name).await?;
     cluster.no_guests().await

@@ -174,11 +174,7 @@ async fn whoever_watches_a_guest_in_post_copy_may_end_and_a_stream_that_breaks_i
     // Nobody knows which of the two would go on rightly, so both are left as they are.
     assert_eq!(switched.guests(&cluster)?, [1, 1]);
     cluster
-        .until_events(
-            "VirtualMachineInstanceMigration",
-            &switched.migration,
-            &["PostCopyBroken"],
-        )
+        .until_events("VirtualMachineInstance", NAME, &["PostCopyBroken"])
         .await?;
     cluster.reset().await?;
     cluster.no_guests().await?;

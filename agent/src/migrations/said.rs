@@ -7,6 +7,7 @@ use drydock_api::{
         migration::{MigrationSource, MigrationTarget},
     },
 };
+use drydock_core::migration::status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_told_to_be_broken};
 use drydock_runtime::{Event, Events, Severity};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -14,6 +15,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
+use tracing::warn;
 
 use super::seen;
 use crate::{guests::Shared, tunnel::local::Role};
@@ -63,6 +65,18 @@ pub(super) async fn pod_has_gone(
     let named = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = api.list_metadata(&named).await?.items;
     Ok(found.iter().all(|pod| pod.metadata.uid.as_deref() != Some(uid)))
+}
+
+/// Whether this migration's object says that post-copy is broken, whichever side has found that.
+pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigration) -> bool {
+    migration.status.as_ref().is_some_and(post_copy_is_told_to_be_broken)
+}
+
+/// Tells that the rest of a guest cannot come any more, once the object says so.
+pub(super) fn tell_that_post_copy_is_broken(events: &Events, migration: &VirtualMachineInstanceMigration) {
+    warn!(migration = migration.name_any(), "post-copy is broken");
+    let note = POST_COPY_BROKEN_MESSAGE.into();
+    tell(events, migration, Severity::Warning, POST_COPY_BROKEN, note);
 }
 
 /// Applies the agent's part of `status.source`.

@@ -25,6 +25,7 @@ use drydock_core::{
         convergence::{Act, Limits, Monitor, Written, worth_writing},
         record::Record,
         source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
+        status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE},
     },
 };
 use drydock_host::{
@@ -308,6 +309,9 @@ impl SourceTask {
             }
             self.tell_whether_paused(&uid, &migration, state.as_ref(), tunnel)
                 .await?;
+            if state.as_ref().is_some_and(seen::post_copy_is_broken) {
+                self.tell_that_post_copy_is_broken(&migration).await?;
+            }
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
                 let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
@@ -519,7 +523,8 @@ impl SourceTask {
                 let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
                 said::tell(&self.shared.events, migration, Severity::Warning, "Migrated", note);
             }
-            SourceState::Stopped => {
+            // A guest of which a part was lost has moved nowhere.
+            SourceState::Stopped if !said::that_post_copy_is_broken(migration) => {
                 let target = migration
                     .status
                     .as_ref()
@@ -531,6 +536,30 @@ impl SourceTask {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Says that the rest of the guest cannot be sent any more. The target may not see that: its libvirtd may wait for a
+    /// QEMU that waits for the rest.
+    async fn tell_that_post_copy_is_broken(
+        &mut self,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> Result<(), Trouble> {
+        if said::that_post_copy_is_broken(migration) {
+            return Ok(());
+        }
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let side = MigrationSource {
+            reason: Some(POST_COPY_BROKEN.into()),
+            message: Some(POST_COPY_BROKEN_MESSAGE.into()),
+            ..before
+        };
+        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        said::tell_that_post_copy_is_broken(&self.shared.events, migration);
         Ok(())
     }
 

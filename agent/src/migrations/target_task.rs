@@ -14,7 +14,7 @@ use drydock_core::{
     domain::full_cpu,
     migration::{
         record::Record,
-        status::POST_COPY_BROKEN,
+        status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE},
         target::{TargetDomain, TargetStep, TargetView, step},
     },
 };
@@ -167,14 +167,19 @@ impl TargetTask {
         self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
     }
 
-    /// Finds out whether the pod of a migration that is over has gone before its end was seen.
+    /// Finds out whether the pod has gone before its end was seen: both may be shown at once.
     async fn note_that_the_pod_has_gone(&mut self) -> Result<(), Trouble> {
         let migration = self.migration();
-        let is_watched = self.seen.borrow().pod.is_some();
-        if !self.gone && !is_watched && Record::of(&migration).is_over() {
+        if !self.gone && self.may_have_gone(&migration) {
             self.gone = said::pod_has_gone(&self.shared, &migration, Role::Target).await?;
         }
         Ok(())
+    }
+
+    /// Whether the pod was there and is not shown any more. One that nothing was said of yet may not be shown yet.
+    fn may_have_gone(&self, migration: &VirtualMachineInstanceMigration) -> bool {
+        let record = Record::of(migration);
+        self.seen.borrow().pod.is_none() && (record.is_over() || record.target.is_some())
     }
 
     /// Connects to the pod's libvirt once its launcher is ready; gives up when something changes.
@@ -191,8 +196,8 @@ impl TargetTask {
                 DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await?;
             Ok::<_, CallError>((connected, post_copy))
         };
-        let again = Record::of(&migration)
-            .is_over()
+        let again = self
+            .may_have_gone(&migration)
             .then(|| clock::Instant::now() + LOOK_AGAIN);
         let connected = tokio::select! {
             connected = connecting => connected,
@@ -200,7 +205,7 @@ impl TargetTask {
                 self.seen.mark_changed();
                 return None;
             }
-            // Of one that is over nothing may be left that could become ready.
+            // Of one that has gone nothing is left that could become ready.
             () = clock::sleep_until_instant(again) => return None,
         };
         match connected {
@@ -399,31 +404,21 @@ impl TargetTask {
         &mut self,
         migration: &VirtualMachineInstanceMigration,
     ) -> Result<(), Trouble> {
+        if said::that_post_copy_is_broken(migration) {
+            return Ok(());
+        }
         let before = migration
             .status
             .as_ref()
             .and_then(|status| status.target.clone())
             .unwrap_or_default();
-        if before.reason.as_deref() == Some(POST_COPY_BROKEN) {
-            return Ok(());
-        }
-        let message = "the connection broke by which the rest of the guest's memory was to come after it had been \
-                       switched to post-copy: the guest stands still, and cannot go on; delete the \
-                       VirtualMachineInstance to end it on both nodes";
         let side = MigrationTarget {
             reason: Some(POST_COPY_BROKEN.into()),
-            message: Some(message.into()),
+            message: Some(POST_COPY_BROKEN_MESSAGE.into()),
             ..before
         };
         self.written = Some(said::target(&self.shared.client, migration, &side).await?);
-        warn!(migration = migration.name_any(), "post-copy is broken");
-        said::tell(
-            &self.shared.events,
-            migration,
-            Severity::Warning,
-            POST_COPY_BROKEN,
-            message.into(),
-        );
+        said::tell_that_post_copy_is_broken(&self.shared.events, migration);
         Ok(())
     }
 

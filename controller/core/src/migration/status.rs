@@ -26,8 +26,11 @@ pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
 
 /// Condition: the guest runs on its target, and a part of its memory is still on its source.
 pub const POST_COPY: &str = "PostCopy";
-/// Reason of [`POST_COPY`], and of a target: that part cannot come any more.
+/// Reason of [`POST_COPY`], and of the side that has found it: that part cannot come any more.
 pub const POST_COPY_BROKEN: &str = "PostCopyBroken";
+/// What is said then.
+pub const POST_COPY_BROKEN_MESSAGE: &str = "the connection broke by which the rest of the guest's memory was to come after it had been switched to post-copy: \
+     the guest stands still, and cannot go on; delete the VirtualMachineInstance to end it on both nodes";
 /// Reason of [`POST_COPY`]: that part is on its way.
 const SWITCHED: &str = "Switched";
 
@@ -208,12 +211,18 @@ pub fn after(
     after
 }
 
+/// Whether a side has said that post-copy is broken.
+pub fn post_copy_is_told_to_be_broken(said: &VirtualMachineInstanceMigrationStatus) -> bool {
+    let source = said.source.as_ref().and_then(|source| source.reason.as_deref());
+    let target = said.target.as_ref().and_then(|target| target.reason.as_deref());
+    [source, target].contains(&Some(POST_COPY_BROKEN))
+}
+
 /// What is to be known of a guest that was switched to post-copy, until all of it has come.
 fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
     let target = said.target.as_ref();
-    if target.is_some_and(|target| target.reason.as_deref() == Some(POST_COPY_BROKEN)) {
-        let message = target.and_then(|target| target.message.clone()).unwrap_or_default();
-        return Some((POST_COPY_BROKEN, message));
+    if post_copy_is_told_to_be_broken(said) {
+        return Some((POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE.into()));
     }
     let switched = said
         .source

@@ -217,10 +217,18 @@ fn the_risk_of_post_copy_is_told_as_long_as_it_lasts() {
     let broken = |source: &mut MigrationSource, target: &mut MigrationTarget| {
         source.mode = Some(MigrationMode::PostCopy);
         target.reason = Some(POST_COPY_BROKEN.into());
-        target.message = Some("it broke".into());
     };
-    let expected = ("True".to_owned(), POST_COPY_BROKEN.to_owned(), "it broke".to_owned());
-    assert_eq!(told(&broken, &nothing), Some(expected));
+    // As when the target's libvirtd waits for ever for a QEMU that waits for the rest.
+    let broken_for_the_source = |source: &mut MigrationSource, _: &mut MigrationTarget| {
+        source.mode = Some(MigrationMode::PostCopy);
+        source.reason = Some(POST_COPY_BROKEN.into());
+    };
+    let expected = ["True", POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE].map(str::to_owned);
+    assert_eq!(told(&broken, &nothing).map(<[String; 3]>::from), Some(expected.clone()));
+    assert_eq!(
+        told(&broken_for_the_source, &nothing).map(<[String; 3]>::from),
+        Some(expected)
+    );
     let arrived = |source: &mut MigrationSource, target: &mut MigrationTarget| {
         source.mode = Some(MigrationMode::PostCopy);
         target.state = Some(TargetState::Running);
