@@ -1,6 +1,9 @@
 //! Faults while a guest that was switched to post-copy runs on its target and waits for the rest of its memory: that
 //! comes on streams between the two QEMU, so whoever only watches may end, and begin anew. A stream that breaks leaves a
 //! guest that goes on nowhere, and it is told.
+//!
+//! All of that holds once the guest runs there: a target's libvirtd that ends in the instant between the switch and that
+//! ends the guest when it begins anew, as libvirt does with whatever has not arrived.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -19,12 +22,13 @@ use drydock_tests::{
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt, api::LogParams};
 use serde_json::json;
 
 /// The guest.
 const NAME: &str = "switched";
-/// It is switched long before its memory has been sent once, and the rest would take most of a minute.
-const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 20\nprogressTimeout: 0";
+/// It is switched after 4 s, long before its memory has been sent once, and the rest would take more than a minute.
+const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 4\nprogressTimeout: 0";
 /// What only watches.
 const WATCHERS: [(Part, Side); 5] = [
     (Part::Libvirtd, Side::Target),
@@ -78,8 +82,18 @@ impl Switched {
 
     async fn strike(&self, cluster: &Cluster, part: Part, side: Side) -> Result<()> {
         let blow = Blow::prepare(cluster, kill(part, side), &self.sides).await?;
+        self.runs_there(cluster).await?;
         until_says(cluster, &self.migration, "Switched").await?;
         blow.strike()
+    }
+
+    async fn runs_there(&self, cluster: &Cluster) -> Result<()> {
+        let pod = self.sides.target_pod.as_ref().context("no target pod")?.name_any();
+        until_some("the guest to count on its target", || async {
+            let said = cluster.pods().logs(&pod, &LogParams::default()).await?;
+            Ok(said.contains("tick ").then_some(()))
+        })
+        .await
     }
 
     /// What is missing comes as fast as it can.
