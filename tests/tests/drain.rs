@@ -22,12 +22,12 @@ use drydock_tests::{
     watching::{until, until_some},
 };
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Pod, ResourceQuota},
+    core::v1::{ConfigMap, Pod},
     policy::v1::PodDisruptionBudget,
 };
 use kube::{
     Api, ResourceExt,
-    api::{EvictParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -348,12 +348,19 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
     started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
     cluster.apply(&format!(
         "apiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: {QUOTA}, namespace: {NAMESPACE}}}\nspec:\n  \
-         hard: {{count/virtualmachineinstancemigrations.kubevirt.io: \"0\"}}\n"
+         hard: {{count/virtualmachineinstancemigrations.kubevirt.io: \"0\", count/configmaps: \"0\"}}\n"
     ))?;
-    let quotas = Api::<ResourceQuota>::namespaced(cluster.client.clone(), NAMESPACE);
-    until(quotas, QUOTA, "the quota to be in force", |quota| {
-        let status = quota.status.as_ref();
-        status.is_some_and(|status| status.hard.is_some() && status.used.is_some())
+    // The API server refuses by it some time after it is there.
+    let probes = Api::<ConfigMap>::namespaced(cluster.client.clone(), NAMESPACE);
+    until_some("the quota to be in force", || async {
+        let probe: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "quota-probe"}}))?;
+        match probes.create(&PostParams::default(), &probe).await {
+            Err(kube::Error::Api(status)) if status.message.contains("exceeded quota") => return Ok(Some(())),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            created => drop(created?),
+        }
+        probes.delete("quota-probe", &DeleteParams::default()).await?;
+        Ok(None)
     })
     .await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
