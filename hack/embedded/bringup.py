@@ -45,8 +45,7 @@ class Bringup:
         self.prepare()
         self.api_was_down = not self.control.apiserver.is_running()
         if self.api_was_down:
-            for process in (self.control.controller_manager, self.control.scheduler):
-                process.stop()
+            self.end_clients()
         for node in self.nodes:
             self.power_on(node)
         for process in (self.control.registry, self.control.etcd):
@@ -90,7 +89,7 @@ class Bringup:
             waiting.until(
                 lambda: self._api("/readyz") is not None, "the API server is ready", 90, needed
             )
-            clients = [control.controller_manager, control.scheduler]
+            clients = control.clients()
             for process in clients:
                 self._ensure(process)
             # Without its default service account a namespace refuses pods.
@@ -101,6 +100,12 @@ class Bringup:
                 60,
                 [*needed, *clients],
             )
+
+    def end_clients(self) -> None:
+        """End those that back off while there is no API server, for up to two minutes: whoever leads by a Lease
+        ends when it cannot renew it, and begins anew."""
+        for process in self.control.clients():
+            process.stop()
 
     def push_sandbox_image(self) -> None:
         """The image under every pod, which must be there before the first one."""

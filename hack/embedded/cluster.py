@@ -156,8 +156,10 @@ class Cluster:
                 return
         if part == "registry":
             work.push_sandbox_image()
-        else:
-            work.start_control_plane()
+            return
+        if part == work.control.apiserver.part and not work.control.apiserver.is_running():
+            work.end_clients()
+        work.start_control_plane()
 
     def _node(self, name: str) -> Node:
         return Node(self.layout, self.layout.node(name), self._programs)

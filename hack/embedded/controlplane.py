@@ -69,13 +69,11 @@ class ControlPlane:
 
     def processes(self) -> list[Process]:
         """In the order in which they are started."""
-        return [
-            self.registry,
-            self.etcd,
-            self.apiserver,
-            self.controller_manager,
-            self.scheduler,
-        ]
+        return [self.registry, self.etcd, self.apiserver, *self.clients()]
+
+    def clients(self) -> list[Process]:
+        """Those that work by the API server alone."""
+        return [self.controller_manager, self.scheduler]
 
     def configure(self) -> None:
         """Write what the programs read."""

@@ -18,7 +18,7 @@ use kube::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::watching::until_some;
+use crate::watching::until_ok;
 
 /// The legacy ConfigMap as `hack/test` made it, with further lines of data.
 pub fn config_map(data: &str) -> String {
@@ -117,11 +117,11 @@ impl Cluster {
             dry_run: true,
             ..PostParams::default()
         };
-        until_some("the controller's webhooks to answer", || async {
+        until_ok("the controller's webhooks to answer", || async {
             match self.instances().create(&dry_run, &instance).await {
-                Err(kube::Error::Api(status)) if status.code >= 500 => Ok(None),
+                Err(kube::Error::Api(status)) if status.code >= 500 => Ok(Err(status.message)),
                 // A refusal is an answer too.
-                Ok(_) | Err(kube::Error::Api(_)) => Ok(Some(())),
+                Ok(_) | Err(kube::Error::Api(_)) => Ok(Ok(())),
                 Err(error) => Err(error.into()),
             }
         })

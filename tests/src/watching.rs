@@ -54,17 +54,35 @@ pub async fn until_some<T, F>(what: &str, mut question: impl FnMut() -> F) -> Re
 where
     F: Future<Output = Result<Option<T>>>,
 {
+    until_ok(what, || {
+        let answer = question();
+        async { Ok(answer.await?.ok_or_else(|| "none".to_owned())) }
+    })
+    .await
+}
+
+/// Asks again and again until the answer is one to go on with. An error inside says why it is not.
+///
+/// # Errors
+/// If there is none within [`PATIENCE`]; the message says what was waited for, and what the last answer was.
+pub async fn until_ok<T, F>(what: &str, mut question: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<std::result::Result<T, String>>>,
+{
+    let mut last = "none".to_owned();
     let asking = async {
         loop {
-            if let Some(answer) = question().await? {
-                return Ok(answer);
+            match question().await? {
+                Ok(answer) => return Ok(answer),
+                Err(why) => last = why,
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     };
-    timeout(PATIENCE, asking)
-        .await
-        .map_err(|_| anyhow!("waited in vain for {what}"))?
+    if let Ok(answer) = timeout(PATIENCE, asking).await {
+        return answer;
+    }
+    Err(anyhow!("waited in vain for {what}; the last answer was: {last}"))
 }
 
 /// Records every state of a node's labels from now on.
