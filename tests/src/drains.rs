@@ -11,7 +11,7 @@ use kube::Api;
 
 use crate::{
     Cluster,
-    guests::{NAMESPACE, instance, spec, ticks, without_a_gap},
+    guests::{NAMESPACE, instance, spec},
     migrations::node_of,
     watching::{until, until_some},
 };
@@ -161,20 +161,6 @@ pub fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
         .collect();
     left.sort_unstable();
     left
-}
-
-/// Makes sure that a guest has run all the time, and once.
-///
-/// # Errors
-/// If a number of its count is missing or there twice, or it does not go on.
-pub async fn went_on(cluster: &Cluster, name: &str) -> Result<()> {
-    let before = ticks(&cluster.consoles(name).await?).len();
-    cluster
-        .until_said(name, "further ticks", |text| {
-            (ticks(text).len() > before + 3).then_some(())
-        })
-        .await?;
-    without_a_gap(&ticks(&cluster.consoles(name).await?)).with_context(|| name.to_owned())
 }
 
 /// The node that an instance is marked to leave.

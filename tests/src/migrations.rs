@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Cluster,
     cluster::config_map,
-    guests::NAMESPACE,
+    guests::{NAMESPACE, ticks, without_a_gap},
     watching::{until, until_some},
 };
 
@@ -211,6 +211,21 @@ impl Cluster {
             Ok(found(&self.consoles(name).await?))
         })
         .await
+    }
+
+    /// Makes sure that a guest that counts has run all the time, and once, and goes on.
+    ///
+    /// # Errors
+    /// If a number of its count is missing or there twice, or it says no more.
+    pub async fn goes_on(&self, name: &str) -> Result<()> {
+        let count = |text: &str| ticks(text).last().map(|tick| tick.number);
+        let before = count(&self.consoles(name).await?).with_context(|| format!("{name} has said nothing"))?;
+        let all = self
+            .until_said(name, "more", |text| {
+                count(text).is_some_and(|last| last > before + 5).then(|| ticks(text))
+            })
+            .await?;
+        without_a_gap(&all).with_context(|| name.to_owned())
     }
 
     /// Waits until events with all of these reasons are there that regard an object, and returns

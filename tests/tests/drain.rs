@@ -15,7 +15,7 @@ use drydock_tests::{
     cluster::config_map,
     drains::{
         FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, immovable, left, mark_of, started_on_the_first,
-        until_drain, until_node_says, until_on, went_on,
+        until_drain, until_node_says, until_on,
     },
     guests::{NAMESPACE, condition, meanwhile},
     migrations::{migrations_of, node_of, phase},
@@ -50,7 +50,7 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
             mark_of(instance).is_none()
         })
         .await?;
-        went_on(&cluster, name).await?;
+        cluster.goes_on(name).await?;
     }
     let over = until_drain(&cluster, &first, "the drain to be over", |drain| {
         drain.finished_at.is_some()
@@ -157,7 +157,7 @@ async fn the_taint_moves_guests_by_its_default_key_and_by_a_configured_one() -> 
     // The key in force is seen by what the default one does no more, and the new one does.
     cluster.kubectl(&["taint", "nodes", &second, "mytaint/drain=draining:NoSchedule"])?;
     until_on(&cluster, "tainted", &first).await?;
-    went_on(&cluster, "tainted").await?;
+    cluster.goes_on("tainted").await?;
     cluster.reset().await?;
     cluster.no_guests().await
 }
@@ -198,7 +198,7 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
     cluster.kubectl(&["delete", "nm", "test-drain"])?;
     until_node_says(&cluster, &first, DRAINED, "NotRequested").await?;
     assert_eq!(node_of(&cluster.instances().get("serviced").await?)?, second);
-    went_on(&cluster, "serviced").await?;
+    cluster.goes_on("serviced").await?;
     cluster.no_guests().await
 }
 
@@ -242,7 +242,7 @@ async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_
     // And again, with a place to go.
     drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
     until_on(&cluster, "waiting", &second).await?;
-    went_on(&cluster, "waiting").await?;
+    cluster.goes_on("waiting").await?;
     cluster.reset().await?;
     cluster.no_guests().await
 }
@@ -261,7 +261,7 @@ async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Re
         assert_eq!(node_of(&until_on(&cluster, "moving", to).await?)?, *to);
         cluster.kubectl(&["uncordon", from])?;
     }
-    went_on(&cluster, "moving").await?;
+    cluster.goes_on("moving").await?;
     cluster.no_guests().await
 }
 
@@ -333,7 +333,7 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
     until_on(&cluster, name, &second).await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
-    went_on(&cluster, name).await?;
+    cluster.goes_on(name).await?;
     cluster.reset().await?;
     cluster.no_guests().await
 }
@@ -374,7 +374,7 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
     until_on(&cluster, name, &second).await?;
     until_node_says(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
-    went_on(&cluster, name).await?;
+    cluster.goes_on(name).await?;
     cluster.no_guests().await
 }
 
@@ -506,7 +506,7 @@ async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() 
     assert_eq!(mark_of(&kept).as_deref(), Some(cluster.first()));
     cluster.kubectl(&["uncordon", cluster.second()])?;
     until_on(&cluster, "wanted", cluster.second()).await?;
-    went_on(&cluster, "wanted").await?;
+    cluster.goes_on("wanted").await?;
     cluster.no_guests().await
 }
 

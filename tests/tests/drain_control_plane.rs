@@ -7,12 +7,12 @@ use drydock_api::leases::CONTROLLER_LEASE;
 use drydock_tests::{
     Cluster,
     cluster::{now, setting},
-    drains::{FLAGS, GUESTS_ALONE, clean_for_drains, counting, drain, started_on_the_first, until_on, went_on},
+    drains::{FLAGS, GUESTS_ALONE, clean_for_drains, counting, drain, started_on_the_first, until_on},
     guests::meanwhile,
     own_parts::CONTROLLERS,
     watching::until_some,
 };
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{
     Api,
@@ -54,7 +54,7 @@ async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it
     ensure!(text.contains("disruption budget"), "{text}");
     drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
     until_on(&cluster, "held", &second).await?;
-    went_on(&cluster, "held").await?;
+    cluster.goes_on("held").await?;
     cluster.reset().await?;
     cluster.no_guests().await
 }
@@ -66,19 +66,10 @@ const CERTIFICATES: &str = "drydock-webhook-certificates";
 
 /// Kills the controllers on the node of the one that leads.
 async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
-    let lease = Api::<Lease>::namespaced(cluster.client.clone(), "drydock")
-        .get(CONTROLLER_LEASE)
-        .await?;
-    let holder = lease
+    let leading = cluster.leading_controller().await?;
+    let node = leading
         .spec
-        .and_then(|spec| spec.holder_identity)
-        .context("nobody leads")?;
-    let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
-    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "drydock");
-    let node = pods
-        .get_opt(pod)
-        .await?
-        .and_then(|pod| pod.spec?.node_name)
+        .and_then(|spec| spec.node_name)
         .context("it is on no node")?;
     let script = "for process in /proc/[0-9]*; do
         if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-control ]; then kill -9 ${process#/proc/}; fi
@@ -159,7 +150,7 @@ async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Res
         cluster.kubectl(&["uncordon", from])?;
     }
     for (name, ..) in &guests {
-        went_on(&cluster, name).await?;
+        cluster.goes_on(name).await?;
     }
     cluster.no_guests().await
 }

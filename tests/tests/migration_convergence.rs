@@ -12,7 +12,7 @@ use drydock_api::kubevirt::{
 };
 use drydock_tests::{
     Cluster,
-    guests::{instance, ticks, without_a_gap},
+    guests::instance,
     migrations::{MigrationRecorder, Snapshot, node_of, phase},
     watching::{until, until_some},
 };
@@ -58,18 +58,6 @@ fn mode(migration: &VirtualMachineInstanceMigration) -> Option<MigrationMode> {
     migration.status.as_ref()?.source.as_ref()?.mode
 }
 
-/// Says that the guest has gone on without a gap, and says more.
-async fn goes_on(cluster: &Cluster, name: &str) -> Result<()> {
-    let count = |text: &str| ticks(text).last().map(|tick| tick.number);
-    let before = count(&cluster.consoles(name).await?).context("it has said nothing")?;
-    let all = cluster
-        .until_said(name, "more", |text| {
-            count(text).is_some_and(|last| last > before + 5).then(|| ticks(text))
-        })
-        .await?;
-    without_a_gap(&all).with_context(|| name.to_owned())
-}
-
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_given_up_as_allowed() -> Result<()> {
@@ -107,7 +95,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
 
     let (migration, _) = cluster.until_migrated(&calm).await?;
     assert_eq!(mode(&migration), Some(MigrationMode::PreCopy));
-    goes_on(&cluster, "calm").await?;
+    cluster.goes_on("calm").await?;
 
     for (name, of, expected) in [
         ("switched", &switched, MigrationMode::PostCopy),
@@ -124,7 +112,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
             .until_events("VirtualMachineInstance", name, &["CompletionTimeExceeded", "Migrated"])
             .await?;
         println!("{name}: {told:?}");
-        goes_on(&cluster, name).await?;
+        cluster.goes_on(name).await?;
     }
 
     let failed = until(cluster.migrations(), &stubborn, "to be given up", |migration| {
@@ -146,7 +134,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
         .until_events("VirtualMachineInstance", "stubborn", &reasons)
         .await?;
     assert_eq!(node_of(&cluster.instances().get("stubborn").await?)?, nodes[2]);
-    goes_on(&cluster, "stubborn").await?;
+    cluster.goes_on("stubborn").await?;
 
     let snapshots = recorder.stop().await?;
     for (name, of) in [

@@ -72,11 +72,44 @@ pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigrati
     migration.status.as_ref().is_some_and(post_copy_is_told_to_be_broken)
 }
 
-/// Tells that the rest of a guest cannot come any more, once the object says so.
-pub(super) fn tell_that_post_copy_is_broken(events: &Events, migration: &VirtualMachineInstanceMigration) {
+/// Says of a side that the rest of the guest cannot come any more, unless either has said so; neither is touched. Returns
+/// the migration if it was changed. Each side looks for itself: the target's libvirtd may wait for a QEMU that waits for
+/// the rest, and the source's node may be gone.
+///
+/// # Errors
+/// If the API server does not do it.
+pub(super) async fn tell_that_post_copy_is_broken(
+    shared: &Shared,
+    migration: &VirtualMachineInstanceMigration,
+    role: Role,
+) -> kube::Result<Option<VirtualMachineInstanceMigration>> {
+    if that_post_copy_is_broken(migration) {
+        return Ok(None);
+    }
+    let before = migration.status.clone().unwrap_or_default();
+    let (reason, message) = (Some(POST_COPY_BROKEN.into()), Some(POST_COPY_BROKEN_MESSAGE.into()));
+    let written = match role {
+        Role::Source => {
+            let side = MigrationSource {
+                reason,
+                message,
+                ..before.source.unwrap_or_default()
+            };
+            source(&shared.client, migration, &side).await?
+        }
+        Role::Target => {
+            let side = MigrationTarget {
+                reason,
+                message,
+                ..before.target.unwrap_or_default()
+            };
+            target(&shared.client, migration, &side).await?
+        }
+    };
     warn!(migration = migration.name_any(), "post-copy is broken");
     let note = POST_COPY_BROKEN_MESSAGE.into();
-    tell(events, migration, Severity::Warning, POST_COPY_BROKEN, note);
+    tell(&shared.events, migration, Severity::Warning, POST_COPY_BROKEN, note);
+    Ok(Some(written))
 }
 
 /// Applies the agent's part of `status.source`.

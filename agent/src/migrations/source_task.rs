@@ -25,7 +25,6 @@ use drydock_core::{
         convergence::{Act, Limits, Monitor, Written, worth_writing},
         record::Record,
         source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
-        status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE},
     },
 };
 use drydock_host::{
@@ -310,7 +309,8 @@ impl SourceTask {
             self.tell_whether_paused(&uid, &migration, state.as_ref(), tunnel)
                 .await?;
             if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                self.tell_that_post_copy_is_broken(&migration).await?;
+                let written = said::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Source).await?;
+                self.written = written.or(self.written.take());
             }
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
@@ -536,30 +536,6 @@ impl SourceTask {
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    /// Says that the rest of the guest cannot be sent any more. The target may not see that: its libvirtd may wait for a
-    /// QEMU that waits for the rest.
-    async fn tell_that_post_copy_is_broken(
-        &mut self,
-        migration: &VirtualMachineInstanceMigration,
-    ) -> Result<(), Trouble> {
-        if said::that_post_copy_is_broken(migration) {
-            return Ok(());
-        }
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
-        let side = MigrationSource {
-            reason: Some(POST_COPY_BROKEN.into()),
-            message: Some(POST_COPY_BROKEN_MESSAGE.into()),
-            ..before
-        };
-        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
-        said::tell_that_post_copy_is_broken(&self.shared.events, migration);
         Ok(())
     }
 

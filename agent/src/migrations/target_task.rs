@@ -14,7 +14,6 @@ use drydock_core::{
     domain::full_cpu,
     migration::{
         record::Record,
-        status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE},
         target::{TargetDomain, TargetStep, TargetView, step},
     },
 };
@@ -244,7 +243,8 @@ impl TargetTask {
                 .or_else(|| state.as_ref().map(seen::target_domain))
                 .unwrap_or(TargetDomain::Unknown);
             if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                self.tell_that_post_copy_is_broken(&migration).await?;
+                let written = said::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Target).await?;
+                self.written = written.or(self.written.take());
             }
             // It may have been told to let the guest go on, which ran and ended meanwhile.
             let tunnel = match domain {
@@ -397,29 +397,6 @@ impl TargetTask {
             Err(CallError::Refused(error)) => refuse("CPUNotCompared", error.to_string()),
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Says that the rest of a guest cannot come any more. Nothing of either side is touched.
-    async fn tell_that_post_copy_is_broken(
-        &mut self,
-        migration: &VirtualMachineInstanceMigration,
-    ) -> Result<(), Trouble> {
-        if said::that_post_copy_is_broken(migration) {
-            return Ok(());
-        }
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.target.clone())
-            .unwrap_or_default();
-        let side = MigrationTarget {
-            reason: Some(POST_COPY_BROKEN.into()),
-            message: Some(POST_COPY_BROKEN_MESSAGE.into()),
-            ..before
-        };
-        self.written = Some(said::target(&self.shared.client, migration, &side).await?);
-        said::tell_that_post_copy_is_broken(&self.shared.events, migration);
-        Ok(())
     }
 
     /// Says how far the target is.
