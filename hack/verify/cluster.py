@@ -37,6 +37,7 @@ LONGEST = (
     "certificates",
     "instances",
     "maintenance",
+    "migration_disks",
     "migration_post_copy",
     "migration_convergence",
 )

@@ -280,7 +280,7 @@ struct Received {
 /// Receives datagrams from guests, outside the pods.
 pub struct Collector {
     /// Where guests send to.
-    pub address: String,
+    address: String,
     received: Arc<Mutex<Vec<Received>>>,
     task: JoinHandle<()>,
 }
@@ -310,6 +310,16 @@ impl Collector {
             received,
             task,
         })
+    }
+
+    /// The part of a guest's control file that has it send its ticks here, so often.
+    pub fn datagrams(&self, every: &str) -> String {
+        format!("udp: \"{}\"\nudp-interval: {every}", self.address)
+    }
+
+    /// The same of a guest that counts on its console, too.
+    pub fn ticking(&self, every: &str) -> String {
+        format!("count: 200ms\n{}", self.datagrams(every))
     }
 
     /// What has come so far, by boot.

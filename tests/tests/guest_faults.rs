@@ -23,11 +23,6 @@ fn on(node: &str, name: &str, control: &str) -> String {
     instance(name, control).replace("spec:\n", &selector)
 }
 
-/// Ticks on the console, and as datagrams.
-fn ticking(collector: &Collector) -> String {
-    format!("count: 200ms\nudp: \"{}\"\nudp-interval: 200ms", collector.address)
-}
-
 /// Waits until a node is ready, or not.
 async fn until_ready(cluster: &Cluster, node: &str, ready: bool) -> Result<Node> {
     let what = format!("its kubelet to be there: {ready}");
@@ -85,7 +80,7 @@ async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_serv
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
-    cluster.apply(&on(&node, "steady", &ticking(&collector)))?;
+    cluster.apply(&on(&node, "steady", &collector.ticking("200ms")))?;
     let boot = collector.first_boot().await?;
     cluster.until_vm_condition("steady", "Ready", "True").await?;
     cluster
@@ -268,7 +263,7 @@ async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_fo
 async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_ended() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
-    let control = format!("udp: \"{}\"\nudp-interval: 50ms", collector.address);
+    let control = collector.datagrams("50ms");
     cluster.apply(&format!(
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: forced, namespace: {NAMESPACE}}}\n\
          spec:\n  runStrategy: Always\n  template:\n    spec:\n{}",
@@ -330,7 +325,7 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
     cluster.apply(&on(&node, "hostile", "count: 1s"))?;
-    cluster.apply(&on(&node, "neighbour", &ticking(&collector)))?;
+    cluster.apply(&on(&node, "neighbour", &collector.ticking("200ms")))?;
     let boot = collector.first_boot().await?;
     for name in ["hostile", "neighbour"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
@@ -422,7 +417,7 @@ async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> 
         let names: Vec<&str> = round.into_iter().filter(|name| !name.is_empty()).collect();
         cluster.restart(AGENTS)?;
         for name in &names {
-            cluster.apply(&instance(name, &ticking(&collector)))?;
+            cluster.apply(&instance(name, &collector.ticking("200ms")))?;
         }
         boots += names.len();
         for name in &names {

@@ -109,7 +109,7 @@ async fn the_documented_instance_boots_and_shows_as_kubevirt_shows_it() -> Resul
 async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
-    let control = format!("udp: \"{}\"\nudp-interval: 200ms\nhttp: 8081", collector.address);
+    let control = format!("{}\nhttp: 8081", collector.datagrams("200ms"));
     let manifest =
         instance("web", &control).replace("metadata: {name: web,", "metadata: {labels: {app: web}, name: web,");
     cluster.apply(&manifest)?;
@@ -146,10 +146,7 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
 async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_killed() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
-    cluster.apply(&instance(
-        "steady",
-        &format!("count: 200ms\nudp: \"{}\"\nudp-interval: 200ms", collector.address),
-    ))?;
+    cluster.apply(&instance("steady", &collector.ticking("200ms")))?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition("steady", "Ready", "True").await?;
     let node = before

@@ -18,18 +18,12 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster, agent,
-    cluster::now,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
     migrations::{MigrationRecorder, NODE_LABEL, Snapshot, node_of, phase, waiting},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, api::ListParams};
-
-/// Ticks on the console, and as datagrams.
-fn ticking(collector: &Collector) -> String {
-    format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address)
-}
 
 /// Prints each second what is on the disks, past the guest's memory: of the written ones a checksum of
 /// what was written, and of the first one how many of the lines that it appends are there, the last
@@ -120,7 +114,7 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "mover";
-    cluster.apply(&writing(name, &format!("{}\nwrite: 200ms", ticking(&collector))))?;
+    cluster.apply(&writing(name, &format!("{}\nwrite: 200ms", collector.ticking("50ms"))))?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition(name, "Ready", "True").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
@@ -265,7 +259,7 @@ async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrati
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "traveller";
-    cluster.apply(&instance(name, &ticking(&collector)))?;
+    cluster.apply(&instance(name, &collector.ticking("50ms")))?;
     let boot = collector.first_boot().await?;
     let mut node = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
     let mut made = Vec::new();
@@ -297,252 +291,6 @@ async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrati
     cluster.no_guests().await
 }
 
-/// Where nodes share a folder, as if a file server served it.
-const SHARED: &str = "/var/lib/drydock-shared/test-migration";
-
-/// A pod that makes a disk of the guest's image in the shared folder.
-fn filling_pod(launcher: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: fill, namespace: {NAMESPACE}}}\nspec:\n  restartPolicy: Never\n  \
-         containers:\n  - name: fill\n    image: {launcher}\n    imagePullPolicy: IfNotPresent\n    \
-         command: [sh, -c, 'qemu-img convert -O raw /image/disk/* /shared/disk.img && ls -l /shared']\n    \
-         volumeMounts: [{{name: image, mountPath: /image, readOnly: true}}, {{name: shared, mountPath: /shared}}]\n  \
-         volumes:\n  - name: image\n    image: {{reference: {IMAGE}, pullPolicy: IfNotPresent}}\n  \
-         - name: shared\n    hostPath: {{path: {SHARED}}}\n"
-    )
-}
-
-/// A guest that boots from a shared claim, and whose other disk can only be read.
-fn sharing(name: &str, control: &str) -> String {
-    let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
-    format!(
-        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: test-shared}}\nspec:\n  capacity: {{storage: 64Mi}}\n  \
-         accessModes: [ReadWriteMany]\n  storageClassName: \"\"\n  hostPath: {{path: {SHARED}}}\n  \
-         claimRef: {{namespace: {NAMESPACE}, name: test-shared}}\n---\n\
-         apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: test-shared, namespace: {NAMESPACE}}}\nspec:\n  \
-         accessModes: [ReadWriteMany]\n  storageClassName: \"\"\n  volumeName: test-shared\n  \
-         resources: {{requests: {{storage: 64Mi}}}}\n---\n\
-         apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
-         spec:\n  terminationGracePeriodSeconds: 30\n  \
-         domain:\n    resources: {{requests: {{memory: 96Mi}}}}\n    devices:\n      disks:\n      \
-         - {{name: root, disk: {{bus: virtio}}}}\n      - {{name: cloudinitdisk, disk: {{bus: virtio, readonly: true}}}}\n  \
-         volumes:\n  - name: root\n    persistentVolumeClaim: {{claimName: test-shared}}\n  \
-         - name: cloudinitdisk\n    cloudInitNoCloud:\n      userData: |\n        #cloud-config\n        drydock:\n{control}"
-    )
-}
-
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    let collector = Collector::start(&cluster).await?;
-    let node = cluster.first().to_owned();
-    let name = "sharing";
-    let outcome = async {
-        cluster.on_node(&node, &format!("rm -rf {SHARED}; mkdir -m 0777 {SHARED}"))?;
-        let deployment =
-            cluster.kubectl(&["-n", "drydock", "get", "deployment", "drydock-controller", "-o", "json"])?;
-        let deployment: serde_json::Value = serde_json::from_str(&deployment)?;
-        let settings = deployment["spec"]["template"]["spec"]["containers"][0].to_string();
-        let launcher = settings
-            .split('"')
-            .find(|word| word.contains("/drydock/launcher"))
-            .map(|word| word.rsplit_once('=').map_or(word, |(_, image)| image).to_owned())
-            .with_context(|| format!("no launcher image in {settings}"))?;
-        cluster.kubectl_with(&["create"], &filling_pod(&launcher))?;
-        let filled = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
-        until(cluster.pods(), "fill", "a disk in the shared folder", filled).await?;
-        cluster.apply(&sharing(name, &format!("{}\nwrite: 200ms", ticking(&collector))))?;
-        let boot = collector.first_boot().await?;
-        let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
-        let method = before.status.as_ref().and_then(|status| status.migration_method);
-        assert_eq!(method, Some(MigrationMethod::LiveMigration));
-        let migration = cluster.migrate(name).await?;
-        let (migration, after) = cluster.until_migrated(&migration).await?;
-        ensure!(node_of(&before)? != node_of(&after)?, "it has not moved");
-        let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
-        ensure!(guest.copied_disks.is_empty(), "{:?} was copied", guest.copied_disks);
-        // What the guest writes now is where it wrote before.
-        let written = || cluster.on_node(&node, &format!("grep -aoE 'tick [0-9]+ boot={boot}' {SHARED}/disk.img"));
-        let lines = written()?.lines().count();
-        collector.until_more(&boot, 100).await?;
-        let all = written()?;
-        ensure!(all.lines().count() > lines, "nothing was written after it had moved");
-        without_a_gap(&ticks(&all))?;
-        without_a_gap(&ticks(&cluster.consoles(name).await?))?;
-        without_a_gap(&only(collector.stop().await)?)
-    };
-    let outcome = outcome.await;
-    cluster.no_guests().await?;
-    cluster.delete(&["pod", "fill", "--namespace", NAMESPACE, "--force"])?;
-    cluster.delete(&["pvc", "test-shared", "--namespace", NAMESPACE])?;
-    cluster.delete(&["pv", "test-shared"])?;
-    cluster.on_node(&node, &format!("rm -rf {SHARED}"))?;
-    outcome
-}
-
-/// Prints a checksum of the first disk, past the guest's memory, again and again.
-const TELL_SUM: &str = "while :; do echo 3 >/proc/sys/vm/drop_caches; \
-     echo \"vda [$(md5sum </dev/vda | head -c 32)] told\" >/dev/console; sleep 1; done &";
-
-/// What [`TELL_SUM`] has printed.
-fn sums(text: &str) -> Vec<&str> {
-    let lines = text.lines().filter_map(|line| line.split_once("vda ["));
-    lines.filter_map(|(_, line)| line.strip_suffix("] told")).collect()
-}
-
-/// A guest that tells what is on its disk, whose image is named so, and the first sum that it told.
-async fn telling_its_disk(cluster: &Cluster, name: &str, image: &str) -> Result<String> {
-    let control = "drydock:\n";
-    let manifest = instance(name, "count: 200ms")
-        .replace(IMAGE, image)
-        .replace(control, &format!("runcmd:\n        - '{TELL_SUM}'\n        {control}"));
-    cluster.apply(&manifest)?;
-    cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
-    cluster
-        .until_said(name, "what is on its disk", |text| {
-            Some(sums(text))
-                .filter(|sums| !sums.is_empty())
-                .map(|sums| sums[0].to_owned())
-        })
-        .await
-}
-
-/// Which image the record of a guest says that its disk lies upon, once it does.
-async fn recorded_image(cluster: &Cluster, name: &str) -> Result<String> {
-    until_some("the image's ID", || async {
-        let status = cluster.instances().get(name).await?.status.unwrap_or_default();
-        let images = status.drydock.unwrap_or_default().images;
-        Ok(images.into_iter().find_map(|record| record.image_id))
-    })
-    .await
-}
-
-/// The last byte of the image in a guest's pod, in hexadecimal.
-async fn last_of_image(cluster: &Cluster, name: &str) -> Result<String> {
-    let pod = cluster.launcher(name).await?.name_any();
-    let script = "tail -c 1 /images/*/disk/* | od -An -tx1";
-    let told = cluster.kubectl(&["-n", NAMESPACE, "exec", &pod, "--", "sh", "-c", script])?;
-    Ok(told.trim().to_owned())
-}
-
-/// The guest goes on telling the same of its disk, and has missed nothing.
-async fn disk_is_still(cluster: &Cluster, name: &str, before: &str) -> Result<()> {
-    let told = sums(&cluster.consoles(name).await?).len();
-    let after = cluster
-        .until_said(name, "what is on its disk now", |text| {
-            let sums: Vec<_> = sums(text).into_iter().map(str::to_owned).collect();
-            (sums.len() > told + 1).then_some(sums)
-        })
-        .await?;
-    ensure!(after.iter().all(|sum| sum == before), "{after:?}, not {before}");
-    without_a_gap(&ticks(&cluster.consoles(name).await?))
-}
-
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_moves_upon_the_image_that_its_tag_named_when_it_started() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    let name = "pinned";
-    let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
-    let tag = format!("pinned-{}", now().as_second());
-    cluster.retag(image, &["like", "latest", &tag])?;
-    let before = telling_its_disk(&cluster, name, &format!("{image}:{tag}")).await?;
-    let known = recorded_image(&cluster, name).await?;
-    let (repository, digest) = known.split_once('@').context("an ID without a digest")?;
-    ensure!(repository.ends_with(image), "{known}");
-    let last = last_of_image(&cluster, name).await?;
-    cluster.retag(image, &["garbage", &tag])?;
-
-    let migration = cluster.migrate(name).await?;
-    let (migration, _) = cluster.until_migrated(&migration).await?;
-    let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
-    ensure!(guest.layers_only, "the image was copied, too: {guest:?}");
-    let volumes = cluster.launcher(name).await?.spec.and_then(|spec| spec.volumes);
-    let mut images = volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
-    let reference = images.find_map(|image| image.reference.clone());
-    assert_eq!(reference, Some(format!("{image}@{digest}")), "the target's image");
-    assert_eq!(
-        last_of_image(&cluster, name).await?,
-        last,
-        "the target has another image"
-    );
-    disk_is_still(&cluster, name, &before).await?;
-    assert_eq!(recorded_image(&cluster, name).await?, known);
-    cluster.no_guests().await
-}
-
-/// Where nothing may run beside a pod's own containers, nobody can tell which image a tag named.
-const NOTHING_BESIDE: &str = r#"
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: nothing-beside}
-spec:
-  matchConstraints:
-    resourceRules:
-      - {apiGroups: [""], apiVersions: [v1], operations: [UPDATE], resources: [pods/ephemeralcontainers]}
-  validations: [{expression: "false", message: nothing runs beside}]
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: nothing-beside}
-spec: {policyName: nothing-beside, validationActions: [Deny]}
-"#;
-
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    cluster.apply(NOTHING_BESIDE)?;
-    let outcome = moves_whole(&cluster).await;
-    let both = "validatingadmissionpolicies,validatingadmissionpolicybindings";
-    cluster.kubectl(&["delete", both, "nothing-beside"])?;
-    outcome
-}
-
-async fn moves_whole(cluster: &Cluster) -> Result<()> {
-    let name = "retagged";
-    let agents = cluster.kubectl(&["-n", "drydock", "get", "pods", "-o", "name"])?;
-    let some_pod = agents.lines().next().context("no pod of Drydock")?;
-    let beside = r#"{"spec":{"ephemeralContainers":[{"name":"beside","image":"beside"}]}}"#;
-    until_some("the policy in force", || async {
-        let try_it = [
-            "-n",
-            "drydock",
-            "patch",
-            some_pod,
-            "--subresource=ephemeralcontainers",
-            "--dry-run=server",
-            "-p",
-            beside,
-        ];
-        let refused = cluster.kubectl(&try_it).err();
-        Ok(refused.filter(|error| format!("{error:#}").contains("nothing runs beside")))
-    })
-    .await?;
-    let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
-    // No node knows this name from an earlier test.
-    let tag = format!("retagged-{}", now().as_second());
-    cluster.retag(image, &["like", "latest", &tag])?;
-    let before = telling_its_disk(cluster, name, &format!("{image}:{tag}")).await?;
-    cluster.retag(image, &["garbage", &tag])?;
-
-    let migration = cluster.migrate(name).await?;
-    let (migration, _) = cluster.until_migrated(&migration).await?;
-    let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
-    ensure!(
-        guest.copied_disks.contains(&"vda".to_owned()) && !guest.layers_only,
-        "{guest:?}"
-    );
-    assert_eq!(
-        last_of_image(cluster, name).await?,
-        "ff",
-        "the target has the same image"
-    );
-    disk_is_still(cluster, name, &before).await?;
-    cluster.no_guests().await
-}
-
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase() -> Result<()> {
@@ -551,7 +299,7 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
     let collector = Collector::start(&cluster).await?;
     let names = ["runs", "placed", "waits"];
     for name in names {
-        cluster.apply(&instance(name, &ticking(&collector)))?;
+        cluster.apply(&instance(name, &collector.ticking("50ms")))?;
     }
     let mut before = Vec::new();
     for name in names {
@@ -665,7 +413,7 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "choosy";
-    cluster.apply(&instance(name, &ticking(&collector)))?;
+    cluster.apply(&instance(name, &collector.ticking("50ms")))?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let pod = cluster.launcher(name).await?.uid();
@@ -751,7 +499,7 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
     let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations("parallelMigrationsPerCluster: 2\nbandwidthPerMigration: 64Mi")?;
     let collector = Collector::start(&cluster).await?;
-    let control = format!("udp: \"{}\"\nudp-interval: 200ms", collector.address);
+    let control = collector.datagrams("200ms");
     let names = ["q1", "q2", "q3", "q4", "q5", "q6"];
     for name in names {
         cluster.apply(&instance(name, &control))?;
@@ -878,7 +626,7 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "served";
     let collector = Collector::start(&cluster).await?;
-    let control = format!("{}\nhttp: 8081", ticking(&collector));
+    let control = format!("{}\nhttp: 8081", collector.ticking("50ms"));
     let manifest = instance(name, &control).replace(
         &format!("metadata: {{name: {name},"),
         &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),

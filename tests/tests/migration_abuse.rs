@@ -140,7 +140,7 @@ async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Resu
     cluster.limit_migrations(HELD)?;
     let collector = Collector::start(&cluster).await?;
     let name = "quarry";
-    let control = format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address);
+    let control = collector.ticking("50ms");
     cluster.apply(&instance(name, &control))?;
     collector.first_boot().await?;
     let from = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;

@@ -107,7 +107,7 @@ impl Guest {
     async fn start(cluster: &Cluster) -> Result<Self> {
         cluster.no_guests().await?;
         let collector = Collector::start(cluster).await?;
-        let control = format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address);
+        let control = collector.ticking("50ms");
         cluster.apply(&instance(NAME, &control))?;
         collector.first_boot().await?;
         Ok(Self { collector })

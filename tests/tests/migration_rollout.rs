@@ -29,7 +29,7 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     cluster.limit_migrations(HELD)?;
     let collector = Collector::start(&cluster).await?;
     let name = "passenger";
-    let control = format!("count: 200ms\nudp: \"{}\"\nudp-interval: 50ms", collector.address);
+    let control = collector.ticking("50ms");
     cluster.apply(&instance(name, &control))?;
     collector.first_boot().await?;
     let from = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
