@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from embedded import cluster, prerequisites
+from embedded import cluster, interruption, prerequisites
 from embedded.errors import Failure
 from embedded.layout import DEFAULT_NAME
 from embedded.progress import Progress
@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="leave the cluster running, to try things by hand")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
+    interruption.heed_termination()
     progress = Progress()
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
+        return interruption.EXIT_CODE
     return 0
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from . import cluster, registered, selftest
+from . import cluster, interruption, registered, selftest
 from .errors import Failure
 from .layout import DEFAULT_NAME
 from .progress import Progress
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
+        return interruption.EXIT_CODE
 
 
 def _up(arguments: argparse.Namespace, progress: Progress) -> None:

@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from embedded import cluster, prerequisites
+from embedded import cluster, interruption, prerequisites
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
@@ -116,6 +116,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
+    interruption.heed_termination()
     progress = Progress()
     names = [*known, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
     figures: list[Figure] = []
@@ -127,6 +128,9 @@ def main(argv: list[str]) -> int:
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return interruption.EXIT_CODE
     return 0 if figures and all(figure.ok for figure in figures) else 1
 
 

@@ -21,7 +21,7 @@ import os
 import sys
 import time
 
-from embedded import prerequisites
+from embedded import interruption, prerequisites
 from embedded.errors import Failure
 from embedded.progress import Progress
 
@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
     if unknown:
         parser.error(f"there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
     os.umask(0o022)
+    interruption.heed_termination()
     progress = Progress()
     outcomes: list[Outcome] = []
     for name in arguments.suites or suites:
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
             outcome = Outcome(failed=[f"{name}: {failure}"])
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            return 130
+            return interruption.EXIT_CODE
         outcome.name, outcome.seconds = name, time.monotonic() - begun
         outcomes.append(outcome)
         progress.say(str(outcome))

@@ -1,0 +1,36 @@
+"""What a command does that is asked to end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import unittest
+
+PROGRAM = """
+import signal
+from embedded import interruption
+
+interruption.heed_termination()
+try:
+    print("ready", flush=True)
+    signal.pause()
+finally:
+    print("cleaned up", flush=True)
+"""
+
+
+class Interruption(unittest.TestCase):
+    def test_one_that_is_asked_to_end_cleans_up(self) -> None:
+        argv = [sys.executable, "-c", PROGRAM]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            self.assertEqual(child.stdout.readline(), "ready\n")
+            child.send_signal(signal.SIGTERM)
+            said, error = child.communicate(timeout=60)
+        self.assertEqual(said, "cleaned up\n")
+        self.assertIn("KeyboardInterrupt", error)
+
+
+if __name__ == "__main__":
+    unittest.main()
