@@ -757,7 +757,9 @@ fn detail(failure: Failure, migration: &VirtualMachineInstanceMigration, gathere
             let refused = target.message.filter(|_| target.state == Some(TargetState::Refused));
             refused.or(source.message)
         }
-        Failure::TargetRefused | Failure::TargetLost | Failure::LostOnTarget => target.message,
+        // A target that was lost without a word: what the source's libvirt says of that.
+        Failure::TargetLost => target.message.or(source.message),
+        Failure::TargetRefused | Failure::LostOnTarget => target.message,
         _ => None,
     };
     said.unwrap_or_default()

@@ -79,7 +79,7 @@ impl Cluster {
         };
         let migration = until(self.migrations(), name, &what, there).await?;
         if phase(&migration) != Some(wanted) {
-            bail!("{name} has ended while waiting for {what}: {:?}", migration.status);
+            bail!("{name} has ended while waiting for {what}: {}", how_it_went(&migration));
         }
         Ok(migration)
     }
@@ -321,6 +321,26 @@ impl MigrationRecorder {
         self.stop.cancel();
         self.task.await?
     }
+}
+
+/// Why a migration is where it is, in a line that a failure can carry.
+pub fn how_it_went(migration: &VirtualMachineInstanceMigration) -> String {
+    let status = migration.status.clone().unwrap_or_default();
+    let state = status.migration_state.unwrap_or_default();
+    let (source, target) = (status.source.unwrap_or_default(), status.target.unwrap_or_default());
+    format!(
+        "{:?} {:?} ({:?}); source {:?} {:?} {:?} ({:?}); target {:?} {:?} ({:?})",
+        status.phase,
+        status.reason,
+        state.failure_reason,
+        source.state,
+        source.mode,
+        source.reason,
+        source.message,
+        target.state,
+        target.reason,
+        target.message
+    )
 }
 
 /// The phase of a migration.

@@ -19,7 +19,7 @@ use drydock_api::{
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
-    migrations::{MigrationRecorder, NODE_LABEL, Snapshot, node_of, phase, waiting},
+    migrations::{MigrationRecorder, NODE_LABEL, Snapshot, how_it_went, node_of, phase, waiting},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -344,7 +344,12 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
     cluster.abort(&nowhere).await?;
     // All the time the first has moved, and has not ended.
     let moving = cluster.migrations().get(&running).await?;
-    assert_eq!(phase(&moving), Some(MigrationPhase::Running), "{:?}", moving.status);
+    assert_eq!(
+        phase(&moving),
+        Some(MigrationPhase::Running),
+        "{}",
+        how_it_went(&moving)
+    );
     cluster.abort(&running).await?;
 
     for (name, (node, pod)) in names.iter().zip(&before) {
@@ -387,7 +392,7 @@ async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force(
         phase(migration).is_some_and(MigrationPhase::is_final)
     })
     .await?;
-    assert_eq!(phase(&ended), Some(MigrationPhase::Failed), "{:?}", ended.status);
+    assert_eq!(phase(&ended), Some(MigrationPhase::Failed), "{}", how_it_went(&ended));
     let over = until(cluster.instances(), "torn", "to be over", |instance| {
         let phase = instance.status.as_ref().and_then(|status| status.phase);
         phase.is_some_and(Phase::is_final)

@@ -8,7 +8,7 @@ use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as type
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, instance, only, without_a_gap},
-    migrations::{node_of, phase},
+    migrations::{how_it_went, node_of, phase},
     watching::until_some,
 };
 use kube::ResourceExt;
@@ -194,7 +194,12 @@ async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Resu
     }
     // All the time the guest has moved.
     let moving = cluster.migrations().get(&migration).await?;
-    assert_eq!(phase(&moving), Some(MigrationPhase::Running), "{:?}", moving.status);
+    assert_eq!(
+        phase(&moving),
+        Some(MigrationPhase::Running),
+        "{}",
+        how_it_went(&moving)
+    );
     let (_, after) = cluster.until_migrated(&migration).await?;
     ensure!(node_of(&after)? != from, "it is still on {from}");
     cluster.until_one_pod(name).await?;

@@ -124,7 +124,9 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
         (status.phase, status.reason.as_deref()),
         (Some(MigrationPhase::Failed), Some("GuestStayed"))
     );
-    let why = status.source.and_then(|source| source.message).unwrap_or_default();
+    let source = status.source.unwrap_or_default();
+    assert_eq!(source.reason.as_deref(), Some("CompletionTimeExceeded"));
+    let why = source.message.unwrap_or_default();
     ensure!(
         why.contains("of the 2 min that it may") && why.contains("it is given up"),
         "{why}"

@@ -18,7 +18,7 @@ use drydock_tests::{
         strike::{Blow, Sides},
     },
     guests::{NAMESPACE, instance},
-    migrations::{node_of, phase, pod_has_ended},
+    migrations::{how_it_went, node_of, phase, pod_has_ended},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -27,8 +27,9 @@ use serde_json::json;
 
 /// The guest.
 const NAME: &str = "switched";
-/// It is switched after 4 s, long before its memory has been sent once, and the rest would take more than a minute.
-const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 4\nprogressTimeout: 0";
+/// It is switched after 6 s, or later if its disks take longer, long before its memory has been sent once, and the rest
+/// would take more than a minute.
+const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 6\nprogressTimeout: 0";
 /// What only watches.
 const WATCHERS: [(Part, Side); 5] = [
     (Part::Libvirtd, Side::Target),
@@ -123,7 +124,7 @@ async fn until_says(cluster: &Cluster, migration: &str, reason: &str) -> Result<
     })
     .await
     .and_then(|migration| {
-        ensure!(!is_final(&migration), "it was over before: {:?}", migration.status);
+        ensure!(!is_final(&migration), "it was over before: {}", how_it_went(&migration));
         Ok(())
     })
 }

@@ -5,7 +5,7 @@ use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as type
 use drydock_tests::{
     Cluster,
     guests::{Collector, instance, only, ticks, without_a_gap},
-    migrations::{node_of, phase},
+    migrations::{how_it_went, node_of, phase},
     own_parts::AGENTS,
     watching::until_some,
 };
@@ -47,7 +47,12 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     }
     // Both old pods are still there for the guest that is on its way.
     let moving = cluster.migrations().get(&migration).await?;
-    assert_eq!(phase(&moving), Some(MigrationPhase::Running), "{:?}", moving.status);
+    assert_eq!(
+        phase(&moving),
+        Some(MigrationPhase::Running),
+        "{}",
+        how_it_went(&moving)
+    );
     let pods = agent_pods(&cluster).await?;
     for (node, old, _) in &before {
         let left = pods.iter().find(|pod| pod.name_any() == *old);

@@ -22,7 +22,7 @@ use drydock_api::{
 use drydock_core::{
     conditions::whole_seconds,
     migration::{
-        convergence::{Act, Limits, Monitor, Written, worth_writing},
+        convergence::{Act, Limits, Monitor, Written, is_given_up_for, worth_writing},
         record::Record,
         source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
     },
@@ -59,6 +59,8 @@ use crate::{
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Pause after something failed: first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// Why a guest stayed of which libvirt has the reason.
+const LIBVIRT_GAVE_UP: &str = "LibvirtGaveUp";
 /// So many steps are taken before anything else is heard: more than a migration has.
 const STEPS: usize = 16;
 
@@ -73,8 +75,8 @@ pub(super) struct SourceTask {
     call: Call,
     /// The call by which the guest moves, if it is under way.
     moving: JoinSet<Result<(), CallError>>,
-    /// What libvirt said when it gave up.
-    failure: Option<String>,
+    /// Why it was given up here, or what libvirt said when it gave up.
+    failure: Option<Failure>,
     stood_still: bool,
     /// libvirt has told of the guest that it has left. Its launcher may end before libvirt can be asked.
     left: bool,
@@ -89,6 +91,12 @@ pub(super) struct SourceTask {
     progress: Option<Written>,
     metrics: Option<LeavingGuest>,
     backoff: Backoff,
+}
+
+/// Why the guest does not move.
+struct Failure {
+    reason: &'static str,
+    message: String,
 }
 
 /// Why a step could not be taken now.
@@ -244,7 +252,10 @@ impl SourceTask {
         let answer = error.as_ref().is_some_and(CallError::is_answer);
         self.call = if answer { Call::Failed } else { Call::Unknown };
         // What it was given up for by this process is the better reason.
-        self.failure = self.failure.take().or(error.map(|error| chain(&error).to_string()));
+        self.failure = self.failure.take().or(error.map(|error| Failure {
+            reason: LIBVIRT_GAVE_UP,
+            message: chain(&error).to_string(),
+        }));
     }
 
     /// Does what is to be done now. Returns when to look again though nothing is heard.
@@ -559,6 +570,10 @@ impl SourceTask {
         before: Option<SourceState>,
     ) -> (&'static str, String) {
         let record = Record::of(migration);
+        // What its target says once its guest is ended there may have come back as an abort since.
+        if let Some(own) = self.failure.as_ref().filter(|failure| is_given_up_for(failure.reason)) {
+            return (own.reason, own.message.clone());
+        }
         let abort = migration.status.as_ref().and_then(|status| status.abort.clone());
         if let Some(abort) = abort {
             return ("Aborted", format!("Live migration has been aborted: {}", abort.message));
@@ -567,7 +582,7 @@ impl SourceTask {
             return ("Aborted", "Live migration has been aborted".into());
         }
         match (&self.failure, before) {
-            (Some(failure), _) => ("LibvirtGaveUp", failure.clone()),
+            (Some(failure), _) => (failure.reason, failure.message.clone()),
             (None, Some(SourceState::Migrating | SourceState::Halted)) => (
                 "MigrationEnded",
                 "the migration ended while this node's agent was away; the guest runs on".into(),
@@ -633,7 +648,10 @@ impl SourceTask {
                 Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
                 Act::StartPostCopy => handle.start_post_copy().await,
                 Act::Abort => {
-                    self.failure = Some(action.sentence.clone());
+                    self.failure = Some(Failure {
+                        reason: action.reason,
+                        message: action.sentence.clone(),
+                    });
                     handle.abort_job().await
                 }
             };

@@ -293,7 +293,7 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     if record.source == Some(SourceState::Stayed) {
         return fail(given_up(view).unwrap_or(match record.target {
             Some(TargetState::Refused) => Failure::TargetRefused,
-            Some(TargetState::Gone) => Failure::TargetLost,
+            Some(TargetState::Gone) if !record.gave_up => Failure::TargetLost,
             _ => Failure::GuestStayed,
         }));
     }

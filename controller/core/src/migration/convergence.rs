@@ -22,6 +22,8 @@
 //!   memory end with little left, and none of the next is below that for longer than the timeout.
 //! - Disks and memory have lows of their own, since the bytes that remain rise when, after the
 //!   disks, memory begins.
+//! - A guest that may be post-copied is not paused because its disks take long: they have the time twice, and once memory
+//!   is sent, it is post-copied.
 //! - The time for each GiB is counted by GiB, not GB.
 //!
 //! Time is libvirt's own count since the start, which no change of a clock affects and which goes
@@ -136,6 +138,25 @@ enum Cause {
     CompletionTimeExceeded,
     /// What remains does not get less.
     NoProgress,
+}
+
+impl Cause {
+    /// Stable CamelCase reason.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::DoesNotConverge => "DoesNotConverge",
+            Self::CompletionTimeExceeded => "CompletionTimeExceeded",
+            Self::NoProgress => "NoProgress",
+        }
+    }
+}
+
+/// Whether a source that says why its guest has stayed says that it gave the migration up as asked for here, whatever
+/// libvirt would have said.
+pub fn is_given_up_for(reason: &str) -> bool {
+    [Cause::CompletionTimeExceeded, Cause::NoProgress]
+        .iter()
+        .any(|cause| cause.reason() == reason)
 }
 
 /// What is known of one migration. A new one, after a restart, needs some samples to be certain
@@ -352,12 +373,19 @@ impl Monitor {
         highest && since.is_some_and(|time| time >= CERTAIN_AFTER)
     }
 
+    /// How long it may take, the way it goes; `None`: no limit. A guest that is paused has the time once more. So has one
+    /// that may be post-copied until its memory is sent, since a pause is all that would be possible before.
+    fn allowed_time(&self, sample: &Sample) -> Option<Duration> {
+        let paused = sample.paused || self.was_paused || self.is_asked(Act::Pause);
+        let may_be_switched = self.limits.post_copy && self.limits.workload_disruption;
+        let disks = may_be_switched && (paused || sample.iteration == 0);
+        let times = 1 + u32::from(paused) + u32::from(disks);
+        self.limits.completion_time().map(|time| time.saturating_mul(times))
+    }
+
     /// Which limit is exceeded.
     fn overdue(&self, sample: &Sample) -> Option<Cause> {
-        let paused = sample.paused || self.was_paused || self.is_asked(Act::Pause);
-        let completion = self.limits.completion_time();
-        let completion = completion.map(|time| if paused { time.saturating_mul(2) } else { time });
-        let exceeded = completion.is_some_and(|time| self.elapsed > time);
+        let exceeded = self.allowed_time(sample).is_some_and(|time| self.elapsed > time);
         if exceeded && self.disruption(sample).is_some() {
             return Some(Cause::CompletionTimeExceeded);
         }

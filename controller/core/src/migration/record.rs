@@ -5,6 +5,8 @@ use drydock_api::kubevirt::{
     migration::{MigrationPhase, SourceState, TargetState},
 };
 
+use super::convergence::is_given_up_for;
+
 /// What a VirtualMachineInstanceMigration says: the agreement between controller and agents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Record {
@@ -16,6 +18,8 @@ pub struct Record {
     pub abort: bool,
     /// The source's node is gone for good, and whatever ran there.
     pub source_gone: bool,
+    /// The source has given it up by itself: what the target lost, it lost for that.
+    pub gave_up: bool,
     /// How far the source is.
     pub source: Option<SourceState>,
     /// How far the target is.
@@ -31,6 +35,9 @@ impl Record {
             deleted: migration.metadata.deletion_timestamp.is_some(),
             abort: status.is_some_and(|status| status.abort.is_some()),
             source_gone: status.is_some_and(|status| status.source_gone),
+            gave_up: status
+                .and_then(|status| status.source.as_ref()?.reason.as_deref())
+                .is_some_and(is_given_up_for),
             source: status.and_then(|status| status.source.as_ref()?.state),
             target: status.and_then(|status| status.target.as_ref()?.state),
         }
@@ -96,16 +103,19 @@ pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> 
     let target = select(TargetState::ALL.to_vec());
     (
         option::of(phase),
-        any::<[bool; 3]>(),
+        any::<[bool; 4]>(),
         option::of(source),
         option::of(target),
     )
-        .prop_map(|(phase, [deleted, abort, source_gone], source, target)| Record {
-            phase,
-            deleted,
-            abort,
-            source_gone,
-            source,
-            target,
-        })
+        .prop_map(
+            |(phase, [deleted, abort, source_gone, gave_up], source, target)| Record {
+                phase,
+                deleted,
+                abort,
+                source_gone,
+                gave_up,
+                source,
+                target,
+            },
+        )
 }

@@ -365,6 +365,7 @@ const NOTHING: Record = Record {
     deleted: false,
     abort: false,
     source_gone: false,
+    gave_up: false,
     source: None,
     target: None,
 };

@@ -346,6 +346,14 @@ fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
                 &[Do::Fail(F::TargetLost)],
             ),
             (
+                "given up by the source, for which nothing arrived",
+                |v| {
+                    (v.record.target, v.record.source) = (Some(T::Gone), Some(S::Stayed));
+                    v.record.gave_up = true;
+                },
+                &[Do::Fail(F::GuestStayed)],
+            ),
+            (
                 "both nodes are gone",
                 |v| (v.source_node_gone, v.target_node_gone) = (true, true),
                 &[Do::Fail(F::SourceNodeGone)],

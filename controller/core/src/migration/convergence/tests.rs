@@ -215,6 +215,64 @@ fn copied_disks_are_progress_and_memory_after_them_is_too() {
     assert!(story.took > 1200, "{}", story.took);
 }
 
+/// Before memory is sent, only a pause would be possible.
+#[test]
+fn a_guest_that_may_be_post_copied_is_paused_for_its_disks_only_after_twice_the_time() {
+    let guest = |disks| Guest {
+        memory: 100 * MIB,
+        disks: disks * MIB,
+        bandwidth: MIB,
+        ..quiet()
+    };
+    let time = |post_copy| Limits {
+        completion_per_gib: Some(Duration::from_secs(60)),
+        progress: None,
+        ..with(&guest(0), post_copy, true)
+    };
+    let (late, too_late) = ("CompletionTimeExceeded", End::Aborted);
+    for (name, disks, post_copy, expected, end) in [
+        (
+            "in time",
+            30,
+            true,
+            vec![(61, Act::StartPostCopy)],
+            End::MovedByPostCopy,
+        ),
+        ("late", 90, true, vec![(91, Act::StartPostCopy)], End::MovedByPostCopy),
+        (
+            "too late",
+            130,
+            true,
+            vec![(121, Act::Pause), (181, Act::Abort)],
+            too_late,
+        ),
+        (
+            "no post-copy",
+            90,
+            false,
+            vec![(61, Act::Pause), (121, Act::Abort)],
+            too_late,
+        ),
+    ] {
+        let story = moves(&guest(disks), time(post_copy), &[]);
+        let told: Vec<_> = story
+            .actions
+            .iter()
+            .filter(|(_, action)| action.reason == late)
+            .collect();
+        let acts: Vec<_> = told.iter().map(|(at, action)| (*at, action.act)).collect();
+        assert_eq!((acts, story.end), (expected, end), "{name}");
+        if let Some((_, abort)) = told.iter().find(|(_, action)| action.act == Act::Abort) {
+            let allowed = if post_copy {
+                "of the 3 min that it may"
+            } else {
+                "of the 2 min that it may"
+            };
+            assert!(abort.sentence.contains(allowed), "{}", abort.sentence);
+        }
+    }
+}
+
 #[test]
 fn a_pause_doubles_the_time_and_is_not_repeated() {
     let guest = Guest {

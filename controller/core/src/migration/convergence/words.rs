@@ -101,7 +101,7 @@ impl Monitor {
             Cause::CompletionTimeExceeded => format!(
                 "it has taken {} of the {} that it may, with {remaining} left ({})",
                 time(self.elapsed),
-                self.limits.completion_time().map_or_else(|| "time".into(), time),
+                self.allowed_time(sample).map_or_else(|| "time".into(), time),
                 self.rates()
             ),
             Cause::NoProgress => format!(
@@ -119,11 +119,7 @@ impl Monitor {
         };
         Action {
             act,
-            reason: match cause {
-                Cause::DoesNotConverge => "DoesNotConverge",
-                Cause::CompletionTimeExceeded => "CompletionTimeExceeded",
-                Cause::NoProgress => "NoProgress",
-            },
+            reason: cause.reason(),
             sentence: format!("{why}; {what}"),
         }
     }
