@@ -1,13 +1,19 @@
 //! Marks of instances that are to leave their nodes, as they are written and taken away.
 
-use drydock_api::kubevirt::{VirtualMachineInstance, status::Evacuation};
+use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions::EVICTION_REQUESTED, status::Evacuation};
 use drydock_core::eviction::mark;
 use drydock_runtime::clock;
+use json_patch::{PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
+    core::Status,
 };
 use serde_json::{Value, json};
+
+/// The API server's answer to a JSON patch of which a test fails.
+const UNPROCESSABLE: u16 = 422;
+const CONFLICT: u16 = 409;
 
 /// That an instance is to leave a node.
 #[derive(Clone, Copy, Debug)]
@@ -50,26 +56,65 @@ impl Mark<'_> {
     }
 }
 
-/// Takes an instance's mark away, if it is still as it was looked at. Returns it as it is then.
+/// Takes an instance's mark away, if it is still the one that was looked at. Returns the instance as it is then.
 ///
-/// It is no apply without the mark: that leaves what another field manager has written of it, if only a part.
+/// It is no apply without the mark, which would leave what another field manager has written of it; and it does not ask
+/// for the version that was looked at, since an agent writes to an instance that has just arrived.
 ///
 /// # Errors
-/// If the API server does not do it; a conflict if the instance has changed.
+/// If the API server does not do it; a conflict if the mark is another by now.
 pub(crate) async fn take_away(
     api: &Api<VirtualMachineInstance>,
     instance: &VirtualMachineInstance,
 ) -> kube::Result<VirtualMachineInstance> {
-    let patch = json!({
-        "metadata": identity(instance, State::Unchanged),
-        "status": mark::removal(instance),
-    });
     let parameters = PatchParams {
         field_manager: Some(mark::FIELD_MANAGER.into()),
         ..PatchParams::default()
     };
-    api.patch_status(&instance.name_any(), &parameters, &Patch::Merge(patch))
-        .await
+    let patch = Patch::<()>::Json(removal(instance));
+    match api.patch_status(&instance.name_any(), &parameters, &patch).await {
+        // One of the tests has failed.
+        Err(kube::Error::Api(status)) if status.code == UNPROCESSABLE => {
+            let conflict = Status::failure(&status.message, "Conflict").with_code(CONFLICT);
+            Err(kube::Error::Api(Box::new(conflict)))
+        }
+        answered => answered,
+    }
+}
+
+/// Removes what there is of an instance's mark, whoever wrote it, if it is still the same.
+fn removal(instance: &VirtualMachineInstance) -> json_patch::Patch {
+    let mut operations = vec![test(&["metadata", "uid"], json!(instance.uid()))];
+    let status = instance.status.clone().unwrap_or_default();
+    if let Some(node) = status.evacuation_node_name {
+        let path = ["status", "evacuationNodeName"];
+        operations.extend([test(&path, json!(node)), remove(&path)]);
+    }
+    if let Some(evacuation) = status.evacuation {
+        operations.extend([
+            test(&["status", "evacuation", "requestedBy"], json!(evacuation.requested_by)),
+            test(&["status", "evacuation", "requestedAt"], json!(evacuation.requested_at)),
+            remove(&["status", "evacuation"]),
+        ]);
+    }
+    let mut conditions = status.conditions.iter();
+    if let Some(index) = conditions.position(|condition| condition.type_ == EVICTION_REQUESTED) {
+        let index = index.to_string();
+        let path = ["status", "conditions", &index];
+        let type_ = ["status", "conditions", &index, "type"];
+        operations.extend([test(&type_, json!(EVICTION_REQUESTED)), remove(&path)]);
+    }
+    json_patch::Patch(operations)
+}
+
+fn test(path: &[&str], value: Value) -> PatchOperation {
+    let path = PointerBuf::from_tokens(path.iter().copied());
+    PatchOperation::Test(TestOperation { path, value })
+}
+
+fn remove(path: &[&str]) -> PatchOperation {
+    let path = PointerBuf::from_tokens(path.iter().copied());
+    PatchOperation::Remove(RemoveOperation { path })
 }
 
 /// Which instance is meant, and in which state.
@@ -113,22 +158,60 @@ mod tests {
                 "{}",
                 asked.query()
             );
-            assert_eq!(asked.body["metadata"]["resourceVersion"], "5");
-            let status = asked.body["status"].as_object().unwrap().clone();
-            assert!(status["evacuation"].is_null() && status["evacuationNodeName"].is_null());
-            let kept = status["conditions"].as_array().unwrap();
-            assert_eq!((kept.len(), &kept[0]["type"]), (1, &json!("LiveMigratable")));
-            asked.with(&json!(instance));
+            let patch: json_patch::Patch = serde_json::from_value(asked.body.clone()).unwrap();
+            // Somebody else writes meanwhile.
+            let mut stored = json!(instance);
+            stored["metadata"]["resourceVersion"] = json!("6");
+            stored["status"]["phase"] = json!("Running");
+            let others = stored["status"]["conditions"].as_array_mut().unwrap();
+            others.push(json!({"type": "Ready", "status": "True"}));
+            json_patch::patch(&mut stored, &patch).unwrap();
+            assert!(
+                stored["status"].get("evacuation").is_none() && stored["status"].get("evacuationNodeName").is_none()
+            );
+            let kept = stored["status"]["conditions"].as_array().unwrap();
+            let kept: Vec<_> = kept.iter().map(|condition| &condition["type"]).collect();
+            assert_eq!(kept, ["LiveMigratable", "Ready"]);
+            asked.with(&stored);
         };
         let (done, ()) = tokio::join!(take_away(&api, &instance), answers);
-        done.unwrap();
+        assert_eq!(done.unwrap().status.unwrap().evacuation_node_name, None);
+    }
+
+    #[test]
+    fn no_other_mark_is_taken_away() {
+        let patch = removal(&marked());
+        let changes: [(&str, Value); 5] = [
+            ("/metadata/uid", json!("2")),
+            ("/status/evacuationNodeName", json!("b")),
+            ("/status/evacuation/requestedBy", json!("Eviction")),
+            ("/status/evacuation/requestedAt", json!("1970-01-01T00:00:01Z")),
+            ("/status/conditions/0/type", json!("Paused")),
+        ];
+        for (path, value) in changes {
+            let mut stored = json!(marked());
+            *stored.pointer_mut(path).unwrap() = value;
+            let before = stored.clone();
+            assert!(json_patch::patch(&mut stored, &patch).is_err(), "{path}");
+            assert_eq!(stored, before, "{path}");
+        }
+        // Of one that is marked in part, that part is.
+        for part in ["evacuation", "evacuationNodeName", "conditions"] {
+            let mut stored = json!(marked());
+            stored["status"].as_object_mut().unwrap().remove(part);
+            let instance = serde_json::from_value(stored.clone()).unwrap();
+            json_patch::patch(&mut stored, &removal(&instance)).unwrap();
+            let left: VirtualMachineInstance = serde_json::from_value(stored).unwrap();
+            let left = left.status.unwrap();
+            assert_eq!((left.evacuation, left.evacuation_node_name), (None, None), "{part}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_mark_is_not_taken_from_an_instance_that_has_changed() {
+    async fn a_mark_that_has_changed_is_a_conflict() {
         let (client, mut server) = api_server();
         let (api, instance) = (Api::namespaced(client, "shop"), marked());
-        let answer = async { server.asked().await.refuse(409, "Conflict") };
+        let answer = async { server.asked().await.refuse(422, "Invalid") };
         let (done, ()) = tokio::join!(take_away(&api, &instance), answer);
         assert!(matches!(done, Err(kube::Error::Api(refused)) if refused.is_conflict()));
     }

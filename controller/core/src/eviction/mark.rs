@@ -60,14 +60,6 @@ pub fn status(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacua
     })
 }
 
-/// What takes a mark out of an instance's status whoever wrote which part of it, to be merged: the rest of its
-/// conditions are as they were, so the instance has to be, too.
-pub fn removal(instance: &VirtualMachineInstance) -> Value {
-    let conditions = instance.status.iter().flat_map(|status| &status.conditions);
-    let kept: Vec<&Condition> = conditions.filter(|one| one.type_ != EVICTION_REQUESTED).collect();
-    json!({"evacuationNodeName": null, "evacuation": null, "conditions": kept})
-}
-
 /// An instance as it is once it is marked, for whoever decides before a watch shows it.
 pub fn marked(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacuation) -> VirtualMachineInstance {
     let mut marked = instance.clone();
