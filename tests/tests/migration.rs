@@ -502,7 +502,11 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.limit_migrations("parallelMigrationsPerCluster: 2\nbandwidthPerMigration: 64Mi")?;
+    // Each moves for seconds, so that others wait for it, and none for its nodes.
+    let wide = "parallelOutboundMigrationsPerNode: 6\nparallelInboundMigrationsPerNode: 6";
+    cluster.limit_migrations(&format!(
+        "parallelMigrationsPerCluster: 2\n{wide}\nbandwidthPerMigration: 24Mi"
+    ))?;
     let collector = Collector::start(&cluster).await?;
     let control = collector.datagrams("200ms");
     let names = ["q1", "q2", "q3", "q4", "q5", "q6"];
