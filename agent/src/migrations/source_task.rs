@@ -7,44 +7,38 @@
 //!                 └── job statistics, each second while the guest moves ─▶ convergence ─▶ libvirt
 //! ```
 
+mod measuring;
+mod saying;
+mod starting;
+
 use std::time::Duration;
 
 use drydock_api::{
     kubevirt::{
         VirtualMachineInstanceMigration,
-        migration::{MigrationMode, MigrationSource, MigrationState, SourceState},
+        migration::{MigrationConfiguration, MigrationMode, MigrationState},
     },
-    launcher::{
-        LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET, RUN_FOLDER,
-        RUN_VOLUME,
-    },
+    launcher::{LIBVIRT_SOCKET, RUN_VOLUME},
 };
-use drydock_core::{
-    conditions::whole_seconds,
-    migration::{
-        convergence::{Act, Limits, Monitor, Written, is_given_up_for, worth_writing},
-        record::Record,
-        source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
-    },
+use drydock_core::migration::{
+    convergence::{Monitor, Written},
+    record::Record,
+    source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
 };
 use drydock_host::{
     domain::{
-        CallError, CopiedContent, Deadlines, DiskCopy, DomainEvent, DomainEvents, DomainHandle, JobInfo, Lifecycle,
-        Migration, PausedReason, State, StoppedDetail, SuspendedDetail,
+        CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, PausedReason, State, StoppedDetail,
+        SuspendedDetail,
     },
     pod_folder::{FolderError, PodFolder},
 };
-use drydock_runtime::{Backoff, Severity, chain, clock, newer};
+use drydock_runtime::{Backoff, chain, clock, newer};
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{info, warn};
 
-use super::{
-    Seen,
-    progress::{measured, sample},
-    said, seen,
-};
+use super::{Seen, said, seen};
 use crate::{
     guests::Shared,
     metrics::LeavingGuest,
@@ -411,60 +405,6 @@ impl SourceTask {
         Ok(())
     }
 
-    /// Has libvirt move the guest. The call lasts as long as that.
-    async fn start(&mut self, migration: &VirtualMachineInstanceMigration, handle: DomainHandle) {
-        let status = migration.status.clone().unwrap_or_default();
-        let guest = status.guest.unwrap_or_default();
-        let configuration = configuration(status.migration_state.as_ref());
-        let bandwidth = Limits::new(&configuration, 0).ok().and_then(|limits| limits.bandwidth);
-        let socket = |name: &str| format!("unix://{RUN_FOLDER}/{name}");
-        let how = Migration {
-            destination: format!("qemu+unix:///session?socket={RUN_FOLDER}/{MIGRATION_LIBVIRT_SOCKET}"),
-            memory: socket(MIGRATION_MEMORY_SOCKET),
-            disks: (!guest.copied_disks.is_empty()).then(|| DiskCopy {
-                uri: socket(MIGRATION_DISKS_SOCKET),
-                targets: guest.copied_disks.clone(),
-                content: if guest.layers_only {
-                    CopiedContent::TopLayer
-                } else {
-                    CopiedContent::Whole
-                },
-            }),
-            // libvirt counts in MiB/s; less than one is one.
-            bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
-            auto_converge: configuration.allow_auto_converge.unwrap_or(false),
-            post_copy: self.may_be_switched(migration),
-            allow_unsafe: false,
-        };
-        if let Ok(limits) = Limits::new(&configuration, 0) {
-            let downtime = Monitor::new(limits).initial_downtime();
-            if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
-                info!(error = %chain(&error), "libvirt keeps its own limit of the downtime");
-            }
-        }
-        info!(migration = migration.name_any(), "the guest moves");
-        said::tell(
-            &self.shared.events,
-            migration,
-            Severity::Normal,
-            "Migrating",
-            "VirtualMachineInstance is migrating.".into(),
-        );
-        self.call = Call::Pending;
-        self.moving.spawn(async move { handle.migrate(how).await });
-    }
-
-    /// Whether the guest may be switched to post-copy: it is allowed, its target can take it so, and the tunnel
-    /// sees to it that a guest that was not switched arrives paused.
-    fn may_be_switched(&self, migration: &VirtualMachineInstanceMigration) -> bool {
-        let status = migration.status.clone().unwrap_or_default();
-        let configuration = configuration(status.migration_state.as_ref());
-        let allowed = Limits::new(&configuration, 0).is_ok_and(|limits| limits.post_copy && limits.workload_disruption);
-        let target = status.target.is_some_and(|target| target.post_copy);
-        let session = self.tunnels.session(&migration.uid().unwrap_or_default());
-        allowed && target && session.is_some_and(|session| session.state.holds_last_call)
-    }
-
     /// Tells the tunnel whether the guest is to stay paused at its target.
     async fn tell_whether_paused(
         &mut self,
@@ -488,229 +428,6 @@ impl SourceTask {
         }
         Ok(())
     }
-
-    /// Says how far the source is.
-    async fn say(
-        &mut self,
-        state: SourceState,
-        migration: &VirtualMachineInstanceMigration,
-        handle: Option<&DomainHandle>,
-    ) -> Result<(), Trouble> {
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
-        let uid = migration.uid().unwrap_or_default();
-        let mut side = MigrationSource {
-            state: Some(state),
-            keep_paused: self.keep_paused.unwrap_or(before.keep_paused),
-            ..before.clone()
-        };
-        match state {
-            SourceState::Migrating => {
-                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
-                // The session is there: this only tells its fingerprint.
-                side.fingerprint = Some(session.tunnel.prepare(self::session(migration)).await?.fingerprint);
-                side.start_timestamp = Some(whole_seconds(clock::now()).0);
-                side.mode = Some(MigrationMode::PreCopy);
-                // Also if no answer comes: libvirt has not been asked.
-                self.call = Call::Due;
-            }
-            SourceState::Stayed => {
-                self.resume_if_paused_to_move(migration, handle).await?;
-                let (reason, message) = self.why_stayed(migration, before.state);
-                side.reason = Some(reason.into());
-                side.message = Some(message);
-            }
-            SourceState::Released if self.switched => side.mode = Some(MigrationMode::PostCopy),
-            SourceState::Halted | SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
-        }
-        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
-        info!(migration = migration.name_any(), ?state, "its source");
-        match state {
-            SourceState::Stayed => {
-                let reason = side.message.unwrap_or_default();
-                let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
-                said::tell(&self.shared.events, migration, Severity::Warning, "Migrated", note);
-            }
-            // A guest of which a part was lost has moved nowhere.
-            SourceState::Stopped if !said::that_post_copy_is_broken(migration) => {
-                let target = migration
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.target.clone())
-                    .unwrap_or_default();
-                let node = target.node.unwrap_or_default();
-                let note = format!("The VirtualMachineInstance migrated to node {node}.");
-                said::tell(&self.shared.events, migration, Severity::Normal, "Migrated", note);
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// A guest that was paused so that it could move goes on where it stays.
-    async fn resume_if_paused_to_move(
-        &self,
-        migration: &VirtualMachineInstanceMigration,
-        handle: Option<&DomainHandle>,
-    ) -> Result<(), Trouble> {
-        if let Some(handle) = handle.filter(|_| is_paused_to_move(migration))
-            && matches!(handle.state().await?, State::Paused(PausedReason::User))
-        {
-            handle.resume().await?;
-        }
-        Ok(())
-    }
-
-    fn why_stayed(
-        &self,
-        migration: &VirtualMachineInstanceMigration,
-        before: Option<SourceState>,
-    ) -> (&'static str, String) {
-        let record = Record::of(migration);
-        // What its target says once its guest is ended there may have come back as an abort since.
-        if let Some(own) = self.failure.as_ref().filter(|failure| is_given_up_for(failure.reason)) {
-            return (own.reason, own.message.clone());
-        }
-        let abort = migration.status.as_ref().and_then(|status| status.abort.clone());
-        if let Some(abort) = abort {
-            return ("Aborted", format!("Live migration has been aborted: {}", abort.message));
-        }
-        if record.deleted {
-            return ("Aborted", "Live migration has been aborted".into());
-        }
-        match (&self.failure, before) {
-            (Some(failure), _) => (failure.reason, failure.message.clone()),
-            (None, Some(SourceState::Migrating | SourceState::Halted)) => (
-                "MigrationEnded",
-                "the migration ended while this node's agent was away; the guest runs on".into(),
-            ),
-            _ => ("NotBegun", "the migration was over before it began".into()),
-        }
-    }
-
-    /// Measures a guest that moves, and does what is needed so that it ends.
-    async fn measure(
-        &mut self,
-        handle: &DomainHandle,
-        migration: &VirtualMachineInstanceMigration,
-        state: State,
-        info: Option<&JobInfo>,
-    ) {
-        let Some(info) = info.filter(|info| info.data.total > 0) else {
-            return;
-        };
-        let metrics = self.metrics.get_or_insert_with(|| {
-            let namespace = migration.namespace().unwrap_or_default();
-            let leaving = &self.shared.metrics.leaving;
-            leaving.guest(&self.shared.node, &namespace, &migration.spec.vmi_name)
-        });
-        metrics.measured(&measured(info));
-        let status = migration.status.clone().unwrap_or_default();
-        let configuration = configuration(status.migration_state.as_ref());
-        let to_move = is_paused_to_move(migration);
-        let by_user = matches!(state, State::Paused(PausedReason::User)) && !to_move;
-        let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
-        let sample = sample(info, paused, self.switched);
-        if self.monitor.is_none() {
-            // A guest that its user has paused changes nothing, and would go on by being switched.
-            let post_copy = self.may_be_switched(migration) && !by_user;
-            self.monitor = Limits::new(&configuration, sample.data_total)
-                .map(|limits| Limits { post_copy, ..limits })
-                .map(Monitor::new)
-                .ok();
-        }
-        let Some(monitor) = &mut self.monitor else { return };
-        for action in monitor.observe(&sample) {
-            info!(
-                migration = migration.name_any(),
-                reason = action.reason,
-                "{}",
-                action.sentence
-            );
-            said::tell(
-                &self.shared.events,
-                migration,
-                Severity::Normal,
-                action.reason,
-                action.sentence.clone(),
-            );
-            let result = match action.act {
-                Act::Tell => Ok(()),
-                Act::SetDowntime(downtime) => handle.set_max_downtime(milliseconds(downtime)).await,
-                Act::Pause => match self.write_mode(migration, MigrationMode::Paused).await {
-                    Ok(()) => handle.suspend().await,
-                    Err(_) => Ok(()),
-                },
-                // Nothing could be given up after that.
-                Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
-                Act::StartPostCopy => handle.start_post_copy().await,
-                Act::Abort => {
-                    self.failure = Some(Failure {
-                        reason: action.reason,
-                        message: action.sentence.clone(),
-                    });
-                    handle.abort_job().await
-                }
-            };
-            if let Err(error) = result {
-                info!(error = %chain(&error), "libvirt refuses it");
-                if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
-                    monitor.refused(action.act);
-                }
-            }
-        }
-        let Some(monitor) = &self.monitor else { return };
-        let written = Written {
-            at: clock::now(),
-            mode: sample.mode(),
-            progress: monitor.progress(&sample, clock::now()),
-        };
-        if !worth_writing(self.progress.as_ref(), &written) {
-            return;
-        }
-        // A migration that is over within seconds needs no word of its progress.
-        let first = self.progress.is_none();
-        self.progress = Some(written.clone());
-        if first {
-            return;
-        }
-        let migration = self.migration();
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
-        let side = MigrationSource {
-            progress: Some(written.progress),
-            ..before
-        };
-        match said::source(&self.shared.client, &migration, &side).await {
-            Ok(answer) => self.written = Some(answer),
-            Err(error) => info!(error = %chain(&error), "progress could not be told"),
-        }
-    }
-
-    /// Says how the guest moves, before it is so: a new agent must know who has paused it.
-    async fn write_mode(
-        &mut self,
-        migration: &VirtualMachineInstanceMigration,
-        mode: MigrationMode,
-    ) -> Result<(), kube::Error> {
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
-        let side = MigrationSource {
-            mode: Some(mode),
-            ..before
-        };
-        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
-        Ok(())
-    }
 }
 
 /// The guest was paused so that it can move, not by its user.
@@ -722,7 +439,7 @@ fn is_paused_to_move(migration: &VirtualMachineInstanceMigration) -> bool {
     mode == Some(MigrationMode::Paused)
 }
 
-fn configuration(state: Option<&MigrationState>) -> drydock_api::kubevirt::migration::MigrationConfiguration {
+fn configuration(state: Option<&MigrationState>) -> MigrationConfiguration {
     state
         .and_then(|state| state.migration_configuration.clone())
         .unwrap_or_default()

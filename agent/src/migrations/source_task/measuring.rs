@@ -1,0 +1,140 @@
+//! How a guest that moves is measured, and what is done so that its migration ends.
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationMode, MigrationSource},
+};
+use drydock_core::migration::{
+    convergence::{Act, Limits, Monitor, Written, worth_writing},
+    record::Record,
+};
+use drydock_host::domain::{CallError, DomainHandle, JobInfo, PausedReason, State};
+use drydock_runtime::{Severity, chain, clock};
+use kube::ResourceExt;
+use tracing::info;
+
+use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds, said};
+use crate::migrations::progress::{measured, sample};
+
+impl SourceTask {
+    /// Measures a guest that moves, and does what is needed so that it ends.
+    pub(super) async fn measure(
+        &mut self,
+        handle: &DomainHandle,
+        migration: &VirtualMachineInstanceMigration,
+        state: State,
+        info: Option<&JobInfo>,
+    ) {
+        let Some(info) = info.filter(|info| info.data.total > 0) else {
+            return;
+        };
+        let metrics = self.metrics.get_or_insert_with(|| {
+            let namespace = migration.namespace().unwrap_or_default();
+            let leaving = &self.shared.metrics.leaving;
+            leaving.guest(&self.shared.node, &namespace, &migration.spec.vmi_name)
+        });
+        metrics.measured(&measured(info));
+        let status = migration.status.clone().unwrap_or_default();
+        let configuration = configuration(status.migration_state.as_ref());
+        let to_move = is_paused_to_move(migration);
+        let by_user = matches!(state, State::Paused(PausedReason::User)) && !to_move;
+        let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
+        let sample = sample(info, paused, self.switched);
+        if self.monitor.is_none() {
+            // A guest that its user has paused changes nothing, and would go on by being switched.
+            let post_copy = self.may_be_switched(migration) && !by_user;
+            self.monitor = Limits::new(&configuration, sample.data_total)
+                .map(|limits| Limits { post_copy, ..limits })
+                .map(Monitor::new)
+                .ok();
+        }
+        let Some(monitor) = &mut self.monitor else { return };
+        for action in monitor.observe(&sample) {
+            info!(
+                migration = migration.name_any(),
+                reason = action.reason,
+                "{}",
+                action.sentence
+            );
+            said::tell(
+                &self.shared.events,
+                migration,
+                Severity::Normal,
+                action.reason,
+                action.sentence.clone(),
+            );
+            let result = match action.act {
+                Act::Tell => Ok(()),
+                Act::SetDowntime(downtime) => handle.set_max_downtime(milliseconds(downtime)).await,
+                Act::Pause => match self.write_mode(migration, MigrationMode::Paused).await {
+                    Ok(()) => handle.suspend().await,
+                    Err(_) => Ok(()),
+                },
+                // Nothing could be given up after that.
+                Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
+                Act::StartPostCopy => handle.start_post_copy().await,
+                Act::Abort => {
+                    self.failure = Some(Failure {
+                        reason: action.reason,
+                        message: action.sentence.clone(),
+                    });
+                    handle.abort_job().await
+                }
+            };
+            if let Err(error) = result {
+                info!(error = %chain(&error), "libvirt refuses it");
+                if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
+                    monitor.refused(action.act);
+                }
+            }
+        }
+        let Some(monitor) = &self.monitor else { return };
+        let written = Written {
+            at: clock::now(),
+            mode: sample.mode(),
+            progress: monitor.progress(&sample, clock::now()),
+        };
+        if !worth_writing(self.progress.as_ref(), &written) {
+            return;
+        }
+        // A migration that is over within seconds needs no word of its progress.
+        let first = self.progress.is_none();
+        self.progress = Some(written.clone());
+        if first {
+            return;
+        }
+        let migration = self.migration();
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let side = MigrationSource {
+            progress: Some(written.progress),
+            ..before
+        };
+        match said::source(&self.shared.client, &migration, &side).await {
+            Ok(answer) => self.written = Some(answer),
+            Err(error) => info!(error = %chain(&error), "progress could not be told"),
+        }
+    }
+
+    /// Says how the guest moves, before it is so: a new agent must know who has paused it.
+    async fn write_mode(
+        &mut self,
+        migration: &VirtualMachineInstanceMigration,
+        mode: MigrationMode,
+    ) -> Result<(), kube::Error> {
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let side = MigrationSource {
+            mode: Some(mode),
+            ..before
+        };
+        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! What a source says of itself: how far it is, and why its guest has stayed.
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationMode, MigrationSource, SourceState},
+};
+use drydock_core::{
+    conditions::whole_seconds,
+    migration::{convergence::is_given_up_for, record::Record, source::Call},
+};
+use drydock_host::domain::{DomainHandle, PausedReason, State};
+use drydock_runtime::{Severity, clock};
+use kube::ResourceExt;
+use tracing::info;
+
+use super::{SourceTask, Trouble, is_paused_to_move, said};
+
+impl SourceTask {
+    /// Says how far the source is.
+    pub(super) async fn say(
+        &mut self,
+        state: SourceState,
+        migration: &VirtualMachineInstanceMigration,
+        handle: Option<&DomainHandle>,
+    ) -> Result<(), Trouble> {
+        let before = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.source.clone())
+            .unwrap_or_default();
+        let uid = migration.uid().unwrap_or_default();
+        let mut side = MigrationSource {
+            state: Some(state),
+            keep_paused: self.keep_paused.unwrap_or(before.keep_paused),
+            ..before.clone()
+        };
+        match state {
+            SourceState::Migrating => {
+                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                // The session is there: this only tells its fingerprint.
+                side.fingerprint = Some(session.tunnel.prepare(super::session(migration)).await?.fingerprint);
+                side.start_timestamp = Some(whole_seconds(clock::now()).0);
+                side.mode = Some(MigrationMode::PreCopy);
+                // Also if no answer comes: libvirt has not been asked.
+                self.call = Call::Due;
+            }
+            SourceState::Stayed => {
+                self.resume_if_paused_to_move(migration, handle).await?;
+                let (reason, message) = self.why_stayed(migration, before.state);
+                side.reason = Some(reason.into());
+                side.message = Some(message);
+            }
+            SourceState::Released if self.switched => side.mode = Some(MigrationMode::PostCopy),
+            SourceState::Halted | SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
+        }
+        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        info!(migration = migration.name_any(), ?state, "its source");
+        match state {
+            SourceState::Stayed => {
+                let reason = side.message.unwrap_or_default();
+                let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
+                said::tell(&self.shared.events, migration, Severity::Warning, "Migrated", note);
+            }
+            // A guest of which a part was lost has moved nowhere.
+            SourceState::Stopped if !said::that_post_copy_is_broken(migration) => {
+                let target = migration
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.target.clone())
+                    .unwrap_or_default();
+                let node = target.node.unwrap_or_default();
+                let note = format!("The VirtualMachineInstance migrated to node {node}.");
+                said::tell(&self.shared.events, migration, Severity::Normal, "Migrated", note);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A guest that was paused so that it could move goes on where it stays.
+    async fn resume_if_paused_to_move(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        handle: Option<&DomainHandle>,
+    ) -> Result<(), Trouble> {
+        if let Some(handle) = handle.filter(|_| is_paused_to_move(migration))
+            && matches!(handle.state().await?, State::Paused(PausedReason::User))
+        {
+            handle.resume().await?;
+        }
+        Ok(())
+    }
+
+    fn why_stayed(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        before: Option<SourceState>,
+    ) -> (&'static str, String) {
+        let record = Record::of(migration);
+        // What its target says once its guest is ended there may have come back as an abort since.
+        if let Some(own) = self.failure.as_ref().filter(|failure| is_given_up_for(failure.reason)) {
+            return (own.reason, own.message.clone());
+        }
+        let abort = migration.status.as_ref().and_then(|status| status.abort.clone());
+        if let Some(abort) = abort {
+            return ("Aborted", format!("Live migration has been aborted: {}", abort.message));
+        }
+        if record.deleted {
+            return ("Aborted", "Live migration has been aborted".into());
+        }
+        match (&self.failure, before) {
+            (Some(failure), _) => (failure.reason, failure.message.clone()),
+            (None, Some(SourceState::Migrating | SourceState::Halted)) => (
+                "MigrationEnded",
+                "the migration ended while this node's agent was away; the guest runs on".into(),
+            ),
+            _ => ("NotBegun", "the migration was over before it began".into()),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! How the call is made by which the guest moves.
+
+use drydock_api::{
+    kubevirt::VirtualMachineInstanceMigration,
+    launcher::{MIGRATION_DISKS_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET, RUN_FOLDER},
+};
+use drydock_core::migration::{
+    convergence::{Limits, Monitor},
+    source::Call,
+};
+use drydock_host::domain::{CopiedContent, DiskCopy, DomainHandle, Migration};
+use drydock_runtime::{Severity, chain};
+use kube::ResourceExt;
+use tracing::info;
+
+use super::{SourceTask, configuration, milliseconds, said};
+
+impl SourceTask {
+    /// Has libvirt move the guest. The call lasts as long as that.
+    pub(super) async fn start(&mut self, migration: &VirtualMachineInstanceMigration, handle: DomainHandle) {
+        let status = migration.status.clone().unwrap_or_default();
+        let guest = status.guest.unwrap_or_default();
+        let configuration = configuration(status.migration_state.as_ref());
+        let bandwidth = Limits::new(&configuration, 0).ok().and_then(|limits| limits.bandwidth);
+        let socket = |name: &str| format!("unix://{RUN_FOLDER}/{name}");
+        let how = Migration {
+            destination: format!("qemu+unix:///session?socket={RUN_FOLDER}/{MIGRATION_LIBVIRT_SOCKET}"),
+            memory: socket(MIGRATION_MEMORY_SOCKET),
+            disks: (!guest.copied_disks.is_empty()).then(|| DiskCopy {
+                uri: socket(MIGRATION_DISKS_SOCKET),
+                targets: guest.copied_disks.clone(),
+                content: if guest.layers_only {
+                    CopiedContent::TopLayer
+                } else {
+                    CopiedContent::Whole
+                },
+            }),
+            // libvirt counts in MiB/s; less than one is one.
+            bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
+            auto_converge: configuration.allow_auto_converge.unwrap_or(false),
+            post_copy: self.may_be_switched(migration),
+            allow_unsafe: false,
+        };
+        if let Ok(limits) = Limits::new(&configuration, 0) {
+            let downtime = Monitor::new(limits).initial_downtime();
+            if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
+                info!(error = %chain(&error), "libvirt keeps its own limit of the downtime");
+            }
+        }
+        info!(migration = migration.name_any(), "the guest moves");
+        said::tell(
+            &self.shared.events,
+            migration,
+            Severity::Normal,
+            "Migrating",
+            "VirtualMachineInstance is migrating.".into(),
+        );
+        self.call = Call::Pending;
+        self.moving.spawn(async move { handle.migrate(how).await });
+    }
+
+    /// Whether the guest may be switched to post-copy: it is allowed, its target can take it so, and the tunnel
+    /// sees to it that a guest that was not switched arrives paused.
+    pub(super) fn may_be_switched(&self, migration: &VirtualMachineInstanceMigration) -> bool {
+        let status = migration.status.clone().unwrap_or_default();
+        let configuration = configuration(status.migration_state.as_ref());
+        let allowed = Limits::new(&configuration, 0).is_ok_and(|limits| limits.post_copy && limits.workload_disruption);
+        let target = status.target.is_some_and(|target| target.post_copy);
+        let session = self.tunnels.session(&migration.uid().unwrap_or_default());
+        allowed && target && session.is_some_and(|session| session.state.holds_last_call)
+    }
+}
