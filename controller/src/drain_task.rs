@@ -10,12 +10,13 @@
 
 mod evacuations;
 mod metrics;
+mod previewer;
 mod refusals;
 mod written;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -27,8 +28,8 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, estimate::Rate, node, plan, preview},
-    eviction::{made, mark},
+    drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, node, plan, preview},
+    eviction::mark,
     migration::{deadlines::Attempts, observed::target},
 };
 use drydock_runtime::{Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, lease::Leadership};
@@ -45,11 +46,13 @@ use crate::{
     instances::{Instances, node_of},
     launchers::Launchers,
     marks::{self, Mark, State},
-    migrations::{Migrations, instance_of},
+    migrations::Migrations,
     node_pods::{Kept, NodePods},
 };
 use evacuations::{Evacuation, Outcome};
 pub(crate) use metrics::DrainMetrics;
+pub(crate) use previewer::Previewer;
+use previewer::guest;
 use refusals::Refusals;
 use written::Reports;
 
@@ -474,105 +477,9 @@ impl DrainTask {
     }
 }
 
-/// Says what emptying a node would do, from the caches alone: any replica can.
-#[derive(Clone)]
-pub(crate) struct Previewer {
-    instances: Instances,
-    migrations: Migrations,
-    launchers: Launchers,
-    measured: Arc<Measured>,
-}
-
-impl Previewer {
-    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers) -> Self {
-        Self {
-            instances,
-            migrations,
-            launchers,
-            measured: Arc::default(),
-        }
-    }
-
-    /// A line for all guests of the node, and one for each.
-    pub(crate) fn lines(&self, name: &str) -> Vec<String> {
-        let keys = self.instances.on_node(name);
-        let there: Vec<_> = keys
-            .iter()
-            .filter_map(|key| Some((key, self.instances.get(key)?)))
-            .collect();
-        let guests = there
-            .iter()
-            .map(|(key, instance)| guest(&self.launchers, instance, self.migrations.of_instance(key)));
-        let node = DrainingNode {
-            name,
-            marks: NodeMarks::default(),
-            guests: guests.collect(),
-            arriving: 0,
-            evictable: None,
-            before: None,
-        };
-        preview::preview(
-            &node,
-            &Cluster {
-                now: clock::now(),
-                nodes: &[],
-                limits: &self.launchers.configuration.get().migrations,
-                attempts: Attempts::default(),
-                rate: self.rate(),
-            },
-        )
-    }
-
-    /// How fast guests have moved until now.
-    fn rate(&self) -> Option<Rate> {
-        self.measured.learn(&self.migrations, &self.instances);
-        self.measured.rate()
-    }
-}
-
-/// A guest as a plan and a preview see it.
-fn guest<'a>(
-    launchers: &Launchers,
-    instance: &'a VirtualMachineInstance,
-    migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-) -> Guest<'a> {
-    Guest {
-        instance,
-        strategy: launchers.eviction_strategy(instance),
-        made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
-        migrations,
-        refused: None,
-    }
-}
-
 /// Whether a step tells of what has come about, rather than moves a guest.
 fn tells(step: &Step) -> bool {
     matches!(step, Step::Unmark { .. })
-}
-
-/// How fast guests have moved, as far as migrations are kept.
-#[derive(Debug, Default)]
-struct Measured(Mutex<Rate>);
-
-impl Measured {
-    /// Takes account of migrations that have succeeded.
-    fn learn(&self, migrations: &Migrations, instances: &Instances) {
-        for migration in migrations.take_succeeded() {
-            let Some(took) = took(&migration) else { continue };
-            let guest = instances.get(&instance_of(&Key::of(migration.as_ref()), &migration));
-            let bytes = guest.map_or(0, |guest| drydock_core::drain::guest::memory(&guest));
-            self.rate_now().add(took, bytes);
-        }
-    }
-
-    fn rate(&self) -> Option<Rate> {
-        let rate = *self.rate_now();
-        (rate.count > 0).then_some(rate)
-    }
-
-    fn rate_now(&self) -> MutexGuard<'_, Rate> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Does these things, several at a time. What is refused of one is no reason to leave the others alone:
@@ -593,13 +500,6 @@ async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::R
         }
     }
     Ok(refused)
-}
-
-/// How long a migration that has succeeded took in all.
-fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
-    let state = migration.status.as_ref()?.migration_state.as_ref()?;
-    let (from, to) = (migration.metadata.creation_timestamp.as_ref()?.0, state.end_timestamp?);
-    Some(to.duration_since(from).unsigned_abs())
 }
 
 /// Whether a change of an instance matters to drains: it is or was marked, or comes, goes or changes

@@ -16,6 +16,7 @@ mod leases;
 mod surroundings;
 #[cfg(test)]
 mod tests;
+mod written;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,14 +24,13 @@ use std::{
 };
 
 use drydock_api::{
-    CONTROLLER_FIELD_MANAGER,
-    maintenance::{FIELD_MANAGER, FINALIZER, Group, NodeMaintenance, NodeMaintenanceStatus},
+    maintenance::{FINALIZER, Group, NodeMaintenance},
     node_reference,
 };
 use drydock_core::maintenance::{
     self, Event as Told, Next, Seen, Turn, is_touched,
     lease::LeaseWrite,
-    next, node,
+    next,
     pods::{self, Known, Target},
     report::Failure,
     rivals,
@@ -40,13 +40,9 @@ use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod},
 };
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{Patch, PatchParams},
-};
-use serde_json::{Map, Value, json};
+use kube::{Api, Client, Resource, ResourceExt};
 use thiserror::Error;
-use tracing::{debug, info};
+use tracing::info;
 
 use self::{
     evictions::Evictions,
@@ -407,94 +403,6 @@ impl MaintenanceTask {
         })
     }
 
-    /// Writes finalizers.
-    async fn write_finalizers(
-        &self,
-        group: Group,
-        key: &Key,
-        object: &NodeMaintenance,
-        finalizers: &[String],
-    ) -> Result<Done, LookError> {
-        let patch = json!({"metadata": {
-            "uid": object.uid(),
-            "resourceVersion": object.resource_version(),
-            "finalizers": finalizers,
-        }});
-        let patched = self.api(group).patch(&key.name, &merging(), &Patch::Merge(patch)).await;
-        self.took(group, key, patched).await
-    }
-
-    /// Writes what changes of the status.
-    async fn report(
-        &self,
-        group: Group,
-        key: &Key,
-        object: &NodeMaintenance,
-        status: &NodeMaintenanceStatus,
-    ) -> Result<Done, LookError> {
-        let before = object.status.clone().unwrap_or_default();
-        let patch = json!({
-            "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
-            "status": changed(&json!(before), &json!(status)),
-        });
-        let api = self.api(group);
-        let patched = api.patch_status(&key.name, &merging(), &Patch::Merge(patch)).await;
-        let done = self.took(group, key, patched).await?;
-        if done == Done::Yes {
-            say(key, group, object, &before, status);
-        }
-        Ok(done)
-    }
-
-    /// Remembers what the API server made of a write.
-    async fn took(&self, group: Group, key: &Key, patched: kube::Result<NodeMaintenance>) -> Result<Done, LookError> {
-        let (done, newest) = match patched {
-            Ok(written) => (Done::Yes, Some(written)),
-            Err(kube::Error::Api(status)) if status.is_conflict() => {
-                (Done::Changed, self.api(group).get_opt(&key.name).await?)
-            }
-            // It is gone, which the watch will show.
-            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(Done::Gone),
-            Err(error) => return Err(error.into()),
-        };
-        if let Some(newest) = newest {
-            self.maintenances.of_group(group).remember(key, newest);
-        }
-        Ok(done)
-    }
-
-    /// Patches a node as it was seen.
-    async fn patch_node(&self, node: &Node, mut patch: Value) -> Result<Done, LookError> {
-        patch["metadata"]["resourceVersion"] = json!(node.resource_version());
-        patch["metadata"]["uid"] = json!(node.uid());
-        let name = node.name_any();
-        let (done, newest) = match self.node_api.patch(&name, &merging(), &Patch::Merge(patch)).await {
-            Ok(written) => (Done::Yes, Some(written)),
-            Err(kube::Error::Api(status)) if status.is_conflict() => {
-                (Done::Changed, self.node_api.get_opt(&name).await?)
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if let Some(newest) = newest {
-            self.nodes.nodes.remember(&Key::cluster(&name), newest);
-        }
-        Ok(done)
-    }
-
-    async fn write_condition(&self, node: &str, maintenance: &str, holds: bool) -> Result<(), LookError> {
-        let apply = json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
-            "status": {"conditions": [node::condition(holds, maintenance, clock::now())]},
-        });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let written = self
-            .node_api
-            .patch_status(node, &parameters, &Patch::Apply(apply))
-            .await?;
-        self.nodes.nodes.remember(&Key::cluster(node), written);
-        Ok(())
-    }
-
     fn api(&self, group: Group) -> Api<NodeMaintenance> {
         Api::all_with(self.client.clone(), &group)
     }
@@ -528,51 +436,4 @@ fn holds_node(object: &NodeMaintenance) -> bool {
     object.metadata.deletion_timestamp.is_none()
         && !Failure::of(&status).is_some_and(Failure::is_final)
         && (is_touched(&status) || maintenance::has_finalizer(object))
-}
-
-fn merging() -> PatchParams {
-    PatchParams {
-        field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-        ..PatchParams::default()
-    }
-}
-
-/// The fields of `after` that differ from `before`, as a merge patch: null for those that are gone.
-fn changed(before: &Value, after: &Value) -> Value {
-    let empty = Map::new();
-    let (before, after) = (
-        before.as_object().unwrap_or(&empty),
-        after.as_object().unwrap_or(&empty),
-    );
-    let gone = before.keys().filter(|key| !after.contains_key(*key));
-    let mut patch: Map<String, Value> = gone.map(|key| (key.clone(), Value::Null)).collect();
-    for (key, value) in after {
-        if before.get(key) != Some(value) {
-            patch.insert(key.clone(), value.clone());
-        }
-    }
-    patch.into()
-}
-
-/// Logs what people look for when something goes wrong.
-fn say(
-    key: &Key,
-    group: Group,
-    object: &NodeMaintenance,
-    before: &NodeMaintenanceStatus,
-    after: &NodeMaintenanceStatus,
-) {
-    let (node, group) = (&object.spec.node_name, group.as_str());
-    if before.phase != after.phase {
-        info!(maintenance = %key, group, node, phase = after.phase, error = after.last_error, "a maintenance has reached a phase");
-    }
-    match (&before.last_error, &after.last_error) {
-        (None, Some(error)) => {
-            info!(maintenance = %key, group, node, error, "Reconciling with fixed duration");
-        }
-        (Some(_), Some(error)) => {
-            debug!(maintenance = %key, group, node, error, "Reconciling with fixed duration");
-        }
-        (_, None) => {}
-    }
 }

@@ -1,0 +1,144 @@
+//! What is written of migrations: their status and events, and that they go.
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase, names::MIGRATION_FINALIZER},
+};
+use drydock_core::migration::{
+    observed::target,
+    record::Record,
+    status::{Change, after, differs, words},
+};
+use drydock_runtime::{Key, Severity};
+use jiff::Timestamp;
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use serde_json::json;
+use tracing::info;
+
+use super::MigrationTask;
+use crate::migrations::instance_of;
+
+/// So many ended migrations of an instance are kept. KubeVirt's.
+const KEPT: usize = 5;
+
+impl MigrationTask {
+    /// Writes the controller's part of the status, if the migration is still as it was looked at.
+    pub(super) async fn write(
+        &self,
+        key: &Key,
+        migration: &VirtualMachineInstanceMigration,
+        change: &Change,
+        now: Timestamp,
+    ) -> kube::Result<()> {
+        let wanted = after(migration, change, now);
+        if !differs(migration, &wanted) {
+            return Ok(());
+        }
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstanceMigration",
+            "metadata": {
+                "name": migration.name_any(),
+                "uid": migration.uid(),
+                "resourceVersion": migration.resource_version(),
+            },
+            "status": wanted,
+        });
+        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
+        let answer = self
+            .api(key)
+            .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
+            .await?;
+        self.migrations.objects.remember(key, answer);
+        self.announce(migration, change);
+        Ok(())
+    }
+
+    /// Events of what was written.
+    fn announce(&self, migration: &VirtualMachineInstanceMigration, change: &Change) {
+        if let Some((failure, detail)) = &change.fail {
+            let note = words(*failure, detail);
+            info!(migration = %Key::of(migration), reason = failure.reason(), "{note}");
+            self.tell(migration, Severity::Warning, "FailedMigration", &note);
+        }
+        // That the target prepares is told by its agent.
+        if change.enter.contains(&MigrationPhase::Succeeded) {
+            let node = target(migration)
+                .and_then(|side| side.node.as_deref())
+                .unwrap_or_default();
+            info!(migration = %Key::of(migration), node, "it has moved");
+            let note = "Source node reported migration succeeded";
+            self.tell(migration, Severity::Normal, "SuccessfulMigration", note);
+        }
+    }
+
+    pub(super) async fn remove_finalizer(
+        &self,
+        key: &Key,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> kube::Result<()> {
+        let mut finalizers = migration.finalizers().to_vec();
+        finalizers.retain(|name| name != MIGRATION_FINALIZER);
+        let patch = json!({"metadata": {
+            "uid": migration.uid(), "finalizers": finalizers, "resourceVersion": migration.resource_version(),
+        }});
+        let parameters = PatchParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let result = self
+            .api(key)
+            .patch(&migration.name_any(), &parameters, &Patch::Merge(patch))
+            .await;
+        self.migrations.objects.forget(key);
+        match result {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Deletes the oldest of an instance's ended migrations, but for the newest [`KEPT`].
+    pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
+        let mut ended: Vec<_> = self
+            .migrations
+            .of_instance(&instance_of(key, migration))
+            .into_iter()
+            .filter(|other| other.uid() == migration.uid() || Record::of(other).is_over())
+            .collect();
+        ended.sort_by_key(|other| (other.metadata.creation_timestamp.clone(), other.uid()));
+        let surplus = ended.len().saturating_sub(KEPT);
+        for old in ended.iter().take(surplus) {
+            self.delete(&Key::of(old.as_ref()), old).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
+        // The watch may not have shown yet that it was deleted.
+        let newest = self.migrations.objects.newest(key);
+        if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
+            return Ok(());
+        }
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: migration.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self.api(key).delete(&migration.name_any(), &parameters).await {
+            Ok(answer) => {
+                // It stays as long as its finalizer does.
+                if let Some(deleted) = answer.left() {
+                    self.migrations.objects.remember(key, deleted);
+                }
+                Ok(())
+            }
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
