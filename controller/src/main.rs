@@ -2,8 +2,6 @@
 
 mod admission;
 mod args;
-#[cfg(test)]
-mod asked_api_server;
 mod budget_task;
 mod budgets;
 mod certificates;

@@ -129,10 +129,10 @@ fn identity(instance: &VirtualMachineInstance, state: State) -> Value {
 #[cfg(test)]
 mod tests {
     use drydock_api::kubevirt::status::DrainRequest;
+    use drydock_runtime::fake::api_server;
     use jiff::Timestamp;
 
     use super::*;
-    use crate::asked_api_server::api_server;
 
     fn marked() -> VirtualMachineInstance {
         let instance: VirtualMachineInstance = serde_json::from_value(json!({

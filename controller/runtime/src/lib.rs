@@ -20,6 +20,8 @@ mod chain;
 mod client;
 pub mod clock;
 pub mod events;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 mod guarded;
 mod health;
 mod keyed_work;
@@ -48,6 +50,3 @@ pub use watch::{Listing, Watch, WatchMetrics, Watches};
 
 pub use prometheus_client::registry::Registry;
 pub use tokio_util::sync::CancellationToken;
-
-#[cfg(test)]
-mod mock;

@@ -2,6 +2,7 @@
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_core::admission::{VERSION, change::CONTROLLER};
+use drydock_runtime::fake::api_server;
 use kube::{
     Client,
     core::{
@@ -10,13 +11,12 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
-
 use tokio::sync::watch;
 
 use super::{evictions::Evictions, handlers, migrations::ClusterState};
 use crate::{
-    asked_api_server::api_server, budgets::Budgets, configuration_in_force::ConfigurationInForce, instances::Instances,
-    launchers::Launchers, migrations::Migrations, nodes::Nodes,
+    budgets::Budgets, configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
+    migrations::Migrations, nodes::Nodes,
 };
 
 fn instance() -> Value {

@@ -40,26 +40,22 @@ pub(super) async fn write(api: &Api<Secret>, seen: Option<&Secret>, data: Data) 
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, Response};
+    use drydock_runtime::fake::api_server;
     use k8s_openapi::ByteString;
-    use kube::{Client, client::Body};
     use serde_json::{Value, json};
-    use tower_test::mock::pair;
 
     use super::*;
 
     /// Does a write on an API server that answers with what it was sent; the request's method, path and body.
     async fn asked(seen: Option<Secret>) -> (String, String, Value) {
-        let (service, mut server) = pair::<Request<Body>, Response<Body>>();
-        let api = Api::<Secret>::namespaced(Client::new(service, "default"), "drydock");
+        let (client, mut server) = api_server();
+        let api = Api::<Secret>::namespaced(client, "drydock");
         let data = Data::from([("tls.crt".to_owned(), ByteString(b"x".to_vec()))]);
         let answer = async {
-            let (request, answer) = server.next_request().await.unwrap();
-            let (parts, body) = request.into_parts();
-            let body = body.collect_bytes().await.unwrap();
-            answer.send_response(Response::new(Body::from(body.to_vec())));
-            let body = serde_json::from_slice(&body).unwrap();
-            (parts.method.to_string(), parts.uri.path().to_owned(), body)
+            let asked = server.asked().await;
+            let seen = (asked.method.to_string(), asked.path().to_owned(), asked.body.clone());
+            asked.with(&seen.2);
+            seen
         };
         let (written, asked) = tokio::join!(write(&api, seen.as_ref(), data), answer);
         written.unwrap();

@@ -94,12 +94,12 @@ impl Evacuation<'_> {
 #[cfg(test)]
 mod tests {
     use drydock_api::kubevirt::status::DrainRequest;
+    use drydock_runtime::fake::{ApiServer, api_server};
     use http::Method;
     use jiff::Timestamp;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::asked_api_server::{ApiServer, api_server};
 
     /// What comes of it when each name that is wanted is answered thus: `None` if it is free, or whose it is.
     async fn made(taken: &[Option<&str>]) -> (Outcome, Vec<String>) {

@@ -1,11 +1,13 @@
 use drydock_api::kubevirt::{Phase, RunStrategy, names::VM_FINALIZER};
 use drydock_core::machine::instance_of::instance_of;
-use drydock_runtime::{EventMetrics, Reporter};
+use drydock_runtime::{
+    EventMetrics, Reporter,
+    fake::{ApiServer, api_server},
+};
 use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::asked_api_server::{ApiServer, api_server};
 
 const MACHINE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/vm1";
 const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";

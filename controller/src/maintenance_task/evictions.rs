@@ -202,10 +202,10 @@ impl Evictions {
 
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::fake::api_server;
     use serde_json::json;
 
     use super::*;
-    use crate::asked_api_server::api_server;
 
     #[tokio::test(start_paused = true)]
     async fn the_pod_is_named_by_its_uid_and_has_the_time_that_was_asked_for() {

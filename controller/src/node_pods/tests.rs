@@ -1,10 +1,12 @@
 use std::sync::mpsc;
 
-use drydock_runtime::{Process, Readiness, WatchMetrics};
+use drydock_runtime::{
+    Process, Readiness, WatchMetrics,
+    fake::{ApiServer, Asked, api_server},
+};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::asked_api_server::{ApiServer, Asked, api_server};
 
 struct Setup {
     pods: NodePods,

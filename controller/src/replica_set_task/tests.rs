@@ -1,10 +1,12 @@
 use drydock_api::kubevirt::Phase;
-use drydock_runtime::{EventMetrics, Reporter};
+use drydock_runtime::{
+    EventMetrics, Reporter,
+    fake::{ApiServer, api_server},
+};
 use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::asked_api_server::{ApiServer, api_server};
 
 const SET: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstancereplicasets/web";
 const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";

@@ -1,17 +1,14 @@
 use std::future::Future;
 
+use drydock_runtime::fake::{ApiServer, api_server};
 use futures::poll;
-use http::{Method, Request, Response};
+use http::Method;
 use k8s_openapi::api::core::v1::PodCondition;
-use kube::client::Body;
-use serde_json::{Value, json};
-use tower_test::mock::{Handle, pair};
+use serde_json::json;
 
 use super::*;
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
-
-type ApiServer = Handle<Request<Body>, Response<Body>>;
 
 /// A pod with a gate that is open, shut, or was never set.
 fn pod(version: u64, gate: Option<bool>) -> Pod {
@@ -43,33 +40,24 @@ fn pod(version: u64, gate: Option<bool>) -> Pod {
 
 /// Gates of one pod, as the watch shows it, and the API server.
 fn gates(shown: Pod) -> (Gates, ApiServer) {
-    let (service, server) = pair();
-    let client = Client::new(service, "default");
+    let (client, server) = api_server();
     (
         Gates::new(client, LauncherPods::filled([shown]), Metrics::default()),
         server,
     )
 }
 
-/// What the next request wants the gate to be; it is answered thus.
-async fn answered(server: &mut ApiServer, status: u16, answer: impl serde::Serialize) -> String {
-    let (request, send) = server.next_request().await.expect("a request");
-    assert_eq!(request.method(), Method::PATCH);
-    assert_eq!(
-        request.uri().path(),
-        "/api/v1/namespaces/vms/pods/virt-launcher-a/status"
-    );
-    let body = request.into_body().collect_bytes().await.expect("a body");
-    let body: Value = serde_json::from_slice(&body).expect("JSON");
-    assert_eq!(body["metadata"]["uid"], UID);
-    let answer = serde_json::to_vec(&answer).expect("JSON");
-    send.send_response(
-        Response::builder()
-            .status(status)
-            .body(Body::from(answer))
-            .expect("an answer"),
-    );
-    let wanted = &body["status"]["conditions"][0];
+/// What the next request wants the gate to be; it is answered with the pod as it is then, or refused.
+async fn answered(server: &mut ApiServer, answer: Result<Pod, (u16, &str)>) -> String {
+    let asked = server.asked().await;
+    assert_eq!(asked.method, Method::PATCH);
+    assert_eq!(asked.path(), "/api/v1/namespaces/vms/pods/virt-launcher-a/status");
+    assert_eq!(asked.body["metadata"]["uid"], UID);
+    let wanted = asked.body["status"]["conditions"][0].clone();
+    match answer {
+        Ok(pod) => asked.with(&json!(pod)),
+        Err((code, reason)) => asked.refuse(code, reason),
+    }
     assert_eq!(wanted["type"], GUEST_RUNNING);
     wanted["status"].as_str().unwrap_or_default().to_owned()
 }
@@ -80,7 +68,7 @@ async fn unasked<T>(server: &mut ApiServer, work: impl Future<Output = T>) -> T 
     tokio::select! {
         biased;
         result = work => result,
-        request = server.next_request() => panic!("asked for {:?}", request.map(|(request, _)| request.uri().clone())),
+        asked = server.asked() => panic!("asked for {}", asked.line),
     }
 }
 
@@ -89,7 +77,7 @@ async fn what_two_want_at_once_is_written_once() {
     let (gates, mut server) = gates(pod(5, None));
     let (mut first, mut second) = (Box::pin(gates.set(UID, true)), Box::pin(gates.set(UID, true)));
     assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
-    assert_eq!(answered(&mut server, 200, pod(6, Some(true))).await, "True");
+    assert_eq!(answered(&mut server, Ok(pod(6, Some(true)))).await, "True");
     first.await.expect("it is opened");
     unasked(&mut server, second).await.expect("it is open");
 }
@@ -98,12 +86,12 @@ async fn what_two_want_at_once_is_written_once() {
 async fn what_was_written_counts_until_the_watch_has_shown_it() {
     let (gates, mut server) = gates(pod(5, Some(false)));
     unasked(&mut server, gates.set(UID, false)).await.expect("it is shut");
-    let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, 200, pod(7, Some(true))));
+    let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, Ok(pod(7, Some(true)))));
     set.expect("it is opened");
     assert_eq!(wanted, "True");
     // The watch shows still that it is shut.
     unasked(&mut server, gates.set(UID, true)).await.expect("it is open");
-    let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, 200, pod(8, Some(false))));
+    let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, Ok(pod(8, Some(false)))));
     set.expect("it is shut");
     assert_eq!(wanted, "False");
     // Somebody else has opened it since.
@@ -112,7 +100,7 @@ async fn what_was_written_counts_until_the_watch_has_shown_it() {
         ..gates
     };
     unasked(&mut server, gates.set(UID, true)).await.expect("it is open");
-    let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, 200, pod(10, Some(false))));
+    let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, Ok(pod(10, Some(false)))));
     set.expect("it is shut");
     assert_eq!(wanted, "False");
 }
@@ -120,13 +108,11 @@ async fn what_was_written_counts_until_the_watch_has_shown_it() {
 #[tokio::test]
 async fn what_was_not_taken_is_written_again_and_a_pod_that_has_gone_has_no_gate() {
     let (gates, mut server) = gates(pod(5, None));
-    let refusal =
-        |code: u16, reason: &str| json!({"kind": "Status", "code": code, "reason": reason, "status": "Failure"});
-    let refused = refusal(500, "InternalError");
-    let (set, _) = tokio::join!(gates.set(UID, true), answered(&mut server, 500, refused));
+    let refused = Err((500, "InternalError"));
+    let (set, _) = tokio::join!(gates.set(UID, true), answered(&mut server, refused));
     set.expect_err("it was refused");
-    let gone = refusal(404, "NotFound");
-    let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, 404, gone));
+    let gone = Err((404, "NotFound"));
+    let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, gone));
     assert_eq!(wanted, "True");
     set.expect("there is nothing to open");
     unasked(&mut server, gates.set("another", true))

@@ -2,7 +2,7 @@ use super::{Event, EventMetrics, Events, LAST_WORDS, QUEUE, Reporter, ResultLabe
 use crate::{
     Process,
     clock::Instant,
-    mock::{ApiServer, api_server},
+    fake::{ApiServer, api_server},
 };
 use http::Method;
 use k8s_openapi::api::core::v1::ObjectReference;

@@ -4,8 +4,8 @@ use super::{
 };
 use crate::{
     Key, Process,
+    fake::{ApiServer, api_server},
     lease::{Candidacy, Leadership},
-    mock::{ApiServer, api_server},
 };
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use jiff::{SignedDuration, Timestamp};

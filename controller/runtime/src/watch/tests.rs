@@ -3,7 +3,7 @@ use crate::{
     CancellationToken, Process, Readiness,
     cache::{Cache, Change, Key, Problem, Signal},
     clock::Instant,
-    mock::{ApiServer, api_server},
+    fake::{ApiServer, api_server},
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::{Client, core::PartialObjectMeta};

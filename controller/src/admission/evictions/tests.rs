@@ -1,17 +1,14 @@
 //! Evictions as an API server asks about them, and what is asked of it meanwhile.
 
 use drydock_core::eviction::budget;
+use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use kube::core::admission::AdmissionReview;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::{
-    asked_api_server::{ApiServer, api_server},
-    budgets::Budgets,
-    nodes::Nodes,
-};
+use crate::{budgets::Budgets, nodes::Nodes};
 
 fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({

@@ -1,6 +1,9 @@
 use std::collections::BTreeMap;
 
-use drydock_runtime::Cache;
+use drydock_runtime::{
+    Cache,
+    fake::{ApiServer, api_server},
+};
 use http::Method;
 use kube::core::{
     DynamicObject,
@@ -9,7 +12,6 @@ use kube::core::{
 use serde_json::json;
 
 use super::*;
-use crate::asked_api_server::{ApiServer, api_server};
 
 const MEDIK8S: &str = "/apis/nodemaintenance.medik8s.io/v1beta1/nodemaintenances";
 const KUBEVIRT: &str = "/apis/nodemaintenance.kubevirt.io/v1beta1/nodemaintenances";

@@ -1,10 +1,10 @@
 //! What is asked of the API server, and what is answered.
 
+use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::asked_api_server::{ApiServer, api_server};
 
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/vm";
 const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/";

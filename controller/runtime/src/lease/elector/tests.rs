@@ -2,7 +2,7 @@ use super::{Candidacy, Leadership};
 use crate::{
     Process,
     clock::Instant,
-    mock::{ApiServer, Asked, api_server},
+    fake::{ApiServer, Asked, api_server},
 };
 use http::Method;
 use serde_json::{Value, json};

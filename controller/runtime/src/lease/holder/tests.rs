@@ -2,7 +2,7 @@ use super::{Answer, Held, Holding, LeaseHolder, Phase, When, next};
 use crate::{
     Process, Signal,
     clock::Instant,
-    mock::{ApiServer, Asked, api_server},
+    fake::{ApiServer, Asked, api_server},
 };
 use http::Method;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;

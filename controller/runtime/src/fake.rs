@@ -1,38 +1,52 @@
 //! An API server of which each request is answered by the test.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+use std::{convert::Infallible, time::Duration};
+
 use axum::body::Body as AnswerBody;
 use futures::channel::mpsc;
 use http::{Method, Request, Response, StatusCode};
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
-use std::{convert::Infallible, time::Duration};
 use tower_test::mock::{Handle, SendResponse, pair};
 
+/// How long a request is waited for. Nothing takes an hour of a paused clock, and no test an hour of another one.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
 /// The test's side of the connection.
-pub(crate) struct ApiServer(Handle<Request<Body>, Response<AnswerBody>>);
+pub struct ApiServer(Handle<Request<Body>, Response<AnswerBody>>);
 
 /// A request that waits for its answer.
-pub(crate) struct Asked {
-    pub(crate) method: Method,
-    pub(crate) line: String,
-    pub(crate) body: Value,
-    pub(crate) content_type: String,
+pub struct Asked {
+    /// What is to be done.
+    pub method: Method,
+    /// Path and query, as they were sent.
+    pub line: String,
+    /// What was sent, if it is JSON, null otherwise.
+    pub body: Value,
+    /// How it was sent; empty if that was not said.
+    pub content_type: String,
     answer: SendResponse<Response<AnswerBody>>,
 }
 
 /// A watch that stays open.
-pub(crate) struct OpenWatch(mpsc::UnboundedSender<Result<String, Infallible>>);
+pub struct OpenWatch(mpsc::UnboundedSender<Result<String, Infallible>>);
 
 /// A client and the server that it talks to.
-pub(crate) fn api_server() -> (Client, ApiServer) {
+pub fn api_server() -> (Client, ApiServer) {
     let (service, handle) = pair();
     (Client::new(service, "default"), ApiServer(handle))
 }
 
 impl ApiServer {
     /// The next request. Fails if none comes for an hour (of the paused clock).
-    pub(crate) async fn asked(&mut self) -> Asked {
-        let next = tokio::time::timeout(Duration::from_secs(3600), self.0.next_request()).await;
+    pub async fn asked(&mut self) -> Asked {
+        let next = tokio::time::timeout(PATIENCE, self.0.next_request()).await;
         let (request, answer) = next
             .expect("nothing was asked for an hour")
             .expect("the client is gone");
@@ -51,26 +65,50 @@ impl ApiServer {
         }
     }
 
+    /// Whether nothing is asked for an hour (of the paused clock).
+    pub async fn is_left_alone(&mut self) -> bool {
+        self.is_left_alone_for(PATIENCE).await
+    }
+
     /// Whether nothing is asked for `span`.
-    pub(crate) async fn is_left_alone_for(&mut self, span: Duration) -> bool {
+    pub async fn is_left_alone_for(&mut self, span: Duration) -> bool {
         !matches!(tokio::time::timeout(span, self.0.next_request()).await, Ok(Some(_)))
     }
 }
 
 impl Asked {
-    pub(crate) fn with(self, value: &Value) {
+    /// The path, without what follows a question mark.
+    pub fn path(&self) -> &str {
+        self.line.split_once('?').map_or(&self.line, |(path, _)| path)
+    }
+
+    /// What follows the question mark, as it was sent.
+    pub fn query(&self) -> &str {
+        self.line.split_once('?').map_or("", |(_, query)| query)
+    }
+
+    /// Does it: the object as it is then.
+    pub fn with(self, value: &Value) {
         self.send(StatusCode::OK, AnswerBody::from(value.to_string()));
     }
 
     /// A list of `items` at a resource version.
-    pub(crate) fn list(self, version: &str, items: &[Value]) {
+    pub fn list(self, version: &str, items: &[Value]) {
         self.with(
             &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": version}, "items": items}),
         );
     }
 
+    /// A list of `items` of a `kind` of `v1` as a watch begins with it, and nothing more: whoever watches asks again.
+    pub fn streams(self, kind: &str, items: &[Value], version: &str) {
+        let added = items.iter().map(|item| line("ADDED", item));
+        let end = line("BOOKMARK", &end_of_list(kind, version));
+        let lines: String = added.chain([end]).collect();
+        self.send(StatusCode::OK, AnswerBody::from(lines));
+    }
+
     /// A refusal as the API server words it.
-    pub(crate) fn refuse(self, code: u16, reason: &str) {
+    pub fn refuse(self, code: u16, reason: &str) {
         let status = json!({
             "apiVersion": "v1", "kind": "Status", "status": "Failure",
             "message": format!("refused with {code}"), "reason": reason, "code": code,
@@ -79,7 +117,7 @@ impl Asked {
     }
 
     /// A refusal in other words.
-    pub(crate) fn refuse_with(self, status: &Value) {
+    pub fn refuse_with(self, status: &Value) {
         let code = status["code"]
             .as_u64()
             .and_then(|code| u16::try_from(code).ok())
@@ -89,14 +127,14 @@ impl Asked {
     }
 
     /// Accepts a watch.
-    pub(crate) fn open(self) -> OpenWatch {
+    pub fn open(self) -> OpenWatch {
         let (events, body) = mpsc::unbounded();
         self.send(StatusCode::OK, AnswerBody::from_stream(body));
         OpenWatch(events)
     }
 
     /// Never answers: the reply is lost. The connection stays as long as the returned value.
-    pub(crate) fn lose(self) -> impl Sized {
+    pub fn lose(self) -> impl Sized {
         self.answer
     }
 
@@ -107,22 +145,32 @@ impl Asked {
 }
 
 impl OpenWatch {
-    pub(crate) fn send(&self, kind: &str, object: &Value) {
-        let line = format!("{}\n", json!({"type": kind, "object": object}));
-        self.0.unbounded_send(Ok(line)).unwrap();
+    /// One event.
+    pub fn send(&self, kind: &str, object: &Value) {
+        self.0.unbounded_send(Ok(line(kind, object))).unwrap();
     }
 
-    pub(crate) fn bookmark(&self, version: &str) {
+    /// How far the watch is.
+    pub fn bookmark(&self, version: &str) {
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": version}});
         self.send("BOOKMARK", &object);
     }
 
     /// The end of a list that the watch begins with.
-    pub(crate) fn end_of_list(&self, version: &str) {
-        let object = json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}},
-        });
-        self.send("BOOKMARK", &object);
+    pub fn end_of_list(&self, version: &str) {
+        self.send("BOOKMARK", &end_of_list("ConfigMap", version));
     }
+}
+
+/// An event of a watch.
+fn line(kind: &str, object: &Value) -> String {
+    format!("{}\n", json!({"type": kind, "object": object}))
+}
+
+/// The bookmark with which a streamed list ends.
+fn end_of_list(kind: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": kind,
+        "metadata": {"resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}},
+    })
 }
