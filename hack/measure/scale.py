@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -94,7 +95,8 @@ def _settle(simulation: Simulation) -> None:
 def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
     """Many nodes at once by the taint."""
     nodes = simulation.names(simulation.size.drained)
-    expected = len(simulation.moved) + _machines_on(api, nodes)
+    machines = _machines(api)
+    expected = len(simulation.moved) + sum(machines[node] for node in nodes)
     before, spent, asked = len(simulation.moved), simulation.processor_seconds(), simulation.requests()
     begun, since = time.time(), datetime.now(timezone.utc)
     with progress.step(f"drain of {len(nodes)} nodes with {expected - before} machines"):
@@ -129,6 +131,9 @@ def _slots(
     # At least 95 % of the bound: at most so many times as long.
     yield Figure("scale.drain.time vs bound-by-slots", took, "s", by_slots, 1 / UTILISATION, relative=True)
     yield Figure("scale.drain.time vs bound-by-moves", took, "s", by_moves, 1 / UTILISATION, relative=True)
+    # What nobody can be faster than who does not know beforehand how long each will take.
+    at_once = slots.without_delay([(slot.source, slot.target, slot.seconds) for slot in held], limits)
+    yield Figure("scale.drain.time vs same-order-without-delay", took, "s", at_once, 1 / UTILISATION, relative=True)
     yield Figure("scale.drain.utilisation", 100 * by_slots / took, "%", None, None)
     for name, limit, of in (
         ("cluster", limits.cluster, lambda slot: ""),
@@ -149,12 +154,22 @@ def _slots(
 
 
 def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
-    """Maintenances of many nodes, one of which has a machine that fits on no other, against one alone."""
+    """Maintenances of many nodes, one of which has a machine that fits on no other, against one alone.
+
+    That one has as many machines as the fullest of them: each machine more is a turn of its slots more.
+    """
     count = simulation.size.drained
-    alone = simulation.names(1, count)
-    with progress.step("maintenance of one node"):
-        reference, _ = _maintain(api, alone, alone)
-    nodes = simulation.names(count, count + 1)
+    never_emptied = simulation.names(simulation.size.nodes - count, count)
+    machines = _machines(api)
+    alone = max(never_emptied, key=lambda node: machines[node])
+    most = machines[alone]
+    with progress.step(f"maintenance of one node with {most} machines"):
+        reference, _ = _maintain(api, [alone], [alone])
+    machines = _machines(api)
+    others = [node for node in never_emptied if node != alone and machines[node] <= most]
+    nodes = sorted(others, key=lambda node: -machines[node])[:count]
+    if len(nodes) < count:
+        raise Failure(f"only {len(nodes)} nodes have no more machines than the {most} of the one that was emptied alone")
     _pin(simulation, api, nodes[0])
     with progress.step(f"maintenance of {count} nodes, one of them stuck"):
         took, cordoned = _maintain(api, nodes, nodes[1:])
@@ -229,10 +244,10 @@ def _pin(simulation: Simulation, api: Api, node: str) -> None:
         watch.until(lambda kind, found: found.get("status", {}).get("phase") == "Running")
 
 
-def _machines_on(api: Api, nodes: Sequence[str]) -> int:
-    """How many machines are on these nodes, by their labels."""
-    selector = "kubevirt.io%2FnodeName+in+(" + ",".join(nodes) + ")"
-    return len(api.get(f"/apis/kubevirt.io/v1/virtualmachineinstances?labelSelector={selector}")["items"])
+def _machines(api: Api) -> Counter[str]:
+    """How many machines are on each node, by their labels."""
+    found = api.get("/apis/kubevirt.io/v1/virtualmachineinstances")["items"]
+    return Counter(machine["metadata"].get("labels", {}).get("kubevirt.io/nodeName", "") for machine in found)
 
 
 def _until_drained(api: Api, nodes: Sequence[str]) -> None:

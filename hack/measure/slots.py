@@ -123,6 +123,34 @@ def lower_bound(moves: Sequence[tuple[str, str, float]], limits: Limits) -> floa
     return max(bounds)
 
 
+def without_delay(moves: Sequence[tuple[str, str, float]], limits: Limits) -> float:
+    """Seconds that migrations (source, target, seconds) take if each slot, once free, carries the next that may have it.
+
+    In their order, and at once. Lower bounds know how long each will take and share them out accordingly; whoever has to
+    begin them does not.
+    """
+    waiting = list(moves)
+    moving: list[tuple[float, str, str]] = []
+    now = 0.0
+    while waiting:
+        later = []
+        for source, target, seconds in waiting:
+            free = (
+                len(moving) < limits.cluster
+                and sum(one[1] == source for one in moving) < limits.source
+                and sum(one[2] == target for one in moving) < limits.target
+            )
+            if free:
+                moving.append((now + seconds, source, target))
+            else:
+                later.append((source, target, seconds))
+        waiting = later
+        if waiting:
+            now = min(moving)[0]
+            moving = [one for one in moving if one[0] > now]
+    return max((one[0] for one in moving), default=now)
+
+
 def until_next(slots: Sequence[Held], began: dict[str, float], limits: Limits) -> list[float]:
     """Seconds from each instant at which a slot of a source was freed until the next guest of that source moved.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unittest
 
-from measure.slots import Held, Limits, held, lower_bound, most_at_once, percentile, until_next
+from measure.slots import Held, Limits, held, lower_bound, most_at_once, percentile, until_next, without_delay
 
 
 def line(name: str, status: dict, second: int, code: int = 200) -> str:
@@ -54,6 +54,20 @@ class Slots(unittest.TestCase):
             (Limits(9, 9, 9), 10.0),
         ):
             self.assertEqual(lower_bound(moves, limits), bound, limits)
+
+    def test_without_delay_slots_are_taken_in_order_by_those_that_may(self) -> None:
+        moves = [("a", "x", 4.0), ("a", "y", 4.0), ("a", "z", 10.0), ("b", "x", 1.0)]
+        for limits, seconds in (
+            (Limits(9, 9, 9), 10.0),
+            # The long one comes last, though it could have been the first.
+            (Limits(2, 9, 9), 14.0),
+            (Limits(9, 1, 9), 18.0),
+            (Limits(9, 9, 1), 10.0),
+            (Limits(1, 9, 9), 19.0),
+        ):
+            self.assertEqual(without_delay(moves, limits), seconds, limits)
+            self.assertGreaterEqual(seconds, lower_bound(moves, limits), limits)
+        self.assertEqual(without_delay([], Limits(1, 1, 1)), 0.0)
 
     def test_the_next_begins_after_as_many_as_there_are_slots(self) -> None:
         slots = [Held(str(n), "a", "x", n, n + 10) for n in range(4)]
