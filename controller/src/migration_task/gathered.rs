@@ -14,7 +14,7 @@ use drydock_core::{
         deadlines::{Consequence, Deadline, Part, TargetPod as PodOnItsWay},
         observed::{Facts, pod_of, source, target},
         record::Record,
-        status::{Change, Sides, Waiting, configuration, guest},
+        status::{Change, Sides, WAITING, Waiting, configuration, guest},
     },
 };
 use drydock_runtime::Key;
@@ -27,6 +27,9 @@ use super::{
     turns::{Turns, is_unschedulable},
 };
 use crate::migrations::instance_of;
+
+/// Why a migration waits whose target pod is on no node.
+const UNSCHEDULABLE: &str = "TargetPodUnschedulable";
 
 /// What is gathered of one migration.
 pub(super) struct Gathered {
@@ -171,7 +174,7 @@ impl MigrationTask {
             && let Some(message) = gathered.unschedulable()
         {
             return Some(Waiting {
-                reason: "TargetPodUnschedulable".into(),
+                reason: UNSCHEDULABLE.into(),
                 message,
             });
         }
@@ -236,20 +239,38 @@ pub(super) fn may_be_over_by(
     pods: &[Arc<Pod>],
     now: Timestamp,
 ) -> Option<Timestamp> {
-    if change.abort.is_some() || change.source_gone || change.fail.is_some() || change.waiting.is_some() {
+    if change.abort.is_some() || change.source_gone || change.fail.is_some() {
+        return None;
+    }
+    // That it waits is no news if that has been said, nor with its first word: it may wait no more in a moment.
+    let is_first_word = change.enter.as_slice() == [MigrationPhase::Pending, MigrationPhase::Scheduling];
+    let is_news = match &change.waiting {
+        Some(waiting) if is_first_word => waiting.reason == UNSCHEDULABLE,
+        waiting => *waiting != waits_for(migration),
+    };
+    if is_news {
         return None;
     }
     let began = match change.enter.as_slice() {
         [MigrationPhase::TargetReady] => since(migration, MigrationPhase::PreparingTarget)?,
         [.., MigrationPhase::Running] => source(migration)?.start_timestamp?,
-        // Its first word: one that waited for its turn has been told of already.
-        [MigrationPhase::Pending, MigrationPhase::Scheduling] => match made {
+        [.., MigrationPhase::Scheduling] => match made {
             Some(made) => made,
             None => pod_of(migration, pods)?.metadata.creation_timestamp.as_ref()?.0,
         },
         _ => return None,
     };
     began.checked_add(BRIEF).ok().filter(|at| *at > now)
+}
+
+/// What a migration says that it waits for.
+fn waits_for(migration: &VirtualMachineInstanceMigration) -> Option<Waiting> {
+    let mut conditions = migration.status.iter().flat_map(|status| &status.conditions);
+    let told = conditions.find(|condition| condition.type_ == WAITING)?;
+    Some(Waiting {
+        reason: told.reason.clone().unwrap_or_default(),
+        message: told.message.clone().unwrap_or_default(),
+    })
 }
 
 /// What is known beyond the failure itself: what a side has said, or which deadline has passed.
@@ -269,4 +290,104 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
         _ => None,
     };
     said.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A name, what was told that it waits for, what it enters, what it waits for, and whether that is kept for now.
+    type Case<'a> = (&'a str, Option<&'a str>, &'a [MigrationPhase], Option<Waiting>, bool);
+
+    fn waits(reason: &str) -> Waiting {
+        Waiting {
+            reason: reason.into(),
+            message: "5".into(),
+        }
+    }
+
+    fn migration(told: Option<&str>) -> VirtualMachineInstanceMigration {
+        let conditions: Vec<Value> = told
+            .map(|reason| json!({"type": WAITING, "status": "True", "reason": reason, "message": "5"}))
+            .into_iter()
+            .collect();
+        serde_json::from_value(json!({
+            "metadata": {"name": "m"},
+            "spec": {"vmiName": "vm"},
+            "status": {
+                "conditions": conditions,
+                "phaseTransitionTimestamps":
+                    [{"phase": "PreparingTarget", "phaseTransitionTimestamp": "1970-01-01T00:01:40Z"}],
+                "source": {"node": "a", "startTimestamp": "1970-01-01T00:01:40Z"},
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_phase_that_may_be_over_in_a_moment_is_not_told_unless_there_is_news_beside_it() {
+        use MigrationPhase::{Pending, PreparingTarget, Running, Scheduled, Scheduling, TargetReady};
+        let limit = || Some(waits("SourceNodeLimit"));
+        let cases: Vec<Case> = vec![
+            ("its first word", None, &[Pending, Scheduling], None, true),
+            ("and there is no slot yet", None, &[Pending, Scheduling], limit(), true),
+            (
+                "but no node either",
+                None,
+                &[Pending, Scheduling],
+                Some(waits(UNSCHEDULABLE)),
+                false,
+            ),
+            ("it waits before its pod is made", None, &[Pending], limit(), false),
+            ("it waits on", Some("SourceNodeLimit"), &[Scheduling], limit(), true),
+            (
+                "it waits for something else",
+                Some("PlacementLimit"),
+                &[Scheduling],
+                limit(),
+                false,
+            ),
+            ("it waits no more", Some("SourceNodeLimit"), &[Scheduling], None, false),
+            (
+                "its pod is ready",
+                Some("SourceNodeLimit"),
+                &[Scheduling, Scheduled],
+                limit(),
+                false,
+            ),
+            ("its sides are named", None, &[PreparingTarget], None, false),
+            ("its target is ready", None, &[TargetReady], None, true),
+            ("it moves", None, &[TargetReady, Running], None, true),
+            (
+                "it moves, and was not known to",
+                Some("ClusterLimit"),
+                &[Running],
+                None,
+                false,
+            ),
+        ];
+        let begun = Timestamp::from_second(100).unwrap();
+        for (name, told, enter, waiting, quiet) in cases {
+            let change = Change {
+                enter: enter.to_vec(),
+                waiting,
+                ..Change::default()
+            };
+            let migration = migration(told);
+            let by = |now| may_be_over_by(&migration, &change, Some(begun), &[], now);
+            assert_eq!(by(begun), quiet.then(|| begun + BRIEF), "{name}");
+            assert_eq!(by(begun + BRIEF), None, "{name}, for long");
+        }
+        let aborted = Change {
+            enter: vec![TargetReady],
+            source_gone: true,
+            ..Change::default()
+        };
+        assert_eq!(
+            may_be_over_by(&migration(None), &aborted, Some(begun), &[], begun),
+            None
+        );
+    }
 }

@@ -150,7 +150,8 @@ pub struct Grants {
     pub place: Vec<String>,
     /// UIDs of those that get a slot.
     pub slots: Vec<String>,
-    /// UIDs of those that wait for one or the other, and what for.
+    /// UIDs of those that wait for one or the other, and what for. One that may make its pod, or has one on its way,
+    /// waits too if there would be no slot for it now.
     pub waiting: Vec<(String, Wait)>,
 }
 
@@ -186,21 +187,19 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
     let mut waiting = Vec::new();
     for entry in order {
         let reason = match &entry.stage {
-            Stage::Waiting => match places.refuse(&entry.source) {
-                Some(reason) => reason,
-                None => {
-                    places.add(&entry.source, Counted::Fully);
-                    place.push(entry.uid.clone());
-                    continue;
-                }
-            },
-            _ => match refused.get(entry.uid.as_str()) {
-                Some(reason) => *reason,
-                None => continue,
-            },
+            Stage::Waiting => places.refuse(&entry.source).or_else(|| {
+                places.add(&entry.source, Counted::Fully);
+                place.push(entry.uid.clone());
+                slots.refuse_any_target(&entry.source)
+            }),
+            // What keeps its pod from a node is for the scheduler to say.
+            Stage::Placing { unschedulable } => slots.refuse_any_target(&entry.source).filter(|_| !unschedulable),
+            Stage::Placed { .. } | Stage::Holding { .. } => refused.get(entry.uid.as_str()).copied(),
         };
-        let wait = Wait::new(reason, waiting.len() + 1);
-        waiting.push((entry.uid.clone(), wait));
+        if let Some(reason) = reason {
+            let wait = Wait::new(reason, waiting.len() + 1);
+            waiting.push((entry.uid.clone(), wait));
+        }
     }
     Grants {
         place,
@@ -245,18 +244,25 @@ impl<'a> Slots<'a> {
         *self.targets.entry(target).or_default() += 1;
     }
 
-    /// Why there is no slot. The nodes come first, because what they say changes less often.
-    fn refuse(&self, source: &str, target: &str) -> Option<Reason> {
-        let full = |taken: Option<&usize>, limit: u32| taken.copied().unwrap_or(0) >= count(limit);
-        if full(self.sources.get(source), self.limits.outbound_per_node) {
+    /// Why there is no slot, wherever the guest goes.
+    fn refuse_any_target(&self, source: &str) -> Option<Reason> {
+        if self.sources.get(source).copied().unwrap_or(0) >= count(self.limits.outbound_per_node) {
             Some(Reason::SourceNodeLimit(self.limits.outbound_per_node))
-        } else if full(self.targets.get(target), self.limits.inbound_per_node) {
-            Some(Reason::TargetNodeLimit(self.limits.inbound_per_node))
-        } else if full(Some(&self.cluster), self.limits.per_cluster) {
+        } else if self.cluster >= count(self.limits.per_cluster) {
             Some(Reason::ClusterLimit(self.limits.per_cluster))
         } else {
             None
         }
+    }
+
+    /// Why there is no slot. The nodes come first, because what they say changes less often.
+    fn refuse(&self, source: &str, target: &str) -> Option<Reason> {
+        let anyway = self.refuse_any_target(source);
+        let of_target = self.targets.get(target).copied().unwrap_or(0);
+        if !matches!(anyway, Some(Reason::SourceNodeLimit(_))) && of_target >= count(self.limits.inbound_per_node) {
+            return Some(Reason::TargetNodeLimit(self.limits.inbound_per_node));
+        }
+        anyway
     }
 }
 

@@ -85,9 +85,11 @@ proptest! {
             let waits = grants.waiting.iter().filter(|(uid, _)| *uid == entry.uid).count();
             let found = [times(&grants.place), times(&grants.slots), waits];
             let allowed: &[[usize; 3]] = match entry.stage {
-                Stage::Waiting => &[[1, 0, 0], [0, 0, 1]],
+                // One that may make its pod, or has made it, may have to wait for its slot.
+                Stage::Waiting => &[[1, 0, 0], [1, 0, 1], [0, 0, 1]],
+                Stage::Placing { unschedulable: false } => &[[0, 0, 0], [0, 0, 1]],
                 Stage::Placed { .. } => &[[0, 1, 0], [0, 0, 1]],
-                Stage::Placing { .. } | Stage::Holding { .. } => &[[0, 0, 0]],
+                Stage::Placing { unschedulable: true } | Stage::Holding { .. } => &[[0, 0, 0]],
             };
             prop_assert!(allowed.contains(&found), "{:?}: {:?}", entry, found);
         }
