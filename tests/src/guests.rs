@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Debug,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
     time::{Duration, Instant},
@@ -19,7 +20,8 @@ use tokio::{net::UdpSocket, sync::Mutex, task::JoinHandle};
 
 use crate::{
     Cluster,
-    watching::{until, until_some},
+    migrations::how_it_went,
+    watching::{until, until_ok, until_some},
 };
 
 /// The namespace of tests' virtual machines.
@@ -190,28 +192,62 @@ impl Cluster {
             grace_period_seconds: Some(1),
             ..DeleteParams::default()
         };
-        until_some("no guest to be left", || async {
+        until_ok("no guest to be left", || async {
             for pod in self.pods().list(&launchers).await?.items {
                 // Guests of tests need not shut down by the book.
                 let _ = self.pods().delete(&pod.name_any(), &hurried).await;
             }
-            let left = self.instances().list(&ListParams::default()).await?.items.len()
-                + self.migrations().list(&ListParams::default()).await?.items.len();
-            let pods = self.pods().list(&launchers).await?.items.len();
-            if pods == 0 {
+            let instances = self.instances().list(&ListParams::default()).await?.items;
+            let migrations = self.migrations().list(&ListParams::default()).await?.items;
+            let pods = self.pods().list(&launchers).await?.items;
+            if pods.is_empty() {
                 // Of instances whose status a test has made up, nobody can say that they have ended.
                 let kept = Patch::Merge(serde_json::json!({"metadata": {"finalizers": null}}));
-                for instance in self.instances().list(&ListParams::default()).await?.items {
+                for instance in &instances {
                     let _ = self
                         .instances()
                         .patch(&instance.name_any(), &PatchParams::default(), &kept)
                         .await;
                 }
             }
-            Ok((left == 0 && pods == 0).then_some(()))
+            let mut left: Vec<String> = pods.iter().map(pod_left).collect();
+            left.extend(
+                instances
+                    .iter()
+                    .map(|instance| object_left("instance", instance, &instance.status)),
+            );
+            left.extend(
+                migrations
+                    .iter()
+                    .map(|migration| object_left("migration", migration, &how_it_went(migration))),
+            );
+            Ok(if left.is_empty() { Ok(()) } else { Err(left.join("\n")) })
         })
         .await
     }
+}
+
+/// An object that should have gone: what holds it, and how it is.
+fn object_left<K: ResourceExt>(kind: &str, object: &K, status: &impl Debug) -> String {
+    let meta = object.meta();
+    format!(
+        "{kind} {} (deleted {:?}, finalizers {:?}): {status:?}",
+        object.name_any(),
+        meta.deletion_timestamp.as_ref().map(|time| time.0),
+        object.finalizers(),
+    )
+}
+
+/// The same for a pod, of which its containers tell.
+fn pod_left(pod: &Pod) -> String {
+    let status = pod.status.clone().unwrap_or_default();
+    let statuses = status.init_container_statuses.into_iter().flatten();
+    let containers: Vec<_> = statuses
+        .chain(status.container_statuses.into_iter().flatten())
+        .map(|container| (container.name, container.state))
+        .collect();
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    object_left("pod", pod, &(node, status.phase, status.reason, containers))
 }
 
 /// Status and reason of a condition of an instance.
