@@ -8,7 +8,7 @@ mod pod;
 #[path = "migration/tunnel.rs"]
 mod tunnel;
 
-use std::{fs, process::Command};
+use std::{collections::BTreeSet, fs, process::Command};
 
 use drydock_api::{facts::VirtType, kubevirt::status::GuestCpu};
 use drydock_core::domain::full_cpu;
@@ -236,6 +236,35 @@ async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
     let gone = target.until("Stopped Failed").await;
     assert_eq!(without_shutdown(&gone), ["Started Migrated", "Stopped Failed"]);
     assert_eq!(target.guest.state().await, Err(CallError::NoDomain));
+}
+
+#[tokio::test]
+async fn a_guest_that_is_ended_while_it_arrives_may_be_said_to_shut_down_and_never_to_run() {
+    if skipped("a_guest_that_is_ended_while_it_arrives_may_be_said_to_shut_down_and_never_to_run") {
+        return;
+    }
+    let Pair { source, target } = Pair::new("").await;
+    let tunnel = Tunnel::new(&source.pod, &target.pod);
+    tunnel.hold(Stream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    assert_eq!(target.guest.state().await, Ok(State::Paused(PausedReason::Migration)));
+    target.pod.signal_qemu(Signal::SIGTERM).await;
+    let mut told = BTreeSet::new();
+    let last = loop {
+        match target.guest.state().await {
+            Ok(state) => told.insert(state.to_string()),
+            Err(error) => break error,
+        };
+    };
+    assert_eq!(last, CallError::NoDomain, "after {told:?}");
+    println!("{told:?}");
+    let arriving = [State::Paused(PausedReason::Migration), State::ShuttingDown];
+    let arriving: BTreeSet<String> = arriving.iter().map(ToString::to_string).collect();
+    assert!(told.is_subset(&arriving), "{told:?}");
+    tunnel.release(Stream::Memory);
+    let ended = moving.ended().await.unwrap_err();
+    assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
+    assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
 }
 
 #[tokio::test]

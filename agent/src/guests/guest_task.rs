@@ -242,8 +242,8 @@ impl GuestTask {
         let Some(state) = state.filter(|_| !never_ran || state.is_some()) else {
             return Ok(());
         };
-        if is_moving(state) {
-            // It is as it was reported until it goes on, here or there; the migration tells the rest.
+        if is_passing(state) {
+            // It is as it was reported until it goes on, here or there, or has ended.
             return Ok(());
         }
         let running = facts::guest_state(state);
@@ -463,11 +463,13 @@ impl GuestTask {
     }
 }
 
-/// A guest that stands still in order to move, or has moved.
-fn is_moving(state: State) -> bool {
+/// A guest that stands still in order to move, or has moved, which its migration tells; or whose QEMU is about to
+/// end, which libvirt says of one that is still arriving, too.
+fn is_passing(state: State) -> bool {
     matches!(
         state,
         State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
+            | State::ShuttingDown
             | State::ShutOff(ShutOffReason::Migrated)
     )
 }

@@ -35,11 +35,14 @@ pub(super) fn domain_of(migration: &VirtualMachineInstanceMigration) -> String {
 /// The guest on its source.
 pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
     match state {
-        Ok(State::Running(_) | State::Blocked | State::ShuttingDown | State::PmSuspended) => SourceDomain::Running,
+        Ok(State::Running(_) | State::Blocked | State::PmSuspended) => SourceDomain::Running,
         Ok(State::Paused(PausedReason::Migration)) => SourceDomain::Leaving,
         Ok(State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)) => SourceDomain::PostCopy,
         Ok(State::Paused(_)) => SourceDomain::Paused,
         Ok(State::ShutOff(ShutOffReason::Migrated)) => SourceDomain::Left,
+        // Its QEMU is about to end, be it that the guest shuts down or that it has left: which of them is
+        // known once it has ended.
+        Ok(State::ShuttingDown) => SourceDomain::Unknown,
         // A libvirtd that was started anew has forgotten why. The pod's end tells.
         Ok(State::ShutOff(ShutOffReason::Unknown(_)) | State::NoState | State::Unknown { .. }) | Err(_) => {
             SourceDomain::Unknown
@@ -91,6 +94,8 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
 pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
     match state {
         Err(CallError::NoDomain) => TargetDomain::Absent,
+        // Its QEMU is about to end. libvirt says so of one that is still arriving, too, which has never run.
+        Ok(State::ShuttingDown) => TargetDomain::Unknown,
         Err(_) | Ok(State::NoState | State::Unknown { .. }) => TargetDomain::Unknown,
         // libvirt says so once all of it has come. Before, it is paused for other reasons: it starts up,
         // it migrates.
@@ -100,7 +105,7 @@ pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
             | State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed),
         ) => TargetDomain::PostCopy,
         Ok(State::Paused(_)) => TargetDomain::Incoming,
-        Ok(State::Running(_) | State::Blocked | State::ShuttingDown | State::PmSuspended) => TargetDomain::Running,
+        Ok(State::Running(_) | State::Blocked | State::PmSuspended) => TargetDomain::Running,
         Ok(State::ShutOff(_) | State::Crashed(_)) => TargetDomain::Over,
     }
 }
@@ -149,5 +154,63 @@ fn session(tunnels: &Tunnels, migration: &str, role: Role) -> Found {
         Some(session) if session.state.role == role => Found::Open(session.state.clone()),
         _ if known.is_complete => Found::Missing,
         _ => Found::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_host::domain::CrashedReason;
+
+    use super::*;
+
+    #[test]
+    fn a_source_runs_leaves_or_has_ended_by_what_libvirt_says() {
+        use SourceDomain as D;
+        for (state, expected) in [
+            (State::Running(RunningReason::Booted), D::Running),
+            (State::Running(RunningReason::MigrationCanceled), D::Running),
+            (State::PmSuspended, D::Running),
+            (State::Paused(PausedReason::User), D::Paused),
+            (State::Paused(PausedReason::IoError), D::Paused),
+            (State::Paused(PausedReason::Migration), D::Leaving),
+            (State::Paused(PausedReason::PostCopy), D::PostCopy),
+            (State::Paused(PausedReason::PostCopyFailed), D::PostCopy),
+            (State::ShuttingDown, D::Unknown),
+            (State::ShutOff(ShutOffReason::Migrated), D::Left),
+            (State::ShutOff(ShutOffReason::Shutdown), D::Ended),
+            (State::ShutOff(ShutOffReason::Destroyed), D::Ended),
+            (State::ShutOff(ShutOffReason::Unknown(0)), D::Unknown),
+            (State::Crashed(CrashedReason::Panicked), D::Ended),
+            (State::NoState, D::Unknown),
+            (State::Unknown { state: 99, reason: 0 }, D::Unknown),
+        ] {
+            assert_eq!(source_domain(&Ok(state)), expected, "{state}");
+        }
+        assert_eq!(source_domain(&Err(CallError::NoDomain)), D::Unknown);
+    }
+
+    #[test]
+    fn a_target_has_a_guest_that_runs_only_if_libvirt_says_that_it_runs() {
+        use TargetDomain as D;
+        for (state, expected) in [
+            (State::Running(RunningReason::Unpaused), D::Running),
+            (State::Running(RunningReason::Migrated), D::Running),
+            (State::PmSuspended, D::Running),
+            (State::Running(RunningReason::PostCopy), D::PostCopy),
+            (State::Running(RunningReason::PostCopyFailed), D::PostCopy),
+            (State::Paused(PausedReason::PostCopy), D::PostCopy),
+            (State::Paused(PausedReason::PostCopyFailed), D::PostCopy),
+            (State::Paused(PausedReason::User), D::Complete),
+            (State::Paused(PausedReason::StartingUp), D::Incoming),
+            (State::Paused(PausedReason::Migration), D::Incoming),
+            (State::ShuttingDown, D::Unknown),
+            (State::ShutOff(ShutOffReason::Destroyed), D::Over),
+            (State::Crashed(CrashedReason::Panicked), D::Over),
+            (State::NoState, D::Unknown),
+            (State::Unknown { state: 99, reason: 0 }, D::Unknown),
+        ] {
+            assert_eq!(target_domain(&Ok(state)), expected, "{state}");
+        }
+        assert_eq!(target_domain(&Err(CallError::NoDomain)), D::Absent);
     }
 }

@@ -173,8 +173,9 @@ impl IncomingGuest for LibvirtGuest {
 }
 
 /// What a state of the target's domain says of a guest whose migration leaves it paused (libvirt's
-/// `VIR_MIGRATE_PAUSED`): it is paused as migrating until it is complete, then as by a user; any other
-/// state has a guest only after it was let go on.
+/// `VIR_MIGRATE_PAUSED`): it is paused as migrating until it is complete, then as by a user. One that
+/// shuts down tells nothing: libvirt says so of any whose QEMU is about to end. Any other state has a
+/// guest only after it was let go on.
 fn of_state(state: State) -> GuestHere {
     match state {
         State::Paused(PausedReason::User) => GuestHere::Complete,
@@ -189,13 +190,12 @@ fn of_state(state: State) -> GuestHere {
         )
         | State::Running(_)
         | State::Blocked
-        | State::ShuttingDown
         | State::PmSuspended
         | State::Crashed(_) => GuestHere::HasRun,
         State::Paused(PausedReason::Migration | PausedReason::StartingUp | PausedReason::PostCopy) => {
             GuestHere::Incoming
         }
-        State::Paused(_) | State::NoState | State::Unknown { .. } => GuestHere::Unknown,
+        State::Paused(_) | State::ShuttingDown | State::NoState | State::Unknown { .. } => GuestHere::Unknown,
         State::ShutOff(_) => GuestHere::Absent,
     }
 }
@@ -300,6 +300,7 @@ mod tests {
             (State::Running(RunningReason::Unpaused), GuestHere::HasRun),
             (State::Running(RunningReason::PostCopy), GuestHere::HasRun),
             (State::ShutOff(ShutOffReason::Failed), GuestHere::Absent),
+            (State::ShuttingDown, GuestHere::Unknown),
             (State::NoState, GuestHere::Unknown),
             (State::Unknown { state: 99, reason: 0 }, GuestHere::Unknown),
         ] {

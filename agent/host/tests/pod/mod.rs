@@ -168,6 +168,20 @@ impl Pod {
         kill(self.libvirtd().await, signal).unwrap();
     }
 
+    /// Signals QEMU, which there is one of.
+    #[allow(dead_code, reason = "not every file of tests has a guest that it ends so")]
+    pub(crate) async fn signal_qemu(&self, signal: Signal) {
+        let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
+        let own = namespace(&Path::new("/proc").join(self.libvirtd().await.to_string()));
+        let mut found = fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
+            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            name.starts_with("qemu-system") && namespace(&entry.path()) == own
+        });
+        let qemu = found.next().unwrap().file_name();
+        let pid = qemu.to_str().and_then(|name| name.parse().ok());
+        kill(Pid::from_raw(pid.unwrap()), signal).unwrap();
+    }
+
     /// What libvirtd and QEMU have written.
     pub(crate) fn log(&self) -> String {
         let qemu = self.scratch.join("cache/libvirt/qemu/log");
