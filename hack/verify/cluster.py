@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable
@@ -44,6 +45,9 @@ LONGEST = (
 
 # Looks at the API servers' records of all that the others did.
 LAST = "verbs_used"
+
+# What a failure is told with: most failures are something that is still there, or not there.
+SHOWN = ("nodes", "vm,vmirs,vmi,vmim,pods,pdb")
 
 # Two to three times what the longest file takes: one that hangs is to be told as such.
 MOST_SECONDS = 1500
@@ -149,4 +153,21 @@ def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Pr
     file = program.name.rpartition("-")[0]
     with progress.step(f"cluster tests of {file} on {name}", announce=True):
         output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests")
-    return of_libtest(output, code)
+    outcome = of_libtest(output, code)
+    if outcome.failed:
+        _show(name, progress)
+    return outcome
+
+
+def _show(name: str, progress: Progress) -> None:
+    """What is on a cluster on which tests have failed."""
+    progress.say(f"{name} as it is now")
+    for kinds in SHOWN:
+        try:
+            shown = clusters.load(name).kubectl(
+                "get", kinds, "--all-namespaces", "-o", "wide", "--request-timeout=20s", check=False
+            )
+        except (Failure, OSError, subprocess.SubprocessError) as problem:
+            shown = str(problem)
+        for line in shown.splitlines():
+            print(f"    {name}: {line}", file=sys.stderr, flush=True)

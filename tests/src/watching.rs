@@ -69,7 +69,7 @@ pub async fn until_ok<T, F>(what: &str, mut question: impl FnMut() -> F) -> Resu
 where
     F: Future<Output = Result<std::result::Result<T, String>>>,
 {
-    let mut last = "none".to_owned();
+    let mut last = "not there yet".to_owned();
     let asking = async {
         loop {
             match question().await? {
