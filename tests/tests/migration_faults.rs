@@ -327,8 +327,9 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
         anyhow::Ok(migration)
     }
     .await;
-    undo.carry_out(cluster).await?;
+    let undone = undo.carry_out(cluster).await;
     release.carry_out(cluster, &sides).await?;
+    undone?;
     let migration = struck?;
     let judged = settled(cluster, guest, &sides, &migration, case.may_end_the_guest()).await;
     let (found, fate) = judged?;
