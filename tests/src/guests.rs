@@ -200,14 +200,14 @@ impl Cluster {
             let instances = self.instances().list(&ListParams::default()).await?.items;
             let migrations = self.migrations().list(&ListParams::default()).await?.items;
             let pods = self.pods().list(&launchers).await?.items;
+            let mut refused = Vec::new();
             if pods.is_empty() {
                 // Of instances whose status a test has made up, nobody can say that they have ended.
                 let kept = Patch::Merge(serde_json::json!({"metadata": {"finalizers": null}}));
                 for instance in &instances {
-                    let _ = self
-                        .instances()
-                        .patch(&instance.name_any(), &PatchParams::default(), &kept)
-                        .await;
+                    let name = instance.name_any();
+                    let freed = self.instances().patch(&name, &PatchParams::default(), &kept).await;
+                    refused.extend(freed.err().map(|error| format!("{name} keeps its finalizers: {error}")));
                 }
             }
             let mut left: Vec<String> = pods.iter().map(pod_left).collect();
@@ -221,6 +221,7 @@ impl Cluster {
                     .iter()
                     .map(|migration| object_left("migration", migration, &how_it_went(migration))),
             );
+            left.extend(refused);
             Ok(if left.is_empty() { Ok(()) } else { Err(left.join("\n")) })
         })
         .await
