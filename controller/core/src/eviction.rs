@@ -13,6 +13,11 @@
 //! KubeVirt does not do: an eviction is allowed when the instance is provably gone (KubeVirt refuses
 //! it for ever) or has moved elsewhere, and an instance of which nobody has said yet whether it can
 //! be migrated is neither killed nor refused for ever.
+//!
+//! A cache may be behind, and one kind's further than another's: a guest is shown where it was before it
+//! came into this very pod, while its migration is shown to be over. So what may have been otherwise
+//! since is confirmed by the API server before it speaks for letting a pod go ([`Answer::Confirm`]): what
+//! ends stays ended, and a guest that has left a pod by a migration never comes back into it.
 
 pub mod budget;
 pub mod budgets;
@@ -93,6 +98,8 @@ pub struct Asked<'a> {
     pub strategy: EvictionStrategy,
     /// A migration that has not ended is to bring the guest into this pod, or may be.
     pub is_target: bool,
+    /// The API server itself has just said how pod and instance are.
+    pub confirmed: bool,
 }
 
 /// The answer to an eviction.
@@ -100,6 +107,8 @@ pub struct Asked<'a> {
 pub enum Answer {
     /// It may be evicted.
     Allow,
+    /// It may be if pod and instance are as they are shown, for which the API server is to be asked.
+    Confirm,
     /// It may not; nothing is to be done.
     Refuse(Refusal),
     /// It may not, and the instance is marked so that it moves.
@@ -185,18 +194,25 @@ pub fn answer(asked: &Asked<'_>) -> Answer {
     if is_finished(instance) {
         return Answer::Allow;
     }
+    let confirmed = |known| {
+        if known || asked.confirmed {
+            Answer::Allow
+        } else {
+            Answer::Confirm
+        }
+    };
     if is_elsewhere(instance, pod) {
         return if asked.is_target {
             Answer::Refuse(Refusal::TargetPod)
         } else {
-            Answer::Allow
+            confirmed(has_left(instance, pod))
         };
     }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     if !wants_mark(instance, asked.strategy, made(pod), asked.now) {
         return match (asked.strategy, Migratable::of(instance)) {
             (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => Answer::Refuse(Refusal::NotMigratable),
-            _ => Answer::Allow,
+            (strategy, _) => confirmed(strategy == EvictionStrategy::None),
         };
     }
     if mark::of(instance).is_some_and(|marked| Some(marked) == node) {
@@ -248,6 +264,16 @@ pub fn is_finished(instance: &VirtualMachineInstance) -> bool {
 pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
     here.is_some() && here != pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
+}
+
+/// The guest of a pod has moved away from it, and never comes back: the newest migration has taken it from there.
+pub fn has_left(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
+    let state = instance
+        .status
+        .as_ref()
+        .and_then(|status| status.migration_state.as_ref());
+    let left = state.is_some_and(|state| state.completed && !state.failed && state.source_pod == pod.metadata.name);
+    left && pod.metadata.name.is_some() && is_elsewhere(instance, pod)
 }
 
 /// The kubelet says that a pod is over.

@@ -1,9 +1,10 @@
 //! What an eviction of a launcher pod is answered, and the mark that it leaves.
 //!
 //! ```text
-//!  caches ─▶ core: answer ─┬─ Allow ─▶ the pod's budget goes, allowed
-//!     ▲                    ├─ Mark ──▶ one patch of the instance ─┐
-//!     │                    └─ Refuse ─────────────────────────────┴─▶ 429
+//!  caches ─▶ core: answer ─┬─ Allow ───▶ the pod's budget goes, allowed
+//!     ▲                    ├─ Confirm ─▶ pod and instance are read ─▶ core: answer
+//!     │                    ├─ Mark ────▶ one patch of the instance ─┐
+//!     │                    └─ Refuse ───────────────────────────────┴─▶ 429
 //!     ├───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
 //!     └─ moved ─▶ the pod is deleted, allowed when it is gone
 //! ```
@@ -18,7 +19,7 @@
 //! is gone: the API server answers then that there is none, which drainers take for what they wanted.
 //!
 //! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
-//! server where the caches do not know the pod or its instance.
+//! server where the caches do not know the pod or its instance, or may know it as it was.
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,6 +87,15 @@ struct Eviction {
     pod: Key,
     dry_run: bool,
     descheduler: bool,
+}
+
+/// Who says how a pod and its instance are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The caches, and the API server where they know nothing.
+    Caches,
+    /// The API server itself.
+    ApiServer,
 }
 
 /// The answer to one eviction as things are now.
@@ -185,12 +195,23 @@ impl Evictions {
             }
             // It has been marked above.
             Answer::Mark => refused(response, Refusal::Triggered, &verdict, ""),
+            // It has been confirmed, or not, when it was judged.
+            Answer::Confirm => refused(response, Refusal::InstanceUnknown, &verdict, "it is not confirmed"),
         }
     }
 
     /// What is answered as things are now.
     async fn judge(&self, key: &Key) -> Verdict {
-        let pod = match self.launchers.get(key) {
+        let verdict = self.judge_by(key, By::Caches).await;
+        match verdict.answer {
+            Answer::Confirm => self.judge_by(key, By::ApiServer).await,
+            _ => verdict,
+        }
+    }
+
+    /// What is answered as pod and instance are shown there.
+    async fn judge_by(&self, key: &Key, by: By) -> Verdict {
+        let pod = match self.launchers.get(key).filter(|_| by == By::Caches) {
             Some(pod) => pod,
             None => match self.pods(key).get_opt(&key.name).await {
                 Ok(Some(pod)) => Arc::new(pod),
@@ -202,7 +223,8 @@ impl Evictions {
             return Verdict::allow();
         };
         let is = |instance: &VirtualMachineInstance| instance.metadata.uid.as_deref() == Some(uid.as_str());
-        let mut instance = self.instances.get(&instance_key).filter(|instance| is(instance));
+        let shown = self.instances.get(&instance_key);
+        let mut instance = shown.filter(|instance| by == By::Caches && is(instance));
         if instance.is_none() {
             match self.api(&instance_key).get_opt(&instance_key.name).await {
                 Ok(found) => instance = found.filter(is).map(Arc::new),
@@ -218,6 +240,7 @@ impl Evictions {
             instance: instance.as_deref().map_or(Known::Absent, Known::There),
             strategy: strategy.unwrap_or_else(|| self.launchers.configuration.get().eviction_strategy),
             is_target: self.is_target(&instance_key, &pod),
+            confirmed: by == By::ApiServer,
         });
         Verdict {
             answer,
@@ -250,7 +273,7 @@ impl Evictions {
                 Answer::Refuse(refusal) if refusal.may_pass() => {}
                 // The mark is not shown yet, or somebody has taken it away: it is no news either way.
                 Answer::Mark => verdict.answer = Answer::Refuse(Refusal::InProgress),
-                Answer::Allow | Answer::Refuse(_) => return verdict,
+                Answer::Allow | Answer::Confirm | Answer::Refuse(_) => return verdict,
             }
         }
     }

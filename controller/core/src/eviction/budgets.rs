@@ -9,7 +9,7 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
-use super::{GRACE, budget::is_protected, grace_end, is_finished, made};
+use super::{GRACE, budget::is_protected, grace_end, has_left, is_finished, made};
 use crate::{
     conditions::Status,
     vm_conditions::{condition, find},
@@ -59,7 +59,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let mut conflicts = Vec::new();
     let mut wanted = Vec::new();
     for (pod, foreign) in pods {
-        if has_moved_away(instance, pod) || !is_protected(instance, strategy, pod, now) {
+        if has_left(instance, pod) || !is_protected(instance, strategy, pod, now) {
             continue;
         }
         match foreign {
@@ -109,16 +109,6 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     });
     plan.conflict_is_news = find(before, EVICTION_BUDGET_CONFLICT) != plan.conflict.as_ref();
     plan
-}
-
-/// The guest of a pod is on another node by now, and does not come back.
-fn has_moved_away(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
-    let status = instance.status.as_ref();
-    let here = status.and_then(|status| status.node_name.as_deref());
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    let state = status.and_then(|status| status.migration_state.as_ref());
-    let left = state.is_some_and(|state| state.completed && !state.failed && state.source_pod == pod.metadata.name);
-    here.is_some() && node.is_some() && here != node && left
 }
 
 fn made_at(budget: &PodDisruptionBudget) -> Option<Timestamp> {

@@ -7,7 +7,7 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use serde_json::{Value, json};
 
 use super::{
-    Answer::{self, Allow, Mark, Refuse},
+    Answer::{self, Allow, Confirm, Mark, Refuse},
     Asked, GRACE, Known,
     Refusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
     answer, budget, mark,
@@ -65,6 +65,18 @@ fn asked<'a>(pod: &'a Pod, instance: Known<&'a VirtualMachineInstance>, strategy
         instance,
         strategy,
         is_target: false,
+        confirmed: false,
+    }
+}
+
+/// What is answered once the API server has been asked, if it has to be.
+fn in_the_end(asked: &Asked<'_>) -> Answer {
+    match answer(asked) {
+        Confirm => answer(&Asked {
+            confirmed: true,
+            ..*asked
+        }),
+        at_once => at_once,
     }
 }
 
@@ -88,7 +100,14 @@ fn each_strategy_answers_as_the_table_says() {
             let instance = instance(migratable, json!({}));
             let mut asked = asked(&plain, Known::There(&instance), strategy);
             asked.now = now;
-            assert_eq!(answer(&asked), *expected, "{strategy:?} {migratable:?} at {now}");
+            assert_eq!(in_the_end(&asked), *expected, "{strategy:?} {migratable:?} at {now}");
+            // Whether it can be migrated may be known otherwise by now; its strategy may not.
+            let to_be_confirmed = *expected == Allow && strategy != Nothing;
+            assert_eq!(
+                answer(&asked) == Confirm,
+                to_be_confirmed,
+                "{strategy:?} {migratable:?}"
+            );
         }
     }
 }
@@ -99,7 +118,10 @@ fn who_opts_in_is_shut_down_instead_of_blocking() {
     let plain = pod(json!({}));
     for (migratable, expected) in [(Some("False"), Allow), (Some("True"), Mark)] {
         let instance = instance(migratable, annotated.clone());
-        assert_eq!(answer(&asked(&plain, Known::There(&instance), LiveMigrate)), expected);
+        assert_eq!(
+            in_the_end(&asked(&plain, Known::There(&instance), LiveMigrate)),
+            expected
+        );
     }
     let other = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "other"}}});
     let instance = instance(Some("False"), other);
@@ -127,8 +149,8 @@ fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
         ),
         (json!({}), Known::Absent, Allow),
         (json!({}), Known::Unknown, Refuse(InstanceUnknown)),
-        (json!({"spec": {"nodeName": "b"}}), Known::There(&there), Allow),
-        (json!({"spec": {"nodeName": null}}), Known::There(&there), Allow),
+        (json!({"spec": {"nodeName": "b"}}), Known::There(&there), Confirm),
+        (json!({"spec": {"nodeName": null}}), Known::There(&there), Confirm),
         (json!({}), Known::There(&there), Mark),
     ];
     for (change, instance, expected) in cases {
@@ -164,6 +186,42 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
     asked.instance = Known::There(&again);
     asked.is_target = false;
     assert_eq!(answer(&asked), Mark);
+}
+
+#[test]
+fn a_pod_is_not_let_go_by_what_was_shown_before_the_guest_came_into_it() {
+    // It went from a to b, and then into this pod on a; `name` is the one that the newest migration shown took it from.
+    let shown = |node: &str, name: &str, completed: bool| {
+        instance(
+            Some("True"),
+            json!({"status": {"nodeName": node, "migrationState": {"sourcePod": name, "completed": completed}}}),
+        )
+    };
+    let here = pod(json!({}));
+    let own = "virt-launcher-web-1";
+    for (instance, at_once, confirmed) in [
+        // As it was before it came, which the API server denies; and the same as it is now.
+        (shown("b", "virt-launcher-web-0", true), Confirm, Allow),
+        (shown("b", "virt-launcher-web-2", true), Confirm, Allow),
+        (shown("b", own, false), Confirm, Allow),
+        (shown("a", "virt-launcher-web-2", true), Mark, Mark),
+        // It has gone on since.
+        (shown("b", own, true), Allow, Allow),
+        (shown("a", own, true), Mark, Mark),
+    ] {
+        let asked = asked(&here, Known::There(&instance), LiveMigrate);
+        assert_eq!(answer(&asked), at_once, "{:?}", instance.status);
+        assert_eq!(in_the_end(&asked), confirmed, "{:?}", instance.status);
+        // Until its end is shown, a migration may bring the guest.
+        let arriving = Asked {
+            is_target: true,
+            confirmed: true,
+            ..asked
+        };
+        if at_once != Mark {
+            assert_eq!(answer(&arriving), Refuse(TargetPod), "{:?}", instance.status);
+        }
+    }
 }
 
 #[test]

@@ -25,8 +25,17 @@ fn marked() -> VirtualMachineInstance {
     instance(|instance| instance["status"]["evacuationNodeName"] = json!("a"))
 }
 
-fn moved() -> VirtualMachineInstance {
+/// On another node, as it may have been before it came into the pod.
+fn elsewhere() -> VirtualMachineInstance {
     instance(|instance| instance["status"]["nodeName"] = json!("b"))
+}
+
+/// Taken from the pod by its newest migration.
+fn moved() -> VirtualMachineInstance {
+    instance(|instance| {
+        instance["status"]["nodeName"] = json!("b");
+        instance["status"]["migrationState"] = json!({"sourcePod": "virt-launcher-web-1", "completed": true});
+    })
 }
 
 fn pod() -> Pod {
@@ -230,6 +239,56 @@ async fn absence_is_believed_when_the_api_server_says_so_and_not_before() {
             assert!(response.result.message.starts_with("kubevirt failed getting the vmi: "));
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
+    let cannot = |strategy: &str| {
+        instance(|instance| {
+            instance["spec"]["evictionStrategy"] = json!(strategy);
+            instance["status"]["conditions"][0]["status"] = json!("False");
+        })
+    };
+    let found = |instance: &VirtualMachineInstance| Ok(serde_json::to_value(instance).unwrap());
+    let here = instance(|_| {});
+    // What is shown, what the API server says, whether that marks it, and whether the pod may go.
+    for (shown, said, marks, allowed) in [
+        (elsewhere(), found(&here), true, false),
+        (elsewhere(), found(&elsewhere()), false, true),
+        (elsewhere(), Err(500), false, false),
+        (
+            cannot("LiveMigrateIfPossible"),
+            found(&cannot("LiveMigrateIfPossible")),
+            false,
+            true,
+        ),
+        (cannot("LiveMigrateIfPossible"), found(&here), true, false),
+    ] {
+        let (evictions, mut server, _changed) = evictions(vec![shown], vec![pod()], vec![]);
+        let question = asked(|request| request["dryRun"] = json!(true));
+        let (response, ()) = tokio::join!(evictions.review(&question), async {
+            let get = server.asked().await;
+            assert!(get.method == Method::GET && get.path().ends_with("/pods/virt-launcher-web-1"));
+            get.with(&serde_json::to_value(pod()).unwrap());
+            let get = server.asked().await;
+            assert!(get.method == Method::GET && get.path().ends_with("/virtualmachineinstances/web"));
+            match &said {
+                Ok(instance) => get.with(instance),
+                Err(code) => get.refuse(*code, "InternalError"),
+            }
+            if marks {
+                let patch = server.asked().await;
+                assert_eq!(patch.method, Method::PATCH);
+                patch.with(&serde_json::to_value(marked()).unwrap());
+            }
+        });
+        assert_eq!(response.allowed, allowed, "{said:?}");
+        assert!(server.is_left_alone().await);
+    }
+    // Its strategy cannot have been another.
+    let (evictions, mut server, _changed) = evictions(vec![cannot("None")], vec![pod()], vec![]);
+    assert!(evictions.review(&asked(|_| {})).await.allowed);
+    assert!(server.is_left_alone().await);
 }
 
 #[tokio::test(start_paused = true)]
