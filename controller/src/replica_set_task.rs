@@ -10,21 +10,21 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{VirtualMachineInstance, VirtualMachineInstanceReplicaSet},
 };
-use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan};
+use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan, selector::Selector};
 use drydock_runtime::{
     Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
 };
 use futures::future::join_all;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
 use crate::{
-    instances::Instances,
+    instances::{Instances, controller},
     machine_task::{is_refusal, prune_annotations, severity},
     written_objects::WrittenObjects,
 };
@@ -109,27 +109,36 @@ impl ReplicaSetTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> Result<Wake, LookError> {
-        let Some(set) = self.sets.newest(key) else {
+        let Some(mut set) = self.sets.newest(key) else {
             return Ok(Wake::OnChange);
         };
-        let uid = set.uid().unwrap_or_default();
-        let instances = self.instances.of_set(&uid);
+        let mut instances = self.instances.of_set(&set.uid().unwrap_or_default());
         let place = |name: &str| Key {
             namespace: key.namespace.clone(),
             name: name.into(),
         };
         let now = clock::now();
-        let planned = |failure: Option<&Failure>| {
+        let seen = |set: &_, instances: &[_], confirmed, failure: Option<&Failure>| {
             plan(&Observed {
                 now,
-                set: &set,
-                instances: &instances,
+                set,
+                instances,
                 is_deleted: &|uid| self.instances.is_deleted(uid),
                 is_taken: &|name| self.instances.get(&place(name)).is_some(),
+                confirmed,
                 failure,
             })
         };
-        let todo = planned(None);
+        let mut todo = seen(&set, &instances, false, None);
+        let confirmed = todo.confirm;
+        if confirmed {
+            let Some(found) = self.as_they_are(key, &set).await? else {
+                // The watch is about to say so.
+                return Ok(Wake::OnChange);
+            };
+            (set, instances) = found;
+            todo = seen(&set, &instances, confirmed, None);
+        }
         let wake = Wake::OnChange.or_at(todo.wake);
         let result = self.carry_out(key, &set, &todo).await;
         let failure = match &result {
@@ -141,7 +150,7 @@ impl ReplicaSetTask {
         };
         // What it says of the failure depends on it; the numbers are those that were seen.
         let told = if failure.is_some() {
-            planned(failure.as_ref())
+            seen(&set, &instances, confirmed, failure.as_ref())
         } else {
             todo
         };
@@ -156,6 +165,31 @@ impl ReplicaSetTask {
             Err((_, Outcome::Refused(message))) => Err(LookError::Refused(message)),
             Err((_, Outcome::Again(error))) => Err(error),
         }
+    }
+
+    /// A set and its instances as the API server itself has them; `None` if there is no such set any more.
+    async fn as_they_are(
+        &self,
+        key: &Key,
+        set: &VirtualMachineInstanceReplicaSet,
+    ) -> kube::Result<Option<(VirtualMachineInstanceReplicaSet, Vec<Arc<VirtualMachineInstance>>)>> {
+        let Some(mut found) = self.set_api(key).get_opt(&key.name).await? else {
+            return Ok(None);
+        };
+        if found.uid() != set.uid() {
+            return Ok(None);
+        }
+        prune(&mut found);
+        // Those whose labels do not match any more are let go by what is shown.
+        let labels =
+            Selector::new(&found.spec.selector).map_or_else(|_| String::new(), |selector| selector.to_string());
+        let listed = self
+            .instance_api(key)
+            .list(&ListParams::default().labels(&labels))
+            .await?;
+        let owned = |instance: &_| controller(instance).map(|owner| &owner.uid) == found.metadata.uid.as_ref();
+        let instances = listed.items.into_iter().filter(owned).map(Arc::new).collect();
+        Ok(Some((found, instances)))
     }
 
     /// Does what is planned, up to the first thing that cannot be done.
@@ -181,6 +215,10 @@ impl ReplicaSetTask {
             (left, size) = (rest, (size * 2).min(BATCH));
         }
         Ok(())
+    }
+
+    fn set_api(&self, key: &Key) -> Api<VirtualMachineInstanceReplicaSet> {
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
     fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
@@ -286,11 +324,11 @@ impl ReplicaSetTask {
             "status": status,
         });
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let api = Api::<VirtualMachineInstanceReplicaSet>::namespaced(
-            self.client.clone(),
-            key.namespace.as_deref().unwrap_or_default(),
-        );
-        match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
+        match self
+            .set_api(key)
+            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
+            .await
+        {
             Ok(answer) => {
                 self.sets.remember(key, answer);
                 Ok(())

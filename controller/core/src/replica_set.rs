@@ -10,7 +10,9 @@
 //! ```
 //!
 //! Names follow from the set, one after the other, so that a controller whose caches are behind
-//! makes none twice: the API server refuses a second one of the name.
+//! makes none twice: the API server refuses a second one of the name. And what may live is only deleted
+//! by what the API server itself says: a cache may show a smaller number from before, or an instance too
+//! many that another controller has deleted since.
 
 mod ranking;
 pub mod selector;
@@ -58,6 +60,8 @@ pub struct Observed<'a> {
     pub is_deleted: &'a dyn Fn(&str) -> bool,
     /// Whether there is an instance of this name in the set's namespace, whoever it belongs to.
     pub is_taken: &'a dyn Fn(&str) -> bool,
+    /// The API server itself was asked for the set and its instances.
+    pub confirmed: bool,
     /// What the API server did not do, if something was tried.
     pub failure: Option<&'a Failure>,
 }
@@ -116,6 +120,8 @@ impl Refusal {
 /// What is to be done, in this order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
+    /// The API server itself has to be asked for the set and its instances before anything is done.
+    pub confirm: bool,
     /// Instances that the set controls no longer.
     pub release: Vec<Target>,
     /// Instances that are deleted.
@@ -180,6 +186,12 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         // Those that hold a place are the first to give it up.
         let surplus = parts.active.len().saturating_sub(wanted);
         let held = parts.held.len().min(counted.saturating_sub(wanted));
+        if surplus > 0 && !observed.confirmed {
+            return Plan {
+                confirm: true,
+                ..Plan::default()
+            };
+        }
         plan.delete
             .extend(parts.held.iter().take(held).map(|(instance, _)| Target::of(instance)));
         if surplus > 0 {

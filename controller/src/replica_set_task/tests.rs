@@ -132,11 +132,52 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
     assert!(matches!(looked, Err(LookError::NotSeenYet)));
 }
 
+/// Answers what a set and its instances are.
+async fn confirm(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, names: &[&str]) {
+    let get = server.asked().await;
+    assert_eq!((&get.method, get.path()), (&Method::GET, SET));
+    get.with(&json!(set));
+    let list = server.asked().await;
+    assert_eq!((&list.method, list.path()), (&Method::GET, INSTANCES));
+    assert!(list.query().contains("labelSelector=app%3Dweb"), "{}", list.query());
+    let mut items: Vec<_> = names.iter().map(|name| instance(name)).collect();
+    let mut of_another = instance("another");
+    of_another.metadata.owner_references = None;
+    items.push(of_another);
+    list.with(&json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceList", "metadata": {}, "items": items,
+    }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
+    // The set has been scaled up since, or another controller has scaled it down.
+    for (now, there) in [(set(3), &["a", "b", "c"][..]), (set(1), &["b"])] {
+        let shown = vec![instance("a"), instance("b"), instance("c")];
+        let (task, mut server) = task(set(1), shown);
+        let served = async {
+            confirm(&mut server, &now, there).await;
+            let told = status(&mut server, &now, "11").await;
+            assert_eq!(told["replicas"], there.len());
+        };
+        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+        looked.unwrap();
+        assert!(server.is_left_alone().await);
+    }
+    // It has gone.
+    let (task, mut server) = task(set(0), vec![instance("a")]);
+    let gone = async { server.asked().await.refuse(404, "NotFound") };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, gone);
+    looked.unwrap();
+    assert!(server.is_left_alone().await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_too_much_is_deleted_once() {
     let wanted = set(1);
     let (task, mut server) = task(wanted.clone(), vec![instance("a"), instance("b"), instance("c")]);
     let served = async {
+        confirm(&mut server, &wanted, &["a", "b", "c"]).await;
         let mut deleted = Vec::new();
         for _ in 0..2 {
             let delete = server.asked().await;

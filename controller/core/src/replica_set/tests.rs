@@ -83,6 +83,7 @@ fn look_at(
         instances: &all,
         is_deleted: &|_| false,
         is_taken: &|name| names.contains(name),
+        confirmed: true,
         failure,
     })
 }
@@ -203,9 +204,57 @@ fn what_was_deleted_a_moment_ago_does_not_count_though_it_is_still_seen() {
         instances: &all,
         is_deleted: &|uid| uid == "uid-b",
         is_taken: &|_| false,
+        confirmed: false,
         failure: None,
     });
     assert_eq!((plan.delete, plan.create), (vec![], vec![]));
+}
+
+#[test]
+fn what_may_live_is_only_deleted_by_what_the_api_server_says() {
+    let at = now();
+    for (replicas, phases, confirm) in [
+        (1, [Phase::Running, Phase::Running], true),
+        (0, [Phase::Running, Phase::Failed], true),
+        (2, [Phase::Running, Phase::Running], false),
+        (3, [Phase::Running, Phase::Running], false),
+        // Its guest has ended, and stays so.
+        (1, [Phase::Running, Phase::Succeeded], false),
+        (0, [Phase::Failed, Phase::Succeeded], false),
+    ] {
+        let all: Vec<_> = ["a", "b"]
+            .into_iter()
+            .zip(phases)
+            .map(|(name, phase)| Arc::new(instance(name, phase, true, 60)))
+            .collect();
+        let (set, is_free) = (set(replicas), |_: &str| false);
+        let observed = Observed {
+            now: at,
+            set: &set,
+            instances: &all,
+            is_deleted: &is_free,
+            is_taken: &is_free,
+            confirmed: false,
+            failure: None,
+        };
+        let shown = plan(&observed);
+        assert_eq!(shown.confirm, confirm, "{replicas} {phases:?}");
+        let after = plan(&Observed {
+            confirmed: true,
+            ..observed
+        });
+        assert!(!after.confirm);
+        if confirm {
+            let nothing = Plan {
+                confirm,
+                ..Plan::default()
+            };
+            assert_eq!(shown, nothing);
+            assert!(!after.delete.is_empty());
+        } else {
+            assert_eq!(shown, after, "{replicas} {phases:?}");
+        }
+    }
 }
 
 #[test]
