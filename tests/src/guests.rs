@@ -211,11 +211,11 @@ impl Cluster {
                 }
             }
             let mut left: Vec<String> = pods.iter().map(pod_left).collect();
-            left.extend(
-                instances
-                    .iter()
-                    .map(|instance| object_left("instance", instance, &instance.status)),
-            );
+            left.extend(instances.iter().map(|instance| {
+                let status = instance.status.clone().unwrap_or_default();
+                let short = (status.phase, status.reason, status.node_name, status.active_pods);
+                object_left("instance", instance, &short)
+            }));
             left.extend(
                 migrations
                     .iter()
