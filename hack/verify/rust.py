@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         return Outcome(failed=["the tests do not compile"])
     argv = ["cargo", "test", "--workspace", "--locked", "--no-fail-fast"]
     # An expected output that differs is a failure, and nothing is written beside it.
-    output, code = command(argv, {"INSTA_UPDATE": "no"}, quiet=True, most_seconds=MOST_SECONDS)
+    output, code = command(argv, {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}, quiet=True, most_seconds=MOST_SECONDS)
     return of_libtest(output, code)
 
 
