@@ -47,7 +47,7 @@ LONGEST = (
 LAST = "verbs_used"
 
 # What a failure is told with: most failures are something that is still there, or not there.
-SHOWN = ("nodes", "vm,vmirs,vmi,vmim,pods,pdb")
+SHOWN = "nodes,vm,vmirs,vmi,vmim,pods,pdb"
 
 # Two to three times what the longest file takes: one that hangs is to be told as such.
 MOST_SECONDS = 1500
@@ -162,12 +162,11 @@ def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Pr
 def _show(name: str, progress: Progress) -> None:
     """What is on a cluster on which tests have failed."""
     progress.say(f"{name} as it is now")
-    for kinds in SHOWN:
-        try:
-            shown = clusters.load(name).kubectl(
-                "get", kinds, "--all-namespaces", "-o", "wide", "--request-timeout=20s", check=False
-            )
-        except (Failure, OSError, subprocess.SubprocessError) as problem:
-            shown = str(problem)
-        for line in shown.splitlines():
-            print(f"    {name}: {line}", file=sys.stderr, flush=True)
+    try:
+        shown = clusters.load(name).kubectl(
+            "get", SHOWN, "--all-namespaces", "-o", "wide", "--request-timeout=20s", check=False
+        )
+    except (Failure, OSError, subprocess.SubprocessError) as problem:
+        shown = str(problem)
+    for line in shown.splitlines():
+        print(f"    {name}: {line}", file=sys.stderr, flush=True)

@@ -212,7 +212,6 @@ fn what_was_deleted_a_moment_ago_does_not_count_though_it_is_still_seen() {
 
 #[test]
 fn what_may_live_is_only_deleted_by_what_the_api_server_says() {
-    let at = now();
     for (replicas, phases, confirm) in [
         (1, [Phase::Running, Phase::Running], true),
         (0, [Phase::Running, Phase::Failed], true),
@@ -227,13 +226,13 @@ fn what_may_live_is_only_deleted_by_what_the_api_server_says() {
             .zip(phases)
             .map(|(name, phase)| Arc::new(instance(name, phase, true, 60)))
             .collect();
-        let (set, is_free) = (set(replicas), |_: &str| false);
+        let (set, none) = (set(replicas), |_: &str| false);
         let observed = Observed {
-            now: at,
+            now: now(),
             set: &set,
             instances: &all,
-            is_deleted: &is_free,
-            is_taken: &is_free,
+            is_deleted: &none,
+            is_taken: &none,
             confirmed: false,
             failure: None,
         };
