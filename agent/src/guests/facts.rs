@@ -2,21 +2,27 @@
 
 use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
 use drydock_core::guest::{GuestAgent, GuestState, PauseCause};
-use drydock_host::domain::{self, GuestInfo, PausedReason, State};
+use drydock_host::domain::{self, GuestInfo, PausedReason, ShutOffReason, State};
 
 /// Whether a guest runs, by the state of its domain.
-pub(super) fn guest_state(state: State) -> GuestState {
-    match state {
-        State::Running(_) | State::Blocked | State::ShuttingDown => GuestState::Running,
+///
+/// `None`: it is as it was reported until it goes on, here or there, or has ended. So it is of one that stands still in
+/// order to move, or has moved, which its migration tells; and of one whose QEMU is about to end, which libvirt says of
+/// one that is still arriving, too.
+pub(super) fn guest_state(state: State) -> Option<GuestState> {
+    Some(match state {
+        State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
+        | State::ShuttingDown
+        | State::ShutOff(ShutOffReason::Migrated) => return None,
+        State::Running(_) | State::Blocked => GuestState::Running,
         State::Paused(reason) => GuestState::Paused(match reason {
             PausedReason::User | PausedReason::StartingUp => PauseCause::User,
             PausedReason::IoError => PauseCause::IoError,
-            PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed => PauseCause::Migration,
             other => PauseCause::Other(other.as_str()),
         }),
         State::PmSuspended => GuestState::Paused(PauseCause::Other("asleep")),
         State::NoState | State::ShutOff(_) | State::Crashed(_) | State::Unknown { .. } => GuestState::Off,
-    }
+    })
 }
 
 /// A guest's CPU: what it has beyond its model, and what it lacks of it.
@@ -62,27 +68,30 @@ pub(super) fn guest_agent(info: GuestInfo) -> GuestAgent {
 mod tests {
     use std::collections::BTreeMap;
 
-    use drydock_host::domain::{CrashedReason, RunningReason, ShutOffReason};
+    use drydock_host::domain::{CrashedReason, RunningReason};
 
     use super::*;
 
     #[test]
-    fn every_state_is_running_paused_or_over() {
+    fn every_state_is_running_paused_or_over_or_tells_nothing_yet() {
         for (state, expected) in [
-            (State::Running(RunningReason::Booted), GuestState::Running),
-            (State::ShuttingDown, GuestState::Running),
-            (State::Paused(PausedReason::User), GuestState::Paused(PauseCause::User)),
+            (State::Running(RunningReason::Booted), Some(GuestState::Running)),
+            (
+                State::Paused(PausedReason::User),
+                Some(GuestState::Paused(PauseCause::User)),
+            ),
             (
                 State::Paused(PausedReason::IoError),
-                GuestState::Paused(PauseCause::IoError),
+                Some(GuestState::Paused(PauseCause::IoError)),
             ),
-            (
-                State::Paused(PausedReason::Migration),
-                GuestState::Paused(PauseCause::Migration),
-            ),
-            (State::ShutOff(ShutOffReason::Shutdown), GuestState::Off),
-            (State::Crashed(CrashedReason::Panicked), GuestState::Off),
-            (State::Unknown { state: 99, reason: 0 }, GuestState::Off),
+            (State::ShutOff(ShutOffReason::Shutdown), Some(GuestState::Off)),
+            (State::Crashed(CrashedReason::Panicked), Some(GuestState::Off)),
+            (State::Unknown { state: 99, reason: 0 }, Some(GuestState::Off)),
+            (State::ShuttingDown, None),
+            (State::Paused(PausedReason::Migration), None),
+            (State::Paused(PausedReason::PostCopy), None),
+            (State::Paused(PausedReason::PostCopyFailed), None),
+            (State::ShutOff(ShutOffReason::Migrated), None),
         ] {
             assert_eq!(guest_state(state), expected, "{state:?}");
         }

@@ -27,7 +27,7 @@ use drydock_host::{
     document::ParseError,
     domain::{
         AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
-        PausedReason, ShutOffReason, Start, State, StoppedDetail, SuspendedDetail, Versions,
+        ShutOffReason, Start, State, StoppedDetail, SuspendedDetail, Versions,
     },
     pod_folder::{FolderError, PodFolder},
 };
@@ -242,11 +242,9 @@ impl GuestTask {
         let Some(state) = state.filter(|_| !never_ran || state.is_some()) else {
             return Ok(());
         };
-        if is_passing(state) {
-            // It is as it was reported until it goes on, here or there, or has ended.
+        let Some(running) = facts::guest_state(state) else {
             return Ok(());
-        }
-        let running = facts::guest_state(state);
+        };
         if running != GuestState::Off && known.live.is_none() {
             let live = LiveDomain::parse(&handle.live_xml().await?)?;
             known.ask_agent = live.agent == Some(AgentChannel::Connected);
@@ -461,17 +459,6 @@ impl GuestTask {
         self.remember(written);
         Ok(Then::OnChange)
     }
-}
-
-/// A guest that stands still in order to move, or has moved, which its migration tells; or whose QEMU is about to
-/// end, which libvirt says of one that is still arriving, too.
-fn is_passing(state: State) -> bool {
-    matches!(
-        state,
-        State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
-            | State::ShuttingDown
-            | State::ShutOff(ShutOffReason::Migrated)
-    )
 }
 
 /// Whether a guest that has never run here may be started: it has run nowhere, nobody wants it gone, and

@@ -75,8 +75,6 @@ pub enum PauseCause {
     User,
     /// A disk failed.
     IoError,
-    /// It is being moved.
-    Migration,
     /// libvirt gave another reason.
     Other(&'static str),
 }
@@ -87,7 +85,6 @@ impl PauseCause {
         match self {
             Self::User => ("PausedByUser", "VMI was paused by user".into()),
             Self::IoError => ("PausedIOError", "VMI was paused, low-level IO error detected".into()),
-            Self::Migration => ("PausedByMigrationMonitor", "VMI was paused by the migration".into()),
             Self::Other(word) => ("Paused", format!("VMI is paused: {word}")),
         }
     }

@@ -134,7 +134,6 @@ fn a_pause_and_its_cause_are_told_and_it_is_not_ready() {
     for (cause, reason) in [
         (PauseCause::User, "PausedByUser"),
         (PauseCause::IoError, "PausedIOError"),
-        (PauseCause::Migration, "PausedByMigrationMonitor"),
         (PauseCause::Other("watchdog"), "Paused"),
     ] {
         let case = Case::new(&plain(), GuestState::Paused(cause));
