@@ -185,7 +185,7 @@ impl DrainTask {
             nodes: &nodes,
             limits: &configuration.migrations,
             attempts: self.attempts,
-            rate: self.previewer.rate(),
+            rate: self.previewer.pace.rate(),
         });
         self.refusals.keep_only(&refused);
         *pause = PAUSE.max(began.elapsed() * PAUSE_TIMES);

@@ -21,6 +21,7 @@ mod migration_task;
 mod migrations;
 mod node_pods;
 mod nodes;
+mod pace;
 mod pods_by_owner;
 mod replica_set_task;
 mod run;

@@ -32,6 +32,7 @@ use crate::{
     migrations::{MigrationMetrics, Migrations, begun_or_ended, instances_of},
     node_pods::NodePods,
     nodes::Nodes,
+    pace::Pace,
     replica_set_task::{self, ReplicaSetTask},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
@@ -222,7 +223,13 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         of_maintenances.add(Key::cluster(node));
     });
     let node_pods = pods.clone();
-    let previewer = Previewer::new(all_instances.clone(), all_migrations.clone(), launchers.clone());
+    let pace = Pace::new(all_instances.clone(), all_migrations.clone());
+    let previewer = Previewer::new(
+        all_instances.clone(),
+        all_migrations.clone(),
+        launchers.clone(),
+        pace.clone(),
+    );
     let maintenance_review = MaintenanceReview::new(
         client.clone(),
         all_nodes.nodes.shown().clone(),
@@ -239,6 +246,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         all_instances.clone(),
         all_migrations.clone(),
         launchers.clone(),
+        pace,
         changes.subscribe(),
     );
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));

@@ -16,11 +16,12 @@
 //!
 //! A cache may be behind, and one kind's further than another's: a guest is shown where it was before it
 //! came into this very pod, while its migration is shown to be over. So what may have been otherwise
-//! since is confirmed by the API server before it speaks for letting a pod go ([`Answer::Confirm`]): what
+//! since is confirmed by the API server before it speaks for letting a pod go ([`Allowed::AsShown`]): what
 //! ends stays ended, and a guest that has left a pod by a migration never comes back into it.
 
 pub mod budget;
 pub mod budgets;
+pub mod holding;
 pub mod mark;
 #[cfg(test)]
 mod tests;
@@ -98,21 +99,27 @@ pub struct Asked<'a> {
     pub strategy: EvictionStrategy,
     /// A migration that has not ended is to bring the guest into this pod, or may be.
     pub is_target: bool,
-    /// The API server itself has just said how pod and instance are.
-    pub confirmed: bool,
 }
 
 /// The answer to an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It may be evicted.
-    Allow,
-    /// It may be if pod and instance are as they are shown, for which the API server is to be asked.
-    Confirm,
+    Allow(Allowed),
     /// It may not; nothing is to be done.
     Refuse(Refusal),
     /// It may not, and the instance is marked so that it moves.
     Mark,
+}
+
+/// How long what lets a pod go stays true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// For good: it may be believed wherever it was read.
+    ForGood,
+    /// As long as pod and instance are as they are shown: a cache may show what was before, so that the API server is to
+    /// be asked.
+    AsShown,
 }
 
 /// Why a pod may not be evicted. [`Refusal::text`] is what is answered.
@@ -184,35 +191,32 @@ pub fn answer(asked: &Asked<'_>) -> Answer {
     let pod = asked.pod;
     // One that is on its way out anyway loses nothing by being told so again.
     if !is_launcher(pod) || ended(pod).is_some() || is_over(pod) || pod.metadata.deletion_timestamp.is_some() {
-        return Answer::Allow;
+        return Answer::Allow(Allowed::ForGood);
     }
     let instance = match asked.instance {
         Known::There(instance) => instance,
-        Known::Absent => return Answer::Allow,
+        Known::Absent => return Answer::Allow(Allowed::ForGood),
         Known::Unknown => return Answer::Refuse(Refusal::InstanceUnknown),
     };
     if is_finished(instance) {
-        return Answer::Allow;
+        return Answer::Allow(Allowed::ForGood);
     }
-    let confirmed = |known| {
-        if known || asked.confirmed {
-            Answer::Allow
-        } else {
-            Answer::Confirm
-        }
+    let allow = |for_good| match for_good {
+        true => Answer::Allow(Allowed::ForGood),
+        false => Answer::Allow(Allowed::AsShown),
     };
     if is_elsewhere(instance, pod) {
         return if asked.is_target {
             Answer::Refuse(Refusal::TargetPod)
         } else {
-            confirmed(has_left(instance, pod))
+            allow(has_left(instance, pod))
         };
     }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     if !wants_mark(instance, asked.strategy, made(pod), asked.now) {
         return match (asked.strategy, Migratable::of(instance)) {
             (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => Answer::Refuse(Refusal::NotMigratable),
-            (strategy, _) => confirmed(strategy == EvictionStrategy::None),
+            (strategy, _) => allow(strategy == EvictionStrategy::None),
         };
     }
     if mark::of(instance).is_some_and(|marked| Some(marked) == node) {

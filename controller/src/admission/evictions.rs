@@ -1,9 +1,9 @@
 //! What an eviction of a launcher pod is answered, and the mark that it leaves.
 //!
 //! ```text
-//!  caches ─▶ core: answer ─┬─ Allow ───▶ the pod's budget goes, allowed
-//!     ▲                    ├─ Confirm ─▶ pod and instance are read ─▶ core: answer
-//!     │                    ├─ Mark ────▶ one patch of the instance ─┐
+//!  caches ─▶ core: answer ─┬─ Allow ──▶ as shown: pod and instance are read ─▶ core: answer
+//!     ▲                    │           for good: the pod's budget goes, allowed
+//!     │                    ├─ Mark ───▶ one patch of the instance ──┐
 //!     │                    └─ Refuse ───────────────────────────────┴─▶ 429
 //!     ├───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
 //!     └─ moved ─▶ the pod is deleted, allowed when it is gone
@@ -28,7 +28,12 @@ use drydock_api::kubevirt::{
     names::{BY_DESCHEDULER, DESCHEDULER, EVICTION_SOURCE, REQUESTED_BY},
 };
 use drydock_core::{
-    eviction::{Answer, Known, Refusal, answer, is_elsewhere, is_launcher, mark},
+    drain::estimate::{Leaving, time_left},
+    eviction::{
+        Allowed, Answer, Known, Refusal, answer,
+        holding::{HOLD, SETTLED_AFTER, is_worth_holding},
+        is_elsewhere, is_launcher, mark,
+    },
     launcher_pod::made_for,
     migration::record::Record,
 };
@@ -48,16 +53,14 @@ use tokio::sync::{Semaphore, watch};
 use tracing::{info, warn};
 
 use crate::{
-    instances::Instances,
+    instances::{Instances, node_of},
     launchers::Launchers,
     marks::{Mark, State},
     migrations::Migrations,
+    pace::Pace,
     pods_by_owner::owner,
 };
 
-/// How long an eviction is held at most: longer than most guests take to move, and below the time
-/// that API servers give the webhook.
-pub(crate) const HOLD: Duration = Duration::from_secs(8);
 /// How many evictions are held at once: far below the number of requests that an API server
 /// serves at a time (200 that change something, by default).
 pub(crate) const HELD_AT_ONCE: usize = 8;
@@ -77,6 +80,7 @@ pub(crate) struct Evictions {
     instances: Instances,
     migrations: Migrations,
     launchers: Launchers,
+    pace: Pace,
     /// Something has changed that may let somebody go.
     news: watch::Receiver<u64>,
     held: Arc<Semaphore>,
@@ -110,7 +114,7 @@ struct Verdict {
 impl Verdict {
     fn allow() -> Self {
         Self {
-            answer: Answer::Allow,
+            answer: Answer::Allow(Allowed::ForGood),
             pod: None,
             instance: None,
             detail: String::new(),
@@ -133,6 +137,7 @@ impl Evictions {
         instances: Instances,
         migrations: Migrations,
         launchers: Launchers,
+        pace: Pace,
         news: watch::Receiver<u64>,
     ) -> Self {
         Self {
@@ -140,6 +145,7 @@ impl Evictions {
             instances,
             migrations,
             launchers,
+            pace,
             news,
             held: Arc::new(Semaphore::new(HELD_AT_ONCE)),
         }
@@ -174,7 +180,7 @@ impl Evictions {
             }
         }
         match verdict.answer {
-            Answer::Allow => {
+            Answer::Allow(_) => {
                 let left = |pod: &Pod| {
                     verdict
                         .instance
@@ -195,8 +201,6 @@ impl Evictions {
             }
             // It has been marked above.
             Answer::Mark => refused(response, Refusal::Triggered, &verdict, ""),
-            // It has been confirmed, or not, when it was judged.
-            Answer::Confirm => refused(response, Refusal::InstanceUnknown, &verdict, "it is not confirmed"),
         }
     }
 
@@ -204,7 +208,7 @@ impl Evictions {
     async fn judge(&self, key: &Key) -> Verdict {
         let verdict = self.judge_by(key, By::Caches).await;
         match verdict.answer {
-            Answer::Confirm => self.judge_by(key, By::ApiServer).await,
+            Answer::Allow(Allowed::AsShown) => self.judge_by(key, By::ApiServer).await,
             _ => verdict,
         }
     }
@@ -240,7 +244,6 @@ impl Evictions {
             instance: instance.as_deref().map_or(Known::Absent, Known::There),
             strategy: strategy.unwrap_or_else(|| self.launchers.configuration.get().eviction_strategy),
             is_target: self.is_target(&instance_key, &pod),
-            confirmed: by == By::ApiServer,
         });
         Verdict {
             answer,
@@ -260,12 +263,24 @@ impl Evictions {
         migration.is_none_or(|migration| !Record::of(migration).is_over())
     }
 
-    /// Waits until something else is answered, for [`HOLD`] at most.
+    /// Waits until something else is answered, for [`HOLD`] at most, and no longer than that is worth while.
     async fn hold(&self, pod: &Key, mut verdict: Verdict, mut news: watch::Receiver<u64>) -> Verdict {
-        let until = clock::Instant::now() + HOLD;
+        let began = clock::Instant::now();
+        // One that is the first of its drain does not know yet which others there are.
+        let mut judged_at = match verdict.answer {
+            Answer::Refuse(Refusal::Triggered) => Some(began + SETTLED_AFTER),
+            _ => Some(began),
+        };
         loop {
+            if judged_at.is_some_and(|at| at <= clock::Instant::now()) {
+                judged_at = None;
+                if !is_worth_holding(began.elapsed(), self.time_left(&verdict)) {
+                    return verdict;
+                }
+            }
             tokio::select! {
-                () = clock::sleep_until_instant(Some(until)) => return verdict,
+                () = clock::sleep_until_instant(Some(began + HOLD)) => return verdict,
+                () = clock::sleep_until_instant(judged_at) => continue,
                 changed = news.changed() => if changed.is_err() { return verdict },
             }
             verdict = self.judge(pod).await;
@@ -273,9 +288,30 @@ impl Evictions {
                 Answer::Refuse(refusal) if refusal.may_pass() => {}
                 // The mark is not shown yet, or somebody has taken it away: it is no news either way.
                 Answer::Mark => verdict.answer = Answer::Refuse(Refusal::InProgress),
-                Answer::Allow | Answer::Confirm | Answer::Refuse(_) => return verdict,
+                Answer::Allow(_) | Answer::Refuse(_) => return verdict,
             }
         }
+    }
+
+    /// How long it will take until the guest of an eviction has moved, as far as anybody can tell.
+    fn time_left(&self, verdict: &Verdict) -> Option<Duration> {
+        let instance = verdict.instance.as_deref()?;
+        let node = node_of(instance)?;
+        let own = Key::of(instance);
+        let leaving = |key: &Key, instance: &_| Leaving::of(instance, self.migrations.of_instance(key));
+        let others = self.instances.on_node(node).into_iter().filter(|key| *key != own);
+        let others = others.filter_map(|key| {
+            let instance = self.instances.get(&key)?;
+            (mark::of(&instance) == Some(node)).then(|| leaving(&key, &instance))
+        });
+        let limits = &self.launchers.configuration.get().migrations;
+        time_left(
+            &leaving(&own, instance),
+            &others.collect::<Vec<_>>(),
+            self.pace.rate(),
+            limits,
+            clock::now(),
+        )
     }
 
     /// Marks an instance to leave its node.

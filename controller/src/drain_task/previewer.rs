@@ -1,23 +1,16 @@
-//! What emptying a node would do, and how fast guests have moved until now.
+//! What emptying a node would do.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use drydock_core::{
-    drain::{Cluster, DrainingNode, Guest, NodeMarks, estimate::Rate, preview},
+    drain::{Cluster, DrainingNode, Guest, NodeMarks, preview},
     eviction::made,
     migration::deadlines::Attempts,
 };
-use drydock_runtime::{Key, clock};
+use drydock_runtime::clock;
 
-use crate::{
-    instances::Instances,
-    launchers::Launchers,
-    migrations::{Migrations, instance_of},
-};
+use crate::{instances::Instances, launchers::Launchers, migrations::Migrations, pace::Pace};
 
 /// Says what emptying a node would do, from the caches alone: any replica can.
 #[derive(Clone)]
@@ -25,16 +18,16 @@ pub(crate) struct Previewer {
     pub(super) instances: Instances,
     pub(super) migrations: Migrations,
     pub(super) launchers: Launchers,
-    measured: Arc<Measured>,
+    pub(super) pace: Pace,
 }
 
 impl Previewer {
-    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers) -> Self {
+    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers, pace: Pace) -> Self {
         Self {
             instances,
             migrations,
             launchers,
-            measured: Arc::default(),
+            pace,
         }
     }
 
@@ -63,15 +56,9 @@ impl Previewer {
                 nodes: &[],
                 limits: &self.launchers.configuration.get().migrations,
                 attempts: Attempts::default(),
-                rate: self.rate(),
+                rate: self.pace.rate(),
             },
         )
-    }
-
-    /// How fast guests have moved until now.
-    pub(super) fn rate(&self) -> Option<Rate> {
-        self.measured.learn(&self.migrations, &self.instances);
-        self.measured.rate()
     }
 }
 
@@ -88,36 +75,4 @@ pub(super) fn guest<'a>(
         migrations,
         refused: None,
     }
-}
-
-/// How fast guests have moved, as far as migrations are kept.
-#[derive(Debug, Default)]
-struct Measured(Mutex<Rate>);
-
-impl Measured {
-    /// Takes account of migrations that have succeeded.
-    fn learn(&self, migrations: &Migrations, instances: &Instances) {
-        for migration in migrations.take_succeeded() {
-            let Some(took) = took(&migration) else { continue };
-            let guest = instances.get(&instance_of(&Key::of(migration.as_ref()), &migration));
-            let bytes = guest.map_or(0, |guest| drydock_core::drain::guest::memory(&guest));
-            self.rate_now().add(took, bytes);
-        }
-    }
-
-    fn rate(&self) -> Option<Rate> {
-        let rate = *self.rate_now();
-        (rate.count > 0).then_some(rate)
-    }
-
-    fn rate_now(&self) -> MutexGuard<'_, Rate> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How long a migration that has succeeded took in all.
-fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
-    let state = migration.status.as_ref()?.migration_state.as_ref()?;
-    let (from, to) = (migration.metadata.creation_timestamp.as_ref()?.0, state.end_timestamp?);
-    Some(to.duration_since(from).unsigned_abs())
 }

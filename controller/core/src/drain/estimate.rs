@@ -1,13 +1,20 @@
 //! When a node will be empty, by what was measured.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use drydock_api::hypervisor::{RemainingGuest, RemainingState};
+use drydock_api::{
+    hypervisor::{RemainingGuest, RemainingState},
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration},
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Cluster, Guest, guest::memory};
-use crate::conditions::whole_seconds;
+use crate::{
+    conditions::whole_seconds,
+    configuration::Migrations,
+    migration::{queue::order, record::Record},
+};
 
 /// An estimate is not told anew for a change of less than one part in so many of what is left.
 const STEADY: u32 = 5;
@@ -45,11 +52,33 @@ impl Rate {
     }
 }
 
+/// What moves at a time: each takes the place that is free first.
+struct Lanes(Vec<Duration>);
+
+impl Lanes {
+    /// All of them free, for so many guests of one node.
+    fn new(limits: &Migrations, guests: usize) -> Self {
+        let lanes = limits.outbound_per_node.min(limits.per_cluster).max(1);
+        let lanes = usize::try_from(lanes).unwrap_or(usize::MAX).min(guests.max(1));
+        Self(vec![Duration::ZERO; lanes])
+    }
+
+    /// When the next guest will have moved, that takes so long.
+    fn next(&mut self, takes: Duration) -> Duration {
+        // There is one at least.
+        let Some(free) = self.0.iter_mut().min() else {
+            return takes;
+        };
+        *free = free.saturating_add(takes);
+        *free
+    }
+}
+
 /// When the last of these will have moved; `None` if nothing was measured yet, or not all of them move.
 pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
     let rate = cluster.rate?;
-    let lanes = cluster.limits.outbound_per_node.min(cluster.limits.per_cluster).max(1);
-    let mut free = vec![Duration::ZERO; usize::try_from(lanes).unwrap_or(usize::MAX).min(left.len().max(1))];
+    let mut lanes = Lanes::new(cluster.limits, left.len());
+    let mut longest = Duration::ZERO;
     for (guest, told) in left {
         if told.state == RemainingState::ShuttingDown {
             continue;
@@ -61,12 +90,78 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
         } else {
             takes
         };
-        let next = free.iter_mut().min()?;
-        *next += takes;
+        longest = longest.max(lanes.next(takes));
     }
-    let longest = free.into_iter().max()?;
     let at = cluster.now.checked_add(longest).ok()?;
     Some(Time(whole_seconds(at).0))
+}
+
+/// A guest that is to leave its node, for whoever waits for one of them.
+#[derive(Clone, Debug)]
+pub struct Leaving {
+    /// Its memory in bytes.
+    pub bytes: u64,
+    /// Its migration that is not over, if it has one.
+    pub migration: Option<Arc<VirtualMachineInstanceMigration>>,
+}
+
+impl Leaving {
+    /// A guest with these migrations.
+    pub fn of(instance: &VirtualMachineInstance, migrations: Vec<Arc<VirtualMachineInstanceMigration>>) -> Self {
+        let mut migrations = migrations.into_iter();
+        Self {
+            bytes: memory(instance),
+            migration: migrations.find(|migration| !Record::of(migration).is_over()),
+        }
+    }
+
+    /// Since when it moves.
+    fn moves_since(&self) -> Option<Timestamp> {
+        let status = self.migration.as_ref()?.status.as_ref()?;
+        status.migration_state.as_ref()?.start_timestamp
+    }
+
+    /// Whoever moves comes first, then whose migration the queue takes first.
+    fn rank(&self) -> impl Ord + '_ {
+        let migration = self.migration.as_ref();
+        (
+            self.moves_since().is_none(),
+            migration.is_none(),
+            migration.map(|migration| {
+                let metadata = &migration.metadata;
+                let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+                (created, order(migration), metadata.uid.as_deref())
+            }),
+        )
+    }
+}
+
+/// How long it will take until a guest has left its node that `others` leave, too; `None` if nothing was measured yet,
+/// or it takes longer than it should.
+pub fn time_left(
+    own: &Leaving,
+    others: &[Leaving],
+    rate: Option<Rate>,
+    limits: &Migrations,
+    now: Timestamp,
+) -> Option<Duration> {
+    let rate = rate?;
+    let left = |guest: &Leaving| {
+        let expected = rate.expected(guest.bytes)?;
+        let since = guest.moves_since().unwrap_or(now);
+        Some(expected.saturating_sub(now.duration_since(since).unsigned_abs()))
+    };
+    let mut before: Vec<&Leaving> = others.iter().filter(|other| other.rank() < own.rank()).collect();
+    before.sort_by(|one, other| one.rank().cmp(&other.rank()));
+    let mut lanes = Lanes::new(limits, before.len() + 1);
+    for other in before {
+        lanes.next(left(other)?);
+    }
+    let own_left = left(own)?;
+    if own.moves_since().is_some() {
+        return Some(own_left).filter(|left| !left.is_zero());
+    }
+    Some(lanes.next(own_left))
 }
 
 /// The estimate to tell: what was told stays until it is clearly wrong, so that it is no news each
@@ -81,5 +176,81 @@ pub(super) fn steady(told: Option<Time>, newest: Option<Time>, now: Timestamp) -
         told
     } else {
         newest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::configuration::Configuration;
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:01:40Z".parse().unwrap()
+    }
+
+    /// A guest of a GiB whose migration has this place, and moves since so many seconds if it does.
+    fn leaving(order: u32, since: Option<i64>) -> Leaving {
+        let began = since.map(|seconds| (now() - jiff::SignedDuration::from_secs(seconds)).to_string());
+        let migration = json!({
+            "metadata": {
+                "name": format!("m{order}"), "uid": format!("m{order}"), "creationTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {"kubevirt.io/evacuationMigration": "a", "drydock.dev/drain-order": order.to_string()},
+            },
+            "spec": {"vmiName": format!("g{order}")},
+            "status": {"phase": "Running", "migrationState": began.map(|began| json!({"startTimestamp": began}))},
+        });
+        Leaving {
+            bytes: 1 << 30,
+            migration: Some(Arc::new(serde_json::from_value(migration).unwrap())),
+        }
+    }
+
+    #[test]
+    fn a_guest_waits_for_those_that_go_before_it() {
+        let mut rate = Rate::default();
+        rate.add(Duration::from_secs(10), 1 << 30);
+        let limits = Configuration::default().migrations;
+        let unasked = Leaving {
+            bytes: 1 << 30,
+            migration: None,
+        };
+        let seconds = |own: &Leaving, others: &[Leaving]| {
+            time_left(own, others, Some(rate), &limits, now()).map(|left| left.as_secs())
+        };
+        // Two at a time, ten seconds each.
+        let moving = [leaving(0, Some(4)), leaving(1, Some(7))];
+        for (own, others, expected) in [
+            (leaving(0, None), vec![], Some(10)),
+            (leaving(0, None), vec![leaving(1, None), leaving(2, None)], Some(10)),
+            (leaving(2, None), vec![leaving(1, None), leaving(0, None)], Some(20)),
+            (
+                leaving(4, None),
+                (0..4).map(|order| leaving(order, None)).collect(),
+                Some(30),
+            ),
+            (leaving(2, None), moving.to_vec(), Some(13)),
+            (leaving(3, None), [&moving[..], &[leaving(2, None)]].concat(), Some(16)),
+            (
+                leaving(0, Some(4)),
+                vec![leaving(1, Some(9)), leaving(2, Some(9))],
+                Some(6),
+            ),
+            // Whose migration is not yet made, comes last.
+            (unasked.clone(), vec![leaving(0, None), leaving(1, None)], Some(20)),
+            (leaving(0, None), vec![unasked.clone(), unasked], Some(10)),
+            // Longer than it should: nobody knows.
+            (leaving(0, Some(11)), vec![], None),
+            // That one may end at any moment.
+            (
+                leaving(2, None),
+                vec![leaving(0, Some(11)), leaving(1, Some(1))],
+                Some(10),
+            ),
+        ] {
+            assert_eq!(seconds(&own, &others), expected, "{own:?} {others:?}");
+        }
+        assert_eq!(time_left(&leaving(0, None), &[], None, &limits, now()), None);
     }
 }

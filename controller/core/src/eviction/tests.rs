@@ -7,7 +7,8 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use serde_json::{Value, json};
 
 use super::{
-    Answer::{self, Allow, Confirm, Mark, Refuse},
+    Allowed::{AsShown, ForGood},
+    Answer::{self, Allow, Mark, Refuse},
     Asked, GRACE, Known,
     Refusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
     answer, budget, mark,
@@ -65,18 +66,6 @@ fn asked<'a>(pod: &'a Pod, instance: Known<&'a VirtualMachineInstance>, strategy
         instance,
         strategy,
         is_target: false,
-        confirmed: false,
-    }
-}
-
-/// What is answered once the API server has been asked, if it has to be.
-fn in_the_end(asked: &Asked<'_>) -> Answer {
-    match answer(asked) {
-        Confirm => answer(&Asked {
-            confirmed: true,
-            ..*asked
-        }),
-        at_once => at_once,
     }
 }
 
@@ -84,9 +73,11 @@ fn in_the_end(asked: &Asked<'_>) -> Answer {
 fn each_strategy_answers_as_the_table_says() {
     let plain = pod(json!({}));
     let late = made() + SignedDuration::try_from(GRACE).unwrap();
+    // Whether it can be migrated may be known otherwise by now; its strategy may not.
+    let as_shown = Allow(AsShown);
     for (strategy, yes, no, unknown, unknown_late) in [
-        (Nothing, Allow, Allow, Allow, Allow),
-        (LiveMigrateIfPossible, Mark, Allow, Mark, Allow),
+        (Nothing, Allow(ForGood), Allow(ForGood), Allow(ForGood), Allow(ForGood)),
+        (LiveMigrateIfPossible, Mark, as_shown.clone(), Mark, as_shown),
         (LiveMigrate, Mark, Refuse(NotMigratable), Mark, Refuse(NotMigratable)),
         (External, Mark, Mark, Mark, Mark),
     ] {
@@ -100,14 +91,7 @@ fn each_strategy_answers_as_the_table_says() {
             let instance = instance(migratable, json!({}));
             let mut asked = asked(&plain, Known::There(&instance), strategy);
             asked.now = now;
-            assert_eq!(in_the_end(&asked), *expected, "{strategy:?} {migratable:?} at {now}");
-            // Whether it can be migrated may be known otherwise by now; its strategy may not.
-            let to_be_confirmed = *expected == Allow && strategy != Nothing;
-            assert_eq!(
-                answer(&asked) == Confirm,
-                to_be_confirmed,
-                "{strategy:?} {migratable:?}"
-            );
+            assert_eq!(answer(&asked), *expected, "{strategy:?} {migratable:?} at {now}");
         }
     }
 }
@@ -116,12 +100,9 @@ fn each_strategy_answers_as_the_table_says() {
 fn who_opts_in_is_shut_down_instead_of_blocking() {
     let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
     let plain = pod(json!({}));
-    for (migratable, expected) in [(Some("False"), Allow), (Some("True"), Mark)] {
+    for (migratable, expected) in [(Some("False"), Allow(AsShown)), (Some("True"), Mark)] {
         let instance = instance(migratable, annotated.clone());
-        assert_eq!(
-            in_the_end(&asked(&plain, Known::There(&instance), LiveMigrate)),
-            expected
-        );
+        assert_eq!(answer(&asked(&plain, Known::There(&instance), LiveMigrate)), expected);
     }
     let other = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "other"}}});
     let instance = instance(Some("False"), other);
@@ -138,19 +119,27 @@ fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
         (
             json!({"metadata": {"labels": {"kubevirt.io": "other"}}}),
             Known::There(&there),
-            Allow,
+            Allow(ForGood),
         ),
-        (json!({"status": {"phase": "Succeeded"}}), Known::There(&there), Allow),
-        (json!({"status": {"phase": "Failed"}}), Known::Unknown, Allow),
+        (
+            json!({"status": {"phase": "Succeeded"}}),
+            Known::There(&there),
+            Allow(ForGood),
+        ),
+        (json!({"status": {"phase": "Failed"}}), Known::Unknown, Allow(ForGood)),
         (
             json!({"metadata": {"deletionTimestamp": made().to_string()}}),
             Known::There(&there),
-            Allow,
+            Allow(ForGood),
         ),
-        (json!({}), Known::Absent, Allow),
+        (json!({}), Known::Absent, Allow(ForGood)),
         (json!({}), Known::Unknown, Refuse(InstanceUnknown)),
-        (json!({"spec": {"nodeName": "b"}}), Known::There(&there), Confirm),
-        (json!({"spec": {"nodeName": null}}), Known::There(&there), Confirm),
+        (json!({"spec": {"nodeName": "b"}}), Known::There(&there), Allow(AsShown)),
+        (
+            json!({"spec": {"nodeName": null}}),
+            Known::There(&there),
+            Allow(AsShown),
+        ),
         (json!({}), Known::There(&there), Mark),
     ];
     for (change, instance, expected) in cases {
@@ -162,7 +151,10 @@ fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
         json!({"metadata": {"deletionTimestamp": made().to_string()}}),
     ] {
         let over = instance(Some("True"), over);
-        assert_eq!(answer(&asked(&pod(json!({})), Known::There(&over), LiveMigrate)), Allow);
+        assert_eq!(
+            answer(&asked(&pod(json!({})), Known::There(&over), LiveMigrate)),
+            Allow(ForGood)
+        );
     }
 }
 
@@ -199,26 +191,24 @@ fn a_pod_is_not_let_go_by_what_was_shown_before_the_guest_came_into_it() {
     };
     let here = pod(json!({}));
     let own = "virt-launcher-web-1";
-    for (instance, at_once, confirmed) in [
-        // As it was before it came, which the API server denies; and the same as it is now.
-        (shown("b", "virt-launcher-web-0", true), Confirm, Allow),
-        (shown("b", "virt-launcher-web-2", true), Confirm, Allow),
-        (shown("b", own, false), Confirm, Allow),
-        (shown("a", "virt-launcher-web-2", true), Mark, Mark),
+    for (instance, expected) in [
+        // As it was before it came, which the API server denies.
+        (shown("b", "virt-launcher-web-0", true), Allow(AsShown)),
+        (shown("b", "virt-launcher-web-2", true), Allow(AsShown)),
+        (shown("b", own, false), Allow(AsShown)),
+        (shown("a", "virt-launcher-web-2", true), Mark),
         // It has gone on since.
-        (shown("b", own, true), Allow, Allow),
-        (shown("a", own, true), Mark, Mark),
+        (shown("b", own, true), Allow(ForGood)),
+        (shown("a", own, true), Mark),
     ] {
         let asked = asked(&here, Known::There(&instance), LiveMigrate);
-        assert_eq!(answer(&asked), at_once, "{:?}", instance.status);
-        assert_eq!(in_the_end(&asked), confirmed, "{:?}", instance.status);
+        assert_eq!(answer(&asked), expected, "{:?}", instance.status);
         // Until its end is shown, a migration may bring the guest.
         let arriving = Asked {
             is_target: true,
-            confirmed: true,
             ..asked
         };
-        if at_once != Mark {
+        if expected != Mark {
             assert_eq!(answer(&arriving), Refuse(TargetPod), "{:?}", instance.status);
         }
     }

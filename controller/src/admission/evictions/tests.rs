@@ -80,13 +80,9 @@ fn evictions(
     let (nodes, budgets) = (Nodes::filled(&client, [node]), Budgets::filled(&client, budgets));
     let launchers = Launchers::filled(&client, pods, nodes, budgets);
     let (changed, news) = watch::channel(0);
-    let evictions = Evictions::new(
-        client,
-        Instances::filled(instances),
-        Migrations::filled([]),
-        launchers,
-        news,
-    );
+    let (instances, migrations) = (Instances::filled(instances), Migrations::filled([]));
+    let pace = Pace::new(instances.clone(), migrations.clone());
+    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news);
     (evictions, server, changed)
 }
 
@@ -178,6 +174,36 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
         assert!(!answered.unwrap().allowed);
     }
     assert_eq!(began.elapsed(), HOLD);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_not_held_for_a_guest_that_will_not_have_moved_by_then() {
+    let sized = |mut instance: VirtualMachineInstance| {
+        let status = instance.status.as_mut().unwrap();
+        status.memory = serde_json::from_value(json!({"guestCurrent": "1Gi"})).unwrap();
+        instance
+    };
+    let question = asked(|_| {});
+    for (takes, marks, held) in [
+        (5, false, HOLD),
+        (6, false, Duration::ZERO),
+        // Who is the first learns a moment later who else is to go.
+        (4, true, HOLD),
+        (5, true, SETTLED_AFTER),
+    ] {
+        let known = sized(if marks { instance(|_| {}) } else { marked() });
+        let (mut evictions, mut server, _changed) = evictions(vec![known], vec![pod()], vec![]);
+        evictions.pace = evictions.pace.learned(Duration::from_secs(takes), 1 << 30);
+        let began = clock::Instant::now();
+        let (response, ()) = tokio::join!(evictions.review(&question), async {
+            if marks {
+                server.asked().await.with(&serde_json::to_value(marked()).unwrap());
+            }
+        });
+        let said = if marks { TRIGGERED } else { IN_PROGRESS };
+        assert_eq!(text(&response), (429, "TooManyRequests", said));
+        assert_eq!(began.elapsed(), held, "it takes {takes} s, marked now: {marks}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
