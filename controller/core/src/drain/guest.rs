@@ -362,21 +362,14 @@ pub(super) fn state(
 }
 
 /// How far a migration is.
+///
+/// From its pod's making on the guest is told to move, in the same words until it is gone: how far it is and where to, the
+/// migration itself says, and here it would be news, and a write, for each of many guests.
 fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
     let name = migration.metadata.name.as_deref().unwrap_or_default();
-    let status = migration.status.as_ref();
-    if Record::of(migration).has_sides() {
-        let target = status
-            .and_then(|status| status.target.as_ref()?.node.as_deref())
-            .unwrap_or_default();
-        // How far it is, the migration itself says: here it would be news every few seconds.
-        return State::Moving(format!("it moves to {target} by migration {name}"));
-    }
-    let waiting = find(
-        status.map(|status| status.conditions.as_slice()).unwrap_or_default(),
-        WAITING,
-    )
-    .filter(|condition| condition.status == Status::True.as_str());
+    let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
+    let waiting = find(conditions.unwrap_or_default(), WAITING)
+        .filter(|condition| condition.status == Status::True.as_str() && !Record::of(migration).has_sides());
     match waiting {
         Some(condition) => State::Waiting(
             Why::Queued(condition.reason.clone().unwrap_or_else(|| "Queued".into())),
@@ -385,7 +378,7 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
                 condition.message.as_deref().unwrap_or_default()
             ),
         ),
-        None => State::Waiting(Why::Migration, format!("a pod is made for migration {name}")),
+        None => State::Moving(format!("migration {name} moves it")),
     }
 }
 
