@@ -13,6 +13,7 @@ use drydock_core::{
         cluster::Failure,
         deadlines::{Consequence, Deadline, Part, TargetPod as PodOnItsWay},
         observed::{Facts, pod_of, source, target},
+        queue::Reason,
         record::Record,
         status::{Change, Sides, WAITING, Waiting, configuration, guest},
     },
@@ -242,11 +243,15 @@ pub(super) fn may_be_over_by(
     if change.abort.is_some() || change.source_gone || change.fail.is_some() {
         return None;
     }
-    // That it waits is no news if that has been said, nor with its first word: it may wait no more in a moment.
-    let is_first_word = change.enter.as_slice() == [MigrationPhase::Pending, MigrationPhase::Scheduling];
-    let is_news = match &change.waiting {
-        Some(waiting) if is_first_word => waiting.reason == UNSCHEDULABLE,
-        waiting => *waiting != waits_for(migration),
+    let told = waits_for(migration);
+    // While its pod starts it is no news which turn it waits for, or that it waits no more: that may change in a moment.
+    let is_its_turn = told.as_ref().is_none_or(|told| Reason::is_one(&told.reason));
+    let is_news = match change.enter.as_slice() {
+        [.., MigrationPhase::Scheduling] if is_its_turn => {
+            let waiting = change.waiting.as_ref();
+            waiting.is_some_and(|waiting| !Reason::is_one(&waiting.reason))
+        }
+        _ => change.waiting != told,
     };
     if is_news {
         return None;
@@ -343,13 +348,27 @@ mod tests {
             ("it waits before its pod is made", None, &[Pending], limit(), false),
             ("it waits on", Some("SourceNodeLimit"), &[Scheduling], limit(), true),
             (
-                "it waits for something else",
+                "it waits for another turn",
                 Some("PlacementLimit"),
                 &[Scheduling],
                 limit(),
+                true,
+            ),
+            ("it waits no more", Some("SourceNodeLimit"), &[Scheduling], None, true),
+            (
+                "it is refused no more",
+                Some("RejectedByResourceQuota"),
+                &[Scheduling],
+                None,
                 false,
             ),
-            ("it waits no more", Some("SourceNodeLimit"), &[Scheduling], None, false),
+            (
+                "it has had its turn, and no node",
+                Some("PlacementLimit"),
+                &[Scheduling],
+                Some(waits(UNSCHEDULABLE)),
+                false,
+            ),
             (
                 "its pod is ready",
                 Some("SourceNodeLimit"),

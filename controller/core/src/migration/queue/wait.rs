@@ -25,6 +25,17 @@ impl Reason {
             Self::PlacementLimit(_) => "PlacementLimit",
         }
     }
+
+    /// Whether a word that something waits for is one of these.
+    pub fn is_one(word: &str) -> bool {
+        let all = [
+            Self::ClusterLimit,
+            Self::SourceNodeLimit,
+            Self::TargetNodeLimit,
+            Self::PlacementLimit,
+        ];
+        all.iter().any(|reason| reason(0).as_str() == word)
+    }
 }
 
 /// What a migration waits for, and where in the queue it stands.
