@@ -165,5 +165,6 @@ pub fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
 
 /// The node that an instance is marked to leave.
 pub fn mark_of(instance: &VirtualMachineInstance) -> Option<String> {
-    instance.status.as_ref()?.evacuation_node_name.clone()
+    let node = instance.status.as_ref()?.evacuation_node_name.clone();
+    node.filter(|node| !node.is_empty())
 }

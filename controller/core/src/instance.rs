@@ -32,6 +32,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 
 use crate::{
     conditions::{Status, whole_seconds},
+    eviction::mark,
     launcher_pod::{image_identity::wanted_witnesses, made_for},
     migration::{
         observed::{source, target},
@@ -494,6 +495,12 @@ fn wanted_status(
             );
         }
     }
+    let arrived = observed.moving.moved_to;
+    if arrived.is_some_and(|node| mark::is_left_behind(observed.instance, node)) {
+        let message = "the guest has left the node that it was to leave".to_owned();
+        say(types::EVICTION_REQUESTED, Status::False, "Moved", message);
+        wanted.evacuation_node_name = Some(String::new());
+    }
     wanted.phase = phase;
     wanted.reason = reason;
     wanted.conditions = conditions;
@@ -664,6 +671,7 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
         && (wanted.phase.is_none() || wanted.phase == current.phase)
         && wanted.reason == current.reason
         && wanted.node_name == current.node_name
+        && (wanted.evacuation_node_name.is_none() || wanted.evacuation_node_name == current.evacuation_node_name)
         && wanted.active_pods == current.active_pods
         && wanted.migration_state == current.migration_state
         && wanted.qos_class == current.qos_class)

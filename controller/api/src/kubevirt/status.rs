@@ -55,10 +55,10 @@ pub struct VirtualMachineInstanceStatus {
     /// Its newest migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_state: Option<MigrationState>,
-    /// The node that it is to leave.
+    /// The node that it is to leave; empty once it has left that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation_node_name: Option<String>,
-    /// Who wants it to leave that node, and how often that was tried.
+    /// Who wants it to leave that node, or wanted that of the last one, and how often it was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<Evacuation>,
     /// Quality of service class of its pod.

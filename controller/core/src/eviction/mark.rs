@@ -2,6 +2,9 @@
 //!
 //! It is written by the webhook when a pod is evicted, and by the drain planner, both as the same
 //! field manager and always whole; and it is taken away whole, whoever has written which part of it.
+//!
+//! Of a guest that arrives elsewhere it is written over together with where the guest is: no node is named any more, which
+//! is no mark ([`of`]), and the condition is false. Who asked, and how often that was tried, stays to be read.
 
 use drydock_api::kubevirt::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceStatus,
@@ -29,6 +32,11 @@ pub fn of(instance: &VirtualMachineInstance) -> Option<&str> {
 pub fn evacuation(instance: &VirtualMachineInstance) -> Option<&Evacuation> {
     of(instance)?;
     instance.status.as_ref()?.evacuation.as_ref()
+}
+
+/// Whether a guest that is on this node by now has left the one that it is marked to leave.
+pub fn is_left_behind(instance: &VirtualMachineInstance, here: &str) -> bool {
+    of(instance).is_some_and(|marked| marked != here)
 }
 
 /// A new mark.

@@ -1,8 +1,10 @@
 //! Every state of an instance and its pod, and what follows from it.
 
+use drydock_api::kubevirt::status::DrainRequest;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::vm_conditions::find;
 
 const NOW: &str = "2026-01-01T00:00:00Z";
 const SILENT: NodeState = NodeState::NotReady { since: None };
@@ -522,6 +524,57 @@ fn how_the_guest_moved_is_said_though_its_migration_has_not_written_it_down_yet(
         ..paused
     };
     assert_eq!(mode_by(&status, arrived), Some(MigrationMode::Paused));
+}
+
+#[test]
+fn a_mark_is_written_over_together_with_where_the_guest_is() {
+    let mark = |node: &str| {
+        let (mut status, now) = (up(), NOW.parse().unwrap());
+        let asker = mark::new(DrainRequest::Cordon, now);
+        let mark = mark::status(&instance(&status), node, &asker, now);
+        let fields = status.as_object_mut().unwrap();
+        fields.extend(mark.as_object().unwrap().clone());
+        instance(&status)
+    };
+    let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
+    for (marked, moving, left) in [
+        ("a", moved(), true),
+        ("b", moved(), false),
+        ("a", Moving::default(), false),
+    ] {
+        let instance = mark(marked);
+        let observed = Observed {
+            moving,
+            ..seen(&instance, &pods)
+        };
+        let wanted = plan(&observed).status.unwrap_or_default();
+        assert_eq!(wanted.evacuation_node_name.as_deref(), left.then_some(""), "{marked}");
+        let condition = find(&wanted.conditions, types::EVICTION_REQUESTED);
+        assert_eq!(
+            condition.map(|condition| condition.status.as_str()),
+            left.then_some("False"),
+            "{marked}"
+        );
+        if !left {
+            continue;
+        }
+        // That is no mark, and no news any more.
+        let mut arrived = instance.clone();
+        let status = arrived.status.as_mut().unwrap();
+        status
+            .conditions
+            .retain(|condition| condition.type_ != types::EVICTION_REQUESTED);
+        status.conditions.extend(wanted.conditions);
+        status.evacuation_node_name = wanted.evacuation_node_name;
+        status.node_name = wanted.node_name;
+        status.active_pods = wanted.active_pods;
+        assert_eq!((mark::of(&arrived), mark::evacuation(&arrived)), (None, None));
+        let again = plan(&Observed {
+            instance: &arrived,
+            ..observed
+        });
+        assert_eq!(again.status, None);
+    }
 }
 
 #[test]
