@@ -8,7 +8,10 @@
 use std::sync::Arc;
 
 use drydock_api::kubevirt::VirtualMachineInstance;
-use drydock_core::eviction::budgets::{Observed, plan};
+use drydock_core::eviction::{
+    budget::{instance_of, is_ours},
+    budgets::{Guarded, Observed, conflict, is_news, plan},
+};
 use drydock_runtime::{Change, Key, KeyedWork, Process, Wake, clock, lease::Leadership};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
@@ -64,48 +67,46 @@ impl BudgetTask {
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
     async fn look(&self, key: &Key) -> kube::Result<Wake> {
-        // Budgets of one that is gone go with it: it owns them.
+        // Budgets of one that is gone go with its pods.
         let Some(instance) = self.instances.get(key) else {
             return Ok(Wake::OnChange);
         };
-        let budgets = &self.launchers.budgets;
-        let pods = self.launchers.of(&instance);
-        let selected: Vec<_> = pods
-            .into_iter()
-            .map(|pod| {
-                let foreign = budgets.conflicting(&pod);
-                (pod, foreign)
-            })
-            .collect();
-        let own = budgets.owned_by(instance.metadata.uid.as_deref().unwrap_or_default());
+        let (budgets, now) = (&self.launchers.budgets, clock::now());
+        let pods = self.launchers.of(&instance).into_iter().map(|pod| Guarded {
+            own: budgets.of(&pod),
+            foreign: budgets.conflicting(&pod),
+            pod,
+        });
         let plan = plan(&Observed {
-            now: clock::now(),
+            now,
             instance: &instance,
             strategy: self.launchers.eviction_strategy(&instance),
-            pods: &selected,
-            budgets: &own,
+            pods: &pods.collect::<Vec<_>>(),
         });
-        for name in &plan.delete {
-            if let Some(budget) = own.iter().find(|budget| budget.metadata.name.as_ref() == Some(name)) {
-                budgets.delete(budget).await?;
+        for budget in &plan.delete {
+            budgets.delete(budget).await?;
+        }
+        let mut refused = None;
+        for pod in &plan.create {
+            match budgets.create(pod).await {
+                Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => refused = Some(status),
+                result => result?,
             }
         }
-        for name in &plan.create {
-            if let Some((pod, _)) = selected
-                .iter()
-                .find(|(pod, _)| pod.metadata.name.as_ref() == Some(name))
-            {
-                budgets.create(pod).await?;
-            }
-        }
-        if plan.conflict_is_news {
-            let status = match &plan.conflict {
+        let said = refused.as_ref().map(|status| status.message.as_str());
+        let conflict = conflict(&instance, plan.foreign.as_deref(), said, now);
+        if is_news(&instance, conflict.as_ref()) {
+            let status = match &conflict {
                 Some(conflict) => json!({"conditions": [conflict]}),
                 None => json!({}),
             };
             self.say(key, &instance, status).await?;
         }
-        Ok(Wake::OnChange.or_at(plan.wake))
+        match refused {
+            // The instance says why; the queue looks again, later and later.
+            Some(status) => Err(kube::Error::Api(status)),
+            None => Ok(Wake::OnChange.or_at(plan.wake)),
+        }
     }
 
     async fn say(&self, key: &Key, instance: &VirtualMachineInstance, status: serde_json::Value) -> kube::Result<()> {
@@ -128,7 +129,7 @@ impl BudgetTask {
     }
 }
 
-/// The instances whose budgets a change of a budget concerns: the one that owns it. Of a budget of
+/// The instances whose budgets a change of a budget concerns: the one that it is about. Of a budget of
 /// somebody else it cannot be told which pods it selects without looking at all in its namespace, so
 /// `None` stands for all of these.
 pub(crate) fn concerned(change: &Change<PodDisruptionBudget>) -> Option<(String, Option<Key>)> {
@@ -137,10 +138,9 @@ pub(crate) fn concerned(change: &Change<PodDisruptionBudget>) -> Option<(String,
     };
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let budget = new.as_ref().or(old.as_ref())?;
-    let mut owners = budget.owner_references().iter();
-    let owner = owners.find(|owner| owner.kind == "VirtualMachineInstance");
+    let instance = instance_of(budget).filter(|_| is_ours(budget));
     Some((
         namespace.to_owned(),
-        owner.map(|owner| Key::namespaced(namespace, &owner.name)),
+        instance.map(|name| Key::namespaced(namespace, name)),
     ))
 }

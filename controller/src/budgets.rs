@@ -2,41 +2,42 @@
 //!
 //! ```text
 //!  watch ──▶ cache ──────────────────────────────┬─▶ of: the budget of a pod
-//!    ├─ ours, by the instance that owns them ─────┼─▶ owned_by
 //!    └─ those of others, by namespace ────────────┴─▶ conflicting: what else selects a pod
 //! ```
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
+use drydock_api::kubevirt::names::INSTANCE;
 use drydock_core::eviction::budget::{is_ours, of, selects};
-use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
+use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock};
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, PostParams, Preconditions},
 };
 
+/// How long a budget that was made here counts though the watch does not show it: longer than a watch is behind.
+const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
+
 /// Budgets of the cluster. Clones share the cache.
 #[derive(Clone)]
 pub(crate) struct Budgets {
     client: Client,
     cache: Cache<PodDisruptionBudget>,
-    index: Arc<Mutex<Index>>,
+    foreign: Arc<Mutex<Foreign>>,
+    /// UIDs of pods whose budgets are made here, or were, and that the watch has not shown yet; and since when.
+    made: Arc<Mutex<HashMap<String, clock::Instant>>>,
     /// UIDs of those that were deleted here, and that the watch has not shown to be gone.
     deleted: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Which budgets there are. There are as many of ours as pods, and few of others.
+/// The budgets of others by namespace. They are few, while there are as many of ours as pods.
 #[derive(Debug, Default)]
-struct Index {
-    /// Ours by the UID of each owner.
-    owned: HashMap<String, BTreeSet<Key>>,
-    /// Those of others by namespace.
-    foreign: HashMap<String, BTreeSet<Key>>,
-}
+struct Foreign(HashMap<String, BTreeSet<Key>>);
 
 impl Budgets {
     /// Starts watching; `told` hears of each change.
@@ -45,22 +46,27 @@ impl Budgets {
         watches: &Watches,
         told: impl FnMut(&Change<PodDisruptionBudget>) + Send + 'static,
     ) -> Self {
-        let index = Arc::new(Mutex::new(Index::default()));
-        let observing = Arc::clone(&index);
-        let deleted = Arc::new(Mutex::new(HashSet::new()));
-        let gone = Arc::clone(&deleted);
+        let foreign = Arc::new(Mutex::new(Foreign::default()));
+        let observing = Arc::clone(&foreign);
+        let (deleted, made) = (
+            Arc::new(Mutex::new(HashSet::new())),
+            Arc::new(Mutex::new(HashMap::new())),
+        );
+        let (gone, shown) = (Arc::clone(&deleted), Arc::clone(&made));
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
             .listing(Listing::Streamed)
             .prune(prune)
             .packed()
             .on_change(move |change| lock(&observing).observe(change))
             .on_change(move |change| {
-                if let Change::Object {
-                    old: Some(old),
-                    new: None,
-                    ..
-                } = change
-                {
+                let Change::Object { old, new, .. } = change else {
+                    return;
+                };
+                let owners = new.iter().flat_map(|new| new.owner_references());
+                for owner in owners {
+                    lock(&shown).remove(&owner.uid);
+                }
+                if let (Some(old), None) = (old, new) {
                     lock(&gone).remove(&old.uid().unwrap_or_default());
                 }
             })
@@ -68,7 +74,8 @@ impl Budgets {
         Self {
             client: client.clone(),
             cache: watches.start(watch),
-            index,
+            foreign,
+            made,
             deleted,
         }
     }
@@ -77,12 +84,13 @@ impl Budgets {
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, budgets: impl IntoIterator<Item = PodDisruptionBudget>) -> Self {
         let cache = Cache::filled(budgets);
-        let mut index = Index::default();
-        cache.for_each(|key, budget| index.insert(key, budget));
+        let mut foreign = Foreign::default();
+        cache.for_each(|key, budget| foreign.insert(key, budget));
         Self {
             client: client.clone(),
             cache,
-            index: Arc::new(Mutex::new(index)),
+            foreign: Arc::new(Mutex::new(foreign)),
+            made: Arc::default(),
             deleted: Arc::default(),
         }
     }
@@ -97,20 +105,10 @@ impl Budgets {
         self.cache.get(&Key::of(pod)).filter(|budget| is_ours(budget))
     }
 
-    /// The budgets of ours that belong to the instance with this UID.
-    pub(crate) fn owned_by(&self, uid: &str) -> Vec<Arc<PodDisruptionBudget>> {
-        let index = lock(&self.index);
-        let keys = index.owned.get(uid).into_iter().flatten();
-        keys.filter_map(|key| self.cache.get(key))
-            // A name can change hands.
-            .filter(|budget| is_ours(budget) && budget.owner_references().iter().any(|owner| owner.uid == uid))
-            .collect()
-    }
-
     /// A budget of somebody else that selects a pod.
     pub(crate) fn conflicting(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
-        let index = lock(&self.index);
-        let keys = index.foreign.get(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let foreign = lock(&self.foreign);
+        let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
         let mut budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
         budgets.find(|budget| !is_ours(budget) && selects(budget, pod))
     }
@@ -121,10 +119,24 @@ impl Budgets {
     /// If the API server does not make it.
     pub(crate) async fn create(&self, pod: &Pod) -> kube::Result<()> {
         let Some(budget) = of(pod) else { return Ok(()) };
-        match self.api(pod).create(&PostParams::default(), &budget).await {
+        let uid = pod.uid().unwrap_or_default();
+        let now = clock::Instant::now();
+        {
+            let mut made = lock(&self.made);
+            made.retain(|_, since| now.duration_since(*since) < MADE_COUNTS_FOR);
+            if made.contains_key(&uid) {
+                return Ok(());
+            }
+            made.insert(uid.clone(), now);
+        }
+        let result = match self.api(pod).create(&PostParams::default(), &budget).await {
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
             result => result.map(drop),
+        };
+        if result.is_err() || self.of(pod).is_some() {
+            lock(&self.made).remove(&uid);
         }
+        result
     }
 
     /// Deletes a budget, once.
@@ -161,7 +173,7 @@ impl Budgets {
     }
 }
 
-impl Index {
+impl Foreign {
     /// Keeps account of a change that the watch has shown.
     fn observe(&mut self, change: &Change<PodDisruptionBudget>) {
         let Change::Object { key, old, new } = change else {
@@ -176,38 +188,24 @@ impl Index {
     }
 
     fn insert(&mut self, key: &Key, budget: &PodDisruptionBudget) {
-        let (places, names) = self.places(key, budget);
-        for name in names {
-            places.entry(name).or_default().insert(key.clone());
+        if !is_ours(budget) {
+            self.0.entry(namespace(key)).or_default().insert(key.clone());
         }
     }
 
     fn remove(&mut self, key: &Key, budget: &PodDisruptionBudget) {
-        let (places, names) = self.places(key, budget);
-        for name in names {
-            if let Some(keys) = places.get_mut(&name) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    places.remove(&name);
-                }
+        let namespace = namespace(key);
+        if let Some(keys) = self.0.get_mut(&namespace).filter(|_| !is_ours(budget)) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.0.remove(&namespace);
             }
         }
     }
+}
 
-    /// Where a budget is kept, and by which names.
-    fn places(
-        &mut self,
-        key: &Key,
-        budget: &PodDisruptionBudget,
-    ) -> (&mut HashMap<String, BTreeSet<Key>>, Vec<String>) {
-        if is_ours(budget) {
-            let owners = budget.owner_references().iter();
-            (&mut self.owned, owners.map(|owner| owner.uid.clone()).collect())
-        } else {
-            let namespace = key.namespace.as_deref().unwrap_or_default();
-            (&mut self.foreign, vec![namespace.to_owned()])
-        }
-    }
+fn namespace(key: &Key) -> String {
+    key.namespace.as_deref().unwrap_or_default().to_owned()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -217,7 +215,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Keeps what says which pods a budget selects.
 fn prune(budget: &mut PodDisruptionBudget) {
     budget.metadata.managed_fields = None;
-    budget.metadata.annotations = None;
+    if let Some(annotations) = &mut budget.metadata.annotations {
+        annotations.retain(|key, _| key == INSTANCE);
+    }
     budget.status = None;
 }
 
@@ -227,33 +227,26 @@ mod tests {
 
     use super::*;
 
-    fn budget(uid: Option<&str>) -> Arc<PodDisruptionBudget> {
-        let budget = match uid {
-            Some(uid) => json!({"metadata": {
-                "labels": {drydock_api::kubevirt::names::LAUNCHER: "x"},
-                "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "db", "uid": uid}],
-            }}),
-            None => json!({"metadata": {}}),
-        };
-        Arc::new(serde_json::from_value(budget).unwrap())
+    fn budget(is_ours: bool) -> Arc<PodDisruptionBudget> {
+        let labels = is_ours.then(|| json!({drydock_api::kubevirt::names::LAUNCHER: "x"}));
+        Arc::new(serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap())
     }
 
     #[test]
     fn a_name_that_changes_hands_is_found_where_it_belongs() {
-        let mut index = Index::default();
-        let mut change = |old: Option<Option<&str>>, new: Option<Option<&str>>| {
-            index.observe(&Change::Object {
+        let mut foreign = Foreign::default();
+        let mut change = |old: Option<bool>, new: Option<bool>| {
+            foreign.observe(&Change::Object {
                 key: Key::namespaced("shop", "b"),
                 old: old.map(budget),
                 new: new.map(budget),
             });
-            let mut owned: Vec<_> = index.owned.keys().cloned().collect();
-            owned.sort();
-            (owned.join(" "), index.foreign.contains_key("shop"))
+            foreign.0.contains_key("shop")
         };
-        assert_eq!(change(None, Some(Some("u1"))), ("u1".into(), false));
-        assert_eq!(change(Some(Some("u1")), Some(Some("u2"))), ("u2".into(), false));
-        assert_eq!(change(Some(Some("u2")), Some(None)), (String::new(), true));
-        assert_eq!(change(Some(None), None), (String::new(), false));
+        assert!(!change(None, Some(true)));
+        assert!(change(Some(true), Some(false)));
+        assert!(!change(Some(false), Some(true)));
+        assert!(change(Some(true), Some(false)));
+        assert!(!change(Some(false), None));
     }
 }

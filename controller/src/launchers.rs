@@ -17,13 +17,14 @@ use drydock_core::{
     migratable,
     placement::{self, Requirements},
 };
-use drydock_runtime::{Cache, Key, Listing, Watch, Watches, clock};
+use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
 use k8s_openapi::api::core::v1::{EphemeralContainer, PersistentVolumeClaim, Pod, PodSpec};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
+use tracing::warn;
 
 use crate::{
     budgets::Budgets,
@@ -250,23 +251,27 @@ impl Launchers {
             Purpose::Arrival(migration) => launcher_pod::target_pod(&input, migration),
         };
         let name = pod.name_any();
-        self.protect(&instance, &pod).await?;
         match self.api(&instance).create(&PostParams::default(), &pod).await {
-            Ok(_) => Ok((name, true)),
+            Ok(made) => {
+                self.protect(&instance, &made).await;
+                Ok((name, true))
+            }
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok((name, false)),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the budget of a pod that is about to be made, if one is to protect it and nobody else's
+    /// Makes the budget of a pod that has just been made, if one is to protect it and nobody else's
     /// selects it.
-    async fn protect(&self, instance: &VirtualMachineInstance, pod: &Pod) -> kube::Result<()> {
+    async fn protect(&self, instance: &VirtualMachineInstance, pod: &Pod) {
         let strategy = self.eviction_strategy(instance);
-        let wanted = is_protected(instance, strategy, pod, clock::now());
-        if !wanted || self.budgets.of(pod).is_some() || self.budgets.conflicting(pod).is_some() {
-            return Ok(());
+        if !is_protected(instance, strategy, pod, clock::now()) || self.budgets.conflicting(pod).is_some() {
+            return;
         }
-        self.budgets.create(pod).await
+        if let Err(error) = self.budgets.create(pod).await {
+            // Whoever looks after budgets tries it again, and says why there is none.
+            warn!(pod = %Key::of(pod), error = %chain(&error), "the budget of a new pod could not be made");
+        }
     }
 
     /// Has containers run once beside a pod's own.

@@ -14,9 +14,9 @@
 //! [`HELD_AT_ONCE`] in this process, so that nobody can fill the API server with them, and never a
 //! dry run nor one of the descheduler, which asks about many pods in a row and reads the text.
 //!
-//! Then drainers wait until the pod is gone, and look for that once in a second. So a pod of which an
-//! eviction was held is told to end as soon as its guest has moved, and the eviction is granted when it
-//! is gone: the API server answers then that there is none, which drainers take for what they wanted.
+//! Then drainers wait until the pod is gone, and look for that once in a second. So a pod that is to be
+//! evicted is told to end as soon as its guest has moved, and the eviction is granted when it is gone:
+//! the API server answers then that there is none, which drainers take for what they wanted.
 //!
 //! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
 //! server where the caches do not know the pod or its instance, or may know it as it was.
@@ -160,7 +160,6 @@ impl Evictions {
         };
         let mut news = self.news.clone();
         news.mark_unchanged();
-        let mut held = false;
         let mut verdict = self.judge(&eviction.pod).await;
         if verdict.answer == Answer::Mark {
             verdict.answer = Answer::Refuse(self.mark(&eviction, &mut verdict).await);
@@ -171,7 +170,6 @@ impl Evictions {
             && !eviction.descheduler
             && let Ok(_place) = self.held.try_acquire()
         {
-            held = true;
             let first = refusal;
             verdict = self.hold(&eviction.pod, verdict, news).await;
             // Who has triggered it is told so, not that somebody else has.
@@ -188,7 +186,7 @@ impl Evictions {
                         .is_some_and(|instance| is_elsewhere(instance, pod))
                 };
                 match verdict.pod.as_ref().filter(|_| !eviction.dry_run) {
-                    Some(pod) if held && left(pod) => self.end(&eviction.pod, pod, self.news.clone()).await,
+                    Some(pod) if left(pod) => self.end(&eviction.pod, pod, self.news.clone()).await,
                     Some(pod) => self.release(&eviction.pod, pod, self.news.clone()).await,
                     None => {}
                 }

@@ -22,6 +22,8 @@ pub const TEMPLATE: &str = "drydock.dev/template";
 pub const EVICTED: &str = "drydock.dev/evicted";
 /// Label of a launcher pod and of the budget that protects it: what makes the pod unlike all others.
 pub const LAUNCHER: &str = "drydock.dev/launcher";
+/// Annotation of such a budget: the name of the pod's instance.
+pub const INSTANCE: &str = "drydock.dev/instance";
 /// Annotation of an instance: who has evicted it, if that has to be known (KubeVirt's name).
 pub const EVICTION_SOURCE: &str = "kubevirt.io/eviction-source";
 /// Value of [`EVICTION_SOURCE`].

@@ -1,9 +1,14 @@
 //! The budget that keeps one launcher pod from being evicted, also while no webhook answers.
 //!
 //! ```text
-//!  before the pod ─▶ made ─▶ pod runs ─▶ its guest has moved, ended or is deleted; or may be shut down ─▶ deleted
+//!  pod made ─▶ budget made ─▶ guest starts, or arrives ─▶ has moved, ended, or is deleted ─▶ gone with the pod
+//!                               ├─▶ its guest may be shut down, or has ended in a pod that stays ─▶ deleted
 //!                               └─▶ a budget of somebody else selects the pod too ─▶ deleted, and said
 //! ```
+//!
+//! It belongs to its pod, and Kubernetes deletes it with that, whether or not a controller is there. So it is made right
+//! after the pod, and before there is a guest in it: none starts or arrives unless a controller has told an agent to let it,
+//! and while one does, webhooks answer, too. Whoever begins to lead makes those that are missing.
 //!
 //! One budget for each pod, because a pod that two budgets select cannot be evicted at all: the
 //! eviction is answered with an internal error, which drainers give up on.
@@ -12,7 +17,10 @@ use std::collections::BTreeMap;
 
 use drydock_api::{
     hyperconverged::EvictionStrategy,
-    kubevirt::{VirtualMachineInstance, names::LAUNCHER},
+    kubevirt::{
+        VirtualMachineInstance,
+        names::{INSTANCE, LAUNCHER},
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -21,7 +29,7 @@ use k8s_openapi::{
         policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec},
     },
     apimachinery::pkg::{
-        apis::meta::v1::{LabelSelector, ObjectMeta},
+        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
         util::intstr::IntOrString,
     },
 };
@@ -29,17 +37,30 @@ use k8s_openapi::{
 use super::{falls_back, is_finished, made, wants_mark};
 use crate::{instance::ending::ended, replica_set::selector::Selector};
 
-/// The budget of a pod that is about to be made. It has the pod's name and belongs to the same
-/// instance, so that it goes with it at the latest.
+/// The budget of a launcher pod, with the pod's name; `None` of one that the API server has not made.
 pub fn of(pod: &Pod) -> Option<PodDisruptionBudget> {
     let label = label(pod)?.clone();
     let labels = BTreeMap::from([(LAUNCHER.to_owned(), label)]);
+    let owner = OwnerReference {
+        api_version: "v1".into(),
+        kind: "Pod".into(),
+        name: pod.metadata.name.clone()?,
+        uid: pod.metadata.uid.clone()?,
+        ..OwnerReference::default()
+    };
+    let instance = pod
+        .metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find_map(name_of_instance);
     Some(PodDisruptionBudget {
         metadata: ObjectMeta {
             name: pod.metadata.name.clone(),
             namespace: pod.metadata.namespace.clone(),
             labels: Some(labels.clone()),
-            owner_references: pod.metadata.owner_references.clone(),
+            annotations: instance.map(|name| BTreeMap::from([(INSTANCE.to_owned(), name.to_owned())])),
+            owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
         spec: Some(PodDisruptionBudgetSpec {
@@ -52,6 +73,27 @@ pub fn of(pod: &Pod) -> Option<PodDisruptionBudget> {
         }),
         status: None,
     })
+}
+
+fn name_of_instance(owner: &OwnerReference) -> Option<&str> {
+    (owner.kind == "VirtualMachineInstance").then_some(owner.name.as_str())
+}
+
+/// The name of the instance that one of our budgets is about. Those of earlier versions belong to the instance itself.
+pub fn instance_of(budget: &PodDisruptionBudget) -> Option<&str> {
+    let annotations = budget.metadata.annotations.as_ref();
+    let named = annotations.and_then(|annotations| annotations.get(INSTANCE));
+    let owners = budget.metadata.owner_references.iter().flatten();
+    named.map(String::as_str).or_else(|| {
+        let mut names = owners.filter_map(name_of_instance);
+        names.next()
+    })
+}
+
+/// Whether a budget is deleted with this pod.
+pub fn goes_with(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+    let mut owners = budget.metadata.owner_references.iter().flatten();
+    pod.metadata.uid.is_some() && owners.any(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
 /// What makes a launcher pod unlike all others.

@@ -1,6 +1,6 @@
 //! Which budgets an instance's pods have, and which they should have.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::{
     hyperconverged::EvictionStrategy,
@@ -9,11 +9,28 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
-use super::{GRACE, budget::is_protected, grace_end, has_left, is_finished, made};
+use super::{
+    budget::{goes_with, is_protected},
+    grace_end, has_left, made,
+};
 use crate::{
     conditions::Status,
     vm_conditions::{condition, find},
 };
+
+/// A pod that its guest has left mostly goes within so much time, and its budget with it.
+const GOES_WITHIN: Duration = Duration::from_secs(5);
+
+/// A pod with the budgets that are about it.
+#[derive(Clone, Debug)]
+pub struct Guarded {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// The budget of ours that protects it.
+    pub own: Option<Arc<PodDisruptionBudget>>,
+    /// A budget of somebody else that selects it.
+    pub foreign: Option<Arc<PodDisruptionBudget>>,
+}
 
 /// What is known of an instance's pods and budgets.
 #[derive(Clone, Copy, Debug)]
@@ -24,23 +41,19 @@ pub struct Observed<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// What an eviction of it does.
     pub strategy: EvictionStrategy,
-    /// Its pods, each with the budget of somebody else that selects it.
-    pub pods: &'a [(Arc<Pod>, Option<Arc<PodDisruptionBudget>>)],
-    /// The budgets of ours that belong to it.
-    pub budgets: &'a [Arc<PodDisruptionBudget>],
+    /// Its pods.
+    pub pods: &'a [Guarded],
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Names of pods whose budget is missing.
-    pub create: Vec<String>,
-    /// Names of budgets that protect nothing any more.
-    pub delete: Vec<String>,
-    /// The condition that says that a budget of somebody else is in the way; `None` if none is.
-    pub conflict: Option<Condition>,
-    /// Whether the condition has changed.
-    pub conflict_is_news: bool,
+    /// Pods whose budget is missing.
+    pub create: Vec<Arc<Pod>>,
+    /// Budgets that protect nothing any more, and stay.
+    pub delete: Vec<Arc<PodDisruptionBudget>>,
+    /// The name of a budget of somebody else that is in the way.
+    pub foreign: Option<String>,
     /// When to look again though nothing has changed.
     pub wake: Option<Timestamp>,
 }
@@ -52,67 +65,86 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         instance,
         strategy,
         pods,
-        budgets,
     } = *observed;
     let mut plan = Plan::default();
-    let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
-    let mut conflicts = Vec::new();
-    let mut wanted = Vec::new();
-    for (pod, foreign) in pods {
-        if has_left(instance, pod) || !is_protected(instance, strategy, pod, now) {
-            continue;
-        }
-        match foreign {
-            Some(foreign) => conflicts.push(foreign.metadata.name.clone().unwrap_or_default()),
-            None => wanted.push(name(pod)),
-        }
-        // Whether it can be migrated may be known by then, or counts as if it could not be.
-        let end = grace_end(made(pod)).filter(|end| now < *end);
-        plan.wake = plan.wake.into_iter().chain(end).min();
-    }
-    for budget in budgets {
-        let of = budget.metadata.name.clone().unwrap_or_default();
-        if wanted.contains(&of) {
-            continue;
-        }
-        // It is made before its pod, which may not be shown yet.
-        let is_there = pods.iter().any(|(pod, _)| name(pod) == of);
-        let awaited = made_at(budget)
-            .and_then(|at| at.checked_add(GRACE).ok())
-            .filter(|until| now < *until);
-        match awaited {
-            Some(until) if !is_there && !is_finished(instance) => {
-                plan.wake = plan.wake.into_iter().chain([until]).min();
+    let mut wakes = Vec::new();
+    for Guarded { pod, own, foreign } in pods {
+        let has_left = has_left(instance, pod);
+        if !has_left && is_protected(instance, strategy, pod, now) {
+            match (foreign, own) {
+                (Some(foreign), own) => {
+                    plan.foreign = plan.foreign.or_else(|| foreign.metadata.name.clone());
+                    plan.delete.extend(own.clone());
+                }
+                (None, None) => plan.create.push(Arc::clone(pod)),
+                (None, Some(_)) => {}
             }
-            _ => plan.delete.push(of),
+            // Whether it can be migrated may be known by then, or counts as if it could not be.
+            wakes.extend(grace_end(made(pod)).filter(|end| now < *end));
+            continue;
+        }
+        let Some(own) = own else { continue };
+        let goes = goes_with(own, pod) && pod.metadata.deletion_timestamp.is_some();
+        let until = moved_at(instance).filter(|_| has_left && goes_with(own, pod));
+        let until = until.and_then(|at| at.checked_add(GOES_WITHIN).ok());
+        match until.filter(|until| now < *until) {
+            _ if goes => {}
+            Some(until) => wakes.push(until),
+            None => plan.delete.push(Arc::clone(own)),
         }
     }
-    let exists = |name: &String| budgets.iter().any(|budget| budget.metadata.name.as_ref() == Some(name));
-    plan.create = wanted.into_iter().filter(|name| !exists(name)).collect();
-    let before = instance
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice())
-        .unwrap_or_default();
-    plan.conflict = conflicts.first().map(|budget| {
-        condition(
-            before,
-            EVICTION_BUDGET_CONFLICT,
-            Status::True,
+    plan.wake = wakes.into_iter().min();
+    plan
+}
+
+/// When the newest migration of an instance has ended.
+fn moved_at(instance: &VirtualMachineInstance) -> Option<Timestamp> {
+    instance.status.as_ref()?.migration_state.as_ref()?.end_timestamp
+}
+
+/// Why a pod has no budget, as it is told; `None` if nothing is in the way. `refused` is what the API server has said when
+/// one was to be made.
+pub fn conflict(
+    instance: &VirtualMachineInstance,
+    foreign: Option<&str>,
+    refused: Option<&str>,
+    now: Timestamp,
+) -> Option<Condition> {
+    let (reason, message) = match (foreign, refused) {
+        (Some(budget), _) => (
             "AnotherBudgetSelectsThePod",
             format!(
                 "PodDisruptionBudget {budget} selects its pod; two budgets for one pod make Kubernetes answer evictions with an \
                  error, so none is made for it, and only the webhook protects it"
             ),
-            now,
-        )
-    });
-    plan.conflict_is_news = find(before, EVICTION_BUDGET_CONFLICT) != plan.conflict.as_ref();
-    plan
+        ),
+        (None, Some(said)) => (
+            "BudgetRefused",
+            format!(
+                "the API server does not make a PodDisruptionBudget for its pod ({said}), so that only the webhook protects it"
+            ),
+        ),
+        (None, None) => return None,
+    };
+    let before = conditions(instance);
+    Some(condition(
+        before,
+        EVICTION_BUDGET_CONFLICT,
+        Status::True,
+        reason,
+        message,
+        now,
+    ))
 }
 
-fn made_at(budget: &PodDisruptionBudget) -> Option<Timestamp> {
-    budget.metadata.creation_timestamp.as_ref().map(|time| time.0)
+/// Whether what an instance says is in the way of its budgets is something else than this.
+pub fn is_news(instance: &VirtualMachineInstance, conflict: Option<&Condition>) -> bool {
+    find(conditions(instance), EVICTION_BUDGET_CONFLICT) != conflict
+}
+
+fn conditions(instance: &VirtualMachineInstance) -> &[Condition] {
+    let status = instance.status.as_ref();
+    status.map(|status| status.conditions.as_slice()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -121,6 +153,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::eviction::budget;
 
     fn now() -> Timestamp {
         "2026-01-01T00:10:00Z".parse().unwrap()
@@ -141,105 +174,196 @@ mod tests {
         )
     }
 
-    fn pod(name: &str, node: &str) -> Arc<Pod> {
-        let pod = json!({
-            "metadata": {"name": name, "namespace": "n", "labels": {"drydock.dev/launcher": name},
+    fn pod(name: &str, node: &str, change: impl FnOnce(&mut Value)) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name, "labels": {"drydock.dev/launcher": name},
                 "creationTimestamp": (now() - SignedDuration::from_mins(9)).to_string()},
             "spec": {"nodeName": node, "containers": []},
         });
-        Arc::new(serde_json::from_value(pod).unwrap())
+        change(&mut pod);
+        serde_json::from_value(pod).unwrap()
     }
 
-    fn budget(name: &str, age: i64) -> Arc<PodDisruptionBudget> {
-        let budget = json!({"metadata": {"name": name, "namespace": "n",
-            "creationTimestamp": (now() - SignedDuration::from_secs(age)).to_string()}});
-        Arc::new(serde_json::from_value(budget).unwrap())
+    fn foreign() -> Option<Arc<PodDisruptionBudget>> {
+        Some(Arc::new(
+            serde_json::from_value(json!({"metadata": {"name": "theirs", "namespace": "n"}})).unwrap(),
+        ))
     }
 
+    /// A pod, with a budget of its own if it has one.
+    fn guarded(pod: Pod, has: bool, foreign: Option<Arc<PodDisruptionBudget>>) -> Guarded {
+        Guarded {
+            own: budget::of(&pod).filter(|_| has).map(Arc::new),
+            pod: Arc::new(pod),
+            foreign,
+        }
+    }
+
+    /// Names of pods that get a budget, and of those that lose theirs.
     fn planned(
         instance: &VirtualMachineInstance,
         strategy: EvictionStrategy,
-        pods: &[(Arc<Pod>, Option<Arc<PodDisruptionBudget>>)],
-        budgets: &[Arc<PodDisruptionBudget>],
-    ) -> Plan {
-        plan(&Observed {
+        pods: &[Guarded],
+    ) -> (Vec<String>, Vec<String>, Option<Timestamp>) {
+        let plan = plan(&Observed {
             now: now(),
             instance,
             strategy,
             pods,
-            budgets,
-        })
+        });
+        let create = plan.create.iter().filter_map(|pod| pod.metadata.name.clone());
+        let delete = plan.delete.iter().filter_map(|budget| budget.metadata.name.clone());
+        (create.collect(), delete.collect(), plan.wake)
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
     }
 
     #[test]
     fn each_protected_pod_has_its_budget_and_no_other_has_one() {
-        let here = || (pod("p", "a"), None);
-        for (strategy, budgets, create, delete) in [
-            (EvictionStrategy::LiveMigrate, vec![], vec!["p"], vec![]),
-            (EvictionStrategy::LiveMigrate, vec![budget("p", 300)], vec![], vec![]),
-            (
-                EvictionStrategy::LiveMigrate,
-                vec![budget("gone", 300)],
-                vec!["p"],
-                vec!["gone"],
-            ),
-            (
-                EvictionStrategy::LiveMigrate,
-                vec![budget("coming", 3)],
-                vec!["p"],
-                vec![],
-            ),
-            (EvictionStrategy::None, vec![budget("p", 300)], vec![], vec!["p"]),
-            (EvictionStrategy::None, vec![], vec![], vec![]),
-        ] {
-            let plan = planned(&running(), strategy, &[here()], &budgets);
-            assert_eq!(
-                (plan.create, plan.delete),
-                (
-                    create.into_iter().map(str::to_owned).collect(),
-                    delete.into_iter().map(str::to_owned).collect()
-                ),
-                "{strategy:?}"
-            );
-        }
         let over = instance(json!({"phase": "Succeeded", "nodeName": "a"}));
-        let plan = planned(
-            &over,
-            EvictionStrategy::LiveMigrate,
-            &[here()],
-            &[budget("p", 300), budget("coming", 3)],
-        );
-        assert_eq!(plan.delete, ["p", "coming"]);
+        let alive = |_: &mut Value| {};
+        let ended: fn(&mut Value) = |pod| {
+            pod["status"] = json!({"containerStatuses": [{
+                "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"exitCode": 0}},
+            }]});
+        };
+        let deleted: fn(&mut Value) = |pod| pod["metadata"]["deletionTimestamp"] = json!(now().to_string());
+        for (what, instance, strategy, change, has, create, delete) in [
+            (
+                "it is missing",
+                running(),
+                EvictionStrategy::LiveMigrate,
+                alive as fn(&mut Value),
+                false,
+                &["p"][..],
+                &[][..],
+            ),
+            (
+                "it is there",
+                running(),
+                EvictionStrategy::LiveMigrate,
+                alive,
+                true,
+                &[],
+                &[],
+            ),
+            (
+                "it may be shut down by now",
+                running(),
+                EvictionStrategy::None,
+                alive,
+                true,
+                &[],
+                &["p"],
+            ),
+            (
+                "it may be shut down",
+                running(),
+                EvictionStrategy::None,
+                alive,
+                false,
+                &[],
+                &[],
+            ),
+            (
+                "its guest has ended",
+                running(),
+                EvictionStrategy::LiveMigrate,
+                ended,
+                true,
+                &[],
+                &["p"],
+            ),
+            (
+                "its instance has ended",
+                over,
+                EvictionStrategy::LiveMigrate,
+                alive,
+                true,
+                &[],
+                &["p"],
+            ),
+            (
+                "it goes, and its budget with it",
+                running(),
+                EvictionStrategy::LiveMigrate,
+                deleted,
+                true,
+                &[],
+                &[],
+            ),
+            (
+                "it goes without one",
+                running(),
+                EvictionStrategy::LiveMigrate,
+                deleted,
+                false,
+                &[],
+                &[],
+            ),
+        ] {
+            let pods = [guarded(pod("p", "a", change), has, None)];
+            let (created, gone, _) = planned(&instance, strategy, &pods);
+            assert_eq!((created, gone), (names(create), names(delete)), "{what}");
+        }
+        // One of an earlier version does not go with its pod.
+        let mut old = guarded(pod("p", "a", deleted), true, None);
+        let owned = old.own.as_mut().unwrap();
+        Arc::make_mut(owned).metadata.owner_references = serde_json::from_value(json!([
+            {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "web", "uid": "u"},
+        ]))
+        .unwrap();
+        assert_eq!(budget::instance_of(owned), Some("web"));
+        assert_eq!(planned(&running(), EvictionStrategy::LiveMigrate, &[old]).1, ["p"]);
     }
 
     #[test]
     fn both_pods_of_a_migration_are_protected_until_the_guest_has_moved() {
-        let pods = [(pod("source", "a"), None), (pod("target", "b"), None)];
-        let budgets = [budget("source", 300), budget("target", 300)];
-        let plan = planned(&running(), EvictionStrategy::LiveMigrate, &pods, &budgets);
-        assert_eq!((plan.create.len(), plan.delete.len()), (0, 0));
-        let moved = instance(json!({
-            "phase": "Running", "nodeName": "b", "conditions": [{"type": "LiveMigratable", "status": "True"}],
-            "migrationState": {"completed": true, "sourcePod": "source"},
-        }));
-        let plan = planned(&moved, EvictionStrategy::LiveMigrate, &pods, &budgets);
-        assert_eq!(plan.delete, ["source"]);
+        let pods = [
+            guarded(pod("source", "a", |_| {}), true, None),
+            guarded(pod("target", "b", |_| {}), true, None),
+        ];
+        let (create, delete, _) = planned(&running(), EvictionStrategy::LiveMigrate, &pods);
+        assert_eq!((create.len(), delete.len()), (0, 0));
+        for (seconds, delete, wake) in [(4, vec![], Some(1)), (5, vec!["source"], None)] {
+            let ended = now() - SignedDuration::from_secs(seconds);
+            let moved = instance(json!({
+                "phase": "Running", "nodeName": "b", "conditions": [{"type": "LiveMigratable", "status": "True"}],
+                "migrationState": {"completed": true, "sourcePod": "source", "endTimestamp": ended.to_string()},
+            }));
+            let (_, gone, again) = planned(&moved, EvictionStrategy::LiveMigrate, &pods);
+            let wake = wake.map(|seconds| now() + SignedDuration::from_secs(seconds));
+            assert_eq!((gone, again), (names(&delete), wake), "{seconds} s after it has moved");
+        }
     }
 
     #[test]
     fn somebody_elses_budget_is_said_and_ours_gives_way() {
-        let pods = [(pod("p", "a"), Some(budget("theirs", 5)))];
-        let plan = planned(&running(), EvictionStrategy::LiveMigrate, &pods, &[budget("p", 300)]);
-        assert_eq!(plan.delete, ["p"]);
-        assert!(plan.conflict_is_news);
-        let said = plan.conflict.unwrap();
+        let looked_at = |instance: &VirtualMachineInstance, foreign, refused| {
+            let pods = [guarded(pod("p", "a", |_| {}), true, foreign)];
+            let plan = plan(&Observed {
+                now: now(),
+                instance,
+                strategy: EvictionStrategy::LiveMigrate,
+                pods: &pods,
+            });
+            let said = conflict(instance, plan.foreign.as_deref(), refused, now());
+            (plan.delete.len(), is_news(instance, said.as_ref()), said)
+        };
+        let (gone, news, said) = looked_at(&running(), foreign(), None);
+        assert!(gone == 1 && news);
+        let said = said.unwrap();
         assert!(said.message.as_ref().unwrap().contains("PodDisruptionBudget theirs"));
         let mut told = running();
         told.status.as_mut().unwrap().conditions.push(said);
-        let again = planned(&told, EvictionStrategy::LiveMigrate, &pods, &[]);
-        assert!(!again.conflict_is_news && again.create.is_empty());
-        let over = planned(&told, EvictionStrategy::LiveMigrate, &[(pod("p", "a"), None)], &[]);
-        assert!(over.conflict_is_news && over.conflict.is_none());
-        assert_eq!(over.create, ["p"]);
+        assert!(!looked_at(&told, foreign(), None).1);
+        let (gone, news, said) = looked_at(&told, None, None);
+        assert_eq!((gone, news, said), (0, true, None));
+        // So is what the API server refuses.
+        let (_, news, said) = looked_at(&running(), None, Some("exceeded quota"));
+        assert!(news && said.unwrap().message.unwrap().contains("(exceeded quota)"));
     }
 }

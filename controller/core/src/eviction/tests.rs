@@ -271,7 +271,11 @@ fn a_budget_selects_its_own_pod_and_no_other() {
     ));
     assert!(!budget::selects(&made, &pod(json!({"metadata": {"namespace": "m"}}))));
     assert_eq!(made.metadata.name.as_deref(), Some("virt-launcher-web-1"));
-    assert_eq!(made.metadata.owner_references, own.metadata.owner_references);
+    // It goes with that pod, and with no other of its name.
+    assert!(budget::goes_with(&made, &own));
+    assert!(!budget::goes_with(&made, &pod(json!({"metadata": {"uid": "another"}}))));
+    assert_eq!(budget::instance_of(&made), Some("web"));
+    assert!(budget::of(&pod(json!({"metadata": {"uid": null}}))).is_none());
     let foreign: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "n"},
         "spec": {"maxUnavailable": 1, "selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}},

@@ -130,9 +130,26 @@ async fn a_repeat_asks_the_api_server_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_of_a_guest_that_has_moved_is_granted_and_its_budget_goes_first() {
+async fn an_eviction_of_a_guest_that_has_moved_is_granted_and_its_pod_ends() {
     let own = budget::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
+    let question = asked(|_| {});
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        let delete = server.asked().await;
+        assert_eq!(delete.method, Method::DELETE);
+        assert!(delete.path().ends_with("/pods/virt-launcher-web-1"));
+        delete.with(&serde_json::to_value(pod()).unwrap());
+    });
+    assert!(response.allowed);
+    // Its budget goes with it.
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_of_a_guest_that_may_be_shut_down_is_granted_and_a_budget_goes_first() {
+    let may_go = instance(|instance| instance["spec"]["evictionStrategy"] = json!("None"));
+    let own = budget::of(&pod()).unwrap();
+    let (evictions, mut server, _changed) = evictions(vec![may_go], vec![pod()], vec![own]);
     let question = asked(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         let delete = server.asked().await;
