@@ -80,11 +80,10 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
     cluster.kubectl(&["uncordon", &first])?;
     until_node_says(&cluster, &first, DRAINED, "NotRequested").await?;
     for name in names {
-        assert_eq!(
-            node_of(&cluster.instances().get(name).await?)?,
-            second,
-            "it moved back by itself"
-        );
+        let available = types::MIGRATION_TARGET_AVAILABLE;
+        let instance = cluster.until_vm_condition(name, available, "True").await?;
+        assert_eq!(node_of(&instance)?, second, "it moved back by itself");
+        assert_eq!(mark_of(&instance), None);
     }
     cluster.no_guests().await
 }

@@ -38,7 +38,7 @@ use crate::{
         observed::{source, target},
         record::Record,
     },
-    vm_conditions::condition,
+    vm_conditions::{condition, find},
 };
 use ending::{Ended, ended};
 
@@ -500,6 +500,11 @@ fn wanted_status(
         let message = "the guest has left the node that it was to leave".to_owned();
         say(types::EVICTION_REQUESTED, Status::False, "Moved", message);
         wanted.evacuation_node_name = Some(String::new());
+    } else if let Some(told) = find(&before.conditions, types::EVICTION_REQUESTED)
+        && told.status == Status::False.as_str()
+    {
+        // Whoever marked it still has a part in that condition: left out, it would lose what it must have.
+        conditions.push(told.clone());
     }
     wanted.phase = phase;
     wanted.reason = reason;

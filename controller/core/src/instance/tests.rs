@@ -558,7 +558,7 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
         if !left {
             continue;
         }
-        // That is no mark, and no news any more.
+        // That is no mark, and no news any more; but it is said on with whatever else there is to say.
         let mut arrived = instance.clone();
         let status = arrived.status.as_mut().unwrap();
         status
@@ -574,6 +574,19 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
             ..observed
         });
         assert_eq!(again.status, None);
+        let targets = Targets {
+            available: true,
+            reason: "TargetsFound".into(),
+            message: "one could".into(),
+        };
+        let more = plan(&Observed {
+            instance: &arrived,
+            targets: Some(&targets),
+            ..observed
+        });
+        let said = more.status.unwrap();
+        assert!(find(&said.conditions, types::MIGRATION_TARGET_AVAILABLE).is_some());
+        assert!(find(&said.conditions, types::EVICTION_REQUESTED).is_some());
     }
 }
 
