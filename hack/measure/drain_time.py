@@ -63,8 +63,8 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
 
 
 def manifest(name: str) -> Kind:
-    """A guest that is to be moved off its node, small as those of a first try are."""
-    return Kind(name, 128, 16)
+    """A guest that is to be moved off its node, small and quiet as those of a first try are."""
+    return Kind(name, 128, 16, counts="1s")
 
 
 def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, progress: Progress) -> Drains:
@@ -126,8 +126,9 @@ def _by_hand(guests: list[ByHand]) -> float:
         guest.go_on()
         guest.prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        moved = list(pool.map(ByHand.go, guests))
+        moved = list(pool.map(ByHand.hurry, guests))
     for guest in guests:
+        guest.leave()
         guest.rest()
     return max(one.ended for one in moved) - min(one.began for one in moved)
 

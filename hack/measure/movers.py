@@ -43,15 +43,17 @@ class Kind:
     memory: int
     filled: int
     dirties: bool = False
+    # How often it prints a numbered line. Each is carried by its launcher, containerd and the kubelet.
+    counts: str = "20ms"
 
     def manifest(self) -> dict[str, Any]:
-        """A guest that prints fifty numbered lines a second."""
+        """A guest that prints numbered lines."""
         made = instance(f"mover-{self.name.lower()}", "", HURRIED)
         del made["spec"]["nodeSelector"]
         made["spec"]["domain"]["resources"]["requests"]["memory"] = f"{self.memory}Mi"
         script = FILL.format(piece=PIECE, pieces=self.filled // PIECE) + (DIRTY if self.dirties else "")
         lines = "".join(f"    {line}\n" for line in script.strip().splitlines())
-        data = f"#cloud-config\ndrydock: {{count: 20ms}}\nruncmd:\n  - |\n{lines}"
+        data = f"#cloud-config\ndrydock: {{count: {self.counts}}}\nruncmd:\n  - |\n{lines}"
         made["spec"]["volumes"].append({"name": "init", "cloudInitNoCloud": {"userData": data}})
         made["spec"]["domain"]["devices"]["disks"].append({"name": "init", "disk": {"bus": "virtio"}})
         return made
