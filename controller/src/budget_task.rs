@@ -20,7 +20,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{instances::Instances, launchers::Launchers};
+use crate::{budgets::MADE_COUNTS_FOR, instances::Instances, launchers::Launchers};
 
 /// How many instances are looked at at a time.
 pub(crate) const AT_ONCE: usize = 8;
@@ -105,7 +105,11 @@ impl BudgetTask {
         match refused {
             // The instance says why; the queue looks again, later and later.
             Some(status) => Err(kube::Error::Api(status)),
-            None => Ok(Wake::OnChange.or_at(plan.wake)),
+            None => {
+                // What was made is shown by then, or is made again.
+                let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
+                Ok(Wake::OnChange.or_at(plan.wake).or_at(shown.flatten()))
+            }
         }
     }
 

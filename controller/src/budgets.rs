@@ -21,7 +21,7 @@ use kube::{
 };
 
 /// How long a budget that was made here counts though the watch does not show it: longer than a watch is behind.
-const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
+pub(crate) const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
 
 /// Budgets of the cluster. Clones share the cache.
 #[derive(Clone)]
@@ -129,14 +129,16 @@ impl Budgets {
             }
             made.insert(uid.clone(), now);
         }
-        let result = match self.api(pod).create(&PostParams::default(), &budget).await {
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            result => result.map(drop),
-        };
+        let result = self.api(pod).create(&PostParams::default(), &budget).await;
+        // The watch may have shown it already.
         if result.is_err() || self.of(pod).is_some() {
             lock(&self.made).remove(&uid);
         }
-        result
+        match result {
+            // If it is that of an earlier pod of this name, it goes, and the watch shows that.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            result => result.map(drop),
+        }
     }
 
     /// Deletes a budget, once.
@@ -223,6 +225,7 @@ fn prune(budget: &mut PodDisruptionBudget) {
 
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::fake::api_server;
     use serde_json::json;
 
     use super::*;
@@ -248,5 +251,35 @@ mod tests {
         assert!(!change(Some(false), Some(true)));
         assert!(change(Some(true), Some(false)));
         assert!(!change(Some(false), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_budget_is_made_once_unless_it_is_that_of_an_earlier_pod() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "shop", "name": "p", "uid": "1", "labels": {drydock_api::kubevirt::names::LAUNCHER: "x"}},
+        }))
+        .unwrap();
+        let (client, mut server) = api_server();
+        let budgets = Budgets::filled(&client, []);
+        // One of its name is about to go with its pod, and is made anew then.
+        let (there, ()) = tokio::join!(budgets.create(&pod), async {
+            server.asked().await.refuse(409, "AlreadyExists");
+        });
+        there.unwrap();
+        let (made, ()) = tokio::join!(budgets.create(&pod), async {
+            let asked = server.asked().await;
+            let body = asked.body.clone();
+            assert_eq!(body["metadata"]["ownerReferences"][0]["uid"], "1");
+            asked.with(&body);
+        });
+        made.unwrap();
+        // What the watch does not show yet is not made again before its time.
+        budgets.create(&pod).await.unwrap();
+        assert!(server.is_left_alone().await);
+        tokio::time::advance(MADE_COUNTS_FOR).await;
+        let (again, ()) = tokio::join!(budgets.create(&pod), async {
+            server.asked().await.refuse(500, "InternalError");
+        });
+        assert!(again.is_err());
     }
 }

@@ -295,16 +295,13 @@ impl Evictions {
     fn time_left(&self, verdict: &Verdict) -> Option<Duration> {
         let instance = verdict.instance.as_deref()?;
         let node = node_of(instance)?;
-        let own = Key::of(instance);
-        let leaving = |key: &Key, instance: &_| Leaving::of(instance, self.migrations.of_instance(key));
-        let others = self.instances.on_node(node).into_iter().filter(|key| *key != own);
-        let others = others.filter_map(|key| {
-            let instance = self.instances.get(&key)?;
-            (mark::of(&instance) == Some(node)).then(|| leaving(&key, &instance))
-        });
+        let own = Leaving::of(instance, self.migrations.of_instance(&Key::of(instance)));
+        // Whoever has no migration yet goes after it.
+        let others = self.migrations.unfinished().into_iter();
+        let others = others.filter_map(|migration| Leaving::by(migration, node));
         let limits = &self.launchers.configuration.get().migrations;
         time_left(
-            &leaving(&own, instance),
+            &own,
             &others.collect::<Vec<_>>(),
             self.pace.rate(),
             limits,

@@ -13,7 +13,7 @@ use super::{Cluster, Guest, guest::memory};
 use crate::{
     conditions::whole_seconds,
     configuration::Migrations,
-    migration::{queue::order, record::Record},
+    migration::{purpose::EVACUATION, queue::order, record::Record},
 };
 
 /// An estimate is not told anew for a change of less than one part in so many of what is left.
@@ -43,12 +43,16 @@ impl Rate {
     /// How long a guest of this size will take. Half of the mean time is counted for every guest, half
     /// by its size: what was measured may have been of one size, which says nothing about the shares.
     fn expected(&self, bytes: u64) -> Option<Duration> {
-        let count = self.count.max(1);
-        let mean = self.time.checked_div(count)?;
+        let (count, mean) = (self.count.max(1), self.mean()?);
         let mean_bytes = (self.bytes / u64::from(count)).max(1);
         #[allow(clippy::cast_precision_loss, reason = "an estimate needs no more than 52 bits")]
         let share = bytes as f64 / mean_bytes as f64;
-        (self.count > 0).then(|| mean.mul_f64((0.5 + 0.5 * share).min(1000.0)))
+        Some(mean.mul_f64((0.5 + 0.5 * share).min(1000.0)))
+    }
+
+    /// How long one takes of a guest of which nothing is known.
+    fn mean(&self) -> Option<Duration> {
+        self.time.checked_div(self.count)
     }
 }
 
@@ -99,8 +103,8 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
 /// A guest that is to leave its node, for whoever waits for one of them.
 #[derive(Clone, Debug)]
 pub struct Leaving {
-    /// Its memory in bytes.
-    pub bytes: u64,
+    /// Its memory in bytes; `None`: as much as most have.
+    pub bytes: Option<u64>,
     /// Its migration that is not over, if it has one.
     pub migration: Option<Arc<VirtualMachineInstanceMigration>>,
 }
@@ -110,9 +114,19 @@ impl Leaving {
     pub fn of(instance: &VirtualMachineInstance, migrations: Vec<Arc<VirtualMachineInstanceMigration>>) -> Self {
         let mut migrations = migrations.into_iter();
         Self {
-            bytes: memory(instance),
+            bytes: Some(memory(instance)),
             migration: migrations.find(|migration| !Record::of(migration).is_over()),
         }
+    }
+
+    /// The guest of a migration that empties this node, and is not over.
+    pub fn by(migration: Arc<VirtualMachineInstanceMigration>, node: &str) -> Option<Self> {
+        let annotations = migration.metadata.annotations.as_ref();
+        let of = annotations.and_then(|annotations| annotations.get(EVACUATION));
+        (of.is_some_and(|of| of == node) && !Record::of(&migration).is_over()).then_some(Self {
+            bytes: None,
+            migration: Some(migration),
+        })
     }
 
     /// Since when it moves.
@@ -137,7 +151,7 @@ impl Leaving {
 }
 
 /// How long it will take until a guest has left its node that `others` leave, too; `None` if nothing was measured yet,
-/// or it takes longer than it should.
+/// or it takes longer than it should. Others that have no migration yet go after it.
 pub fn time_left(
     own: &Leaving,
     others: &[Leaving],
@@ -147,7 +161,7 @@ pub fn time_left(
 ) -> Option<Duration> {
     let rate = rate?;
     let left = |guest: &Leaving| {
-        let expected = rate.expected(guest.bytes)?;
+        let expected = guest.bytes.map_or_else(|| rate.mean(), |bytes| rate.expected(bytes))?;
         let since = guest.moves_since().unwrap_or(now);
         Some(expected.saturating_sub(now.duration_since(since).unsigned_abs()))
     };
@@ -202,7 +216,7 @@ mod tests {
             "status": {"phase": "Running", "migrationState": began.map(|began| json!({"startTimestamp": began}))},
         });
         Leaving {
-            bytes: 1 << 30,
+            bytes: Some(1 << 30),
             migration: Some(Arc::new(serde_json::from_value(migration).unwrap())),
         }
     }
@@ -213,7 +227,7 @@ mod tests {
         rate.add(Duration::from_secs(10), 1 << 30);
         let limits = Configuration::default().migrations;
         let unasked = Leaving {
-            bytes: 1 << 30,
+            bytes: Some(1 << 30),
             migration: None,
         };
         let seconds = |own: &Leaving, others: &[Leaving]| {
@@ -252,5 +266,15 @@ mod tests {
             assert_eq!(seconds(&own, &others), expected, "{own:?} {others:?}");
         }
         assert_eq!(time_left(&leaving(0, None), &[], None, &limits, now()), None);
+        // Of another one its migration alone is known: it takes as long as most.
+        rate.add(Duration::from_secs(30), 3 << 30);
+        let other = leaving(0, None).migration.unwrap();
+        assert!(Leaving::by(Arc::clone(&other), "b").is_none());
+        let others = [
+            Leaving::by(Arc::clone(&other), "a").unwrap(),
+            Leaving::by(other, "a").unwrap(),
+        ];
+        let left = time_left(&leaving(1, None), &others, Some(rate), &limits, now());
+        assert_eq!(left.map(|left| left.as_secs()), Some(20 + 15));
     }
 }
