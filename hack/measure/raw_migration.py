@@ -125,11 +125,11 @@ class ByHand:
     def go(self) -> ByVirsh:
         """Move to the pod that was prepared."""
         names = [pod["metadata"]["name"] for pod in self._pods[-2:]]
-        times, lasted = self._migrate()
+        when, lasted = self._migrate()
         job = job_of(self._made, names[1])
         found = around(self._api, *names, lasted)
         self.leave()
-        return ByVirsh(times.began, times.ended, job, found)
+        return ByVirsh(when.began, when.ended, job, found)
 
     def hurry(self) -> Times:
         """The same, without a look at anything: the next may begin at once. The pod that it came from stays."""
