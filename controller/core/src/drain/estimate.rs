@@ -119,11 +119,11 @@ impl Leaving {
         }
     }
 
-    /// The guest of a migration that empties this node, and is not over.
+    /// The guest of a migration that is not over, if that empties this node.
     pub fn by(migration: Arc<VirtualMachineInstanceMigration>, node: &str) -> Option<Self> {
         let annotations = migration.metadata.annotations.as_ref();
         let of = annotations.and_then(|annotations| annotations.get(EVACUATION));
-        (of.is_some_and(|of| of == node) && !Record::of(&migration).is_over()).then_some(Self {
+        of.is_some_and(|of| of == node).then_some(Self {
             bytes: None,
             migration: Some(migration),
         })
