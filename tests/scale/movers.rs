@@ -22,10 +22,7 @@ use drydock_core::migration::{
     target::{self, TargetStep},
 };
 use jiff::Timestamp;
-use k8s_openapi::api::{
-    core::v1::{ObjectReference, Pod},
-    events::v1::Event,
-};
+use k8s_openapi::api::{core::v1::ObjectReference, events::v1::Event};
 use kube::{
     ResourceExt,
     api::{Patch, PatchParams},
@@ -167,7 +164,9 @@ impl Mover {
                         self.news.send_modify(|number| *number += 1);
                     }
                     SourceStep::Say(SourceState::Migrating) => self.with(Guest::is_due),
-                    SourceStep::Say(SourceState::Stopped) => self.tell(&migration, "Migrated").await,
+                    SourceStep::Say(SourceState::Stopped | SourceState::HandedOver) => {
+                        self.tell(&migration, "Migrated").await
+                    }
                     SourceStep::Abort => moving = None,
                     _ => {}
                 }
@@ -217,6 +216,9 @@ impl Mover {
             let steps = target::step(&self.with(|guest| guest.target_view(record)));
             let mut failed = false;
             for step in &steps {
+                if *step == TargetStep::Show {
+                    self.show(&migration).await;
+                }
                 if let TargetStep::Say(state) = step
                     && let Err(error) = self.target_says(&migration, *state).await
                 {
@@ -226,7 +228,9 @@ impl Mover {
                 }
                 self.with(|guest| guest.target_does(*step));
             }
-            if !steps.is_empty() && !failed {
+            // What is only shown is told by its source.
+            let said = steps.iter().any(|step| *step != TargetStep::Show);
+            if said && !failed {
                 continue;
             }
             if record.is_over() && record.target_is_settled() {
@@ -253,7 +257,11 @@ impl Mover {
                 side.reason = Some("Aborted".into());
                 side.message = Some("Live migration has been aborted".into());
             }
-            SourceState::Halted | SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
+            SourceState::Halted
+            | SourceState::Released
+            | SourceState::Stopped
+            | SourceState::HandedOver
+            | SourceState::Ended => {}
         }
         self.write_source(migration, side).await
     }
@@ -299,7 +307,6 @@ impl Mover {
         let before = migration.status.as_ref().and_then(|status| status.target.clone());
         let side = before.unwrap_or_default();
         let node = side.node.clone().unwrap_or_default();
-        let pod = side.pod_uid.as_deref().and_then(|uid| self.all.latest.pods.get(uid));
         let mut own = MigrationTarget {
             node: None,
             pod: None,
@@ -312,10 +319,8 @@ impl Mover {
             own.address = Some("100.64.0.1:7001".parse().map_err(|_| invalid("address"))?);
         }
         let gate = async {
-            if let Some(pod) = pod.filter(|_| state == TargetState::Running)
-                && let Err(error) = self.open(&node, &pod).await
-            {
-                complain(&error);
+            if state == TargetState::Running {
+                self.show(migration).await;
             }
         };
         let (written, ()) = tokio::join!(self.write(migration, &node, "target", json!({"target": own})), gate);
@@ -326,8 +331,19 @@ impl Mover {
         Ok(())
     }
 
-    async fn open(&self, node: &str, pod: &Pod) -> kube::Result<()> {
-        open_gate(&self.all.door, &self.all.latest, node, pod).await
+    /// Opens the gate of the pod that the guest has arrived in, unless it is open.
+    async fn show(&self, migration: &VirtualMachineInstanceMigration) {
+        let side = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.target.clone())
+            .unwrap_or_default();
+        let pod = side.pod_uid.as_deref().and_then(|uid| self.all.latest.pods.get(uid));
+        if let Some(pod) = pod
+            && let Err(error) = open_gate(&self.all.door, &self.all.latest, &side.node.unwrap_or_default(), &pod).await
+        {
+            complain(&error);
+        }
     }
 
     async fn write_source(

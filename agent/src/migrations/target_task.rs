@@ -41,6 +41,8 @@ use crate::{
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A guest that is complete goes on within milliseconds. Only one that still waits after this is told of.
 const COMPLETE_FOR: Duration = Duration::from_secs(1);
+/// A source says that it has handed the guest over once its QEMU has ended, which takes a few tenths of a second.
+const SOURCE_IS_LATE_AFTER: Duration = Duration::from_secs(2);
 /// Pause after something failed: first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Most that a launcher may say in its file.
@@ -59,6 +61,7 @@ pub(super) struct TargetTask {
     /// Whether the guest can run here: why not.
     fits: Option<Result<(), Refusal>>,
     complete_since: Option<clock::Instant>,
+    taken_over_since: Option<clock::Instant>,
     /// The pod is not there any more, nor anything that ran in it.
     gone: bool,
     /// The pod can take a guest by post-copy.
@@ -107,6 +110,7 @@ impl TargetTask {
             ask,
             fits: None,
             complete_since: None,
+            taken_over_since: None,
             gone: false,
             post_copy: false,
             backoff: Backoff::new(RETRY.0, RETRY.1),
@@ -256,6 +260,7 @@ impl TargetTask {
                 tunnel,
                 domain,
                 fits: self.fits.as_ref().map(Result::is_ok),
+                source_is_late: self.source_is_late_in().is_zero(),
             });
             let Some(first) = steps.first().copied() else {
                 let waits = matches!(domain, TargetDomain::Incoming | TargetDomain::Complete)
@@ -268,11 +273,19 @@ impl TargetTask {
             for step in steps {
                 self.carry_out(step, &migration, handle).await?;
             }
-            if matches!(first, TargetStep::Close | TargetStep::TakeOver | TargetStep::Destroy) {
-                return Ok(Some(LOOK_AGAIN));
+            match first {
+                TargetStep::Close | TargetStep::TakeOver | TargetStep::Destroy => return Ok(Some(LOOK_AGAIN)),
+                TargetStep::Show => return Ok(Some(self.source_is_late_in())),
+                _ => {}
             }
         }
         Ok(Some(LOOK_AGAIN))
+    }
+
+    /// How long the source is waited for, once the guest has been shown here.
+    fn source_is_late_in(&self) -> Duration {
+        let since = self.taken_over_since.map(|since| since.elapsed());
+        SOURCE_IS_LATE_AFTER.saturating_sub(since.unwrap_or_default())
     }
 
     /// Whether the guest was first seen complete within [`COMPLETE_FOR`].
@@ -313,6 +326,10 @@ impl TargetTask {
                 session()?.tunnel.pair(&uid, peer).await?;
             }
             TargetStep::Say(state) => self.say(state, migration).await?,
+            TargetStep::Show => {
+                self.taken_over_since.get_or_insert_with(clock::Instant::now);
+                self.open_gate().await;
+            }
             TargetStep::TakeOver => {
                 let source = migration
                     .status
@@ -399,6 +416,16 @@ impl TargetTask {
         }
     }
 
+    /// Lets Services send to the guest. If that fails, the guest's own task tries it again.
+    async fn open_gate(&self) {
+        let pod_uid = self.seen.borrow().pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
+        if let Some(pod_uid) = pod_uid
+            && let Err(error) = self.shared.gates.set(&pod_uid, true).await
+        {
+            warn!(error = %chain(&error), "a pod's readiness gate could not be opened");
+        }
+    }
+
     /// Says how far the target is.
     async fn say(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
         let before = migration
@@ -430,15 +457,9 @@ impl TargetTask {
             TargetState::Running => (side.reason, side.message) = (None, None),
             TargetState::Complete | TargetState::Gone | TargetState::Ended => {}
         }
-        let pod = self.seen.borrow().pod.clone().filter(|_| state == TargetState::Running);
-        let pod_uid = pod.and_then(|pod| pod.metadata.uid.clone());
-        let (client, gates) = (self.shared.client.clone(), self.shared.gates.clone());
-        let (written, ()) = tokio::join!(said::target(&client, migration, &side), async {
-            // Services may send to it at once. The guest's own task tries it again.
-            if let Some(pod_uid) = &pod_uid
-                && let Err(error) = gates.set(pod_uid, true).await
-            {
-                warn!(error = %chain(&error), "a pod's readiness gate could not be opened");
+        let (written, ()) = tokio::join!(said::target(&self.shared.client, migration, &side), async {
+            if state == TargetState::Running {
+                self.open_gate().await;
             }
         });
         self.written = Some(written?);

@@ -13,8 +13,8 @@
 //!        names both sides, ▲ │ "give up"; "the source's node is gone"
 //!          phases, the end │ ▼
 //!   ┌────────────── VirtualMachineInstanceMigration ──────────────┐
-//!   │ source: Migrating, Halted,               target: Prepared,  │
-//!   │ Released, Stopped | Stayed | Ended       Complete, Running  │
+//!   │ source: Migrating, Halted, Released,     target: Prepared,  │
+//!   │ Stopped or HandedOver | Stayed | Ended   Complete, Running  │
 //!   │                                          | Gone | Ended     │
 //!   └────▲───────────────────────────────────────────▲────────────┘
 //!   source's agent                             target's agent

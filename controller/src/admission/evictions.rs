@@ -49,7 +49,7 @@ use kube::{
     },
 };
 use serde_json::json;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tracing::{info, warn};
 
 use crate::{
@@ -66,9 +66,10 @@ use crate::{
 pub(crate) const HELD_AT_ONCE: usize = 8;
 /// The budget of a pod that may go is left to the replica that leads for this long.
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
-/// How long a pod that its guest has left may take to be gone before its eviction is granted all the same:
-/// together with [`HOLD`] below the time that API servers give the webhook.
-pub(crate) const GONE_WITHIN: Duration = Duration::from_millis(1500);
+/// How long a pod that its guest has left may take to be gone before its eviction is granted all the same: a kubelet
+/// takes half a second when it has nothing else to do, and some on a node whose processors are full. Together with
+/// [`HOLD`] below the time that API servers give the webhook.
+pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(4);
 /// Code and reason of refusals, as a budget's.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
@@ -91,6 +92,14 @@ struct Eviction {
     pod: Key,
     dry_run: bool,
     descheduler: bool,
+}
+
+impl Eviction {
+    /// A place among those that are held, if it may be held and there is one.
+    fn place<'a>(&self, held: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
+        let may_be_held = !self.dry_run && !self.descheduler;
+        may_be_held.then(|| held.try_acquire().ok()).flatten()
+    }
 }
 
 /// Who says how a pod and its instance are.
@@ -166,9 +175,7 @@ impl Evictions {
         }
         if let Answer::Refuse(refusal) = verdict.answer
             && refusal.may_pass()
-            && !eviction.dry_run
-            && !eviction.descheduler
-            && let Ok(_place) = self.held.try_acquire()
+            && let Some(_place) = eviction.place(&self.held)
         {
             let first = refusal;
             verdict = self.hold(&eviction.pod, verdict, news).await;
@@ -186,7 +193,7 @@ impl Evictions {
                         .is_some_and(|instance| is_elsewhere(instance, pod))
                 };
                 match verdict.pod.as_ref().filter(|_| !eviction.dry_run) {
-                    Some(pod) if left(pod) => self.end(&eviction.pod, pod, self.news.clone()).await,
+                    Some(pod) if left(pod) => self.end(&eviction, pod, self.news.clone()).await,
                     Some(pod) => self.release(&eviction.pod, pod, self.news.clone()).await,
                     None => {}
                 }
@@ -350,16 +357,20 @@ impl Evictions {
         Refusal::Triggered
     }
 
-    /// Has a pod end that its guest has left, and waits until it is gone, for [`GONE_WITHIN`] at most. A budget does not
-    /// keep one that is being deleted.
-    async fn end(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
+    /// Has a pod end that its guest has left, and waits until it is gone, for [`GONE_WITHIN`] at most, if it may be held. A
+    /// budget does not keep one that is being deleted.
+    async fn end(&self, eviction: &Eviction, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
+        let key = &eviction.pod;
         let namespace = key.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         if let Err(error) = self.launchers.delete_in(namespace, &key.name, uid).await {
             warn!(pod = %key, error = %chain(&error), "a pod that its guest has left could not be deleted");
             return self.release(key, pod, news).await;
         }
+        let Some(_place) = eviction.place(&self.held) else {
+            return;
+        };
         let until = clock::Instant::now() + GONE_WITHIN;
         let is_there = |pod: &Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid);
         while self.launchers.get(key).as_ref().is_some_and(is_there) {

@@ -146,7 +146,7 @@ impl Reports {
         }
     }
 
-    /// Writes the conditions of a Node, if that is news, and tells of transitions.
+    /// Writes the conditions of a Node, if that is news, and tells when it is empty.
     pub(super) async fn conditions(&self, node: &Node, report: &Report, now: Timestamp) -> kube::Result<()> {
         let version = node.resource_version().unwrap_or_default();
         let before = self.with(&report.node, |told| standing(&told.conditions, &version, || own(node)));
@@ -175,37 +175,29 @@ impl Reports {
         Ok(())
     }
 
-    /// An event for each condition that has begun or ceased to hold.
+    /// An event when a node has become empty. Who empties it knows that it has begun; the condition and the events of each
+    /// guest say so to others.
     fn announce(&self, node: &Node, before: &[NodeCondition], after: &[NodeCondition]) {
-        let holds = |conditions: &[NodeCondition], type_: &str| {
-            let found = conditions.iter().find(|condition| condition.type_ == type_);
+        let drained = |conditions: &[NodeCondition]| {
+            let found = conditions.iter().find(|condition| condition.type_ == DRAINED);
             found.is_some_and(|condition| condition.status == Status::True.as_str())
         };
-        let name = node.name_any();
-        for (type_, begins, note) in [
-            (
-                DRAIN_IN_PROGRESS,
-                "DrainStarted",
-                "virtual machines are being moved off the node",
-            ),
-            (
-                DRAINED,
-                "NodeDrained",
-                "nothing is left to be moved: it is safe to switch the node off",
-            ),
-        ] {
-            if !holds(before, type_) && holds(after, type_) {
-                info!(node = name, "{note}");
-                self.events.publish(Event {
-                    regarding: node_reference(&name, node.uid()),
-                    related: None,
-                    severity: Severity::Normal,
-                    reason: begins.into(),
-                    action: "Drain".into(),
-                    note: note.into(),
-                });
-            }
+        if drained(before) || !drained(after) {
+            return;
         }
+        let (name, note) = (
+            node.name_any(),
+            "nothing is left to be moved: it is safe to switch the node off",
+        );
+        info!(node = name, "{note}");
+        self.events.publish(Event {
+            regarding: node_reference(&name, node.uid()),
+            related: None,
+            severity: Severity::Normal,
+            reason: "NodeDrained".into(),
+            action: "Drain".into(),
+            note: note.into(),
+        });
     }
 
     fn with<R>(&self, node: &str, look: impl FnOnce(&mut Told) -> R) -> R {

@@ -51,7 +51,11 @@ impl SourceTask {
                 side.message = Some(message);
             }
             SourceState::Released if self.switched => side.mode = Some(MigrationMode::PostCopy),
-            SourceState::Halted | SourceState::Released | SourceState::Stopped | SourceState::Ended => {}
+            SourceState::Halted
+            | SourceState::Released
+            | SourceState::Stopped
+            | SourceState::HandedOver
+            | SourceState::Ended => {}
         }
         self.written = Some(said::source(&self.shared.client, migration, &side).await?);
         info!(migration = migration.name_any(), ?state, "its source");
@@ -62,7 +66,7 @@ impl SourceTask {
                 said::tell(&self.shared.events, migration, Severity::Warning, "Migrated", note);
             }
             // A guest of which a part was lost has moved nowhere.
-            SourceState::Stopped if !said::that_post_copy_is_broken(migration) => {
+            SourceState::Stopped | SourceState::HandedOver if !said::that_post_copy_is_broken(migration) => {
                 let target = migration
                     .status
                     .as_ref()

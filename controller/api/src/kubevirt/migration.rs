@@ -292,6 +292,9 @@ pub enum SourceState {
     Released,
     /// The guest has left, and nothing of it runs here any more.
     Stopped,
+    /// The same, and the target's tunnel has said that it has taken the guest over: both that the source has
+    /// [`Self::Stopped`] and that the target is [`TargetState::Running`], in one word.
+    HandedOver,
     /// The guest runs here and does not move any more.
     Stayed,
     /// The guest has ended here, and not by leaving.
@@ -300,11 +303,12 @@ pub enum SourceState {
 
 impl SourceState {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Migrating,
         Self::Halted,
         Self::Released,
         Self::Stopped,
+        Self::HandedOver,
         Self::Stayed,
         Self::Ended,
     ];
@@ -313,8 +317,8 @@ impl SourceState {
     pub fn may_follow(self, before: Self) -> bool {
         match before {
             Self::Migrating | Self::Halted => self >= before,
-            Self::Released => matches!(self, Self::Released | Self::Stopped),
-            Self::Stopped | Self::Stayed | Self::Ended => self == before,
+            Self::Released => matches!(self, Self::Released | Self::Stopped | Self::HandedOver),
+            Self::Stopped | Self::HandedOver | Self::Stayed | Self::Ended => self == before,
         }
     }
 }

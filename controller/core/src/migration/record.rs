@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
-    migration::{MigrationPhase, SourceState, TargetState},
+    migration::{MigrationPhase, SourceState, TargetState, VirtualMachineInstanceMigrationStatus},
 };
 
 use super::convergence::is_given_up_for;
@@ -20,9 +20,9 @@ pub struct Record {
     pub source_gone: bool,
     /// The source has given it up by itself: what the target lost, it lost for that.
     pub gave_up: bool,
-    /// How far the source is.
+    /// How far the source is: never [`SourceState::HandedOver`], which says something of both.
     pub source: Option<SourceState>,
-    /// How far the target is.
+    /// How far the target is, by its own word or its source's.
     pub target: Option<TargetState>,
 }
 
@@ -30,6 +30,7 @@ impl Record {
     /// What an object says.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         let status = migration.status.as_ref();
+        let (source, target) = status.map(sides).unwrap_or_default();
         Self {
             phase: status.and_then(|status| status.phase),
             deleted: migration.metadata.deletion_timestamp.is_some(),
@@ -38,9 +39,14 @@ impl Record {
             gave_up: status
                 .and_then(|status| status.source.as_ref()?.reason.as_deref())
                 .is_some_and(is_given_up_for),
-            source: status.and_then(|status| status.source.as_ref()?.state),
-            target: status.and_then(|status| status.target.as_ref()?.state),
+            source,
+            target,
         }
+    }
+
+    /// Takes in what the source says.
+    pub fn hear_source(&mut self, said: SourceState) {
+        (self.source, self.target) = both(Some(said), self.target);
     }
 
     /// Nothing of it is to begin any more.
@@ -85,6 +91,29 @@ impl Record {
     }
 }
 
+/// The guest runs on the target, as one of the sides says.
+pub(super) fn has_arrived(status: &VirtualMachineInstanceMigrationStatus) -> bool {
+    sides(status).1 == Some(TargetState::Running)
+}
+
+fn sides(status: &VirtualMachineInstanceMigrationStatus) -> (Option<SourceState>, Option<TargetState>) {
+    let source = status.source.as_ref().and_then(|side| side.state);
+    let target = status.target.as_ref().and_then(|side| side.state);
+    both(source, target)
+}
+
+/// How far both sides are by what each has said. What a target has said since it took the guest over counts more than
+/// its source's word that it did.
+fn both(source: Option<SourceState>, target: Option<TargetState>) -> (Option<SourceState>, Option<TargetState>) {
+    match (source, target) {
+        (Some(SourceState::HandedOver), None | Some(TargetState::Prepared | TargetState::Complete)) => {
+            (Some(SourceState::Stopped), Some(TargetState::Running))
+        }
+        (Some(SourceState::HandedOver), said) => (Some(SourceState::Stopped), said),
+        said => said,
+    }
+}
+
 /// Any record that objects can say.
 #[cfg(test)]
 pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> {
@@ -99,7 +128,12 @@ pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> 
         MigrationPhase::Succeeded,
         MigrationPhase::Failed,
     ]);
-    let source = select(SourceState::ALL.to_vec());
+    let source = SourceState::ALL.into_iter();
+    let source = select(
+        source
+            .filter(|state| *state != SourceState::HandedOver)
+            .collect::<Vec<_>>(),
+    );
     let target = select(TargetState::ALL.to_vec());
     (
         option::of(phase),

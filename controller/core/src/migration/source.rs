@@ -19,6 +19,9 @@
 //! while it stood still, or libvirtd was lost while it stood still (a new one leaves it so) and this
 //! agent has promised, on the object, never to resume it.
 //!
+//! A source that hears from its tunnel that the target has taken the guest over, before libvirt has stopped it
+//! here, says both in one word, `HandedOver` instead of `Stopped`.
+//!
 //! A guest that was switched to post-copy can never go on here either: it is `Released` at once. What is here of
 //! it is not touched until the target has said `Running`, which it says once all of the guest is there.
 //!
@@ -190,9 +193,21 @@ fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     if view.record.source == Some(SourceState::Stopped) {
         return release(view, proof);
     }
-    let mut steps = vec![SourceStep::Say(SourceState::Stopped)];
+    let stopped = if has_handed_over(view) {
+        SourceState::HandedOver
+    } else {
+        SourceState::Stopped
+    };
+    let mut steps = vec![SourceStep::Say(stopped)];
     steps.extend(release(view, proof));
     steps
+}
+
+/// The target has told this tunnel that it took the guest over, and leaves it to this side to say so. A source
+/// that has said more than `Migrating` is not waited for.
+fn has_handed_over(view: &SourceView) -> bool {
+    view.record.source == Some(SourceState::Migrating)
+        && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. })
 }
 
 /// The guest has ended, and libvirt does not say that it has left.

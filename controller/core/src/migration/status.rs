@@ -4,13 +4,13 @@ use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
     migration::{
         MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
-        MigrationSource, MigrationState, MigrationTarget, TargetState, VirtualMachineInstanceMigrationStatus,
+        MigrationSource, MigrationState, MigrationTarget, VirtualMachineInstanceMigrationStatus,
     },
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::cluster::Failure;
+use super::{cluster::Failure, record::has_arrived};
 use crate::{
     conditions::{Status, whole_seconds},
     configuration::Migrations,
@@ -220,7 +220,6 @@ pub fn post_copy_is_told_to_be_broken(said: &VirtualMachineInstanceMigrationStat
 
 /// What is to be known of a guest that was switched to post-copy, until all of it has come.
 fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
-    let target = said.target.as_ref();
     if post_copy_is_told_to_be_broken(said) {
         return Some((POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE.into()));
     }
@@ -228,7 +227,7 @@ fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static s
         .source
         .as_ref()
         .is_some_and(|source| source.mode == Some(MigrationMode::PostCopy));
-    let arrived = target.is_some_and(|target| target.state == Some(TargetState::Running));
+    let arrived = has_arrived(said);
     let message = "the guest runs on its target, and a part of its memory is still on its source: until all of it has \
                    come, the guest is lost if the connection breaks or either pod ends; it can neither be given up \
                    nor go back";
@@ -319,7 +318,7 @@ fn state(
         target_node: after.target.as_ref().and_then(|side| side.node.clone()),
         target_pod: after.target.as_ref().and_then(|side| side.pod.clone()),
         target_node_address: target.address.clone(),
-        target_node_domain_detected: target.state == Some(TargetState::Running),
+        target_node_domain_detected: has_arrived(&said),
         completed: over,
         failed: after.phase == Some(MigrationPhase::Failed),
         failure_reason: failed

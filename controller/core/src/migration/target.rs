@@ -12,6 +12,8 @@
 //! A guest that was switched to post-copy runs here before it is complete (`Incoming` → post-copy → `Running`),
 //! and nothing is done or said until it is.
 //!
+//! That a guest runs here is said by its source, where that is about to say that the guest has left (`HandedOver`).
+//!
 //! A guest that is complete is resumed by the tunnel or by this agent, whoever hears first that the
 //! source has let go. It is ended only when the source keeps it, and after the session is closed, so
 //! that no release is on its way.
@@ -72,6 +74,8 @@ pub struct TargetView {
     pub domain: TargetDomain,
     /// Whether the guest can run here, if that was asked.
     pub fits: Option<bool>,
+    /// The source has not said for a while that it has handed the guest over that runs here.
+    pub source_is_late: bool,
 }
 
 /// One thing that the target's agent does.
@@ -85,6 +89,8 @@ pub enum TargetStep {
     Pair,
     /// The object is told.
     Say(TargetState),
+    /// The guest is shown to run here: Services send to its pod. The source is about to tell the object.
+    Show,
     /// The guest goes on here, unless its user had paused it.
     TakeOver,
     /// The session is closed.
@@ -109,12 +115,23 @@ pub fn step(view: &TargetView) -> Vec<TargetStep> {
 
 fn running(view: &TargetView) -> Vec<TargetStep> {
     match view.record.target {
-        None | Some(TargetState::Prepared | TargetState::Complete) if !view.record.has_failed() => {
+        None | Some(TargetState::Prepared | TargetState::Complete) if view.record.has_failed() => Vec::new(),
+        None | Some(TargetState::Prepared | TargetState::Complete) if is_about_to_be_told(view) => {
+            vec![TargetStep::Show]
+        }
+        None | Some(TargetState::Prepared | TargetState::Complete) => {
             vec![TargetStep::Say(TargetState::Running)]
         }
         Some(TargetState::Running) if view.record.is_over() => close(view),
         _ => Vec::new(),
     }
+}
+
+/// The source's tunnel hears from this one that the guest runs here, and its agent says so together with its own end,
+/// which the migration waits for anyway: one write for two.
+fn is_about_to_be_told(view: &TargetView) -> bool {
+    let told = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
+    told && view.record.source == Some(SourceState::Migrating) && !view.record.source_gone && !view.source_is_late
 }
 
 fn absent(view: &TargetView) -> Vec<TargetStep> {

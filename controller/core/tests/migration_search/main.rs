@@ -14,11 +14,11 @@
 //!
 //! | from | faults | what else | worlds | depth |
 //! |---|---|---|---|---|
-//! | a new object | 1 | | 248 thousand | 52 |
+//! | a new object | 1 | | 253 thousand | 52 |
 //! | the target ready | 2 | | 3.7 million | 40 |
 //! | the target ready | 1 | the controller has old copies of the object, and is interrupted | 1.8 million | 47 |
-//! | the target ready | 1 | domain and job are read one after the other | 641 thousand | 50 |
-//! | the target ready | 1 | the guest may be switched to post-copy | 354 thousand | 38 |
+//! | the target ready | 1 | domain and job are read one after the other | 649 thousand | 50 |
+//! | the target ready | 1 | the guest may be switched to post-copy | 360 thousand | 38 |
 //!
 //! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, a cut
 //! connection, an end of the guest on either side, an agent that learns of everything late, a deletion of

@@ -266,9 +266,15 @@ impl Out<'_, '_> {
                 },
                 domain: world.there,
                 fits: world.target.fits,
+                source_is_late: false,
             };
-            let steps = Mutant::target(self.how.mutant, &view, target::step);
-            self.happens(Event::TargetLooks, |w| fill(&mut w.target.todo, &steps));
+            // Whether it has waited long enough for its source's word, nobody can know.
+            for source_is_late in [false, true] {
+                let view = TargetView { source_is_late, ..view };
+                let mut steps = Mutant::target(self.how.mutant, &view, target::step);
+                steps.retain(|step| *step != TargetStep::Show);
+                self.happens(Event::TargetLooks, |w| fill(&mut w.target.todo, &steps));
+            }
         }
     }
 
@@ -718,7 +724,7 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
             .for_each(|session| session.paired = true),
         SourceStep::Say(state) => {
             if world.exists() && world.api.source.is_none_or(|before| state.may_follow(before)) {
-                world.write(|api| api.source = Some(state));
+                world.write(|api| api.hear_source(state));
                 if state == SourceState::Migrating && world.source.call == Call::Unknown {
                     world.source.call = Call::Due;
                 }
@@ -780,6 +786,7 @@ fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
             .target_session
             .iter_mut()
             .for_each(|session| session.paired = true),
+        TargetStep::Show => {}
         TargetStep::Say(state) => {
             if world.exists() && world.api.target.is_none_or(|before| state.may_follow(before)) {
                 world.write(|api| api.target = Some(state));

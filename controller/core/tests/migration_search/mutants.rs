@@ -13,6 +13,12 @@ use drydock_core::migration::{
 pub(crate) enum Mutant {
     /// The source tells the target as soon as the guest stands still.
     ReleasesWithoutProof,
+    /// The source says that it has handed the guest over before its tunnel has heard so.
+    HandsOverWithoutHearing,
+    /// The source says so of a guest that has not left yet.
+    HandsOverWhatHasNotLeft,
+    /// The target waits for its source's word for ever, also if the source's node is gone.
+    WaitsForItsSource,
     /// The source lets its guest go on though it has said that it will not.
     ResumesWhatItLetGo,
     /// The source lets its guest go on when nobody works on it, whatever the target has.
@@ -65,8 +71,11 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 28] = [
         Self::ReleasesWithoutProof,
+        Self::HandsOverWithoutHearing,
+        Self::HandsOverWhatHasNotLeft,
+        Self::WaitsForItsSource,
         Self::ResumesWhatItLetGo,
         Self::ResumesWithoutWordOfTheTarget,
         Self::StaysWithoutClosing,
@@ -124,6 +133,14 @@ impl Mutant {
             Some(Self::ReleasesWithoutProof) if still && open && moving => {
                 vec![SourceStep::Release(Proof::SourceGone)]
             }
+            Some(Self::HandsOverWithoutHearing) if moving && steps.contains(&SourceStep::Say(SourceState::Stopped)) => {
+                vec![SourceStep::Say(SourceState::HandedOver)]
+            }
+            Some(Self::HandsOverWhatHasNotLeft)
+                if still && moving && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. }) =>
+            {
+                vec![SourceStep::Say(SourceState::HandedOver)]
+            }
             Some(Self::ResumesWhatItLetGo) if still && view.job == Job::None && !moving => vec![SourceStep::Resume],
             Some(Self::ResumesWithoutWordOfTheTarget) if still && view.job == Job::None && moving => {
                 vec![SourceStep::Resume]
@@ -152,6 +169,11 @@ impl Mutant {
         let steps = step(view);
         let complete = view.domain == TargetDomain::Complete;
         match mutant {
+            Some(Self::WaitsForItsSource) if view.domain == TargetDomain::Running => {
+                let mut view = *view;
+                (view.source_is_late, view.record.source_gone) = (false, false);
+                step(&view)
+            }
             Some(Self::SaysThatItRunsBeforeItIsThere) if view.domain == TargetDomain::PostCopy => {
                 let domain = TargetDomain::Running;
                 step(&TargetView { domain, ..*view })

@@ -403,7 +403,7 @@ pub(crate) fn seen_by_target(record: Record) -> Record {
         source: record.source.map(|state| match state {
             SourceState::Migrating => SourceState::Migrating,
             SourceState::Halted => SourceState::Halted,
-            SourceState::Released | SourceState::Stopped => SourceState::Released,
+            SourceState::Released | SourceState::Stopped | SourceState::HandedOver => SourceState::Released,
             SourceState::Stayed | SourceState::Ended => SourceState::Stayed,
         }),
         target: None,

@@ -250,6 +250,25 @@ async fn the_pod_of_a_held_eviction_is_told_to_end_when_its_guest_has_moved() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_was_left_is_not_waited_for_by_the_descheduler_nor_by_more_than_a_few() {
+    let by_descheduler = asked(|request| {
+        request["object"]["metadata"]["annotations"] = json!({"requested-by": "sigs.k8s.io/descheduler"});
+    });
+    for (question, places) in [(by_descheduler, HELD_AT_ONCE), (asked(|_| {}), 0)] {
+        let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![]);
+        let _others = evictions.held.try_acquire_many((HELD_AT_ONCE - places) as u32).unwrap();
+        let began = clock::Instant::now();
+        let (response, ()) = tokio::join!(evictions.review(&question), async {
+            let delete = server.asked().await;
+            assert_eq!(delete.method, Method::DELETE);
+            delete.with(&serde_json::to_value(pod()).unwrap());
+        });
+        assert!(response.allowed);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dry_run_marks_nothing_for_good() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let question = asked(|request| request["dryRun"] = json!(true));

@@ -162,6 +162,10 @@ fn an_instance_moves_when_the_guest_has_left_and_arrived() {
     assert_eq!(at(Some("Stopped"), Some("Complete")), None);
     assert_eq!(at(Some("Stopped"), Some("Running")).as_deref(), Some("b"));
     assert_eq!(at(Some("Stopped"), Some("Ended")).as_deref(), Some("b"));
+    // The source speaks for both, of a guest that has arrived; what has become of it since is the target's to say.
+    assert_eq!(at(Some("HandedOver"), Some("Prepared")).as_deref(), Some("b"));
+    assert_eq!(at(Some("HandedOver"), Some("Complete")).as_deref(), Some("b"));
+    assert_eq!(at(Some("HandedOver"), Some("Ended")).as_deref(), Some("b"));
 }
 
 #[test]

@@ -225,6 +225,16 @@ fn it_lets_go_by_proof_and_says_so_first() {
                 &[Do::Say(S::Stopped)],
             ),
             (
+                "stopped, and the target has taken it over",
+                |v| (v.domain, v.tunnel) = (D::Left, ACKNOWLEDGED),
+                &[Do::Say(S::HandedOver)],
+            ),
+            (
+                "the target has taken it over, and it is about to stop",
+                |v| v.tunnel = ACKNOWLEDGED,
+                &[],
+            ),
+            (
                 "stopped, without a session",
                 |v| (v.domain, v.tunnel) = (D::Left, SourceTunnel::Missing),
                 &[Do::Say(S::Stopped)],
@@ -426,6 +436,11 @@ fn the_target_is_told_until_it_has_taken_over() {
                 |v| (v.domain, v.tunnel) = (D::Ended, READ),
                 &[Do::Say(S::Stopped)],
             ),
+            (
+                "stopped, and the target has taken it over and says so itself",
+                |v| (v.domain, v.tunnel) = (D::Left, ACKNOWLEDGED),
+                &[Do::Say(S::Stopped)],
+            ),
             ("somebody resumed it", |v| v.domain = D::Running, &[]),
         ],
     );
@@ -566,6 +581,11 @@ proptest! {
         // The target is told only what is on the object, or will be by then.
         if steps.iter().any(|step| matches!(step, Do::Release(_))) {
             prop_assert!(record.source_has_let_go() || does(Do::Say(S::Stopped)), "{steps:?}");
+        }
+        // That the guest runs on its target is said only after that has told so, and once nothing of it is here.
+        if does(Do::Say(S::HandedOver)) {
+            let told = matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. });
+            prop_assert!(told && matches!(view.domain, D::Left | D::Ended), "{steps:?}");
         }
         // Unknown is not gone: what the tunnel does not say changes nothing but the object.
         if view.tunnel == SourceTunnel::Unknown {

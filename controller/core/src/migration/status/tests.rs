@@ -1,5 +1,6 @@
 //! What the controller writes of a migration, from its first phase to its last.
 
+use drydock_api::kubevirt::migration::TargetState;
 use serde_json::{Value, json};
 
 use super::*;

@@ -36,6 +36,7 @@ fn named() -> TargetView {
         tunnel: TargetTunnel::Missing,
         domain: D::Absent,
         fits: None,
+        source_is_late: false,
     }
 }
 
@@ -300,6 +301,44 @@ fn a_complete_guest_waits_for_its_sources_word() {
     );
 }
 
+/// The guest runs here, and its source has not said that it has left.
+fn just_arrived() -> TargetView {
+    let mut view = running();
+    view.record.source = Some(S::Migrating);
+    view.record.target = Some(T::Prepared);
+    view
+}
+
+#[test]
+fn its_source_is_left_to_say_that_a_guest_was_handed_over() {
+    let says: &[Do] = &[Do::Say(T::Running)];
+    check(
+        just_arrived,
+        &[
+            ("the source is about to say so", |_| {}, &[Do::Show]),
+            ("given up too late", |v| v.record.abort = true, &[Do::Show]),
+            (
+                "it has said so",
+                |v| (v.record.source, v.record.target) = (Some(S::Stopped), Some(T::Running)),
+                &[],
+            ),
+            ("it is late", |v| v.source_is_late = true, says),
+            (
+                "it has left, and had not heard",
+                |v| v.record.source = Some(S::Stopped),
+                says,
+            ),
+            ("it has let go", |v| v.record.source = Some(S::Released), says),
+            ("nothing moved it any more", |v| v.record.source = Some(S::Halted), says),
+            ("its node is gone", |v| v.record.source_gone = true, says),
+            ("the tunnel has not told it", |v| v.tunnel = RELEASED, says),
+            ("the tunnel is lost", |v| v.tunnel = TargetTunnel::Missing, says),
+            ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, says),
+            ("it has failed", |v| v.record.phase = Some(P::Failed), &[]),
+        ],
+    );
+}
+
 #[test]
 fn how_a_guest_ended_is_told_from_whether_it_ran() {
     check(
@@ -367,8 +406,9 @@ prop_compose! {
         tunnel in tunnel(),
         domain in select(vec![D::Unknown, D::Absent, D::Incoming, D::Complete, D::PostCopy, D::Running, D::Over]),
         fits in any::<Option<bool>>(),
+        source_is_late in any::<bool>(),
     ) -> TargetView {
-        TargetView { record, tunnel, domain, fits }
+        TargetView { record, tunnel, domain, fits, source_is_late }
     }
 }
 
@@ -392,6 +432,11 @@ proptest! {
                     prop_assert!(view.domain == D::Incoming || record.target != Some(T::Running), "{steps:?}");
                 }
                 Do::TakeOver => prop_assert!(view.domain == D::Complete && (released || record.source_has_let_go())),
+                // Whoever is waited for knows that the guest runs here, and no node that is gone is.
+                Do::Show => {
+                    prop_assert!(view.domain == D::Running && record.source == Some(S::Migrating));
+                    prop_assert!(steps.len() == 1 && !view.source_is_late && !record.source_gone);
+                }
                 Do::Check => prop_assert!(view.fits.is_none() && record.target.is_none()),
                 Do::Prepare => prop_assert!(view.tunnel == TargetTunnel::Missing && record.target.is_none()),
             }
