@@ -240,6 +240,10 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
         }
         return steps;
     }
+    // The target has taken it over, and libvirt is about to stop it here.
+    if view.job == Job::Outgoing && has_handed_over(view) {
+        return Vec::new();
+    }
     if reply_read(view) {
         return released(view, Proof::ReplyConsumed);
     }

@@ -26,6 +26,12 @@ const ACKNOWLEDGED: SourceTunnel = SourceTunnel::Open {
     acknowledged: true,
 };
 
+const TAKEN_OVER: SourceTunnel = SourceTunnel::Open {
+    paired: true,
+    reply_read: true,
+    acknowledged: true,
+};
+
 /// A guest that runs, of whose migration both sides are named.
 fn named() -> SourceView {
     SourceView {
@@ -231,8 +237,18 @@ fn it_lets_go_by_proof_and_says_so_first() {
             ),
             (
                 "the target has taken it over, and it is about to stop",
-                |v| v.tunnel = ACKNOWLEDGED,
+                |v| v.tunnel = TAKEN_OVER,
                 &[],
+            ),
+            (
+                "it is too late to give up what the target has taken over",
+                |v| (v.tunnel, v.record.abort) = (TAKEN_OVER, true),
+                &[],
+            ),
+            (
+                "the target has taken it over, and libvirtd was lost",
+                |v| (v.tunnel, v.job) = (TAKEN_OVER, Job::None),
+                &[Do::Say(S::Released)],
             ),
             (
                 "stopped, without a session",
