@@ -165,7 +165,7 @@ impl Mover {
                     }
                     SourceStep::Say(SourceState::Migrating) => self.with(Guest::is_due),
                     SourceStep::Say(SourceState::Stopped | SourceState::HandedOver) => {
-                        self.tell(&migration, "Migrated").await
+                        self.tell(&migration, "Migrated").await;
                     }
                     SourceStep::Abort => moving = None,
                     _ => {}
