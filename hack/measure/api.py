@@ -74,22 +74,53 @@ class Watch:
     """The newest state of each watched object, and the instant at which it was seen."""
 
     def __init__(self, api: Api, path: str) -> None:
-        join = "&" if "?" in path else "?"
         self._changed = threading.Condition()
         self._states: list[tuple[float, str, dict[str, Any]]] = []
-        version = api.get(path)["metadata"]["resourceVersion"]
-        self._connection = api.connect(timeout=600)
-        self._connection.request("GET", f"{path}{join}watch=true&resourceVersion={version}")
-        self._answer = self._connection.getresponse()
+        self._lost: str | None = None
+        self._closed = False
+        self._api, self._path = api, f"{path}{'&' if '?' in path else '?'}watch=true&allowWatchBookmarks=true&resourceVersion="
+        self._version: str = api.get(path)["metadata"]["resourceVersion"]
+        self._connection, self._answer = self._open()
         threading.Thread(target=self._read, daemon=True).start()
 
+    def _open(self) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = self._api.connect(timeout=600)
+        connection.request("GET", self._path + self._version)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise http.client.HTTPException(f"GET {self._path}: {answer.status}")
+        return connection, answer
+
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
-            for line in self._answer:
-                event = json.loads(line)
-                with self._changed:
-                    self._states.append((time.monotonic(), event["type"], event["object"]))
-                    self._changed.notify_all()
+        """Read events for as long as it is open: API servers end watches, those of slow readers above all."""
+        while not self._closed and self._lost is None:
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
+                for line in self._answer:
+                    self._take(json.loads(line))
+            if self._closed or self._lost is not None:
+                return
+            self._connection.close()
+            try:
+                self._connection, self._answer = self._open()
+            except (OSError, http.client.HTTPException) as error:
+                self._give_up(str(error))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        found = event["object"]
+        if event["type"] == "ERROR":
+            self._give_up(str(found.get("message")))
+            return
+        self._version = found["metadata"]["resourceVersion"]
+        if event["type"] == "BOOKMARK":
+            return
+        with self._changed:
+            self._states.append((time.monotonic(), event["type"], found))
+            self._changed.notify_all()
+
+    def _give_up(self, why: str) -> None:
+        with self._changed:
+            self._lost = why
+            self._changed.notify_all()
 
     def until(
         self, holds: Callable[[str, dict[str, Any]], bool], since: int = 0, patience: float = PATIENCE
@@ -104,6 +135,8 @@ class Watch:
                     number += 1
                     if holds(kind, found):
                         return at, found
+                if self._lost is not None:
+                    raise Failure(f"a watch ended: {self._lost}", self._path)
                 left = end - time.monotonic()
                 if left <= 0:
                     raise Failure(f"waited {patience} s in vain for an event")
@@ -121,6 +154,7 @@ class Watch:
 
     def close(self) -> None:
         """Stop watching."""
+        self._closed = True
         with contextlib.suppress(OSError):
             if self._connection.sock is not None:
                 self._connection.sock.shutdown(2)
