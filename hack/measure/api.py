@@ -93,7 +93,7 @@ class Watch:
 
     def _read(self) -> None:
         """Read events for as long as it is open: API servers end watches, those of slow readers above all."""
-        while not self._closed and self._lost is None:
+        while True:
             with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
                 for line in self._answer:
                     self._take(json.loads(line))
@@ -104,6 +104,7 @@ class Watch:
                 self._connection, self._answer = self._open()
             except (OSError, http.client.HTTPException) as error:
                 self._give_up(str(error))
+                return
 
     def _take(self, event: dict[str, Any]) -> None:
         found = event["object"]
