@@ -1,4 +1,4 @@
-//! What the agent counts. The names are documented in the README.
+//! What the agent counts. The names are documented in `deploy/docs/troubleshooting.md`.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 

@@ -1,4 +1,4 @@
-//! What the controller counts. The names are documented in the README.
+//! What the controller counts. The names are documented in `deploy/docs/troubleshooting.md`.
 
 use std::sync::atomic::AtomicI64;
 

@@ -98,7 +98,8 @@ def _missing_tests() -> dict[str, list[str]]:
         if "target" not in file.relative_to(REPOSITORY).parts:
             known.update(re.findall(r"\bfn ([a-z0-9_]+)", file.read_text(errors="replace")))
     found = []
-    for name in ("README.md", "tests/known_faults.md"):
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "tests").glob("*.md"), *(REPOSITORY / "deploy").rglob("*.md")]
+    for name in (str(page.relative_to(REPOSITORY)) for page in sorted(pages)):
         found += [f"{name}: {test}" for test in missing_tests((REPOSITORY / name).read_text(), known)]
     return {"tests that documents name exist": found}
 

@@ -1,5 +1,5 @@
 //! Nodes are emptied by whatever means their users know: `kubectl drain`, the drain taint, evictions
-//! alone. Which sentence of KubeVirt's documents each test is of, the README says.
+//! alone. `tests/README.md` lists which sentence of KubeVirt's documents each test is of.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a tunnel counts. The names are documented in the README.
+//! What a tunnel counts. The names are documented in `deploy/docs/troubleshooting.md`.
 
 use std::sync::atomic::AtomicI64;
 
