@@ -44,6 +44,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="run the files of cluster tests in the order that this seed draws (default: a new one)"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the clusters of the cluster tests running")
     parser.add_argument("--all-faults", action="store_true", help="run the whole matrix of faults instead, or the rest of it")
     parser.add_argument("--again", action="store_true", help="with --all-faults: also what has passed before")

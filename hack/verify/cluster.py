@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from .rust import cluster_tests
 NAMES = ("verify", "verify-2")
 SELFTEST = "selftest"
 
-# What takes longest begins first, so that both clusters end at about the same time.
+# Files that take minutes. They start in the first half, so that both clusters end at about the same time.
 LONGEST = (
     "drain",
     "guest_faults",
@@ -38,10 +39,10 @@ LONGEST = (
     "certificates",
     "instances",
     "maintenance",
-    "migration_disks",
-    "migration_post_copy",
-    "migration_convergence",
 )
+
+# Seeds are short enough to be typed again.
+SEEDS = 100_000
 
 # Looks at the API servers' records of all that the others did.
 LAST = "verbs_used"
@@ -74,10 +75,10 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 class Turns:
-    """The files of tests that no cluster has taken yet."""
+    """The files of tests that no cluster has taken yet, in the order of a seed."""
 
-    def __init__(self, files: Iterable[str]) -> None:
-        self._left = ordered(files)
+    def __init__(self, files: Iterable[str], seed: int) -> None:
+        self._left = ordered(files, seed)
         self._lock = threading.Lock()
 
     def __iter__(self) -> Turns:
@@ -95,19 +96,31 @@ class Turns:
             self._left.clear()
 
 
-def ordered(files: Iterable[str]) -> list[str]:
-    """Files in the order in which they begin."""
-    return sorted(files, key=lambda name: (LONGEST.index(name) if name in LONGEST else len(LONGEST), name))
+def ordered(files: Iterable[str], seed: int) -> list[str]:
+    """Files in the order in which they start, drawn from a seed: a test that depends on what ran before it fails
+    under some orders, and the same seed draws the same order again."""
+    draw = random.Random(seed)
+    names = sorted(files)
+    draw.shuffle(names)
+    long = [name for name in names if name in LONGEST]
+    short = [name for name in names if name not in LONGEST]
+    half = max(0, len(names) // 2 - len(long))
+    first = long + short[:half]
+    draw.shuffle(first)
+    return first + short[half:]
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Bring clusters up, install Drydock, share the tests out among them, take the clusters away."""
     outcome = Outcome()
     programs = cluster_tests(progress)
-    turns = Turns(programs.keys() - {LAST})
+    seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
+    turns = Turns(programs.keys() - {LAST}, seed)
+    ran: dict[str, list[str]] = {name: [] for name in NAMES}
+    progress.say(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
     try:
         with ThreadPoolExecutor(len(NAMES)) as lanes:
-            running = [lanes.submit(_lane, name, turns, programs, arguments, progress) for name in NAMES]
+            running = [lanes.submit(_lane, name, turns, ran[name], programs, arguments, progress) for name in NAMES]
             try:
                 for lane in running:
                     outcome.add(lane.result())
@@ -117,6 +130,9 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
                 raise
         outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
         outcome.add(_tests(programs[LAST], NAMES[0], arguments, progress))
+        if outcome.failed:
+            for name, files in ran.items():
+                progress.say(f"{name} ran, by seed {seed}: {', '.join(files)}")
     finally:
         if not arguments.keep:
             for name in NAMES:
@@ -125,9 +141,14 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def _lane(
-    name: str, turns: Turns, programs: dict[str, Path], arguments: argparse.Namespace, progress: Progress
+    name: str,
+    turns: Turns,
+    ran: list[str],
+    programs: dict[str, Path],
+    arguments: argparse.Namespace,
+    progress: Progress,
 ) -> Outcome:
-    """Run tests on one cluster while there are any."""
+    """Run tests on one cluster while there are any; `ran` gets their files in order."""
     outcome = Outcome()
     try:
         if name in registered.names() and not arguments.keep:
@@ -137,6 +158,7 @@ def _lane(
         outcome.failed.append(f"cluster {name}: {failure}")
         return outcome
     for file in turns:
+        ran.append(file)
         outcome.add(_tests(programs[file], name, arguments, progress))
     return outcome
 

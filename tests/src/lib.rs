@@ -13,6 +13,7 @@ pub mod guests;
 pub mod migrations;
 pub mod oracle;
 pub mod own_parts;
+pub mod recorder;
 pub mod watching;
 
 pub use cluster::Cluster;

@@ -6,22 +6,17 @@
 //!  pod on the second node:                       t=.. tick 42 ..   the logs of all its pods
 //! ```
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, bail};
 use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
     migration::MigrationPhase, names,
 };
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, LogParams, ObjectMeta, PostParams, WatchEvent, WatchParams},
+    api::{DeleteParams, ListParams, LogParams, ObjectMeta, PostParams},
 };
 use serde_json::Value;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     Cluster,
@@ -258,68 +253,6 @@ impl Cluster {
                 .collect();
             format!("{reasons:?} of {kind} {name}; there are {seen:?}")
         })
-    }
-}
-
-/// All migrations, by name, as they were at one time.
-pub type Snapshot = BTreeMap<String, VirtualMachineInstanceMigration>;
-
-/// Records every state of all migrations from now on.
-pub struct MigrationRecorder {
-    task: JoinHandle<Result<Vec<Snapshot>>>,
-    stop: CancellationToken,
-}
-
-impl MigrationRecorder {
-    /// Starts recording.
-    ///
-    /// # Errors
-    /// If migrations cannot be listed.
-    #[expect(clippy::disallowed_methods, reason = "a test waits for its own task")]
-    pub async fn start(cluster: &Cluster) -> Result<Self> {
-        let api = cluster.migrations();
-        let list = api.list(&ListParams::default()).await?;
-        let mut version = list.metadata.resource_version.context("a list without a version")?;
-        let mut current: Snapshot = list.items.into_iter().map(|one| (one.name_any(), one)).collect();
-        let stop = CancellationToken::new();
-        let stopped = stop.clone();
-        let task = tokio::spawn(async move {
-            let mut seen = vec![current.clone()];
-            loop {
-                // The server ends a watch now and then; the next goes on where it ended.
-                let mut events = Box::pin(api.watch(&WatchParams::default(), &version).await?);
-                loop {
-                    let event = tokio::select! {
-                        () = stopped.cancelled() => return Ok(seen),
-                        event = events.try_next() => event?,
-                    };
-                    let (one, is_there) = match event {
-                        Some(WatchEvent::Added(one) | WatchEvent::Modified(one)) => (one, true),
-                        Some(WatchEvent::Deleted(one)) => (one, false),
-                        Some(WatchEvent::Error(error)) => bail!("{error:?}"),
-                        Some(WatchEvent::Bookmark(_)) => continue,
-                        None => break,
-                    };
-                    version = one.resource_version().unwrap_or_default();
-                    if is_there {
-                        current.insert(one.name_any(), one);
-                    } else {
-                        current.remove(&one.name_any());
-                    }
-                    seen.push(current.clone());
-                }
-            }
-        });
-        Ok(Self { task, stop })
-    }
-
-    /// Stops, and returns every state seen.
-    ///
-    /// # Errors
-    /// If the recording failed.
-    pub async fn stop(self) -> Result<Vec<Snapshot>> {
-        self.stop.cancel();
-        self.task.await?
     }
 }
 

@@ -3,11 +3,9 @@
 use std::{fmt::Debug, future::Future, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
-use futures::TryStreamExt;
-use k8s_openapi::api::core::v1::Node;
-use kube::{Api, Resource, ResourceExt, api::WatchEvent, api::WatchParams, runtime::wait::await_condition};
+use kube::{Api, Resource, runtime::wait::await_condition};
 use serde::de::DeserializeOwned;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::time::timeout;
 
 /// How long a test waits for something that should come within seconds. It is long because the
 /// machine is shared, and because a kubelet and the controller manager look at an API server that
@@ -83,58 +81,4 @@ where
         return answer;
     }
     Err(anyhow!("waited in vain for {what}; the last answer was: {last}"))
-}
-
-/// Records every state of a node's labels from now on.
-pub struct LabelRecorder {
-    task: JoinHandle<Result<Vec<Node>>>,
-    stop: tokio_util::sync::CancellationToken,
-}
-
-impl LabelRecorder {
-    /// Starts recording.
-    ///
-    /// # Errors
-    /// If the node cannot be read.
-    #[expect(clippy::disallowed_methods, reason = "a test waits for its own task")]
-    pub async fn start(api: Api<Node>, node: &str) -> Result<Self> {
-        let first = api.get(node).await?;
-        let version = first.resource_version().context("a node without a version")?;
-        let stop = tokio_util::sync::CancellationToken::new();
-        let (stopped, name) = (stop.clone(), node.to_owned());
-        let task = tokio::spawn(async move {
-            let parameters = WatchParams::default().fields(&format!("metadata.name={name}"));
-            let mut seen = vec![first];
-            let mut version = version;
-            loop {
-                // The server ends a watch now and then; the next goes on where it ended.
-                let mut events = Box::pin(api.watch(&parameters, &version).await?);
-                loop {
-                    let event = tokio::select! {
-                        () = stopped.cancelled() => return Ok(seen),
-                        event = events.try_next() => event?,
-                    };
-                    match event {
-                        Some(WatchEvent::Added(node) | WatchEvent::Modified(node)) => {
-                            version = node.resource_version().unwrap_or_default();
-                            seen.push(node);
-                        }
-                        Some(WatchEvent::Error(error)) => return Err(anyhow!("{error:?}")),
-                        Some(_) => {}
-                        None => break,
-                    }
-                }
-            }
-        });
-        Ok(Self { task, stop })
-    }
-
-    /// Stops, and returns every state seen.
-    ///
-    /// # Errors
-    /// If the recording failed.
-    pub async fn stop(self) -> Result<Vec<Node>> {
-        self.stop.cancel();
-        self.task.await?
-    }
 }

@@ -9,7 +9,8 @@ use drydock_api::{
 use drydock_tests::{
     Cluster,
     own_parts::AGENTS,
-    watching::{LabelRecorder, until, until_some},
+    recorder::states_of,
+    watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
@@ -137,14 +138,14 @@ async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
     let node = cluster.first();
     until_offered(&cluster, node).await?;
     let old = cluster.agent_pod(node).await?.uid().unwrap_or_default();
-    let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
+    let recorder = cluster.record_node(node).await?;
     cluster.restart(AGENTS)?;
     cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &old).await?;
     // What the new agent offers reaches the kubelet.
     a_share_can_be_had(&cluster, node, "after-rollout").await?;
     until_offered(&cluster, node).await?;
-    for state in recorder.stop().await? {
+    for state in states_of(recorder.stop().await?, node) {
         ensure!(
             allocatable(&state) == Some(ALL),
             "the rollout was seen in the shares: {:?}",

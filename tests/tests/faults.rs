@@ -2,12 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{labels as keys, reasons};
-use drydock_tests::{
-    Cluster, agent,
-    own_parts::AGENTS,
-    watching::{LabelRecorder, until_some},
-};
-use kube::{Api, ResourceExt};
+use drydock_tests::{Cluster, agent, own_parts::AGENTS, recorder::states_of, watching::until_some};
+use kube::ResourceExt;
 use serde_json::Value;
 
 /// A pod that runs `drydock-agent inspect` with a /dev/kvm made for it, privileged or not.
@@ -205,7 +201,7 @@ async fn a_killed_agent_comes_back_and_no_label_moves() -> Result<()> {
     let node = cluster.first();
     let before = cluster.cpu_labels(node).await?;
     let restarts = agent::restarts(&cluster.agent_pod(node).await?);
-    let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
+    let recorder = cluster.record_node(node).await?;
     let pid = cluster.agent_process(node)?;
     cluster.on_node(node, &format!("kill -KILL {pid}"))?;
     until_some("a restarted agent", || async {
@@ -219,7 +215,7 @@ async fn a_killed_agent_comes_back_and_no_label_moves() -> Result<()> {
     cluster
         .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
         .await?;
-    for state in recorder.stop().await? {
+    for state in states_of(recorder.stop().await?, node) {
         let labels = state.labels();
         ensure!(
             before.iter().all(|(key, value)| labels.get(key) == Some(value)),

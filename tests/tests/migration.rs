@@ -19,7 +19,8 @@ use drydock_api::{
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
-    migrations::{MigrationRecorder, NODE_LABEL, Snapshot, how_it_went, node_of, phase, waiting},
+    migrations::{NODE_LABEL, how_it_went, node_of, phase, waiting},
+    recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -520,7 +521,7 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
         Ok((collector.received().await.len() == names.len()).then_some(()))
     })
     .await?;
-    let recorder = MigrationRecorder::start(&cluster).await?;
+    let recorder = Recorder::start(cluster.migrations(), "").await?;
     let begun = Instant::now();
     let mut migrations = Vec::new();
     for name in names {
@@ -531,7 +532,7 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
     }
     println!("{} moves in {:?}", names.len(), begun.elapsed());
     let states = recorder.stop().await?;
-    let moving = |state: &Snapshot| {
+    let moving = |state: &Snapshot<_>| {
         let held = MigrationPhase::PreparingTarget..=MigrationPhase::Running;
         state
             .values()

@@ -13,7 +13,8 @@ use drydock_api::kubevirt::{
 use drydock_tests::{
     Cluster,
     guests::instance,
-    migrations::{MigrationRecorder, Snapshot, node_of, phase},
+    migrations::{node_of, phase},
+    recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
 
@@ -39,14 +40,14 @@ async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
 
 /// What was written of a migration, from its beginning.
 fn story<'a>(
-    snapshots: &'a [Snapshot],
+    snapshots: &'a [Snapshot<VirtualMachineInstanceMigration>],
     name: &'a str,
 ) -> impl Iterator<Item = &'a VirtualMachineInstanceMigration> + Clone {
     snapshots.iter().filter_map(move |snapshot| snapshot.get(name))
 }
 
 /// The summaries of its progress.
-fn summaries(snapshots: &[Snapshot], name: &str) -> Vec<String> {
+fn summaries(snapshots: &[Snapshot<VirtualMachineInstanceMigration>], name: &str) -> Vec<String> {
     let mut all: Vec<String> = story(snapshots, name)
         .filter_map(|migration| Some(migration.status.as_ref()?.source.as_ref()?.progress.clone()?.summary))
         .collect();
@@ -75,7 +76,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
         nodes.push(node_of(&running)?);
         cluster.until_console(name, "MiB").await?;
     }
-    let recorder = MigrationRecorder::start(&cluster).await?;
+    let recorder = Recorder::start(cluster.migrations(), "").await?;
 
     let switched = migrate(&cluster, "switched", switching).await?;
     let pausing = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowWorkloadDisruption: true";

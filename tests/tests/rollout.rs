@@ -2,11 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{labels as keys, leases};
-use drydock_tests::{
-    Cluster,
-    own_parts::AGENTS,
-    watching::{LabelRecorder, until_some},
-};
+use drydock_tests::{Cluster, own_parts::AGENTS, recorder::states_of, watching::until_some};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
 use kube::{Api, ResourceExt};
 
@@ -27,7 +23,7 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
         Ok((holder(&cluster, node).await? == old).then_some(()))
     })
     .await?;
-    let recorder = LabelRecorder::start(Api::all(cluster.client.clone()), node).await?;
+    let recorder = cluster.record_node(node).await?;
     cluster.restart(AGENTS)?;
     cluster.rolled_out(AGENTS)?;
     let new = cluster.until_new_agent(node, &old).await?;
@@ -42,7 +38,7 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
     cluster
         .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
         .await?;
-    let states = recorder.stop().await?;
+    let states = states_of(recorder.stop().await?, node);
     let ours = |node: &Node| {
         let mut labels = node.labels().clone();
         labels.retain(|key, _| {

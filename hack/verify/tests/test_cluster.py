@@ -16,13 +16,29 @@ def artifact(source: str, executable: str | None = "/target/debug/deps/drain-1",
 
 
 class Shared(unittest.TestCase):
-    def test_the_long_ones_begin_first_and_each_is_given_out_once(self) -> None:
-        files = ["admission", "drain", "rollout", "machines"]
-        self.assertEqual(ordered(files), ["drain", "machines", "admission", "rollout"])
-        first, second = iter(turns := Turns(files)), iter(turns)
-        self.assertEqual([next(first), next(second), next(first)], ["drain", "machines", "admission"])
+    FILES = ("admission", "configuration", "drain", "faults", "labels", "machines", "placement", "policies", "rollout")
+
+    def test_each_file_is_handed_out_once(self) -> None:
+        first, second = iter(turns := Turns(self.FILES, seed=1)), iter(turns)
+        taken = [next(first), next(second), next(first)]
+        self.assertEqual(taken, ordered(self.FILES, 1)[:3])
         turns.stop()
         self.assertEqual(list(second), [])
+
+    def test_seed_repeats_an_order_and_seeds_differ(self) -> None:
+        orders = {tuple(ordered(self.FILES, seed)) for seed in range(50)}
+        self.assertGreater(len(orders), 40)
+        for seed in range(50):
+            order = ordered(self.FILES, seed)
+            self.assertEqual(order, ordered(reversed(self.FILES), seed))
+            self.assertEqual(sorted(order), sorted(self.FILES))
+
+    def test_long_files_start_in_the_first_half(self) -> None:
+        first = {ordered(self.FILES, seed)[0] for seed in range(50)}
+        self.assertTrue(first - set(LONGEST), "a short file never comes first")
+        for seed in range(50):
+            half = ordered(self.FILES, seed)[: len(self.FILES) // 2]
+            self.assertLessEqual({"drain", "machines"}, set(half))
 
     def test_the_files_that_are_named_exist(self) -> None:
         exist = {path.stem for path in (REPOSITORY / "tests" / "tests").glob("*.rs")}
