@@ -67,9 +67,14 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_LAUNCHER_IMAGE"
     )]
     pub(crate) launcher_image: String,
-    /// Namespace of the Leases by which one writer at a time works on a node; remediators use the same.
+    /// Namespace of the Leases of nodes in a NodeMaintenance of group nodemaintenance.medik8s.io. Remediators of that
+    /// family use the same.
     #[arg(long, value_name = "NAME", default_value = drydock_api::maintenance::LEASE_NAMESPACE, env = "LEASE_NAMESPACE")]
     pub(crate) lease_namespace: String,
+    /// Namespace of the Leases of nodes in a NodeMaintenance of group nodemaintenance.kubevirt.io. Default: the
+    /// controller's own.
+    #[arg(long, value_name = "NAME", env = "OPERATOR_NAMESPACE")]
+    pub(crate) kubevirt_lease_namespace: Option<String>,
     /// Seconds that source and target of a migration may take to prepare for it.
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_PREPARING")]
     pub(crate) migration_preparing: u64,

@@ -29,10 +29,10 @@ use drydock_api::{
 };
 use drydock_core::maintenance::{
     self, Event as Told, Next, Seen, Turn, is_touched,
-    lease::LeaseWrite,
+    lease::{LeaseWrite, Release},
     next,
     pods::{self, Known, Target},
-    report::Failure,
+    report::{self, Failure},
     rivals,
 };
 use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Wake, Watches, clock, lease::Leadership};
@@ -63,8 +63,10 @@ const STEPS: usize = 40;
 /// Where Leases are.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// The nodes' Leases.
+    /// Leases of nodes that maintenances of the newer group name.
     pub(crate) leases: String,
+    /// Leases of nodes that maintenances of the older group name.
+    pub(crate) kubevirt_leases: String,
     /// Reservations of nodes: the controller's own namespace.
     pub(crate) own: String,
 }
@@ -81,6 +83,8 @@ pub(crate) struct MaintenanceTask {
     evictions: Evictions,
     events: Events,
     kept: Mutex<HashMap<String, Kept>>,
+    /// Maintenances that were logged as overdue.
+    overdue: Mutex<HashSet<(Group, Key)>>,
 }
 
 /// What went wrong with one node.
@@ -89,6 +93,9 @@ pub(crate) enum LookError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
+    /// The node's Lease could not be emptied.
+    #[error("the API server refused to empty the node's Lease: {0}")]
+    LeaseNotReleased(String),
     /// There was always something more to do.
     #[error("it does not come to rest")]
     Restless,
@@ -139,7 +146,7 @@ impl MaintenanceTask {
             }
         });
         Self {
-            leases: Leases::start(&client, watches, &places.leases, &places.own, work),
+            leases: Leases::start(&client, watches, places, work),
             node_api: Api::all(client.clone()),
             client,
             maintenances,
@@ -149,6 +156,7 @@ impl MaintenanceTask {
             evictions,
             events,
             kept: Mutex::default(),
+            overdue: Mutex::default(),
         }
     }
 
@@ -238,7 +246,7 @@ impl MaintenanceTask {
     /// Does one thing after the other about one maintenance.
     async fn see_to(&self, node_name: &str, group: Group, key: &Key, has_rival: bool) -> Result<Wake, LookError> {
         let mut lease = LeaseSeen {
-            lease: self.leases.of_node(node_name),
+            lease: self.leases.of_node(group, node_name).await?,
             failure: None,
         };
         for _ in 0..STEPS {
@@ -262,10 +270,15 @@ impl MaintenanceTask {
                 Done::Yes => {
                     self.tell(group, &object, node.as_ref(), &events);
                     if is_last {
+                        self.overdue
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .remove(&(group, key.clone()));
                         self.maintenances.of_group(group).forget(key);
                         return Ok(Wake::OnChange);
                     }
                     if rests {
+                        self.log_overdue(group, key);
                         return Ok(Wake::OnChange.or_at(wake));
                     }
                 }
@@ -306,6 +319,27 @@ impl MaintenanceTask {
             },
             attempts: &|uid| self.evictions.attempt(uid),
         })
+    }
+
+    /// Logs once that a node is not empty though its evictions began a while ago, in the operators' words: people and
+    /// tests search the log for them.
+    fn log_overdue(&self, group: Group, key: &Key) {
+        let Some(object) = self.maintenances.of_group(group).newest(key) else {
+            return;
+        };
+        let status = object.status.unwrap_or_default();
+        let mut logged = self.overdue.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = (group, key.clone());
+        match report::overdue_at(&status) {
+            None => {
+                logged.remove(&entry);
+            }
+            Some(overdue) if overdue <= clock::now() && logged.insert(entry) => {
+                let (group, node) = (group.as_str(), &object.spec.node_name);
+                info!(maintenance = %key, group, node, pending = status.pending, error = status.last_error, "Reconciling with fixed duration");
+            }
+            Some(_) => {}
+        }
     }
 
     /// The node; `None` if the API server says that there is none.
@@ -368,13 +402,8 @@ impl MaintenanceTask {
                 Ok(done)
             }
             Next::Report(status) => self.report(group, key, object, &status).await,
-            Next::WriteLease(write) => self.write_lease(lease, &write).await,
-            Next::DeleteLease => {
-                if let Some(seen) = lease.lease.take() {
-                    lease.lease = self.leases.delete(&seen).await?;
-                }
-                Ok(Done::yes_if(lease.lease.is_none()))
-            }
+            Next::WriteLease(write) => self.write_lease(group, lease, &write).await,
+            Next::ReleaseLease(release) => self.release_lease(group, lease, release).await,
             Next::WriteNode(patch) => match node {
                 Some(node) => self.patch_node(node, patch).await,
                 None => Ok(Done::Changed),
@@ -386,8 +415,31 @@ impl MaintenanceTask {
         }
     }
 
-    async fn write_lease(&self, seen: &mut LeaseSeen, write: &LeaseWrite) -> Result<Done, LookError> {
-        Ok(match self.leases.write(write).await? {
+    async fn release_lease(&self, group: Group, seen: &mut LeaseSeen, release: Release) -> Result<Done, LookError> {
+        let lease = match release {
+            Release::Delete => {
+                if let Some(held) = seen.lease.take() {
+                    seen.lease = self.leases.delete(group, &held).await?;
+                }
+                return Ok(Done::yes_if(seen.lease.is_none()));
+            }
+            Release::Empty(lease) => *lease,
+        };
+        match self.leases.write(group, &LeaseWrite { exists: true, lease }).await? {
+            Written::Done(written) => {
+                seen.lease = Some(*written);
+                Ok(Done::Yes)
+            }
+            Written::Changed(now) => {
+                seen.lease = now.map(|now| *now);
+                Ok(Done::Changed)
+            }
+            Written::Refused(why) => Err(LookError::LeaseNotReleased(why)),
+        }
+    }
+
+    async fn write_lease(&self, group: Group, seen: &mut LeaseSeen, write: &LeaseWrite) -> Result<Done, LookError> {
+        Ok(match self.leases.write(group, write).await? {
             Written::Done(written) => {
                 seen.lease = Some(*written);
                 Done::Yes

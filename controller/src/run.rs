@@ -65,6 +65,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         webhooks,
         launcher_image,
         lease_namespace,
+        kubevirt_lease_namespace,
         migration_preparing,
         migration_starting,
         log: _,
@@ -260,6 +261,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     webhook_server.serve(&process, webhooks).await?;
     let places = Places {
         leases: lease_namespace,
+        kubevirt_leases: kubevirt_lease_namespace.unwrap_or_else(|| namespace.clone()),
         own: namespace.clone(),
     };
     let certificates = CertificatesTask::new(

@@ -40,7 +40,7 @@ use k8s_openapi::api::{
 use serde_json::Value;
 
 use answer::Attempt;
-use lease::{LeaseState, LeaseWrite};
+use lease::{LeaseState, LeaseWrite, Release};
 use pods::{Known, Target};
 use report::{Failure, Phase};
 
@@ -147,8 +147,8 @@ pub enum Next {
     Report(Box<NodeMaintenanceStatus>),
     /// The Lease is made or changed.
     WriteLease(Box<LeaseWrite>),
-    /// The Lease is deleted.
-    DeleteLease,
+    /// The Lease is let go.
+    ReleaseLease(Release),
     /// The node is changed by this merge patch, to which its resource version has to be added.
     WriteNode(Value),
     /// The node's condition that it is in maintenance.
@@ -199,10 +199,10 @@ pub fn next(seen: &Seen<'_>) -> Turn {
         return Turn::told(Next::AddFinalizer, vec![Event::begun()]);
     }
     let Some(node) = seen.node else {
-        return if is_touched(&before) && lease::is_ours(seen.lease) {
-            Turn::only(Next::DeleteLease)
-        } else {
-            fail(seen, &before, Failure::NodeNotFound, None)
+        let release = lease::release(seen.group, seen.lease).filter(|_| is_touched(&before));
+        return match release {
+            Some(release) => Turn::only(Next::ReleaseLease(release)),
+            None => fail(seen, &before, Failure::NodeNotFound, None),
         };
     };
     let is_new = before.start_time.is_none() || before.node_uid != node.metadata.uid;
@@ -214,7 +214,8 @@ pub fn next(seen: &Seen<'_>) -> Turn {
         return fail(seen, &before, Failure::TimedOut, None);
     }
     let mut turn = hold(seen, &before, node);
-    turn.wake = turn.wake.into_iter().chain(deadline).min();
+    let overdue = report::overdue_at(&before).filter(|overdue| *overdue > seen.now);
+    turn.wake = turn.wake.into_iter().chain(deadline).chain(overdue).min();
     turn
 }
 
@@ -228,11 +229,14 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
                 return fail(seen, before, Failure::LeaseLost, Some(&holder));
             }
             let waiting = report::LeaseReport::HeldByOther(holder);
-            return wait_for_lease(seen, before, &waiting, Some(until));
+            // Leases of the older group are not watched, since they share a namespace with any others.
+            let retry = seen.now.checked_add(lease::RETRY).ok();
+            let retry = retry.filter(|_| seen.group == Group::KubeVirt);
+            return wait_for_lease(seen, before, &waiting, retry.into_iter().chain([until]).min());
         }
         LeaseState::ToWrite { exists } => match seen.lease_failure {
             None => {
-                let write = lease::write(seen.lease, exists, node, seen.now);
+                let write = lease::write(seen.group, seen.lease, exists, node, seen.now);
                 return Turn::only(Next::WriteLease(Box::new(write)));
             }
             Some(why) => {
@@ -332,11 +336,20 @@ fn ending(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
     if !has_finalizer(seen.object) {
         return Turn::only(Next::Wait);
     }
-    let last = || Turn::told(Next::RemoveFinalizer, vec![Event::removed()]);
+    let last = || match report::ended(seen.object, before, seen.now) {
+        Some(status) => Turn::only(Next::Report(Box::new(status))),
+        None => Turn::told(Next::RemoveFinalizer, vec![Event::removed()]),
+    };
     if !is_touched(before) {
         return last();
     }
     give_back(seen, before).unwrap_or_else(last)
+}
+
+/// Whether a maintenance is over, though its object is still there: it was deleted, its node has been given back, and
+/// only finalizers of others keep it.
+pub fn is_over(object: &NodeMaintenance) -> bool {
+    object.metadata.deletion_timestamp.is_some() && !has_finalizer(object)
 }
 
 /// What is still to be undone of a maintenance that has begun.
@@ -356,7 +369,7 @@ fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
             return Some(Turn::only(Next::WriteCondition(false)));
         }
     }
-    lease::is_ours(seen.lease).then(|| Turn::only(Next::DeleteLease))
+    lease::release(seen.group, seen.lease).map(|release| Turn::only(Next::ReleaseLease(release)))
 }
 
 /// The maintenance fails, and says why, unless it has said that already.

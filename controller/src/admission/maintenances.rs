@@ -20,7 +20,7 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     maintenance::{Group, NodeMaintenance},
 };
-use drydock_core::maintenance::reservation;
+use drydock_core::maintenance::{is_over, reservation};
 use drydock_runtime::{Cache, Key, chain, clock};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
 use kube::{
@@ -128,7 +128,7 @@ impl MaintenanceReview {
     async fn created(&self, group: Group, new: &Value, node: &str, asked: &Asked) -> Result<Vec<String>, Refused> {
         let found = self.node(node).await?;
         self.none_shown(node).await?;
-        quorum::check(&self.client, &found).await?;
+        quorum::check(&self.client, group, &found).await?;
         if asked.dry_run {
             return Ok((self.preview)(node));
         }
@@ -170,7 +170,7 @@ impl MaintenanceReview {
         for (group, shown) in self.maintenances.of_node(node) {
             let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
             let stored = api.get_opt(&shown.name_any()).await.map_err(|error| unsure(&error))?;
-            if stored.is_some_and(|stored| stored.spec.node_name == node) {
+            if stored.is_some_and(|stored| stored.spec.node_name == node && !is_over(&stored)) {
                 return Err(exists(node));
             }
         }
@@ -186,7 +186,14 @@ impl MaintenanceReview {
     async fn none_stored_of(&self, group: Group, node: &str) -> Result<(), Refused> {
         let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
         match api.list(&ListParams::default()).await {
-            Ok(stored) if stored.items.iter().any(|stored| stored.spec.node_name == node) => Err(exists(node)),
+            Ok(stored)
+                if stored
+                    .items
+                    .iter()
+                    .any(|stored| stored.spec.node_name == node && !is_over(stored)) =>
+            {
+                Err(exists(node))
+            }
             Ok(_) => Ok(()),
             // The kind of this group is not installed.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),

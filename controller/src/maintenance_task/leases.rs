@@ -17,11 +17,14 @@ use kube::{
 };
 use std::sync::Arc;
 
+use super::Places;
+
 /// The Leases that maintenances need.
 pub(super) struct Leases {
     nodes: Cache<Lease>,
     reserved: Cache<Lease>,
-    pub(super) node_api: Api<Lease>,
+    medik8s_api: Api<Lease>,
+    kubevirt_api: Api<Lease>,
     reservation_api: Api<Lease>,
     namespace: String,
     own_namespace: String,
@@ -38,15 +41,9 @@ pub(super) enum Written {
 }
 
 impl Leases {
-    /// Watches the nodes' Leases in `namespace` and reservations in `own_namespace`; `work` is told
-    /// of which node one changed.
-    pub(super) fn start(
-        client: &Client,
-        watches: &Watches,
-        namespace: &str,
-        own_namespace: &str,
-        work: &KeyedWork,
-    ) -> Self {
+    /// Watches the Leases of the newer group's maintenances and reservations; `work` is told of which node one
+    /// changed. Leases of the older group share a namespace with others, and are read when they are needed.
+    pub(super) fn start(client: &Client, watches: &Watches, places: &Places, work: &KeyedWork) -> Self {
         let watch = |namespace: &str, name: &'static str, node_of: fn(&str) -> Option<&str>| {
             let work = work.clone();
             Watch::<Lease>::namespaced(client.clone(), namespace, name).on_change(move |change| {
@@ -57,15 +54,16 @@ impl Leases {
                 }
             })
         };
-        let nodes = watch(namespace, "leases of nodes in maintenance", lease::node_of);
-        let reserved = watch(own_namespace, "reservations of nodes", reservation::node_of).labels(RESERVATION);
+        let nodes = watch(&places.leases, "leases of nodes in maintenance", lease::node_of);
+        let reserved = watch(&places.own, "reservations of nodes", reservation::node_of).labels(RESERVATION);
         Self {
             nodes: watches.start(nodes),
             reserved: watches.start(reserved),
-            node_api: Api::namespaced(client.clone(), namespace),
-            reservation_api: Api::namespaced(client.clone(), own_namespace),
-            namespace: namespace.into(),
-            own_namespace: own_namespace.into(),
+            medik8s_api: Api::namespaced(client.clone(), &places.leases),
+            kubevirt_api: Api::namespaced(client.clone(), &places.kubevirt_leases),
+            reservation_api: Api::namespaced(client.clone(), &places.own),
+            namespace: places.leases.clone(),
+            own_namespace: places.own.clone(),
         }
     }
 
@@ -74,31 +72,47 @@ impl Leases {
         tokio::join!(self.nodes.answered(), self.reserved.answered());
     }
 
-    /// A node's Lease, as the watch shows it.
-    pub(super) fn of_node(&self, node: &str) -> Option<Lease> {
-        let key = Key::namespaced(&self.namespace, &lease::name(node));
-        self.nodes.get(&key).map(Arc::unwrap_or_clone)
+    fn api(&self, group: Group) -> &Api<Lease> {
+        match group {
+            Group::Medik8s => &self.medik8s_api,
+            Group::KubeVirt => &self.kubevirt_api,
+        }
+    }
+
+    /// The Lease of a node that a maintenance of this group names.
+    ///
+    /// # Errors
+    /// If it has to be read, and the API server does not return it.
+    pub(super) async fn of_node(&self, group: Group, node: &str) -> kube::Result<Option<Lease>> {
+        let name = lease::name(group, node);
+        match group {
+            Group::Medik8s => {
+                let key = Key::namespaced(&self.namespace, &name);
+                Ok(self.nodes.get(&key).map(Arc::unwrap_or_clone))
+            }
+            Group::KubeVirt => self.kubevirt_api.get_opt(&name).await,
+        }
     }
 
     /// Makes or changes a node's Lease.
     ///
     /// # Errors
     /// If the API server does not answer.
-    pub(super) async fn write(&self, write: &LeaseWrite) -> kube::Result<Written> {
+    pub(super) async fn write(&self, group: Group, write: &LeaseWrite) -> kube::Result<Written> {
         let parameters = PostParams {
             field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
             ..PostParams::default()
         };
         let name = write.lease.name_any();
         let written = if write.exists {
-            self.node_api.replace(&name, &parameters, &write.lease).await
+            self.api(group).replace(&name, &parameters, &write.lease).await
         } else {
-            self.node_api.create(&parameters, &write.lease).await
+            self.api(group).create(&parameters, &write.lease).await
         };
         match written {
             Ok(lease) => Ok(Written::Done(Box::new(lease))),
             Err(kube::Error::Api(status)) if status.code == 409 || (status.is_not_found() && write.exists) => {
-                Ok(Written::Changed(self.node_api.get_opt(&name).await?.map(Box::new)))
+                Ok(Written::Changed(self.api(group).get_opt(&name).await?.map(Box::new)))
             }
             Err(kube::Error::Api(status)) => Ok(Written::Refused(status.message.clone())),
             Err(error) => Err(error),
@@ -110,12 +124,12 @@ impl Leases {
     ///
     /// # Errors
     /// If the API server does not do it.
-    pub(super) async fn delete(&self, lease: &Lease) -> kube::Result<Option<Lease>> {
+    pub(super) async fn delete(&self, group: Group, lease: &Lease) -> kube::Result<Option<Lease>> {
         let name = lease.name_any();
-        if delete(&self.node_api, lease).await? {
+        if delete(self.api(group), lease).await? {
             Ok(None)
         } else {
-            self.node_api.get_opt(&name).await
+            self.api(group).get_opt(&name).await
         }
     }
 

@@ -6,8 +6,15 @@
 //! ```
 //!
 //! It is lost only if another holds it, or if it could not be written for [`LOST_AFTER`].
+//!
+//! The two operators differ in where it is and in how it ends, and remediators that were written for either go by that:
+//!
+//! | group | name | at the end |
+//! |---|---|---|
+//! | `nodemaintenance.medik8s.io` | `node-<node>`, lower case | deleted |
+//! | `nodemaintenance.kubevirt.io` | `<node>` | kept with its holder, without times, duration and transitions |
 
-use drydock_api::maintenance::LEASE_HOLDER;
+use drydock_api::maintenance::{Group, LEASE_HOLDER};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::{
@@ -58,12 +65,24 @@ pub struct LeaseWrite {
     pub lease: Lease,
 }
 
-/// Name of a node's Lease.
-pub fn name(node: &str) -> String {
-    format!("node-{}", node.to_lowercase())
+/// How a Lease that we hold is let go.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Release {
+    /// It is deleted.
+    Delete,
+    /// It is replaced by this one.
+    Empty(Box<Lease>),
 }
 
-/// The node of a Lease of this name.
+/// Name of the Lease of a node that a maintenance of this group names.
+pub fn name(group: Group, node: &str) -> String {
+    match group {
+        Group::Medik8s => format!("node-{}", node.to_lowercase()),
+        Group::KubeVirt => node.to_owned(),
+    }
+}
+
+/// The node of a Lease of this name, of group `nodemaintenance.medik8s.io`.
 pub fn node_of(name: &str) -> Option<&str> {
     name.strip_prefix("node-")
 }
@@ -73,6 +92,24 @@ pub fn is_ours(lease: Option<&Lease>) -> bool {
     lease
         .and_then(|lease| lease.spec.as_ref())
         .is_some_and(|spec| spec.holder_identity.as_deref() == Some(LEASE_HOLDER))
+}
+
+/// How to let a Lease go; `None` if we do not hold it, or have let it go.
+pub fn release(group: Group, lease: Option<&Lease>) -> Option<Release> {
+    let lease = lease.filter(|lease| is_ours(Some(lease)))?;
+    match group {
+        Group::Medik8s => Some(Release::Delete),
+        Group::KubeVirt => {
+            let empty = Lease {
+                spec: Some(LeaseSpec {
+                    holder_identity: Some(LEASE_HOLDER.into()),
+                    ..LeaseSpec::default()
+                }),
+                ..lease.clone()
+            };
+            (empty != *lease).then(|| Release::Empty(Box::new(empty)))
+        }
+    }
 }
 
 /// How a node's Lease is now.
@@ -114,7 +151,7 @@ pub fn is_lost(failing_since: Timestamp, now: Timestamp) -> bool {
 }
 
 /// The Lease as we make, take or renew it.
-pub fn write(lease: Option<&Lease>, exists: bool, node: &Node, now: Timestamp) -> LeaseWrite {
+pub fn write(group: Group, lease: Option<&Lease>, exists: bool, node: &Node, now: Timestamp) -> LeaseWrite {
     let node_name = node.metadata.name.clone().unwrap_or_default();
     let before = lease.and_then(|lease| lease.spec.clone());
     let renews = lease.is_some_and(|lease| validity(lease, now).is_some()) && is_ours(lease);
@@ -151,7 +188,7 @@ pub fn write(lease: Option<&Lease>, exists: bool, node: &Node, now: Timestamp) -
         exists,
         lease: Lease {
             metadata: ObjectMeta {
-                name: Some(name(&node_name)),
+                name: Some(name(group, &node_name)),
                 owner_references: Some(vec![owner]),
                 ..metadata
             },
@@ -237,7 +274,8 @@ mod tests {
     fn what_is_taken_counts_transitions_and_what_is_renewed_does_not() {
         let node: Node =
             serde_json::from_value(serde_json::json!({"metadata": {"name": "Node1", "uid": "u"}})).unwrap();
-        let spec = |lease: Option<&Lease>| write(lease, lease.is_some(), &node, at(NOW)).lease.spec.unwrap();
+        let group = Group::Medik8s;
+        let spec = |lease: Option<&Lease>| write(group, lease, lease.is_some(), &node, at(NOW)).lease.spec.unwrap();
         let first = spec(None);
         assert_eq!(
             (first.lease_transitions, first.lease_duration_seconds),
@@ -266,9 +304,36 @@ mod tests {
             ),
             (Some(5), Some(MicroTime(at(NOW))), Some(LEASE_HOLDER))
         );
-        let write = write(Some(&lease(None, None, None)), true, &node, at(NOW)).lease;
-        assert_eq!(write.metadata.name.as_deref(), Some("node-node1"));
-        assert_eq!(write.metadata.resource_version.as_deref(), Some("7"));
-        assert_eq!(write.metadata.owner_references.unwrap()[0].uid, "u");
+        for (group, name) in [(Group::Medik8s, "node-node1"), (Group::KubeVirt, "Node1")] {
+            let write = write(group, Some(&lease(None, None, None)), true, &node, at(NOW)).lease;
+            assert_eq!(write.metadata.name.as_deref(), Some(name));
+            assert_eq!(write.metadata.resource_version.as_deref(), Some("7"));
+            assert_eq!(write.metadata.owner_references.unwrap()[0].uid, "u");
+        }
+    }
+
+    #[test]
+    fn own_lease_is_deleted_or_emptied_as_its_group_does() {
+        let ours = lease(Some(LEASE_HOLDER), Some(NOW), Some(3600));
+        let theirs = lease(Some("else"), Some(NOW), Some(3600));
+        assert_eq!(release(Group::Medik8s, Some(&ours)), Some(Release::Delete));
+        let Some(Release::Empty(empty)) = release(Group::KubeVirt, Some(&ours)) else {
+            panic!("it is not emptied");
+        };
+        let spec = LeaseSpec {
+            holder_identity: Some(LEASE_HOLDER.into()),
+            ..LeaseSpec::default()
+        };
+        assert_eq!(empty.spec, Some(spec));
+        assert_eq!(
+            empty.metadata, ours.metadata,
+            "a Lease that was changed since is not replaced"
+        );
+        assert_eq!(release(Group::KubeVirt, Some(&empty)), None, "it is emptied once");
+        assert_eq!(judge(Some(&empty), at(NOW)), LeaseState::ToWrite { exists: true });
+        for group in Group::ALL {
+            assert_eq!(release(group, Some(&theirs)), None);
+            assert_eq!(release(group, None), None);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The status of a maintenance.
 
-use drydock_api::maintenance::{NodeMaintenanceStatus, PendingPod, PodReference};
-use jiff::Timestamp;
+use drydock_api::maintenance::{FINALIZER, NodeMaintenance, NodeMaintenanceStatus, PendingPod, PodReference};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
 
 use super::{
@@ -20,8 +20,13 @@ pub const LEASE_HELD: &str = "LeaseHeld";
 const HELD_BY_OTHER: &str = "HeldByOther";
 const RENEWAL_FAILED: &str = "RenewalFailed";
 const ACQUISITION_FAILED: &str = "AcquisitionFailed";
+/// Reason of the condition [`DRAINED`] of a maintenance whose node has been given back.
+const ENDED: &str = "Ended";
 /// So many pods are named in the message of a condition.
 const NAMED: usize = 3;
+/// A node that is not empty this long after its evictions began is logged as such. The operators' drain gives up, logs
+/// and starts again after this time.
+const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// Where a maintenance is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,6 +300,45 @@ pub fn completed(status: &mut NodeMaintenanceStatus, now: Timestamp) {
     status.conditions.retain(|condition| condition.type_ != LEASE_HELD);
 }
 
+/// The status of a deleted maintenance whose node has been given back, if a finalizer of somebody else keeps its object;
+/// `None` if nothing keeps it, or if the status says so already.
+pub fn ended(
+    object: &NodeMaintenance,
+    before: &NodeMaintenanceStatus,
+    now: Timestamp,
+) -> Option<NodeMaintenanceStatus> {
+    let finalizers = object.metadata.finalizers.iter().flatten();
+    let foreign: Vec<&str> = finalizers
+        .map(String::as_str)
+        .filter(|name| *name != FINALIZER)
+        .collect();
+    let reported = find(&before.conditions, DRAINED).is_some_and(|drained| drained.reason == ENDED);
+    if foreign.is_empty() || reported {
+        return None;
+    }
+    let message = format!(
+        "the maintenance is over and the node has been given back; the object stays until its other finalizers are removed: {}",
+        foreign.join(", ")
+    );
+    let mut after = before.clone();
+    let drained = condition(&before.conditions, DRAINED, Status::False, ENDED, message, now);
+    after.conditions = vec![drained];
+    (after.last_error, after.estimated_end) = (None, None);
+    (after.pending, after.pending_pods) = (None, Vec::new());
+    (after.pending_pods_refs, after.pods) = (Vec::new(), Vec::new());
+    completed(&mut after, now);
+    Some(after)
+}
+
+/// When a node that is being emptied has taken longer than [`OVERDUE_AFTER`]; `None` if its evictions have not begun, or
+/// if it is empty.
+pub fn overdue_at(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
+    let cordoned = find(&status.conditions, CORDONED)?;
+    let empties = Phase::of(status) == Some(Phase::Running) && cordoned.status == "True";
+    let since = cordoned.last_transition_time.0;
+    since.checked_add(OVERDUE_AFTER).ok().filter(|_| empties)
+}
+
 /// Sets the numbers that are found once, and the progress, which never decreases.
 fn count(status: &mut NodeMaintenanceStatus, drain: &Drain) {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
@@ -439,7 +483,7 @@ pub fn worth_writing(
     };
     let this_second = whole_seconds(now);
     if main(&after) == main(before) && before.last_update.as_ref() == Some(&this_second) {
-        let next = this_second.0.checked_add(jiff::SignedDuration::from_secs(1));
+        let next = this_second.0.checked_add(SignedDuration::from_secs(1));
         return (None, next.ok());
     }
     (Some(written(after, now)), None)

@@ -3,9 +3,9 @@
 
 use drydock_api::maintenance::NodeMaintenance;
 
-use super::is_touched;
+use super::{is_over, is_touched};
 
-/// The index of the one that counts: one that has begun, else the oldest.
+/// The index of the one that counts: one that has begun, else the oldest. One that is over does not count.
 ///
 /// # Guarantees
 /// The order of `maintenances` does not matter.
@@ -19,7 +19,9 @@ pub fn holder(maintenances: &[&NodeMaintenance]) -> Option<usize> {
             .map(|created| created.0);
         (!begun, created, maintenance.metadata.uid.clone())
     };
-    (0..maintenances.len()).min_by_key(|&index| rank(maintenances[index]))
+    (0..maintenances.len())
+        .filter(|&index| !is_over(maintenances[index]))
+        .min_by_key(|&index| rank(maintenances[index]))
 }
 
 #[cfg(test)]
@@ -50,5 +52,12 @@ mod tests {
         assert_eq!(holder(&[&old, &same]), Some(1));
         assert_eq!(holder(&[&ended, &old]), Some(1));
         assert_eq!(holder(&[]), None);
+        let mut over = young.clone();
+        over.metadata
+            .deletion_timestamp
+            .clone_from(&over.metadata.creation_timestamp);
+        assert_eq!(holder(&[&over, &old]), Some(1), "its node has been given back");
+        over.metadata.finalizers = Some(vec!["foregroundDeleteNodeMaintenance".into()]);
+        assert_eq!(holder(&[&over, &old]), Some(0), "its node has not been given back");
     }
 }

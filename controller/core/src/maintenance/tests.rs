@@ -109,17 +109,28 @@ impl World {
         match next {
             Next::Wait => {}
             Next::AddFinalizer => self.edit(|object| object.metadata.finalizers = Some(vec![FINALIZER.into()])),
-            Next::RemoveFinalizer => self.object = None,
+            Next::RemoveFinalizer => {
+                let finalizers = self
+                    .object
+                    .iter_mut()
+                    .flat_map(|object| &mut object.metadata.finalizers);
+                finalizers.for_each(|names| names.retain(|name| name != FINALIZER));
+                self.object = self.object.take().filter(|object| {
+                    let names = object.metadata.finalizers.iter().flatten();
+                    names.count() > 0
+                });
+            }
             Next::Report(status) => self.edit(|object| object.status = Some(*status)),
             Next::WriteLease(write) => {
                 assert_eq!(write.exists, self.lease.is_some());
                 self.lease = Some(write.lease);
             }
-            Next::DeleteLease => {
-                assert!(
-                    lease::is_ours(self.lease.take().as_ref()),
-                    "a foreign Lease is left alone"
-                );
+            Next::ReleaseLease(release) => {
+                assert!(lease::is_ours(self.lease.as_ref()), "a foreign Lease is left alone");
+                self.lease = match release {
+                    lease::Release::Delete => None,
+                    lease::Release::Empty(empty) => Some(*empty),
+                };
             }
             Next::WriteNode(patch) => self.patch_node(&patch),
             Next::WriteCondition(holds) => {
@@ -252,8 +263,55 @@ impl World {
             && !tainted
             && labels.is_none_or(BTreeMap::is_empty)
             && node::in_progress(node) != Some(true)
-            && !lease::is_ours(self.lease.as_ref())
+            && lease::release(self.group, self.lease.as_ref()).is_none()
     }
+}
+
+#[test]
+fn deleted_maintenance_kept_by_others_reports_its_end() {
+    for group in Group::ALL {
+        let mut world = World::new(&json!({}), false);
+        world.group = group;
+        world.add_pod("a");
+        world.settle();
+        world.edit(|object| {
+            object
+                .metadata
+                .finalizers
+                .get_or_insert_default()
+                .push("example.com/x".into())
+        });
+        world.delete();
+        world.settle();
+        assert!(world.is_given_back(false), "{group:?}");
+        assert!(world.object.as_ref().is_some_and(is_over));
+        assert_eq!(world.reason(), "Ended");
+        let status = world.status();
+        assert!(status.conditions[0].message.contains("example.com/x"));
+        assert_eq!(
+            (status.pending, status.last_error, status.estimated_end),
+            (None, None, None)
+        );
+    }
+}
+
+#[test]
+fn maintenance_is_overdue_after_thirty_seconds_not_empty() {
+    let mut world = World::new(&json!({}), false);
+    assert_eq!(report::overdue_at(&NodeMaintenanceStatus::default()), None);
+    world.add_pod("a");
+    world.blocked = true;
+    world.settle();
+    assert_eq!(report::overdue_at(&world.status()), Some(at(30)));
+    let wake = |world: &World| world.turn(None).unwrap().wake;
+    assert!(wake(&world).is_some_and(|wake| wake <= at(30)));
+    world.blocked = false;
+    world.pass(31);
+    world.settle();
+    world.end_pods();
+    world.settle();
+    assert_eq!(world.phase(), "Succeeded");
+    assert_eq!(report::overdue_at(&world.status()), None);
 }
 
 #[test]

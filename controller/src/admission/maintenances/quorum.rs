@@ -1,8 +1,14 @@
 //! A node of the control plane goes into maintenance only if etcd keeps its quorum.
 //!
-//! The rule is that of the node maintenance operator, and like there it is for clusters whose etcd has
-//! a disruption budget in `openshift-etcd`: those that serve `config.openshift.io/v1`.
+//! The rules are those of the two node maintenance operators, and like there they are for clusters whose etcd has a
+//! PodDisruptionBudget in `openshift-etcd`:
+//!
+//! | group | node | PDB | refused |
+//! |---|---|---|---|
+//! | `nodemaintenance.medik8s.io` | master or control-plane, where `config.openshift.io/v1` is served | the only one | it allows no disruption and guards a pod of the node that is not unready; or there is none, or several |
+//! | `nodemaintenance.kubevirt.io` | master | `etcd-quorum-guard` | it is there and allows no disruption |
 
+use drydock_api::maintenance::Group;
 use drydock_core::maintenance::budgets::guards;
 use drydock_runtime::chain;
 use k8s_openapi::api::{
@@ -11,11 +17,12 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
+/// Label of nodes of the control plane, by its older name.
+const MASTER: &str = "node-role.kubernetes.io/master";
 /// Labels of nodes of the control plane.
-const CONTROL_PLANE: [&str; 2] = [
-    "node-role.kubernetes.io/master",
-    "node-role.kubernetes.io/control-plane",
-];
+const CONTROL_PLANE: [&str; 2] = [MASTER, "node-role.kubernetes.io/control-plane"];
+/// The PDB that the older operator goes by.
+const QUORUM_GUARD: &str = "etcd-quorum-guard";
 const PLATFORM: &str = "config.openshift.io/v1";
 const NAMESPACE: &str = "openshift-etcd";
 
@@ -23,14 +30,8 @@ const NAMESPACE: &str = "openshift-etcd";
 ///
 /// # Errors
 /// The refusal, for people.
-pub(super) async fn check(client: &Client, node: &Node) -> Result<(), String> {
-    if !node
-        .labels()
-        .keys()
-        .any(|label| CONTROL_PLANE.contains(&label.as_str()))
-    {
-        return Ok(());
-    }
+pub(super) async fn check(client: &Client, group: Group, node: &Node) -> Result<(), String> {
+    let has = |label: &str| node.labels().contains_key(label);
     let name = node.name_any();
     let unsure = |error: kube::Error| {
         format!(
@@ -38,6 +39,38 @@ pub(super) async fn check(client: &Client, node: &Node) -> Result<(), String> {
             chain(&error)
         )
     };
+    match group {
+        Group::KubeVirt if has(MASTER) => check_guard(client).await.map_err(unsure)?,
+        Group::Medik8s if CONTROL_PLANE.iter().any(|label| has(label)) => {
+            return check_members(client, &name, unsure).await;
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The rule of the older group. The error outside is the API server's, that inside the refusal.
+async fn check_guard(client: &Client) -> kube::Result<Result<(), String>> {
+    let pdbs = Api::<PodDisruptionBudget>::namespaced(client.clone(), NAMESPACE);
+    let guard = pdbs.get_opt(QUORUM_GUARD).await?;
+    Ok(if guard.as_ref().is_none_or(allows_disruption) {
+        Ok(())
+    } else {
+        Err("can not put master node into maintenance at this moment, it would violate the master quorum".into())
+    })
+}
+
+fn allows_disruption(pdb: &PodDisruptionBudget) -> bool {
+    pdb.status
+        .as_ref()
+        .is_some_and(|status| status.disruptions_allowed >= 1)
+}
+
+/// The rule of the newer group.
+async fn check_members(
+    client: &Client,
+    name: &str,
+    unsure: impl Fn(kube::Error) -> String + Copy,
+) -> Result<(), String> {
     match client.list_api_group_resources(PLATFORM).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
@@ -62,11 +95,7 @@ fn keeps_quorum(budgets: &[PodDisruptionBudget], pods: &[Pod]) -> bool {
     let [budget] = budgets else {
         return false;
     };
-    if budget
-        .status
-        .as_ref()
-        .is_some_and(|status| status.disruptions_allowed >= 1)
-    {
+    if allows_disruption(budget) {
         return true;
     }
     // One that does not work already is no loss.
@@ -81,6 +110,7 @@ fn is_not_ready(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::fake::api_server;
     use serde_json::json;
 
     use super::*;
@@ -115,5 +145,45 @@ mod tests {
         ] {
             assert_eq!(keeps_quorum(&budgets, &pods), kept, "{budgets:?} {pods:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn older_group_goes_by_its_quorum_guard() {
+        let node = |label: &str| -> Node {
+            serde_json::from_value(json!({"metadata": {"name": "n", "labels": {label: ""}}})).unwrap()
+        };
+        let guard = |allowed: i32| {
+            let mut guard = json!(budget(allowed));
+            guard["apiVersion"] = "policy/v1".into();
+            guard["kind"] = "PodDisruptionBudget".into();
+            guard
+        };
+        for (found, refused) in [(None, false), (Some(guard(1)), false), (Some(guard(0)), true)] {
+            let (client, mut server) = api_server();
+            let master = node(MASTER);
+            let reply = async {
+                let request = server.asked().await;
+                assert!(
+                    request
+                        .path()
+                        .ends_with("/namespaces/openshift-etcd/poddisruptionbudgets/etcd-quorum-guard")
+                );
+                match &found {
+                    Some(guard) => request.with(guard),
+                    None => request.refuse(404, "NotFound"),
+                }
+            };
+            let (result, ()) = tokio::join!(check(&client, Group::KubeVirt, &master), reply);
+            let expected =
+                "can not put master node into maintenance at this moment, it would violate the master quorum";
+            assert_eq!(result.err().as_deref(), refused.then_some(expected));
+        }
+        let (client, _server) = api_server();
+        let worker = node("node-role.kubernetes.io/control-plane");
+        assert_eq!(
+            check(&client, Group::KubeVirt, &worker).await,
+            Ok(()),
+            "it goes by the older label alone"
+        );
     }
 }

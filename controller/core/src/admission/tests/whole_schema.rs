@@ -314,7 +314,10 @@ fn the_manual_names_every_hint_and_every_field_that_is_carried_out() {
     for (kind, path) in recorded() {
         let name = path.rsplit('.').next().unwrap_or(path).trim_end_matches("[]");
         if matches!(fate(kind, path), Fate::CarriedOut | Fate::Hint) {
-            assert!(names.contains(name), "supported-fields.md does not name `{name}` of {path}");
+            assert!(
+                names.contains(name),
+                "supported-fields.md does not name `{name}` of {path}"
+            );
         }
     }
 }
