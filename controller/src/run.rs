@@ -7,7 +7,7 @@ use drydock_core::migration::deadlines::Deadlines;
 use drydock_runtime::{
     Admin, Change, ClientMetrics, ClientOptions, EventMetrics, Events, Key, KeyedWork, Liveness, LogHandle, Process,
     Readiness, Reporter, Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
-    lease::{Candidacy, Leadership},
+    lease::{Candidacy, Leadership, releases},
     metrics::registry,
 };
 
@@ -110,7 +110,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         field_manager: CONTROLLER_FIELD_MANAGER,
     };
     // Replicas that do not lead keep their caches full and write nothing.
-    let leadership = Leadership::stand(&process, client.clone(), candidacy);
+    let released = releases(&client, &watches, &candidacy);
+    let leadership = Leadership::stand(&process, client.clone(), candidacy, released);
     let events = Events::start(
         &process,
         client.clone(),

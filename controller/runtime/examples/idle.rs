@@ -84,7 +84,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
         labels: BTreeMap::new(),
         field_manager: COMPONENT,
     };
-    let mut leadership = Leadership::stand(&process, client.clone(), candidacy);
+    let mut leadership = Leadership::stand(&process, client.clone(), candidacy, Signal::new());
     let events = Events::start(
         &process,
         client,

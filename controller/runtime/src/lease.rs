@@ -12,7 +12,7 @@ mod elector;
 mod holder;
 mod staleness;
 
-pub use elector::{Candidacy, Leadership, Term};
+pub use elector::{Candidacy, Leadership, Term, releases};
 pub use holder::{Held, Holding, LeaseHolder};
 pub use staleness::Staleness;
 

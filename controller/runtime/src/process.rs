@@ -149,6 +149,26 @@ impl Process {
         });
     }
 
+    /// Runs a task that must not end before the process is told to stop, and that others need while they stop: the
+    /// process does not wait for it, but ends it when everything else has ended. If it ends earlier, the process stops
+    /// and says which task it was.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the tracker waits for its tasks; this one ends after them, by its token"
+    )]
+    pub fn spawn_critical_to_the_end(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
+        let (process, name) = (self.clone(), name.into());
+        tokio::spawn(async move {
+            let over = process.0.over.clone();
+            match over.run_until_cancelled(AssertUnwindSafe(task).catch_unwind()).await {
+                None => {}
+                Some(Ok(())) if process.0.stopping.is_cancelled() => {}
+                Some(Ok(())) => process.fail(ProcessError::EndedEarly { task: name }),
+                Some(Err(panic)) => process.panicked(name, panic.as_ref()),
+            }
+        });
+    }
+
     /// Ends the process with `error`, unless it fails of something already.
     pub fn fail(&self, error: ProcessError) {
         let mut failure = lock(&self.0.failure);

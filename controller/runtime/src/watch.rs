@@ -37,7 +37,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use serde::{Serialize, de::DeserializeOwned};
-use std::{convert::Infallible, fmt::Debug, pin::pin, time::Duration};
+use std::{fmt::Debug, pin::pin, time::Duration};
 
 mod acceptance;
 mod failure;
@@ -225,19 +225,17 @@ impl Watches {
         }
     }
 
-    /// Starts a watch; the cache fills and stays up to date until the process stops.
+    /// Starts a watch; the cache fills and stays up to date until every task of the process has ended: requests that
+    /// are held while the process stops wait for changes too.
     pub fn start<K>(&self, watch: Watch<K>) -> Cache<K>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
         K::DynamicType: Clone + Debug,
     {
         let ready = self.readiness.handle(watch.name);
-        let (name, stopping) = (watch.name, self.process.stopping());
+        let name = format!("watching {}", watch.name);
         let (cache, follows) = self.follows(watch, Some(ready));
-        self.process.spawn_critical(format!("watching {name}"), async move {
-            stopping.run_until_cancelled(follows).await;
-            Ok::<_, Infallible>(())
-        });
+        self.process.spawn_critical_to_the_end(name, follows);
         cache
     }
 

@@ -3,7 +3,7 @@ use super::{
     queue::{Done, Queue},
 };
 use crate::{
-    Key, Process,
+    Key, Process, Signal,
     fake::{ApiServer, api_server},
     lease::{Candidacy, Leadership},
 };
@@ -176,7 +176,7 @@ fn candidate() -> (Leadership, ApiServer, Process) {
         labels: BTreeMap::new(),
         field_manager: "drydock-controller",
     };
-    (Leadership::stand(&process, client, candidacy), server, process)
+    (Leadership::stand(&process, client, candidacy, Signal::new()), server, process)
 }
 
 async fn wins(server: &mut ApiServer) {

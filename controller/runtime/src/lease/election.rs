@@ -222,6 +222,13 @@ impl Election {
         }
     }
 
+    /// Another candidate has made the Lease free: it is read now and not at the next regular time.
+    pub(super) fn released(&mut self, now: Instant) {
+        if self.leads_until(now).is_none() {
+            self.next = now;
+        }
+    }
+
     /// Leads no longer, of its own will; what to send so that another need not wait.
     pub(super) fn resign(&mut self, now: Instant) -> Option<Action> {
         let leads = self.leads_until(now).is_some();

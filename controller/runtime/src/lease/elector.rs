@@ -5,7 +5,7 @@ use super::{
     election::{Action, Answer, Election, Record, Step, Terms},
     outcome, seconds,
 };
-use crate::{Process, clock, jittered};
+use crate::{Change, Process, Signal, Watch, Watches, clock, jittered};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -91,13 +91,15 @@ impl Term {
 pub struct Leadership(watch::Receiver<Option<Term>>);
 
 impl Leadership {
-    /// Stands for the Lease until the process stops, then gives it back.
-    pub fn stand(process: &Process, client: Client, candidacy: Candidacy) -> Self {
+    /// Stands for the Lease until the process stops, then gives it back. `released` is notified when another candidate
+    /// has given it back, as by [`releases`].
+    pub fn stand(process: &Process, client: Client, candidacy: Candidacy, released: Signal) -> Self {
         let (current, receiver) = watch::channel(None);
         let elector = Elector {
             api: Api::namespaced(client, &candidacy.namespace),
             election: Election::new(candidacy.identity.clone(), Terms::default(), Instant::now()),
             candidacy,
+            released,
             current,
             acting: TaskTracker::new(),
             failing: false,
@@ -128,10 +130,30 @@ impl Leadership {
     }
 }
 
+/// Watches the Lease, and notifies the returned signal when it is free: a standby that only read it now and then would
+/// leave the cluster without a leader until its next turn.
+pub fn releases(client: &Client, watches: &Watches, candidacy: &Candidacy) -> Signal {
+    let signal = Signal::new();
+    let notify = signal.clone();
+    let watch = Watch::<Lease>::namespaced(client.clone(), &candidacy.namespace, "the leader's Lease")
+        .fields(format!("metadata.name={}", candidacy.name))
+        .on_change(move |change| {
+            if let Change::Object { new: Some(lease), .. } = change
+                && let Some(spec) = &lease.spec
+                && spec.holder_identity.as_deref().is_none_or(str::is_empty)
+            {
+                notify.notify();
+            }
+        });
+    watches.start(watch);
+    signal
+}
+
 struct Elector {
     api: Api<Lease>,
     candidacy: Candidacy,
     election: Election,
+    released: Signal,
     current: watch::Sender<Option<Term>>,
     acting: TaskTracker,
     failing: bool,
@@ -149,9 +171,17 @@ impl Elector {
                     } else {
                         jittered(until - now)
                     };
-                    stopping
-                        .run_until_cancelled(self.unless_the_term_ends(tokio::time::sleep(pause)))
-                        .await;
+                    let released = self.released.clone();
+                    let pause = async {
+                        tokio::select! {
+                            () = tokio::time::sleep(pause) => false,
+                            () = released.notified() => true,
+                        }
+                    };
+                    let waited = stopping.run_until_cancelled(self.unless_the_term_ends(pause)).await;
+                    if waited == Some(Some(true)) {
+                        self.election.released(Instant::now());
+                    }
                 }
                 Step::Ask(action) => {
                     let asking = ask(&self.api, &self.candidacy, &action);

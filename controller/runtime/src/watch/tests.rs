@@ -434,17 +434,25 @@ async fn a_watch_that_is_cut_at_once_does_not_become_a_flood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ends_when_the_process_stops() {
+async fn watch_ends_after_the_tasks_of_a_stopped_process() {
     let mut setup = setup();
     setup.watches.start(setup.watch());
-    let _asked = setup.server.asked().await;
-    assert_eq!(setup.process.running_tasks(), ["watching config"]);
+    let (finish, finished) = tokio::sync::oneshot::channel::<()>();
+    setup.process.spawn("held request", async move {
+        let _ = finished.await;
+    });
+    let list = setup.server.asked().await;
     setup.process.stop();
+    list.list("5", &[]);
+    let open = setup.server.asked().await.open();
+    finish.send(()).unwrap();
     let run = setup
         .process
         .run(futures::stream::pending(), Duration::from_secs(1))
         .await;
     assert!(run.is_ok());
+    drop(open);
+    assert!(setup.server.is_left_alone().await, "the watch goes on");
 }
 
 #[tokio::test(start_paused = true)]

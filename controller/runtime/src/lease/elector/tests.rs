@@ -1,6 +1,6 @@
 use super::{Candidacy, Leadership};
 use crate::{
-    Process,
+    Process, Signal,
     clock::Instant,
     fake::{ApiServer, Asked, api_server},
 };
@@ -18,7 +18,7 @@ fn setup() -> (Leadership, ApiServer, Process) {
         labels: [("app".to_owned(), "drydock".to_owned())].into(),
         field_manager: "drydock-controller",
     };
-    (Leadership::stand(&process, client, candidacy), server, process)
+    (Leadership::stand(&process, client, candidacy, Signal::new()), server, process)
 }
 
 fn lease(holder: &str, version: &str) -> Value {
@@ -135,4 +135,25 @@ async fn work_that_does_not_end_keeps_the_lease() {
     let _term = leadership.elected().await;
     process.stop();
     assert!(server.is_left_alone_for(Duration::from_secs(60)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_leads_as_soon_as_the_lease_is_released() {
+    let (client, mut server) = api_server();
+    let (process, released) = (Process::new(), Signal::new());
+    let candidacy = Candidacy {
+        namespace: "drydock".to_owned(),
+        name: "drydock-controller".to_owned(),
+        identity: "pod-1".to_owned(),
+        labels: [].into(),
+        field_manager: "drydock-controller",
+    };
+    let mut leadership = Leadership::stand(&process, client, candidacy, released.clone());
+    server.asked().await.with(&lease("pod-2", "1"));
+    let before = Instant::now();
+    released.notify();
+    server.asked().await.with(&lease("", "2"));
+    server.asked().await.with(&lease("pod-1", "3"));
+    assert!(leadership.elected().await.is_valid());
+    assert_eq!(before.elapsed(), Duration::ZERO, "it waited for its next turn");
 }
