@@ -44,6 +44,10 @@ use crate::{
 
 /// Changes of nodes and configuration within this time are looked at as one.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
+/// Pods come and go all the time, so what is free on nodes is followed at this interval, ...
+const ROOMS_PAUSE: Duration = Duration::from_secs(5);
+/// ... and by as many instances at a time.
+const ROOMS_AT_ONCE: usize = 1000;
 
 /// What the task knows beyond the caches that it shares.
 pub(crate) struct InstanceTask {
@@ -131,7 +135,13 @@ impl InstanceTask {
     }
 
     /// Looks at instances while this process leads, until `process` stops.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork, surroundings: Signal) {
+    pub(crate) async fn run(
+        self,
+        process: Process,
+        leadership: Leadership,
+        work: KeyedWork,
+        (surroundings, rooms): (Signal, Signal),
+    ) {
         let stopping = process.stopping();
         let task = Arc::new(self);
         let all = || {
@@ -161,10 +171,30 @@ impl InstanceTask {
                 clock::sleep_until_instant(Some(clock::Instant::now() + SWEEP_PAUSE)).await;
             }
         };
+        let following = async {
+            loop {
+                rooms.notified().await;
+                task.follow_rooms(&work).await;
+            }
+        };
         tokio::join!(
             work.run(&stopping, leadership, all, look),
             stopping.run_until_cancelled(sweeping),
+            stopping.run_until_cancelled(following),
         );
+    }
+
+    /// Has each instance evaluated once after what is free on nodes has changed, a part of a large cluster's at a time.
+    async fn follow_rooms(&self, work: &KeyedWork) {
+        let mut keys = self.unfinished();
+        keys.sort();
+        for part in keys.chunks(ROOMS_AT_ONCE) {
+            // What is being evicted may have to be shut down.
+            for key in self.instances.marked().iter().chain(part) {
+                work.add(key.clone());
+            }
+            clock::sleep_until_instant(Some(clock::Instant::now() + ROOMS_PAUSE)).await;
+        }
     }
 
     /// Looks at one instance and does what is to be done.
@@ -268,10 +298,12 @@ impl InstanceTask {
         if !running && !unplaced {
             return (None, None);
         }
-        let requirements = self.launchers.requirements(&instance.spec);
-        let nodes = &self.launchers.nodes;
+        let (nodes, rooms) = (&self.launchers.nodes, &self.launchers.rooms);
+        let own: Vec<Key> = pods.iter().map(|pod| Key::of(pod.as_ref())).collect();
+        let mut requirements = self.launchers.requirements(&instance.spec);
+        requirements.priority = rooms.priority(&own);
         let pairs = nodes.pairs();
-        let views = pairs.iter().map(NodePair::view);
+        let views = pairs.iter().map(|pair| rooms.complete(pair.view(), &own));
         if !running {
             let fit = placement::fit(&requirements, &instance.spec, &views.collect::<Vec<_>>());
             return (fit.fits.is_empty().then(|| fit.sentence()), None);

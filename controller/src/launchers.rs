@@ -31,6 +31,7 @@ use crate::{
     configuration_in_force::ConfigurationInForce,
     nodes::{NodePair, Nodes},
     pods_by_owner::{PodsByOwner, controls},
+    rooms::Rooms,
 };
 
 /// Launcher pods, and what new ones are made of. Clones share the caches.
@@ -42,6 +43,7 @@ pub(crate) struct Launchers {
     claims: Cache<PersistentVolumeClaim>,
     pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
+    pub(crate) rooms: Rooms,
     pub(crate) configuration: ConfigurationInForce,
     image: String,
 }
@@ -61,7 +63,7 @@ impl Launchers {
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        nodes: Nodes,
+        (nodes, rooms): (Nodes, Rooms),
         budgets: Budgets,
         configuration: ConfigurationInForce,
         image: String,
@@ -94,6 +96,7 @@ impl Launchers {
             by_owner,
             budgets,
             nodes,
+            rooms,
             configuration,
             image,
         }
@@ -118,6 +121,7 @@ impl Launchers {
             claims: Cache::default(),
             budgets,
             nodes,
+            rooms: Rooms::default(),
             configuration: ConfigurationInForce::default(),
             image: "image".into(),
         }

@@ -24,6 +24,7 @@ mod nodes;
 mod pace;
 mod pods_by_owner;
 mod replica_set_task;
+mod rooms;
 mod run;
 mod webhook_server;
 mod written_objects;

@@ -251,7 +251,9 @@ fn prune_node(node: &mut Node) {
             ..Default::default()
         };
         kept.allocatable = status.allocatable.map(|mut allocatable| {
-            allocatable.retain(|resource, _| ["cpu", "memory", KVM_RESOURCE].contains(&resource.as_str()));
+            // What it has nothing of is as good as not named, but for what each node has.
+            let named = ["cpu", "memory", "pods", KVM_RESOURCE];
+            allocatable.retain(|resource, amount| amount.0 != "0" || named.contains(&resource.as_str()));
             allocatable
         });
         node.status = Some(kept);

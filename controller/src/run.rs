@@ -34,6 +34,7 @@ use crate::{
     nodes::Nodes,
     pace::Pace,
     replica_set_task::{self, ReplicaSetTask},
+    rooms::Rooms,
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
@@ -203,10 +204,12 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     });
     let (of_instances, of_migrations, known) = (work.clone(), migration_work.clone(), all_migrations.clone());
     let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
+    let of_rooms = Signal::new();
+    let rooms = Rooms::start(&client, &watches, of_rooms.clone());
     let launchers = Launchers::start(
         &client,
         &watches,
-        nodes,
+        (nodes, rooms),
         budgets,
         configuration.clone(),
         launcher_image,
@@ -330,7 +333,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     });
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after instances", async move {
-        instances.run(own, leads, work, surroundings).await;
+        instances.run(own, leads, work, (surroundings, of_rooms)).await;
         Ok::<_, Infallible>(())
     });
     let machines = MachineTask::new(

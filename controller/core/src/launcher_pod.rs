@@ -45,7 +45,7 @@ use crate::placement::Requirements;
 
 use names::stable_uuid;
 
-pub use resources::{Demand, TRANSLATION_CACHE, overhead};
+pub use resources::{Demand, TRANSLATION_CACHE, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
 pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, made_for, target_pod};
 

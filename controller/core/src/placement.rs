@@ -12,12 +12,15 @@
 //! by the full sets in the Hypervisors. A node fits only if both agree: where labels are frozen or
 //! late, that is the reason.
 //!
-//! What depends on other pods (what is free on a node, affinity to pods, spreading) is left to the
-//! scheduler, which says so on the pod.
+//! What other pods leave of a node counts as the scheduler counts it ([`room`]), and guests that leave a node at
+//! once compete for it ([`pack`]). Affinity to pods and spreading is left to the scheduler, which says so on the pod.
+//! Where something is not known, it is taken to be in nobody's way.
 
 mod affinity;
 mod fit;
 mod misfit;
+mod pack;
+pub mod room;
 mod targets;
 
 use std::collections::BTreeMap;
@@ -30,11 +33,18 @@ use drydock_api::{
 };
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 
-use crate::{configuration::Configuration, launcher_pod::Demand, minimum::Minimum, obsolete::ObsoleteModels};
+use crate::{
+    configuration::Configuration,
+    launcher_pod::{Demand, requests},
+    minimum::Minimum,
+    obsolete::ObsoleteModels,
+};
 
 pub use affinity::keeps_off;
 pub use fit::{Fit, NodeView, fit};
 pub use misfit::Misfit;
+pub use pack::{Leaving, Outlook, pack};
+pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu};
 
 /// The label that Kubernetes puts on nodes.
@@ -73,6 +83,10 @@ pub struct Requirements {
     pub network: bool,
     /// What its pod asks for.
     pub demand: Demand,
+    /// All that its pod requests.
+    pub requests: Requests,
+    /// Pods of a lower priority than this make room for it by preemption; `None` if it is not known, so that all may.
+    pub priority: Option<i32>,
 }
 
 /// The architecture of a virtual machine, by Kubernetes' name.
@@ -106,6 +120,7 @@ pub fn requirements(
             .and_then(|machine| machine.type_.clone().filter(|name| !name.is_empty())),
         obsolete: ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned()),
         demand: Demand::of(spec, configuration.use_emulation),
+        requests: requests(spec, configuration.use_emulation),
         ..Requirements::default()
     };
     needs.select(ARCHITECTURE, architecture(spec));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drydock_api::{kubevirt::VirtualMachineInstanceSpec, launcher::KVM_RESOURCE};
 use k8s_openapi::{api::core::v1::ResourceRequirements, apimachinery::pkg::api::resource::Quantity};
 
-use crate::{domain::guest_memory, quantity};
+use crate::{domain::guest_memory, placement::Requests, quantity};
 
 const MIB: u64 = 1 << 20;
 
@@ -86,6 +86,11 @@ impl Demand {
             milli_cpus: amount("cpu").and_then(quantity::milli_cpus).unwrap_or(0),
         }
     }
+}
+
+/// All that the pod of an instance requests of its node.
+pub fn requests(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Requests {
+    Requests::of(&of(spec, emulation))
 }
 
 /// The container's requests and limits.

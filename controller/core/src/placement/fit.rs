@@ -5,6 +5,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt, mem,
+    sync::Arc,
 };
 
 use drydock_api::{
@@ -18,7 +19,9 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 
-use super::{ARCHITECTURE, Requirements, affinity, machine_key, misfit::Misfit, model_key};
+use super::{
+    ARCHITECTURE, NodeRoom, Requirements, affinity, machine_key, misfit::Misfit, model_key, room::add_shortages,
+};
 use crate::{aliases, quantity};
 
 /// How many nodes are called by their names.
@@ -45,6 +48,8 @@ pub struct NodeView<'a> {
     pub shares: Option<u64>,
     /// What it has for pods, all in all; `None` if that is not known.
     pub allocatable: Option<&'a BTreeMap<String, Quantity>>,
+    /// What pods on it have requested; `None` if that is not known, so that it may be nothing.
+    pub room: Option<Arc<NodeRoom>>,
 }
 
 impl<'a> NodeView<'a> {
@@ -65,6 +70,7 @@ impl<'a> NodeView<'a> {
                     .unwrap_or(0)
             }),
             allocatable,
+            room: None,
         }
     }
 
@@ -88,6 +94,22 @@ pub struct Fit {
 }
 
 impl Fit {
+    /// Adds a reason of a node. What nodes have free of one resource is one reason of all of them.
+    pub(super) fn note(&mut self, mut misfit: Misfit, node: &str) {
+        let alike = self
+            .misfits
+            .keys()
+            .find(|known| known.is_same_shortage(&misfit))
+            .cloned();
+        let mut nodes = Vec::new();
+        if let Some(alike) = alike {
+            nodes = self.misfits.remove(&alike).unwrap_or_default();
+            misfit = misfit.max(alike);
+        }
+        nodes.push(node.into());
+        self.misfits.entry(misfit).or_default().extend(nodes);
+    }
+
     /// The reasons, the most telling first; of one kind that first which most nodes have.
     fn ranked(&self) -> Vec<(&Misfit, &Vec<String>)> {
         let mut ranked: Vec<_> = self.misfits.iter().collect();
@@ -162,7 +184,7 @@ impl fmt::Display for Fit {
 
 /// Which of `nodes` could take a new virtual machine.
 pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, nodes: &[NodeView<'_>]) -> Fit {
-    judge(nodes, usize::MAX, |node| misfits(needs, spec, node))
+    judge(nodes, usize::MAX, |node| misfits_and_shortages(needs, spec, node))
 }
 
 /// Sorts nodes by what is found to be in the way, until so many fit that it is `enough`.
@@ -182,13 +204,13 @@ pub(super) fn judge<'n>(
             }
         }
         for misfit in found {
-            fit.misfits.entry(misfit).or_default().push(node.name.into());
+            fit.note(misfit, node.name);
         }
     }
     fit
 }
 
-/// Everything that is in the way of a pod with these requirements on a node.
+/// Everything that is in the way of a pod with these requirements on a node, whatever other pods are there.
 pub(super) fn misfits(
     needs: &Requirements,
     spec: &VirtualMachineInstanceSpec,
@@ -202,6 +224,19 @@ pub(super) fn misfits(
     labels(needs, node, &mut found);
     full_sets(needs, node, &mut found);
     surroundings(needs, spec, node, &mut found);
+    found
+}
+
+/// The same, with what other pods leave of the node.
+pub(super) fn misfits_and_shortages(
+    needs: &Requirements,
+    spec: &VirtualMachineInstanceSpec,
+    node: &NodeView<'_>,
+) -> BTreeSet<Misfit> {
+    let mut found = misfits(needs, spec, node);
+    if !found.contains(&Misfit::NoAgent) {
+        add_shortages(needs, node, &mut found);
+    }
     found
 }
 

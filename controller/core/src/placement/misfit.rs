@@ -2,6 +2,8 @@
 
 use drydock_api::kubevirt::Amount;
 
+use super::room;
+
 /// How many missing features of a model are named.
 const FEATURES: usize = 4;
 
@@ -34,6 +36,15 @@ pub enum Misfit {
     Architecture(String),
     /// It has less of a resource, all in all, than the pod asks for.
     TooSmall(&'static str, Amount),
+    /// Too little of a resource is free there; where several nodes have this reason, `free` is the most that one has.
+    NoRoom {
+        /// Name of the resource; `pods` is for how many pods a node may have.
+        resource: String,
+        /// How much the pod requests: CPU in thousandths, all else in units.
+        requested: u64,
+        /// How much is free, in the same unit.
+        free: u64,
+    },
     /// Its labels do not say that it has what it has.
     NotLabelled(String),
     /// Nothing is known of its CPU.
@@ -57,6 +68,17 @@ pub enum Misfit {
 }
 
 impl Misfit {
+    /// Both are for want of the same resource, of which the same amount is requested.
+    pub(super) fn is_same_shortage(&self, other: &Self) -> bool {
+        let key = |misfit: &Self| match misfit {
+            Self::NoRoom {
+                resource, requested, ..
+            } => Some((resource.clone(), *requested)),
+            _ => None,
+        };
+        matches!(self, Self::NoRoom { .. }) && key(self) == key(other)
+    }
+
     /// CamelCase reason.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -73,6 +95,7 @@ impl Misfit {
             Self::LacksMachineType(_) => "MachineTypeMissing",
             Self::Architecture(_) => "ArchitectureDiffers",
             Self::TooSmall(..) => "NodeTooSmall",
+            Self::NoRoom { .. } => "InsufficientRoom",
             Self::NotLabelled(_) => "NodeNotLabelled",
             Self::NotInspected => "NodeNotInspected",
             Self::Label(_) => "NodeSelectorNotMet",
@@ -120,6 +143,14 @@ impl Misfit {
             Self::LacksMachineType(machine) => format!("{lacks} the machine type {machine}"),
             Self::Architecture(architecture) => format!("{is} not {architecture}"),
             Self::TooSmall(resource, asked) => format!("{has} less {resource} than the {asked} that are asked for"),
+            Self::NoRoom { resource, .. } if resource == room::PODS => {
+                format!("{has} as many pods as {} may have", verb("it", "they"))
+            }
+            Self::NoRoom {
+                resource,
+                requested,
+                free,
+            } => room_lacked(resource, *requested, *free, several),
             Self::NotLabelled(key) => format!("{lacks} the label {key} though it would be right"),
             Self::NotInspected => format!("{has} not said what guests can have"),
             Self::Label(key) => format!("{does_not} have the label {key} as it is selected"),
@@ -136,4 +167,16 @@ impl Misfit {
             Self::Cordoned => format!("{is} unschedulable"),
         }
     }
+}
+
+/// `has 1.2 GiB of memory free of the 2.1 GiB that are requested`.
+fn room_lacked(resource: &str, requested: u64, free: u64, several: bool) -> String {
+    let (has, most) = if several { ("have", "at most ") } else { ("has", "") };
+    let free = room::amount(resource, free, false);
+    let requested = room::amount(resource, requested, true);
+    let of = match resource {
+        "cpu" => " CPUs".to_owned(),
+        other => format!(" of {other}"),
+    };
+    format!("{has} {most}{free}{of} free of the {requested} that are requested")
 }

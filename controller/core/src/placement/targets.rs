@@ -15,6 +15,7 @@ use super::{
     Requirements,
     fit::{NodeView, judge, misfits},
     misfit::Misfit,
+    room::add_shortages,
 };
 use crate::{aliases, instance::Targets, minimum::Minimum};
 
@@ -48,15 +49,9 @@ pub fn migration_targets<'a>(
         return none("NoOtherNode", "there is no other node".into());
     }
     let fit = judge(others, ENOUGH, |node| {
-        let mut found = misfits(needs, &instance.spec, node);
-        if found.contains(&Misfit::NoAgent) {
-            return found;
-        }
-        match node.virtualization() {
-            Some(there) => running(record, cpu, source, there, &mut found),
-            None => {
-                found.insert(Misfit::NotInspected);
-            }
+        let mut found = unsuitable(instance, needs, record, cpu, source, node);
+        if !found.contains(&Misfit::NoAgent) {
+            add_shortages(needs, node, &mut found);
         }
         found
     });
@@ -99,6 +94,28 @@ pub fn require_recorded_cpu(
         };
         needs.node_selector.insert(key, TRUE.into());
     }
+}
+
+/// Everything that is in the way of a running guest on a node, whatever other pods are there.
+pub(super) fn unsuitable(
+    instance: &VirtualMachineInstance,
+    needs: &Requirements,
+    record: &DrydockStatus,
+    cpu: &GuestCpu,
+    source: Option<&VirtualizationFacts>,
+    node: &NodeView<'_>,
+) -> BTreeSet<Misfit> {
+    let mut found = misfits(needs, &instance.spec, node);
+    if found.contains(&Misfit::NoAgent) {
+        return found;
+    }
+    match node.virtualization() {
+        Some(there) => running(record, cpu, source, there, &mut found),
+        None => {
+            found.insert(Misfit::NotInspected);
+        }
+    }
+    found
 }
 
 fn none(reason: &str, message: String) -> Targets {

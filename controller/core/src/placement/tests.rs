@@ -1,6 +1,8 @@
 //! Who can run what, and why not.
 
+mod pack;
 mod reasons;
+mod room;
 mod scheduling;
 mod selectors;
 mod targets;

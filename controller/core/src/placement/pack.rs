@@ -1,0 +1,289 @@
+//! Where all guests that leave could go together: they compete for the same room.
+//!
+//! ```text
+//!  most constrained first, then first-fit decreasing by the scarcer resource
+//!  guest ─▶ first node that suits it and has room beside those placed before ─▶ Fits
+//!        └▶ none: a node would have room if it went alone ─▶ Crowded, and what is missing
+//!                 no node has                             ─▶ Nowhere, and why
+//! ```
+//!
+//! First-fit decreasing is a heuristic: it may leave out a guest that a better packing would place. So a
+//! guest that is crowded out waits for those that it competes with, and is judged anew once they have moved.
+
+use std::{cmp::Reverse, collections::BTreeSet};
+
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec, status::DrydockStatus};
+
+use super::{
+    NodeView, Requirements,
+    fit::{Fit, judge},
+    misfit::Misfit,
+    room::{PODS, Requests, add_shortages, lacks, shortages},
+    targets::unsuitable,
+};
+
+/// A guest that more nodes than this suit is not constrained: others need not make way for it.
+const MANY: usize = 16;
+
+/// A guest that is to leave its node.
+#[derive(Clone, Debug)]
+pub struct Leaving<'a> {
+    /// The instance.
+    pub instance: &'a VirtualMachineInstance,
+    /// What its node must have.
+    pub needs: Requirements,
+    /// The node that it is on.
+    pub source: Option<NodeView<'a>>,
+    /// Its migration is made already, and its pod has no node yet: it comes before others.
+    pub has_migration: bool,
+    /// How often it was tried: what has failed comes after others.
+    pub failures: u32,
+}
+
+/// What would become of a guest that leaves together with others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Outlook {
+    /// There is room for it, on this node for example.
+    Fits(String),
+    /// It would fit alone, and others take the room. What is missing, for people.
+    Crowded(String),
+    /// No other node can take it. Why, for people.
+    Nowhere(String),
+    /// It is not known.
+    #[default]
+    Unknown,
+}
+
+/// What would become of each of these guests, in their order. `nodes` are all that there are.
+pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>]) -> Vec<Outlook> {
+    let mut places = Places::new(nodes);
+    let mut outlooks = vec![Outlook::Unknown; guests.len()];
+    let scarcer = scarcer(guests, &places);
+    let mut order: Vec<(usize, usize)> = Vec::new();
+    for (index, guest) in guests.iter().enumerate() {
+        if let Some(class) = places.class(guest) {
+            order.push((index, class));
+        }
+    }
+    order.sort_by_cached_key(|(index, class)| {
+        let guest = &guests[*index];
+        let metadata = &guest.instance.metadata;
+        (
+            !guest.has_migration,
+            guest.failures,
+            places.suited(guest, *class, MANY),
+            Reverse(guest.needs.requests.get(scarcer)),
+            metadata.namespace.clone(),
+            metadata.name.clone(),
+        )
+    });
+    for (index, class) in order {
+        let guest = &guests[index];
+        outlooks[index] = match places.place(guest, class) {
+            Some(node) => Outlook::Fits(node.into()),
+            None => places.explain(guest, class),
+        };
+    }
+    outlooks
+}
+
+/// Of CPU and memory that of which more is requested, by what is free.
+fn scarcer(guests: &[Leaving<'_>], places: &Places<'_>) -> &'static str {
+    let share = |resource: &str| {
+        let requested: u128 = guests
+            .iter()
+            .map(|guest| u128::from(guest.needs.requests.get(resource)))
+            .sum();
+        let free: u128 = (0..places.nodes.len())
+            .map(|node| u128::from(places.free(node, resource)))
+            .sum();
+        (requested, free.max(1))
+    };
+    let ((cpu, free_cpu), (memory, free_memory)) = (share("cpu"), share("memory"));
+    if cpu.saturating_mul(free_memory) > memory.saturating_mul(free_cpu) {
+        "cpu"
+    } else {
+        "memory"
+    }
+}
+
+/// The nodes with what was placed on them so far.
+struct Places<'a> {
+    nodes: &'a [NodeView<'a>],
+    offered: Vec<Requests>,
+    placed: Vec<Requests>,
+    classes: Vec<Class>,
+}
+
+/// Guests that the same nodes suit.
+struct Class {
+    key: ClassKey,
+    /// For each node whether it suits, as far as that was evaluated.
+    suits: Vec<Option<bool>>,
+}
+
+/// All that decides which nodes suit a guest, however full they are.
+#[derive(PartialEq)]
+struct ClassKey {
+    needs: Requirements,
+    spec: VirtualMachineInstanceSpec,
+    record: DrydockStatus,
+    node: Option<String>,
+}
+
+impl ClassKey {
+    /// `None` of a guest whose CPU is not known.
+    fn of(guest: &Leaving<'_>) -> Option<Self> {
+        let status = guest.instance.status.as_ref()?;
+        let record = status.drydock.as_ref()?;
+        let mut needs = guest.needs.clone();
+        (needs.requests, needs.priority) = (Requests::default(), None);
+        Some(Self {
+            needs,
+            spec: VirtualMachineInstanceSpec {
+                affinity: guest.instance.spec.affinity.clone(),
+                tolerations: guest.instance.spec.tolerations.clone(),
+                ..VirtualMachineInstanceSpec::default()
+            },
+            record: DrydockStatus {
+                guest_cpu: Some(record.guest_cpu.clone()?),
+                virt_type: record.virt_type.clone(),
+                ..DrydockStatus::default()
+            },
+            node: status.node_name.clone(),
+        })
+    }
+}
+
+impl<'a> Places<'a> {
+    fn new(nodes: &'a [NodeView<'a>]) -> Self {
+        Self {
+            nodes,
+            offered: nodes
+                .iter()
+                .map(|node| Requests::from_quantities(node.allocatable))
+                .collect(),
+            placed: vec![Requests::default(); nodes.len()],
+            classes: Vec::new(),
+        }
+    }
+
+    /// The class of a guest; `None` if its CPU is not known.
+    fn class(&mut self, guest: &Leaving<'_>) -> Option<usize> {
+        let key = ClassKey::of(guest)?;
+        if let Some(known) = self.classes.iter().position(|class| class.key == key) {
+            return Some(known);
+        }
+        self.classes.push(Class {
+            key,
+            suits: vec![None; self.nodes.len()],
+        });
+        Some(self.classes.len() - 1)
+    }
+
+    /// Whether a node suits the guests of a class, however full it is.
+    fn suits(&mut self, guest: &Leaving<'_>, class: usize, node: usize) -> bool {
+        if let Some(known) = self.classes[class].suits[node] {
+            return known;
+        }
+        let suits = static_misfits(guest, &self.nodes[node]).is_some_and(|found| found.is_empty());
+        self.classes[class].suits[node] = Some(suits);
+        suits
+    }
+
+    /// How many nodes suit a guest, counted up to `most`.
+    fn suited(&mut self, guest: &Leaving<'_>, class: usize, most: usize) -> usize {
+        let mut count = 0;
+        for node in 0..self.nodes.len() {
+            count += usize::from(self.suits(guest, class, node));
+            if count >= most {
+                break;
+            }
+        }
+        count
+    }
+
+    /// How much of a resource is free on a node, whatever was placed here.
+    fn free(&self, node: usize, resource: &str) -> u64 {
+        let taken = self.nodes[node]
+            .room
+            .as_ref()
+            .map_or(0, |room| room.requested(resource, i32::MIN));
+        self.offered[node].get(resource).saturating_sub(taken)
+    }
+
+    /// What a node lacks for a guest, beside those that were placed on it.
+    fn lacks(&self, guest: &Leaving<'_>, node: usize) -> impl Iterator<Item = Misfit> {
+        let (view, placed) = (&self.nodes[node], &self.placed[node]);
+        let taken = move |resource: &str| {
+            let before = match (&view.room, guest.needs.priority) {
+                (Some(room), Some(priority)) => room.requested(resource, priority),
+                _ => 0,
+            };
+            before.saturating_add(placed.get(resource))
+        };
+        let offered = &self.offered[node];
+        lacks(offered, &guest.needs.requests, taken).map(|(resource, free, requested)| Misfit::NoRoom {
+            resource: resource.into(),
+            requested,
+            free,
+        })
+    }
+
+    /// Places a guest on the first node that suits it and has room.
+    fn place(&mut self, guest: &Leaving<'_>, class: usize) -> Option<&'a str> {
+        for node in 0..self.nodes.len() {
+            // What is free is compared faster than what suits.
+            let has_room = self.lacks(guest, node).next().is_none();
+            if has_room && self.suits(guest, class, node) {
+                let mut taken = guest.needs.requests.clone();
+                taken.set(PODS, 1);
+                self.placed[node].add(&taken);
+                return Some(self.nodes[node].name);
+            }
+        }
+        None
+    }
+
+    /// Why a guest was not placed.
+    fn explain(&mut self, guest: &Leaving<'_>, class: usize) -> Outlook {
+        let mut crowded = Fit::default();
+        let mut fits_alone = false;
+        for node in 0..self.nodes.len() {
+            if !self.suits(guest, class, node) {
+                continue;
+            }
+            fits_alone |= shortages(&guest.needs, &self.nodes[node]).is_empty();
+            for lack in self.lacks(guest, node) {
+                crowded.note(lack, self.nodes[node].name);
+            }
+        }
+        if fits_alone {
+            let reasons = crowded.reasons();
+            return Outlook::Crowded(format!(
+                "no other node has room for it beside the others that leave: {reasons}"
+            ));
+        }
+        let nodes = self.nodes.iter().filter(|node| Some(node.name) != here(guest));
+        let fit = judge(nodes, 1, |node| {
+            let mut found = static_misfits(guest, node).unwrap_or_default();
+            if !found.contains(&Misfit::NoAgent) {
+                add_shortages(&guest.needs, node, &mut found);
+            }
+            found
+        });
+        Outlook::Nowhere(format!("no other node can take it: {}", fit.reasons()))
+    }
+}
+
+fn here<'a>(guest: &Leaving<'a>) -> Option<&'a str> {
+    guest.instance.status.as_ref()?.node_name.as_deref()
+}
+
+/// What is in the way of a guest on a node, however full it is; `None` for the node that it is on.
+fn static_misfits(guest: &Leaving<'_>, node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
+    let record = guest.instance.status.as_ref()?.drydock.as_ref()?;
+    let cpu = record.guest_cpu.as_ref()?;
+    let source = guest.source.as_ref().and_then(NodeView::virtualization);
+    (here(guest) != Some(node.name)).then(|| unsuitable(guest.instance, &guest.needs, record, cpu, source, node))
+}

@@ -1,0 +1,324 @@
+//! What is free on a node, as the scheduler counts it: what the node offers to pods less what the pods
+//! on it have requested.
+//!
+//! ```text
+//!  pods, bound and not over ─▶ Requests::of_pod ─▶ NodeRoom.add / remove ─▶ requested() by priority
+//!  a pod to be placed ───────▶ Requests::of ─────────────────────────────▶ shortages()
+//! ```
+//!
+//! The scheduler may preempt pods of a lower priority, so only those of the same or a higher one take room. Pods
+//! that are being deleted do not count: the room that they hold is about to be free.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drydock_api::launcher::KVM_RESOURCE;
+use k8s_openapi::{
+    api::core::v1::{Container, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity,
+};
+
+use super::{Misfit, NodeView, Requirements};
+use crate::quantity;
+
+/// Name of the resource CPU.
+const CPU: &str = "cpu";
+/// Name of the resource of which a node has one for each pod that it may have.
+pub(super) const PODS: &str = "pods";
+
+/// Amounts of resources by name: CPU in thousandths, all others in units (bytes, or pieces).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requests(BTreeMap<String, u64>);
+
+impl Requests {
+    /// The requests of one container. A limit without a request is one (the API server fills it in).
+    pub fn of(resources: &ResourceRequirements) -> Self {
+        let mut requests = Self::from_quantities(resources.limits.as_ref());
+        requests.0.extend(Self::from_quantities(resources.requests.as_ref()).0);
+        requests
+    }
+
+    /// What a pod takes of its node (the scheduler's `PodRequests`, Kubernetes 1.35): the greater of the sum of
+    /// its containers and sidecars and of what an init container needs at its time; the pod's own requests instead,
+    /// where it has any; and its overhead.
+    pub fn of_pod(pod: &Pod) -> Self {
+        let Some(spec) = &pod.spec else {
+            return Self::default();
+        };
+        let status = pod.status.as_ref();
+        let is_infeasible = status.is_some_and(is_resize_infeasible);
+        let statuses = status.and_then(|status| status.container_statuses.as_deref());
+        let init_statuses = status.and_then(|status| status.init_container_statuses.as_deref());
+        let of_container = |container: &Container, among: Option<&[ContainerStatus]>| {
+            let mut statuses = among.unwrap_or_default().iter();
+            Self::of_container(
+                container,
+                statuses.find(|status| status.name == container.name),
+                is_infeasible,
+            )
+        };
+        let mut total = Self::default();
+        for container in &spec.containers {
+            total.add(&of_container(container, statuses));
+        }
+        let mut sidecars = Self::default();
+        let mut initial = Self::default();
+        for container in spec.init_containers.iter().flatten() {
+            let mut needs = of_container(container, init_statuses);
+            if container.restart_policy.as_deref() == Some("Always") {
+                total.add(&needs);
+                sidecars.add(&needs);
+                needs = sidecars.clone();
+            } else {
+                needs.add(&sidecars);
+            }
+            initial.raise(&needs);
+        }
+        total.raise(&initial);
+        if let Some(own) = &spec.resources {
+            total.0.extend(Self::of(own).0);
+        }
+        total.add(&Self::from_quantities(spec.overhead.as_ref()));
+        total.0.retain(|_, amount| *amount > 0);
+        total
+    }
+
+    /// What a container takes: the greatest of what it requests and of what the kubelet has granted it so far.
+    fn of_container(container: &Container, status: Option<&ContainerStatus>, is_infeasible: bool) -> Self {
+        let mut taken = Self::default();
+        if let Some(status) = status {
+            let granted = status.resources.as_ref();
+            taken.raise(&Self::from_quantities(granted.and_then(|all| all.requests.as_ref())));
+            taken.raise(&Self::from_quantities(status.allocated_resources.as_ref()));
+        }
+        if !is_infeasible || taken.0.is_empty() {
+            taken.raise(&container.resources.as_ref().map(Self::of).unwrap_or_default());
+        }
+        taken
+    }
+
+    /// What a node offers, or a list of requests; what is no quantity is left out.
+    pub(super) fn from_quantities(quantities: Option<&BTreeMap<String, Quantity>>) -> Self {
+        let amounts = quantities.into_iter().flatten().filter_map(|(name, amount)| {
+            let amount = match name.as_str() {
+                CPU => quantity::milli_cpus(&amount.0),
+                _ => quantity::bytes(&amount.0),
+            };
+            Some((name.clone(), amount?))
+        });
+        Self(amounts.collect())
+    }
+
+    /// As quantities of the Kubernetes API.
+    pub fn to_quantities(&self) -> BTreeMap<String, Quantity> {
+        let write = |(name, amount): (&String, &u64)| {
+            let unit = if name == CPU { "m" } else { "" };
+            (name.clone(), Quantity(format!("{amount}{unit}")))
+        };
+        self.0.iter().map(write).collect()
+    }
+
+    /// The amount of a resource.
+    pub fn get(&self, resource: &str) -> u64 {
+        self.0.get(resource).copied().unwrap_or(0)
+    }
+
+    /// Names and amounts.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, amount)| (name.as_str(), *amount))
+    }
+
+    pub(super) fn known(&self, resource: &str) -> Option<u64> {
+        self.0.get(resource).copied()
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let sum = self.0.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    }
+
+    pub(super) fn set(&mut self, resource: &str, amount: u64) {
+        self.0.insert(resource.into(), amount);
+    }
+
+    fn subtract(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            if let Some(sum) = self.0.get_mut(name) {
+                *sum = sum.saturating_sub(*amount);
+            }
+        }
+        self.0.retain(|_, amount| *amount > 0);
+    }
+
+    /// Each amount is at least the other's.
+    fn raise(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let own = self.0.entry(name.clone()).or_default();
+            *own = (*own).max(*amount);
+        }
+    }
+}
+
+/// Whether the kubelet has refused to resize a pod: what is requested anew does not count then.
+fn is_resize_infeasible(status: &PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions
+        .any(|condition| condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible"))
+}
+
+/// What one pod takes of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodShare {
+    /// Its requests.
+    pub requests: Requests,
+    /// Its priority.
+    pub priority: i32,
+}
+
+impl PodShare {
+    /// What a pod takes of the node that it is bound to, with that node; `None` of one that is bound to none, is over
+    /// or is being deleted.
+    pub fn of(pod: &Pod) -> Option<(&str, Self)> {
+        let spec = pod.spec.as_ref()?;
+        let node = spec.node_name.as_deref().filter(|node| !node.is_empty())?;
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) || pod.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        let share = Self {
+            requests: Requests::of_pod(pod),
+            priority: spec.priority.unwrap_or(0),
+        };
+        Some((node, share))
+    }
+}
+
+/// The least priority of the pods that the scheduler would not preempt for this one.
+pub fn yields_to(spec: &PodSpec) -> i32 {
+    match spec.preemption_policy.as_deref() {
+        Some("Never") => i32::MIN,
+        _ => spec.priority.unwrap_or(0),
+    }
+}
+
+/// What the pods on a node have requested, in one sum for each priority.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeRoom(BTreeMap<i32, Taken>);
+
+/// What pods of one priority take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Taken {
+    pods: u64,
+    requests: Requests,
+}
+
+impl NodeRoom {
+    /// A pod comes.
+    pub fn add(&mut self, share: &PodShare) {
+        let taken = self.0.entry(share.priority).or_default();
+        taken.pods = taken.pods.saturating_add(1);
+        taken.requests.add(&share.requests);
+    }
+
+    /// A pod that was added goes.
+    pub fn remove(&mut self, share: &PodShare) {
+        let Some(taken) = self.0.get_mut(&share.priority) else {
+            return;
+        };
+        taken.pods = taken.pods.saturating_sub(1);
+        taken.requests.subtract(&share.requests);
+        if taken.pods == 0 {
+            self.0.remove(&share.priority);
+        }
+    }
+
+    /// No pod is there.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How much of a resource pods of at least this priority have requested; of [`PODS`], how many there are.
+    pub fn requested(&self, resource: &str, priority: i32) -> u64 {
+        let amount = |taken: &Taken| match resource {
+            PODS => taken.pods,
+            _ => taken.requests.get(resource),
+        };
+        let not_lower = self.0.range(priority..).map(|(_, taken)| amount(taken));
+        not_lower.fold(0, u64::saturating_add)
+    }
+}
+
+/// Of which resources a node has too little free for a pod with these requests: name, free and requested amount.
+/// `taken` returns how much of a resource is taken. Where a node offers none of a resource, it has nothing of it;
+/// CPU, memory and the number of pods are offered by each node, and their absence says nothing; that of virtualization is
+/// a reason of its own.
+pub(super) fn lacks<'a>(
+    offered: &Requests,
+    requests: &'a Requests,
+    taken: impl Fn(&str) -> u64,
+) -> impl Iterator<Item = (&'a str, u64, u64)> {
+    let asked = requests.iter().filter(|(_, amount)| *amount > 0);
+    asked.chain([(PODS, 1)]).filter_map(move |(resource, requested)| {
+        let offered = match offered.known(resource) {
+            None | Some(0) if resource == KVM_RESOURCE => return None,
+            None if [CPU, "memory", PODS].contains(&resource) => return None,
+            offered => offered.unwrap_or(0),
+        };
+        let free = offered.saturating_sub(taken(resource));
+        (free < requested).then_some((resource, free, requested))
+    })
+}
+
+/// What a node lacks for a pod with these requirements; nothing that is not certain.
+pub(super) fn shortages(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit> {
+    let Some(allocatable) = node.allocatable else {
+        return Vec::new();
+    };
+    let offered = Requests::from_quantities(Some(allocatable));
+    let room = node.room.as_deref();
+    let taken = |resource: &str| match (room, needs.priority) {
+        (Some(room), Some(priority)) => room.requested(resource, priority),
+        _ => 0,
+    };
+    let lacks = lacks(&offered, &needs.requests, taken);
+    lacks
+        .map(|(resource, free, requested)| Misfit::NoRoom {
+            resource: resource.into(),
+            requested,
+            free,
+        })
+        .collect()
+}
+
+/// Adds what a node lacks, unless it is too small all in all, which is reason enough.
+pub(super) fn add_shortages(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
+    for shortage in shortages(needs, node) {
+        let is_known = found
+            .iter()
+            .any(|misfit| matches!((misfit, &shortage), (Misfit::TooSmall(one, _), Misfit::NoRoom { resource, .. }) if one == resource));
+        if !is_known {
+            found.insert(shortage);
+        }
+    }
+}
+
+/// An amount of a resource for people. An amount that is free is rounded down and one that is requested is rounded up,
+/// so that they differ wherever one is too small for the other.
+pub(super) fn amount(resource: &str, amount: u64, round_up: bool) -> String {
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
+    let tenths = |unit: u64| {
+        let scaled = u128::from(amount) * 10;
+        let unit = u128::from(unit);
+        let tenths = if round_up { scaled.div_ceil(unit) } else { scaled / unit };
+        format!("{}.{}", tenths / 10, tenths % 10)
+    };
+    let bytes = resource == "memory" || resource == "ephemeral-storage" || resource.starts_with("hugepages-");
+    match resource {
+        CPU => tenths(1000),
+        _ if bytes && amount >= GIB => format!("{} GiB", tenths(GIB)),
+        _ if bytes => format!("{} MiB", if round_up { amount.div_ceil(MIB) } else { amount / MIB }),
+        _ => amount.to_string(),
+    }
+}

@@ -1,0 +1,201 @@
+//! Guests that leave together.
+
+use std::sync::Arc;
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::api::resource::Quantity};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// A guest on node `here` that requests so many GiB and CPUs.
+struct Sized {
+    name: String,
+    gib: u64,
+    cpus: u64,
+    feature: Option<&'static str>,
+    change: fn(&mut Leaving<'_>),
+}
+
+fn sized(name: &str, gib: u64) -> Sized {
+    Sized {
+        name: name.into(),
+        gib,
+        cpus: 0,
+        feature: None,
+        change: |_| {},
+    }
+}
+
+fn instance(guest: &Sized) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": guest.name, "namespace": "n"},
+        "spec": {"domain": {}},
+        "status": {"nodeName": "here", "drydock": {"virtType": "kvm", "guestCPU": {
+            "model": "EPYC", "required": guest.feature.into_iter().collect::<Vec<_>>()}}},
+    }))
+    .unwrap()
+}
+
+fn gib(gib: u64, cpus: u64) -> Requests {
+    let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {
+        "memory": format!("{gib}Gi"), "cpu": cpus.to_string()}}}]}}))
+    .unwrap();
+    Requests::of_pod(&pod)
+}
+
+/// Outlooks on nodes that offer so many GiB and CPUs, and have this CPU feature.
+fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Outlook> {
+    let plain = labels(&[]);
+    let offered: Vec<BTreeMap<String, Quantity>> = nodes
+        .iter()
+        .map(|(_, gib, cpus, _)| {
+            serde_json::from_value(json!({"memory": format!("{gib}Gi"), "cpu": cpus.to_string(), "pods": "110"}))
+                .unwrap()
+        })
+        .collect();
+    let all: Vec<NodeFacts> = nodes.iter().map(|(.., feature)| facts(&["sse2", *feature])).collect();
+    let views: Vec<_> = nodes
+        .iter()
+        .zip(offered.iter().zip(&all))
+        .map(|((name, ..), (offered, facts))| NodeView {
+            name,
+            labels: Some(&plain),
+            facts: Some(facts),
+            allocatable: Some(offered),
+            room: Some(Arc::default()),
+            ..NodeView::default()
+        })
+        .collect();
+    let instances: Vec<_> = guests.iter().map(instance).collect();
+    let leaving = guests.iter().zip(&instances).map(|(guest, instance)| {
+        let mut needs = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
+        needs.requests = gib(guest.gib, guest.cpus);
+        needs.priority = Some(0);
+        let mut leaving = Leaving {
+            instance,
+            needs,
+            source: None,
+            has_migration: false,
+            failures: 0,
+        };
+        (guest.change)(&mut leaving);
+        leaving
+    });
+    pack(&leaving.collect::<Vec<_>>(), &views)
+}
+
+fn fits(node: &str) -> Outlook {
+    Outlook::Fits(node.into())
+}
+
+#[test]
+fn greater_guests_are_placed_first() {
+    let found = packed(
+        &[sized("a", 2), sized("b", 6), sized("c", 4)],
+        &[("here", 100, 10, ""), ("x", 8, 10, ""), ("y", 4, 10, "")],
+    );
+    assert_eq!(found, [fits("x"), fits("x"), fits("y")]);
+}
+
+#[test]
+fn guest_that_others_leave_no_room_is_crowded_out() {
+    let found = packed(
+        &[sized("a", 5), sized("b", 6)],
+        &[("here", 100, 10, ""), ("x", 8, 10, "")],
+    );
+    let message = "no other node has room for it beside the others that leave: \
+                   1 node has 2.0 GiB of memory free of the 5.0 GiB that are requested (x)";
+    assert_eq!(found, [Outlook::Crowded(message.into()), fits("x")]);
+    let found = packed(&[sized("a", 9)], &[("here", 100, 10, ""), ("x", 8, 10, "")]);
+    let Outlook::Nowhere(message) = &found[0] else {
+        panic!("{found:?}");
+    };
+    assert!(
+        message.starts_with("no other node can take it: 1 node has "),
+        "{message}"
+    );
+}
+
+#[test]
+fn guest_that_few_nodes_suit_goes_before_others() {
+    let constrained = Sized {
+        feature: Some("avx2"),
+        ..sized("z", 4)
+    };
+    let nodes = [("here", 100, 10, "avx2"), ("x", 6, 10, "avx2"), ("y", 6, 10, "aes")];
+    let found = packed(&[sized("a", 5), constrained], &nodes);
+    assert_eq!(found, [fits("y"), fits("x")]);
+}
+
+#[test]
+fn guest_with_a_migration_goes_before_and_a_failed_one_after() {
+    let nodes = [("here", 100, 10, ""), ("x", 8, 10, "")];
+    let begun = Sized {
+        change: |guest| guest.has_migration = true,
+        ..sized("begun", 3)
+    };
+    assert_eq!(packed(&[sized("great", 6), begun], &nodes)[1], fits("x"));
+    let failed = Sized {
+        change: |guest| guest.failures = 1,
+        ..sized("failed", 6)
+    };
+    let found = packed(&[failed, sized("small", 3)], &nodes);
+    assert!(matches!(found[0], Outlook::Crowded(_)), "{found:?}");
+    assert_eq!(found[1], fits("x"));
+}
+
+#[test]
+fn resource_that_is_scarcer_decides_which_guest_is_greater() {
+    let guest = |name: &str, gib, cpus| Sized {
+        cpus,
+        ..sized(name, gib)
+    };
+    // By memory `wide` would be placed first, and `deep` nowhere.
+    let found = packed(
+        &[guest("wide", 4, 1), guest("deep", 2, 3)],
+        &[("here", 100, 1, ""), ("x", 100, 3, ""), ("y", 100, 1, "")],
+    );
+    assert_eq!(found, [fits("y"), fits("x")]);
+}
+
+#[test]
+fn guest_with_an_unknown_cpu_is_not_judged() {
+    let unknown = Sized {
+        change: |guest| guest.failures = 0,
+        ..sized("a", 1)
+    };
+    let mut instance = instance(&unknown);
+    instance.status.as_mut().unwrap().drydock.as_mut().unwrap().guest_cpu = None;
+    let leaving = Leaving {
+        instance: &instance,
+        needs: Requirements::default(),
+        source: None,
+        has_migration: false,
+        failures: 0,
+    };
+    assert_eq!(pack(&[leaving], &[]), [Outlook::Unknown]);
+}
+
+proptest! {
+    #[test]
+    fn packed_guests_never_exceed_a_node(
+        guests in prop::collection::vec((1_u64..9, 1_u64..4), 0..12),
+        nodes in prop::collection::vec((1_u64..20, 1_u64..8), 1..5),
+    ) {
+        let names = ["a", "b", "c", "d"];
+        let nodes: Vec<_> = nodes.iter().zip(names).map(|((gib, cpus), name)| (name, *gib, *cpus, "")).collect();
+        let guests: Vec<_> = guests.iter().enumerate().map(|(index, (gib, cpus))| Sized { cpus: *cpus, ..sized(&index.to_string(), *gib) }).collect();
+        let found = packed(&guests, &nodes);
+        for (name, gib, cpus, _) in &nodes {
+            let on: Vec<_> = guests.iter().zip(&found).filter(|(_, outlook)| **outlook == fits(name)).map(|(guest, _)| guest).collect();
+            prop_assert!(on.iter().map(|guest| guest.gib).sum::<u64>() <= *gib);
+            prop_assert!(on.iter().map(|guest| guest.cpus).sum::<u64>() <= *cpus);
+        }
+        for (guest, outlook) in guests.iter().zip(&found) {
+            let alone = nodes.iter().any(|(_, gib, cpus, _)| guest.gib <= *gib && guest.cpus <= *cpus);
+            prop_assert_eq!(matches!(outlook, Outlook::Nowhere(_)), !alone);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What pods take of nodes.
+//!
+//! ```text
+//!  all pods that are not over ─▶ requests, priority, node ─▶ one sum for each node and priority
+//! ```
+//!
+//! A large cluster has very many pods, so each is kept as compressed text of a few numbers, and sums are
+//! updated with each change.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_core::placement::{NodeRoom, NodeView, PodShare, Requests, room::yields_to};
+use drydock_runtime::{Cache, Change, Key, Listing, Signal, Watch, Watches};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
+use kube::{Client, core::ObjectMeta};
+
+/// Pods that hold nothing of their node, or soon will not, are over.
+const NOT_OVER: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+/// What pods take of nodes. Clones share the sums.
+#[derive(Clone, Default)]
+pub(crate) struct Rooms {
+    pods: Cache<Pod>,
+    nodes: Sums,
+}
+
+/// What is taken of each node that has pods.
+#[derive(Clone, Default)]
+struct Sums(Arc<Mutex<HashMap<String, Arc<NodeRoom>>>>);
+
+impl Rooms {
+    /// Starts watching; `changed` is notified of each change of what is taken of a node.
+    pub(crate) fn start(client: &Client, watches: &Watches, changed: Signal) -> Self {
+        let nodes = Sums::default();
+        let sums = nodes.clone();
+        let pods = Watch::<Pod>::all(client.clone(), "requests of pods")
+            .listing(Listing::Streamed)
+            .fields(NOT_OVER)
+            .prune(prune)
+            .packed()
+            .on_change(move |change| {
+                if sums.observe(change) {
+                    changed.notify();
+                }
+            });
+        Self {
+            pods: watches.start(pods),
+            nodes,
+        }
+    }
+
+    /// Those that a test has.
+    #[cfg(test)]
+    pub(crate) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
+        let pods: Vec<Pod> = pods
+            .into_iter()
+            .map(|mut pod| {
+                prune(&mut pod);
+                pod
+            })
+            .collect();
+        let nodes = Sums::default();
+        for pod in &pods {
+            nodes.observe(&Change::Object {
+                key: Key::of(pod),
+                old: None,
+                new: Some(Arc::new(pod.clone())),
+            });
+        }
+        Self {
+            pods: Cache::filled(pods),
+            nodes,
+        }
+    }
+
+    /// What is taken of a node; `None` while it is not known. Pods of `own` are left out, since they
+    /// do not compete with themselves.
+    pub(crate) fn of(&self, node: &str, own: &[Key]) -> Option<Arc<NodeRoom>> {
+        if !self.pods.sight().is_clear() {
+            return None;
+        }
+        let mut room = self.nodes.lock().get(node).cloned().unwrap_or_default();
+        for pod in own.iter().filter_map(|key| self.pods.get(key)) {
+            if let Some((_, share)) = PodShare::of(&pod).filter(|(on, _)| *on == node) {
+                Arc::make_mut(&mut room).remove(&share);
+            }
+        }
+        Some(room)
+    }
+
+    /// A node with what is taken of it.
+    pub(crate) fn complete<'a>(&self, view: NodeView<'a>, own: &[Key]) -> NodeView<'a> {
+        NodeView {
+            room: self.of(view.name, own),
+            ..view
+        }
+    }
+
+    /// The least priority of pods that one of these would not preempt; `None` if none of them is known.
+    pub(crate) fn priority(&self, pods: &[Key]) -> Option<i32> {
+        let mut known = pods.iter().filter_map(|key| self.pods.get(key));
+        known.find_map(|pod| pod.spec.as_ref().map(yields_to))
+    }
+}
+
+impl fmt::Debug for Rooms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rooms")
+            .field("pods", &self.pods)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sums {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<NodeRoom>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a change of a pod changes what is taken.
+    fn observe(&self, change: &Change<Pod>) -> bool {
+        let (old, new) = match change {
+            Change::Object { old, new, .. } => (old.as_deref(), new.as_deref()),
+            // Nothing is known of nodes, or again.
+            Change::Sight(_) => return true,
+            Change::Unreadable { .. } => return false,
+        };
+        let (old, new) = (old.and_then(PodShare::of), new.and_then(PodShare::of));
+        if old == new {
+            return false;
+        }
+        let mut nodes = self.lock();
+        if let Some((node, share)) = old
+            && let Some(room) = nodes.get_mut(node)
+        {
+            let room = Arc::make_mut(room);
+            room.remove(&share);
+            if room.is_empty() {
+                nodes.remove(node);
+            }
+        }
+        if let Some((node, share)) = new {
+            Arc::make_mut(nodes.entry(node.to_owned()).or_default()).add(&share);
+        }
+        true
+    }
+}
+
+/// Keeps of a pod its node, its priority and, in one container, what it takes.
+fn prune(pod: &mut Pod) {
+    let requests = Requests::of_pod(pod);
+    let metadata = std::mem::take(&mut pod.metadata);
+    pod.metadata = ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        resource_version: metadata.resource_version,
+        deletion_timestamp: metadata.deletion_timestamp,
+        ..ObjectMeta::default()
+    };
+    if let Some(spec) = &mut pod.spec {
+        *spec = PodSpec {
+            node_name: spec.node_name.take(),
+            priority: spec.priority,
+            preemption_policy: spec.preemption_policy.take().filter(|policy| policy == "Never"),
+            containers: vec![Container {
+                resources: Some(ResourceRequirements {
+                    requests: Some(requests.to_quantities()),
+                    ..ResourceRequirements::default()
+                }),
+                ..Container::default()
+            }],
+            ..PodSpec::default()
+        };
+    }
+    if let Some(status) = &mut pod.status {
+        *status = PodStatus {
+            phase: status.phase.take(),
+            ..PodStatus::default()
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;
