@@ -9,6 +9,9 @@
 //!                                                External │ mark, 429  │ mark, 429           │ mark, 429
 //! ```
 //!
+//! Where no other node can take a guest that is migrated only if that is possible, its eviction is allowed some
+//! seconds after it was marked ([`no_target`]).
+//!
 //! The texts are KubeVirt's, byte for byte, because drainers and the descheduler compare them. What
 //! KubeVirt does not do: an eviction is allowed when the instance is provably gone (KubeVirt refuses
 //! it for ever) or has moved elsewhere, and an instance of which nobody has said yet whether it can
@@ -23,6 +26,7 @@ pub mod budget;
 pub mod budgets;
 pub mod holding;
 pub mod mark;
+pub mod no_target;
 #[cfg(test)]
 mod tests;
 
@@ -220,7 +224,11 @@ pub fn answer(asked: &Asked<'_>) -> Answer {
         };
     }
     if mark::of(instance).is_some_and(|marked| Some(marked) == node) {
-        return Answer::Refuse(Refusal::InProgress);
+        return if no_target::is_shut_down(instance, asked.strategy, asked.now) {
+            allow(false)
+        } else {
+            Answer::Refuse(Refusal::InProgress)
+        };
     }
     Answer::Mark
 }

@@ -34,7 +34,7 @@ use k8s_openapi::{
     },
 };
 
-use super::{falls_back, is_finished, made, wants_mark};
+use super::{falls_back, is_finished, made, no_target::is_shut_down, wants_mark};
 use crate::{instance::ending::ended, replica_set::selector::Selector};
 
 /// The budget of a launcher pod, with the pod's name; `None` of one that the API server has not made.
@@ -121,6 +121,7 @@ pub fn is_protected(instance: &VirtualMachineInstance, strategy: EvictionStrateg
     !is_finished(instance)
         && ended(pod).is_none()
         && pod.metadata.deletion_timestamp.is_none()
+        && !is_shut_down(instance, strategy, now)
         && (wants_mark(instance, strategy, made(pod).or(Some(now)), now) || is_blocked(instance, strategy))
 }
 

@@ -12,6 +12,7 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use super::{
     budget::{goes_with, is_protected},
     grace_end, has_left, made,
+    no_target::shut_down_from,
 };
 use crate::{
     conditions::Status,
@@ -81,6 +82,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
             }
             // Whether it can be migrated may be known by then, or counts as if it could not be.
             wakes.extend(grace_end(made(pod)).filter(|end| now < *end));
+            wakes.extend(shut_down_from(instance, strategy).filter(|from| now < *from));
             continue;
         }
         let Some(own) = own else { continue };

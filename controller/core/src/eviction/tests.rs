@@ -11,7 +11,7 @@ use super::{
     Answer::{self, Allow, Mark, Refuse},
     Asked, GRACE, Known,
     Refusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
-    answer, budget, mark,
+    answer, budget, budgets, mark,
 };
 
 fn made() -> Timestamp {
@@ -304,4 +304,102 @@ fn a_budget_is_there_as_long_as_an_eviction_would_move_the_guest() {
     let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
     let falls_back = instance(Some("False"), annotated);
     assert!(!budget::is_protected(&falls_back, LiveMigrate, &pod(json!({})), late));
+}
+
+/// A marked instance that may be migrated and that no other node can take since the 20th second.
+fn nowhere(change: Value) -> VirtualMachineInstance {
+    let mut status = json!({"status": {
+        "evacuationNodeName": "a", "evacuation": {"requestedBy": "Cordon", "requestedAt": made().to_string()},
+        "activePods": {"p": "a"},
+        "conditions": [
+            {"type": "LiveMigratable", "status": "True"},
+            {"type": "MigrationTargetAvailable", "status": "False", "reason": "InsufficientRoom", "message": "m",
+             "lastTransitionTime": (made() + SignedDuration::from_secs(20)).to_string()},
+        ],
+    }});
+    merge(&mut status, change);
+    instance(None, status)
+}
+
+#[test]
+fn guest_without_a_target_is_shut_down_where_possible_only() {
+    let plain = pod(json!({}));
+    let in_progress = || Refuse(InProgress);
+    let unknown = json!([
+        {"type": "LiveMigratable", "status": "True"},
+        {"type": "MigrationTargetAvailable", "status": "False", "reason": "GuestCPUUnknown",
+         "lastTransitionTime": made().to_string()},
+    ]);
+    for (what, change, strategy, second, expected) in [
+        ("it may be", json!({}), LiveMigrateIfPossible, 35, Allow(AsShown)),
+        ("not yet", json!({}), LiveMigrateIfPossible, 34, in_progress()),
+        ("it has to move", json!({}), LiveMigrate, 999, in_progress()),
+        ("something else moves it", json!({}), External, 999, in_progress()),
+        (
+            "marked later",
+            json!({"status": {"evacuation": {"requestedAt": (made() + SignedDuration::from_secs(60)).to_string()}}}),
+            LiveMigrateIfPossible,
+            74,
+            in_progress(),
+        ),
+        (
+            "not marked",
+            json!({"status": {"evacuationNodeName": null, "evacuation": null}}),
+            LiveMigrateIfPossible,
+            999,
+            Mark,
+        ),
+        (
+            "on its way",
+            json!({"status": {"migrationState": {"migrationUid": "m"}}}),
+            LiveMigrateIfPossible,
+            999,
+            in_progress(),
+        ),
+        (
+            "a pod waits for it elsewhere",
+            json!({"status": {"activePods": {"q": "b"}}}),
+            LiveMigrateIfPossible,
+            999,
+            in_progress(),
+        ),
+        (
+            "nothing is known of other nodes",
+            json!({"status": {"conditions": unknown}}),
+            LiveMigrateIfPossible,
+            999,
+            in_progress(),
+        ),
+    ] {
+        let instance = nowhere(change);
+        let mut asked = asked(&plain, Known::There(&instance), strategy);
+        asked.now = made() + SignedDuration::from_secs(second);
+        assert_eq!(answer(&asked), expected, "{what}");
+        let protected = budget::is_protected(&instance, strategy, &plain, asked.now);
+        assert_eq!(protected, expected != Allow(AsShown), "its budget: {what}");
+    }
+}
+
+#[test]
+fn budget_of_a_guest_without_a_target_goes_at_its_time() {
+    let instance = nowhere(json!({}));
+    let own = std::sync::Arc::new(pod(json!({})));
+    let guarded = [budgets::Guarded {
+        own: budget::of(&own).map(std::sync::Arc::new),
+        foreign: None,
+        pod: own,
+    }];
+    let planned = |second| {
+        budgets::plan(&budgets::Observed {
+            now: made() + SignedDuration::from_secs(second),
+            instance: &instance,
+            strategy: LiveMigrateIfPossible,
+            pods: &guarded,
+        })
+    };
+    // The grace for what is not known is over by then.
+    let before = planned(30);
+    assert_eq!(before.delete.len(), 0);
+    assert_eq!(before.wake, Some(made() + SignedDuration::from_secs(35)));
+    assert_eq!(planned(35).delete.len(), 1);
 }

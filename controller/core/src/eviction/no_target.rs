@@ -1,0 +1,54 @@
+//! When a guest that is to be migrated if that is possible is shut down instead, since no other node can take it.
+//!
+//! ```text
+//!  marked to leave ──┐
+//!  no target since ──┴─▶ the later of both + SETTLED ─▶ its eviction is allowed, and its budget goes
+//!      └─ a target appears, it is on its way, or its mark goes ─▶ it stays protected
+//! ```
+//!
+//! `MigrationTargetAvailable` is false only if no node has room for the guest alone, so others of the same drain that are on
+//! their way to be placed do not have it shut down; what leaves a node does not count there either. The pause covers what
+//! is missing for a moment: a node that restarts its kubelet, an agent that is updated.
+
+use std::time::Duration;
+
+use drydock_api::{
+    hyperconverged::EvictionStrategy,
+    kubevirt::{VirtualMachineInstance, names::conditions::MIGRATION_TARGET_AVAILABLE},
+};
+use jiff::Timestamp;
+
+use super::{Migratable, mark};
+use crate::{conditions::Status, vm_conditions::find};
+
+/// How long no other node may have been able to take a guest before it is shut down instead: three attempts of
+/// `kubectl drain`, which comes again every 5 s.
+pub const SETTLED: Duration = Duration::from_secs(15);
+/// Reason of the condition while the guest's CPU is not known, which says nothing of other nodes.
+const NOT_KNOWN: &str = "GuestCPUUnknown";
+
+/// From when on a guest may be shut down because no other node can take it; `None` if it may not.
+pub fn shut_down_from(instance: &VirtualMachineInstance, strategy: EvictionStrategy) -> Option<Timestamp> {
+    if strategy != EvictionStrategy::LiveMigrateIfPossible || Migratable::of(instance) != Migratable::Yes {
+        return None;
+    }
+    let status = instance.status.as_ref()?;
+    let here = status.node_name.as_deref()?;
+    let mark = mark::evacuation(instance).filter(|_| mark::of(instance) == Some(here))?;
+    let condition = find(&status.conditions, MIGRATION_TARGET_AVAILABLE)
+        .filter(|condition| condition.status == Status::False.as_str())
+        .filter(|condition| condition.reason.as_deref() != Some(NOT_KNOWN))?;
+    let state = status.migration_state.as_ref();
+    let is_moving = state.is_some_and(|state| !state.completed && !state.failed);
+    let is_elsewhere_too = status.active_pods.values().any(|node| node != here);
+    if is_moving || is_elsewhere_too {
+        return None;
+    }
+    let since = condition.last_transition_time?;
+    since.max(mark.requested_at).checked_add(SETTLED).ok()
+}
+
+/// Whether a guest may be shut down by now because no other node can take it.
+pub fn is_shut_down(instance: &VirtualMachineInstance, strategy: EvictionStrategy, now: Timestamp) -> bool {
+    shut_down_from(instance, strategy).is_some_and(|from| from <= now)
+}
