@@ -10,6 +10,7 @@
 
 mod evacuations;
 mod metrics;
+mod outlooks;
 mod previewer;
 mod refusals;
 mod written;
@@ -51,6 +52,7 @@ use crate::{
 };
 use evacuations::{Evacuation, Outcome};
 pub(crate) use metrics::DrainMetrics;
+use outlooks::Outlooks;
 pub(crate) use previewer::Previewer;
 use previewer::guest;
 use refusals::Refusals;
@@ -79,6 +81,7 @@ pub(crate) struct DrainTask {
     reports: Reports,
     previewer: Previewer,
     refusals: Refusals,
+    outlooks: Outlooks,
 }
 
 /// What is gathered of one node.
@@ -113,6 +116,7 @@ impl DrainTask {
             changed,
             attempts: Attempts::default(),
             refusals: Refusals::default(),
+            outlooks: Outlooks::default(),
         }
     }
 
@@ -174,7 +178,8 @@ impl DrainTask {
         let began = clock::Instant::now();
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
-        let nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
+        let mut nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
+        let evaluated_again = self.outlooks.apply(&self.launchers, &mut nodes);
         let Plan {
             steps,
             reports,
@@ -196,7 +201,7 @@ impl DrainTask {
             failed = failed.or(told);
             self.preview().await?;
         }
-        failed.map_or(Ok(wake), Err)
+        failed.map_or(Ok(wake.into_iter().chain(evaluated_again).min()), Err)
     }
 
     /// Says what emptying each node would do that asks for it, and no longer where nobody asks.

@@ -17,6 +17,7 @@ pub mod guest;
 pub mod node;
 mod order;
 pub mod preview;
+mod target;
 #[cfg(test)]
 mod tests;
 
@@ -38,10 +39,16 @@ use k8s_openapi::{
 };
 
 use crate::{
-    conditions::whole_seconds, configuration::Migrations, migration::deadlines::Attempts, placement::keeps_off,
+    conditions::whole_seconds,
+    configuration::Migrations,
+    eviction::mark,
+    migration::deadlines::Attempts,
+    placement::{Outlook, keeps_off},
 };
 use estimate::Rate;
 use guest::{Situation, State};
+
+pub use target::{Competing, competing};
 
 /// The taint that a NodeMaintenance sets (that of its operator).
 pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
@@ -149,6 +156,15 @@ pub struct Guest<'a> {
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// What was last done about it was refused.
     pub refused: Option<Refused>,
+    /// Whether there is room for it elsewhere, beside the others that leave.
+    pub outlook: Outlook,
+}
+
+impl DrainingNode<'_> {
+    /// Whether a guest of this node is to leave it.
+    pub fn leaves(&self, guest: &Guest<'_>) -> bool {
+        self.marks.asks().is_some() || mark::of(guest.instance) == Some(self.name)
+    }
 }
 
 impl Guest<'_> {

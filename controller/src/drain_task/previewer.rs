@@ -1,15 +1,17 @@
 //! What emptying a node would do.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use drydock_core::{
     drain::{Cluster, DrainingNode, Guest, NodeMarks, preview},
     eviction::made,
     migration::deadlines::Attempts,
+    placement::Outlook,
 };
-use drydock_runtime::clock;
+use drydock_runtime::{Key, clock};
 
+use super::outlooks::{self, Competitor};
 use crate::{instances::Instances, launchers::Launchers, migrations::Migrations, pace::Pace};
 
 /// Says what emptying a node would do, from the caches alone: any replica can.
@@ -38,13 +40,23 @@ impl Previewer {
             .iter()
             .filter_map(|key| Some((key, self.instances.get(key)?)))
             .collect();
-        let guests = there
+        let mut guests: Vec<Guest<'_>> = there
             .iter()
-            .map(|(key, instance)| guest(&self.launchers, instance, self.migrations.of_instance(key)));
+            .map(|(key, instance)| guest(&self.launchers, instance, self.migrations.of_instance(key)))
+            .collect();
+        let competing: Vec<_> = guests
+            .iter()
+            .filter_map(|guest| Competitor::of(&self.launchers, guest))
+            .collect();
+        let outlooks = outlooks::evaluate(&self.launchers, &competing);
+        let mut outlooks: HashMap<_, _> = competing.iter().map(Competitor::key).zip(outlooks).collect();
+        for guest in &mut guests {
+            guest.outlook = outlooks.remove(&Key::of(guest.instance)).unwrap_or_default();
+        }
         let node = DrainingNode {
             name,
             marks: NodeMarks::default(),
-            guests: guests.collect(),
+            guests,
             arriving: 0,
             evictable: None,
             before: None,
@@ -74,5 +86,6 @@ pub(super) fn guest<'a>(
         made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
         migrations,
         refused: None,
+        outlook: Outlook::Unknown,
     }
 }

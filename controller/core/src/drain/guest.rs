@@ -8,13 +8,12 @@ use drydock_api::{
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceMigration,
         migration::MigrationPhase,
-        names::conditions as types,
         status::{DrainRequest, Evacuation, FailedMigration},
     },
 };
 use jiff::Timestamp;
 
-use super::{CORDON_SEEN_WITHIN, Guest, NodeMarks, Step};
+use super::{CORDON_SEEN_WITHIN, Guest, NodeMarks, Step, target};
 use crate::{
     conditions::Status,
     eviction::{Migratable, falls_back, is_finished, mark, wants_mark},
@@ -347,18 +346,7 @@ pub(super) fn state(
         }
         Retry::GiveUp { sentence, .. } => return (State::Blocked(Why::CannotEvacuate, sentence), None),
     }
-    let conditions = guest
-        .instance
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice());
-    match find(conditions.unwrap_or_default(), types::MIGRATION_TARGET_AVAILABLE) {
-        Some(condition) if condition.status == Status::False.as_str() => {
-            let message = condition.message.clone().unwrap_or_default();
-            (State::Blocked(Why::NoTarget, message), None)
-        }
-        _ => (State::MayGo, None),
-    }
+    target::state(guest, now)
 }
 
 /// How far a migration is.

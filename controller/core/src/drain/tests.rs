@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{
     Cluster, DrainingNode, Guest, NodeMarks, Plan, Refused, Step, estimate::Rate, must_be_left, node::Drained, plan,
 };
-use crate::{configuration::Configuration, migration::deadlines::Attempts};
+use crate::{configuration::Configuration, migration::deadlines::Attempts, placement::Outlook};
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -76,6 +76,7 @@ fn guest(
         made: Some(seconds_ago(600)),
         migrations,
         refused: None,
+        outlook: Outlook::Unknown,
     }
 }
 
@@ -535,6 +536,150 @@ fn guests_are_kept_from_nodes_that_are_emptied_only_where_nothing_else_does_it()
         let avoided = must_be_left(&node(spec.clone()), "kubevirt.io/drain", requested, tolerations);
         assert_eq!(avoided, expected, "{spec} {requested} {tolerant}");
     }
+}
+
+#[test]
+fn outlook_of_a_guest_decides_whether_it_goes() {
+    let condition = |status: &str| {
+        instance("web", |instance| {
+            mark(instance, "Cordon", seconds_ago(60));
+            instance["status"]["conditions"] = json!([
+                {"type": "LiveMigratable", "status": "True"},
+                {"type": "MigrationTargetAvailable", "status": status, "reason": "R", "message": "by its condition"},
+            ]);
+        })
+    };
+    let (yes, no) = (condition("True"), condition("False"));
+    let crowded = || Outlook::Crowded("beside others".into());
+    let nowhere = || Outlook::Nowhere("anyway".into());
+    let fits = || Outlook::Fits("b".into());
+    for (instance, strategy, outlook, expected) in [
+        (
+            &yes,
+            LiveMigrate,
+            Outlook::Unknown,
+            (RemainingState::Waiting, "Migration", 1),
+        ),
+        (
+            &no,
+            LiveMigrate,
+            Outlook::Unknown,
+            (RemainingState::Blocked, "by its condition", 0),
+        ),
+        (
+            &no,
+            LiveMigrateIfPossible,
+            Outlook::Unknown,
+            (RemainingState::ShuttingDown, "by its condition; it is", 0),
+        ),
+        // What is evaluated now counts rather than the condition.
+        (&no, LiveMigrate, fits(), (RemainingState::Waiting, "Migration", 1)),
+        (&yes, LiveMigrate, nowhere(), (RemainingState::Blocked, "anyway", 0)),
+        (
+            &yes,
+            LiveMigrateIfPossible,
+            nowhere(),
+            (RemainingState::ShuttingDown, "anyway; it is shut down", 0),
+        ),
+        (
+            &yes,
+            LiveMigrate,
+            crowded(),
+            (RemainingState::Blocked, "beside others", 0),
+        ),
+        // Others are about to leave it room, or not: it is not shut down for that.
+        (
+            &yes,
+            LiveMigrateIfPossible,
+            crowded(),
+            (RemainingState::Blocked, "beside others", 0),
+        ),
+    ] {
+        let what = format!("{strategy:?} {outlook:?}");
+        let plan = of_one(
+            CORDONED,
+            Guest {
+                outlook,
+                ..guest(instance, strategy, Vec::new())
+            },
+        );
+        let drain = plan.reports[0].drain.as_ref().unwrap();
+        let told = &drain.remaining[0];
+        let (state, text, steps) = expected;
+        assert_eq!((told.state, plan.steps.len()), (state, steps), "{what}");
+        if steps == 0 {
+            assert_eq!(told.reason, "NoTargetAvailable", "{what}");
+            assert!(told.message.starts_with(text), "{what}: {}", told.message);
+        }
+        assert_eq!(drain.blocked, u32::from(state == RemainingState::Blocked), "{what}");
+    }
+}
+
+#[test]
+fn guests_that_are_to_be_migrated_compete_for_room() {
+    let web = marked("web", "Cordon");
+    let immovable = instance("web", |instance| {
+        mark(instance, "Cordon", seconds_ago(60));
+        instance["status"]["conditions"][0]["status"] = json!("False");
+    });
+    let failed = instance("web", |instance| {
+        mark(instance, "Cordon", seconds_ago(60));
+        instance["status"]["evacuation"]["failures"] = json!(3);
+    });
+    let deleted = instance("web", |instance| {
+        instance["metadata"]["deletionTimestamp"] = json!(seconds_ago(5).to_string());
+    });
+    let pending = || vec![migration("1", "Pending", |_| {})];
+    let over = || vec![migration("1", "Failed", |_| {})];
+    for (what, instance, strategy, migrations, has_place, expected) in [
+        ("marked", &web, LiveMigrate, Vec::new(), false, Some((false, 0))),
+        (
+            "if possible",
+            &web,
+            LiveMigrateIfPossible,
+            Vec::new(),
+            false,
+            Some((false, 0)),
+        ),
+        (
+            "its migration waits",
+            &web,
+            LiveMigrate,
+            pending(),
+            false,
+            Some((true, 0)),
+        ),
+        ("its place is taken", &web, LiveMigrate, pending(), true, None),
+        (
+            "a pod of a failed one is left",
+            &web,
+            LiveMigrate,
+            over(),
+            true,
+            Some((false, 0)),
+        ),
+        (
+            "failed before",
+            &failed,
+            LiveMigrate,
+            Vec::new(),
+            false,
+            Some((false, 3)),
+        ),
+        ("not protected", &web, Nothing, Vec::new(), false, None),
+        ("moved by others", &web, External, Vec::new(), false, None),
+        ("not migratable", &immovable, LiveMigrate, Vec::new(), false, None),
+        ("deleted", &deleted, LiveMigrate, Vec::new(), false, None),
+    ] {
+        let found = super::competing(&guest(instance, strategy, migrations), has_place);
+        let found = found.map(|found| (found.has_migration, found.failures));
+        assert_eq!(found, expected, "{what}");
+    }
+    let refused = Guest {
+        refused: refused(5),
+        ..guest(&web, LiveMigrate, Vec::new())
+    };
+    assert_eq!(super::competing(&refused, false), None);
 }
 
 #[test]

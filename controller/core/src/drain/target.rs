@@ -1,0 +1,78 @@
+//! What becomes of a guest that may go, by whether another node can take it.
+
+use drydock_api::{hyperconverged::EvictionStrategy, kubevirt::names::conditions as types};
+use jiff::Timestamp;
+
+use super::{
+    Guest,
+    guest::{State, Why},
+};
+use crate::{
+    conditions::Status,
+    eviction::{Migratable, is_finished, mark, no_target::shut_down_from},
+    migration::record::Record,
+    placement::Outlook,
+    vm_conditions::find,
+};
+
+/// How a guest competes for room with others that leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Competing {
+    /// Its migration is made already.
+    pub has_migration: bool,
+    /// How many of its migrations have failed since it was marked.
+    pub failures: u32,
+}
+
+/// How a guest that is to leave competes for room; `None` if it does not: it is not to be migrated, its migration is
+/// refused, or it `has_place`, which counts as taken.
+pub fn competing(guest: &Guest<'_>, has_place: bool) -> Option<Competing> {
+    let migrates = matches!(
+        guest.strategy,
+        EvictionStrategy::LiveMigrate | EvictionStrategy::LiveMigrateIfPossible
+    );
+    if !migrates
+        || is_finished(guest.instance)
+        || Migratable::of(guest.instance) != Migratable::Yes
+        || guest.refused.is_some()
+    {
+        return None;
+    }
+    let has_migration = guest
+        .migrations
+        .iter()
+        .any(|migration| !Record::of(migration).is_over());
+    (!(has_migration && has_place)).then(|| Competing {
+        has_migration,
+        failures: mark::evacuation(guest.instance).map_or(0, |mark| mark.failures),
+    })
+}
+
+/// Whether a guest that nothing else holds back may go, and when to evaluate it again.
+pub(super) fn state(guest: &Guest<'_>, now: Timestamp) -> (State, Option<Timestamp>) {
+    let lack = match &guest.outlook {
+        Outlook::Fits(_) => None,
+        // The others that leave are placed first: it is judged anew once they have moved.
+        Outlook::Crowded(message) => return (State::Blocked(Why::NoTarget, message.clone()), None),
+        Outlook::Nowhere(message) => Some(message.clone()),
+        Outlook::Unknown => lack_by_condition(guest),
+    };
+    let Some(lack) = lack else {
+        return (State::MayGo, None);
+    };
+    if guest.strategy != EvictionStrategy::LiveMigrateIfPossible {
+        return (State::Blocked(Why::NoTarget, lack), None);
+    }
+    let from = shut_down_from(guest.instance, guest.strategy).filter(|from| now < *from);
+    let message =
+        format!("{lack}; it is shut down once its pod is evicted, and started elsewhere if its machine says so");
+    (State::ShuttingDown(Why::NoTarget, message), from)
+}
+
+/// Why no other node can take a guest, as its condition has it.
+fn lack_by_condition(guest: &Guest<'_>) -> Option<String> {
+    let status = guest.instance.status.as_ref()?;
+    let condition = find(&status.conditions, types::MIGRATION_TARGET_AVAILABLE)
+        .filter(|condition| condition.status == Status::False.as_str())?;
+    Some(condition.message.clone().unwrap_or_default())
+}

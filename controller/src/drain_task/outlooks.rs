@@ -1,0 +1,142 @@
+//! Whether there is room elsewhere for the guests that leave their nodes.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_core::{
+    drain::{DrainingNode, Guest, competing},
+    placement::{Leaving, Outlook, pack},
+};
+use drydock_runtime::{
+    Key,
+    clock::{self, Instant},
+};
+
+use crate::{launchers::Launchers, nodes::NodePair};
+
+/// How long an outlook counts at least, ...
+const LEAST: Duration = Duration::from_secs(2);
+/// ... and as a multiple of the time that its evaluation took: so much of a large cluster is not evaluated with each change.
+const TIMES: u32 = 20;
+/// The same where there is a guest without an outlook.
+const TIMES_FOR_NEW: u32 = 4;
+/// When guests without a place are evaluated again though nothing else has changed: a pod may have left a node.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// The outlooks of the guests that leave, evaluated at intervals.
+#[derive(Debug, Default)]
+pub(super) struct Outlooks(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    of: HashMap<Key, Outlook>,
+    /// When they were evaluated, and how long that took.
+    evaluated: Option<(Instant, Duration)>,
+}
+
+impl Outlooks {
+    /// Gives each guest that leaves its outlook. Returns when to evaluate them again though nothing has changed.
+    pub(super) fn apply(&self, launchers: &Launchers, nodes: &mut [DrainingNode<'_>]) -> Option<jiff::Timestamp> {
+        let competing: Vec<Competitor<'_>> = nodes
+            .iter()
+            .flat_map(|node| node.guests.iter().map(|guest| (guest, node.leaves(guest))))
+            .filter(|(_, leaves)| *leaves)
+            .filter_map(|(guest, _)| Competitor::of(launchers, guest))
+            .collect();
+        let mut known = self.lock();
+        if known.is_due(&competing) {
+            let began = Instant::now();
+            let outlooks = evaluate(launchers, &competing);
+            let keys = competing.iter().map(|competitor| Key::of(competitor.instance));
+            known.of = keys.zip(outlooks).collect();
+            known.evaluated = Some((Instant::now(), began.elapsed()));
+        }
+        for guest in nodes.iter_mut().flat_map(|node| &mut node.guests) {
+            guest.outlook = known.of.get(&Key::of(guest.instance)).cloned().unwrap_or_default();
+        }
+        let unresolved = known.of.values().any(|outlook| !matches!(outlook, Outlook::Fits(_)));
+        unresolved.then(|| clock::now().checked_add(AGAIN).ok()).flatten()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn is_due(&self, competing: &[Competitor<'_>]) -> bool {
+        let Some((at, took)) = self.evaluated else {
+            return true;
+        };
+        let is_new = competing
+            .iter()
+            .any(|competitor| !self.of.contains_key(&Key::of(competitor.instance)));
+        let counts = if is_new {
+            took * TIMES_FOR_NEW
+        } else {
+            LEAST.max(took * TIMES)
+        };
+        at.elapsed() >= counts
+    }
+}
+
+/// A guest that competes for room with others.
+pub(super) struct Competitor<'a> {
+    instance: &'a VirtualMachineInstance,
+    own: Vec<Key>,
+    has_migration: bool,
+    failures: u32,
+}
+
+impl<'a> Competitor<'a> {
+    /// `None` if a guest does not compete: it stays, or its place is taken already.
+    pub(super) fn of(launchers: &Launchers, guest: &Guest<'a>) -> Option<Self> {
+        let pods = launchers.of(guest.instance);
+        let here = guest.instance.status.as_ref()?.node_name.as_deref();
+        let has_place = pods.iter().any(|pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            node.is_some() && node != here
+        });
+        let competing = competing(guest, has_place)?;
+        Some(Self {
+            instance: guest.instance,
+            own: pods.iter().map(|pod| Key::of(pod.as_ref())).collect(),
+            has_migration: competing.has_migration,
+            failures: competing.failures,
+        })
+    }
+
+    /// Namespace and name.
+    pub(super) fn key(&self) -> Key {
+        Key::of(self.instance)
+    }
+}
+
+/// Whether there is room for each of these guests, in their order.
+pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> Vec<Outlook> {
+    if competing.is_empty() {
+        return Vec::new();
+    }
+    let (nodes, rooms) = (&launchers.nodes, &launchers.rooms);
+    let pairs = nodes.pairs();
+    let mut views: Vec<_> = pairs.iter().map(|pair| rooms.complete(pair.view(), &[])).collect();
+    views.sort_by_key(|view| view.name);
+    let leaving = competing.iter().map(|competitor| {
+        let status = competitor.instance.status.as_ref();
+        let here = status.and_then(|status| status.node_name.as_deref());
+        let mut needs = launchers.requirements(&competitor.instance.spec);
+        needs.priority = rooms.priority(&competitor.own);
+        Leaving {
+            instance: competitor.instance,
+            needs,
+            source: pairs.iter().map(NodePair::view).find(|view| Some(view.name) == here),
+            has_migration: competitor.has_migration,
+            failures: competitor.failures,
+        }
+    });
+    pack(&leaving.collect::<Vec<_>>(), &views)
+}
