@@ -302,6 +302,7 @@ impl InstanceTask {
         let own: Vec<Key> = pods.iter().map(|pod| Key::of(pod.as_ref())).collect();
         let mut requirements = self.launchers.requirements(&instance.spec);
         requirements.priority = rooms.priority(&own);
+        requirements.volumes = self.launchers.bound_volumes(instance);
         let pairs = nodes.pairs();
         let views = pairs.iter().map(|pair| rooms.complete(pair.view(), &own));
         if !running {

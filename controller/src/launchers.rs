@@ -15,13 +15,16 @@ use drydock_core::{
     eviction::budget::is_protected,
     launcher_pod::{self, Arriving, ClaimMode, MigrationTarget, PodInput, image_identity},
     migratable,
-    placement::{self, Requirements},
+    placement::{self, BoundVolume, Requirements},
 };
 use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
-use k8s_openapi::api::core::v1::{EphemeralContainer, PersistentVolumeClaim, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{
+    EphemeralContainer, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, PodSpec,
+};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    core::ObjectMeta,
 };
 use serde_json::json;
 use tracing::warn;
@@ -41,6 +44,7 @@ pub(crate) struct Launchers {
     pods: Cache<Pod>,
     by_owner: PodsByOwner,
     claims: Cache<PersistentVolumeClaim>,
+    volumes: Cache<PersistentVolume>,
     pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
     pub(crate) rooms: Rooms,
@@ -89,9 +93,14 @@ impl Launchers {
                 claim.metadata.labels = None;
                 claim.status = None;
             });
+        let volumes = Watch::<PersistentVolume>::all(client.clone(), "persistent volumes")
+            .listing(Listing::Streamed)
+            .prune(prune_volume)
+            .packed();
         Self {
             pods: watches.start(pods),
             claims: watches.start(claims),
+            volumes: watches.start(volumes),
             client: client.clone(),
             by_owner,
             budgets,
@@ -119,6 +128,7 @@ impl Launchers {
             pods,
             by_owner,
             claims: Cache::default(),
+            volumes: Cache::default(),
             budgets,
             nodes,
             rooms: Rooms::default(),
@@ -143,6 +153,8 @@ impl Launchers {
         tokio::join!(
             self.pods.answered(),
             self.claims.answered(),
+            self.volumes.answered(),
+            self.rooms.answered(),
             self.budgets.answered(),
             self.nodes.answered()
         );
@@ -185,6 +197,24 @@ impl Launchers {
                         volume_mode: spec.volume_mode,
                     }),
                     ..VolumeStatus::default()
+                })
+            })
+            .collect()
+    }
+
+    /// The volumes of an instance that only certain nodes can use, as far as they are known.
+    pub(crate) fn bound_volumes(&self, instance: &VirtualMachineInstance) -> Vec<BoundVolume> {
+        let namespace = instance.namespace().unwrap_or_default();
+        let claims = instance.spec.volumes.iter().filter_map(migratable::claim);
+        claims
+            .filter_map(|name| {
+                let claim = self.claims.get(&Key::namespaced(&namespace, name))?;
+                let volume = claim.spec.as_ref()?.volume_name.as_deref()?;
+                let volume = self.volumes.get(&Key::cluster(volume))?;
+                let nodes = volume.spec.as_ref()?.node_affinity.as_ref()?.required.clone()?;
+                Some(BoundVolume {
+                    claim: name.to_owned(),
+                    nodes,
                 })
             })
             .collect()
@@ -362,6 +392,22 @@ pub(crate) fn native_architecture() -> &'static str {
         "aarch64" => "arm64",
         "s390x" => "s390x",
         _ => "amd64",
+    }
+}
+
+/// Keeps which nodes can use a volume.
+fn prune_volume(volume: &mut PersistentVolume) {
+    volume.metadata = ObjectMeta {
+        name: volume.metadata.name.take(),
+        resource_version: volume.metadata.resource_version.take(),
+        ..ObjectMeta::default()
+    };
+    volume.status = None;
+    if let Some(spec) = &mut volume.spec {
+        *spec = PersistentVolumeSpec {
+            node_affinity: spec.node_affinity.take(),
+            ..PersistentVolumeSpec::default()
+        };
     }
 }
 

@@ -77,6 +77,11 @@ impl Rooms {
         }
     }
 
+    /// Waits until the API server has returned all pods once.
+    pub(crate) async fn answered(&self) {
+        self.pods.answered().await;
+    }
+
     /// What is taken of a node; `None` while it is not known. Pods of `own` are left out, since they
     /// do not compete with themselves.
     pub(crate) fn of(&self, node: &str, own: &[Key]) -> Option<Arc<NodeRoom>> {
@@ -93,11 +98,9 @@ impl Rooms {
     }
 
     /// A node with what is taken of it.
-    pub(crate) fn complete<'a>(&self, view: NodeView<'a>, own: &[Key]) -> NodeView<'a> {
-        NodeView {
-            room: self.of(view.name, own),
-            ..view
-        }
+    pub(crate) fn complete<'a>(&self, mut view: NodeView<'a>, own: &[Key]) -> NodeView<'a> {
+        view.room = self.of(view.name, own);
+        view
     }
 
     /// The least priority of pods that one of these would not preempt; `None` if none of them is known.

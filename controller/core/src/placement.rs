@@ -13,7 +13,7 @@
 //! late, that is the reason.
 //!
 //! What other pods leave of a node counts as the scheduler counts it ([`room`]), and guests that leave a node at
-//! once compete for it ([`pack`]). Affinity to pods and spreading is left to the scheduler, which says so on the pod.
+//! once compete for it ([`pack`]). Affinity to pods and spreading are left to the scheduler, which says so on the pod.
 //! Where something is not known, it is taken to be in nobody's way.
 
 mod affinity;
@@ -31,7 +31,7 @@ use drydock_api::{
         CPU_FEATURE, CPU_MINIMUM, CPU_MODEL, GUEST_NETWORK, MACHINE_TYPE, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE,
     },
 };
-use k8s_openapi::api::core::v1::NodeSelectorRequirement;
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
 
 use crate::{
     configuration::Configuration,
@@ -85,8 +85,19 @@ pub struct Requirements {
     pub demand: Demand,
     /// All that its pod requests.
     pub requests: Requests,
+    /// Where its volumes can be used, of those that are bound to certain nodes.
+    pub volumes: Vec<BoundVolume>,
     /// Pods of a lower priority than this make room for it by preemption; `None` if it is not known, so that all may.
     pub priority: Option<i32>,
+}
+
+/// A claim whose volume only certain nodes can use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BoundVolume {
+    /// Name of the claim.
+    pub claim: String,
+    /// Which nodes can use it (`spec.nodeAffinity` of the PersistentVolume).
+    pub nodes: NodeSelector,
 }
 
 /// The architecture of a virtual machine, by Kubernetes' name.

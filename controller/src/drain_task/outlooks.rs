@@ -130,6 +130,7 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
         let here = status.and_then(|status| status.node_name.as_deref());
         let mut needs = launchers.requirements(&competitor.instance.spec);
         needs.priority = rooms.priority(&competitor.own);
+        needs.volumes = launchers.bound_volumes(competitor.instance);
         Leaving {
             instance: competitor.instance,
             needs,
@@ -140,3 +141,6 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
     });
     pack(&leaving.collect::<Vec<_>>(), &views)
 }
+
+#[cfg(test)]
+mod tests;

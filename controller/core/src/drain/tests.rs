@@ -539,6 +539,20 @@ fn guests_are_kept_from_nodes_that_are_emptied_only_where_nothing_else_does_it()
 }
 
 #[test]
+fn message_of_the_scheduler_is_in_the_report() {
+    let web = marked("web", "Cordon");
+    let text = "0/3 nodes are available: 3 node(s) didn't match pod anti-affinity rules.";
+    let waiting = migration("1", "Scheduling", |migration| {
+        migration["status"]["conditions"] =
+            json!([{"type": "Waiting", "status": "True", "reason": "TargetPodUnschedulable", "message": text}]);
+    });
+    let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
+    let told = &plan.reports[0].drain.as_ref().unwrap().remaining[0];
+    assert_eq!(told.reason, "TargetPodUnschedulable");
+    assert_eq!(told.message, format!("migration m-1 waits: {text}"));
+}
+
+#[test]
 fn outlook_of_a_guest_decides_whether_it_goes() {
     let condition = |status: &str| {
         instance("web", |instance| {

@@ -379,6 +379,11 @@ fn surroundings(
     if required.is_some_and(|selector| !affinity::admits(selector, node.name, node.labels.unwrap_or(&none))) {
         found.insert(Misfit::Affinity);
     }
+    for volume in &needs.volumes {
+        if !affinity::admits(&volume.nodes, node.name, node.labels.unwrap_or(&none)) {
+            found.insert(Misfit::Volume(volume.claim.clone()));
+        }
+    }
     // A node that takes no virtual machines offers no shares either.
     if node.shares == Some(0) && node.label(SCHEDULABLE) == Some(TRUE) {
         found.insert(Misfit::NoVirtualization);

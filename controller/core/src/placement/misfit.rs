@@ -45,6 +45,8 @@ pub enum Misfit {
         /// How much is free, in the same unit.
         free: u64,
     },
+    /// The volume of this claim cannot be used there.
+    Volume(String),
     /// Its labels do not say that it has what it has.
     NotLabelled(String),
     /// Nothing is known of its CPU.
@@ -96,6 +98,7 @@ impl Misfit {
             Self::Architecture(_) => "ArchitectureDiffers",
             Self::TooSmall(..) => "NodeTooSmall",
             Self::NoRoom { .. } => "InsufficientRoom",
+            Self::Volume(_) => "VolumeElsewhere",
             Self::NotLabelled(_) => "NodeNotLabelled",
             Self::NotInspected => "NodeNotInspected",
             Self::Label(_) => "NodeSelectorNotMet",
@@ -151,6 +154,7 @@ impl Misfit {
                 requested,
                 free,
             } => room_lacked(resource, *requested, *free, several),
+            Self::Volume(claim) => format!("cannot use the volume of the claim {claim}"),
             Self::NotLabelled(key) => format!("{lacks} the label {key} though it would be right"),
             Self::NotInspected => format!("{has} not said what guests can have"),
             Self::Label(key) => format!("{does_not} have the label {key} as it is selected"),

@@ -332,3 +332,25 @@ fn a_round_thousand_of_shares_is_read_as_kubernetes_writes_it() {
         assert_eq!(NodeView::of(&node, None).shares, shares, "{written}");
     }
 }
+
+#[test]
+fn volume_that_other_nodes_can_use_is_a_reason() {
+    let manifest = json!({"domain": {}});
+    let mut needs = needs(&manifest);
+    let nodes =
+        json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]});
+    needs.volumes = vec![BoundVolume {
+        claim: "data".into(),
+        nodes: serde_json::from_value(nodes).unwrap(),
+    }];
+    let (other, same) = (labels(&[("zone", "a")]), labels(&[("zone", "b")]));
+    let views = [("a", &other), ("b", &same)].map(|(name, labels)| NodeView {
+        name,
+        labels: Some(labels),
+        ..NodeView::default()
+    });
+    let found = fit(&needs, &spec(&manifest), &views);
+    assert_eq!(found.fits, ["b"]);
+    assert_eq!(found.reasons(), "1 node cannot use the volume of the claim data (a)");
+    assert_eq!(found.first().map(Misfit::reason), Some("VolumeElsewhere"));
+}
