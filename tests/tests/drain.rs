@@ -11,7 +11,9 @@ use drydock_api::{
     kubevirt::{Phase, VirtualMachineInstance, migration::MigrationPhase, names::conditions as types},
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
+use drydock_core::{placement::PodShare, quantity};
 use drydock_tests::{
+    Cluster,
     cluster::config_map,
     drains::{
         FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, immovable, left, mark_of, started_on_the_first,
@@ -22,7 +24,7 @@ use drydock_tests::{
     watching::{until, until_some},
 };
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Pod},
+    core::v1::{ConfigMap, Node, Pod},
     policy::v1::PodDisruptionBudget,
 };
 use kube::{
@@ -512,4 +514,77 @@ async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() 
 /// An eviction was refused as drainers expect it, who try again.
 fn is_refused<T>(answer: &kube::Result<T>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 429)
+}
+
+/// A pod on a node that leaves 64 MiB of its memory to others: less than any guest requests.
+async fn filling(cluster: &Cluster, node: &str) -> Result<String> {
+    let found = Api::<Node>::all(cluster.client.clone()).get(node).await?;
+    let offered = found.status.and_then(|status| status.allocatable).unwrap_or_default();
+    let offered = offered.get("memory").and_then(|amount| quantity::bytes(&amount.0));
+    let pods = Api::<Pod>::all(cluster.client.clone())
+        .list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
+        .await?;
+    let shares = pods.items.iter().filter_map(PodShare::of);
+    let taken: u64 = shares.map(|(_, share)| share.requests.get("memory")).sum();
+    let memory = offered
+        .and_then(|offered| offered.checked_sub(taken + (64 << 20)))
+        .with_context(|| format!("{node} has no memory to fill"))?;
+    Ok(format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: filling, namespace: {NAMESPACE}}}\nspec:\n  nodeName: {node}\n  \
+         terminationGracePeriodSeconds: 0\n  containers:\n  - name: main\n    image: busybox\n    \
+         imagePullPolicy: IfNotPresent\n    command: [sleep, '3600']\n    resources: {{requests: {{memory: '{memory}'}}}}\n"
+    ))
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let guests = [
+        ("held", counting("held", "LiveMigrate"), "True"),
+        ("yielding", counting("yielding", "LiveMigrateIfPossible"), "True"),
+    ];
+    started_on_the_first(&cluster, &guests).await?;
+    cluster.apply(&filling(&cluster, &second).await?)?;
+    for (name, ..) in &guests {
+        // It was false while the other node was cordoned, too.
+        let has_no_room = |instance: &VirtualMachineInstance| {
+            let (status, reason) = condition(instance, types::MIGRATION_TARGET_AVAILABLE);
+            (status.as_str(), reason.as_str()) == ("False", "InsufficientRoom")
+        };
+        let instance = until(cluster.instances(), name, "no room for it", has_no_room).await?;
+        let message = target_message(&instance);
+        ensure!(message.contains("of memory free of the"), "{message}");
+    }
+    let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=60s"]);
+    ensure!(refused.is_err(), "the drain came to an end");
+    cluster.until_phase("yielding", Phase::Succeeded).await?;
+    let held = until_drain(&cluster, &first, "one to be left", |drain| drain.left == 1).await?;
+    assert_eq!(left(&held), [("held", RemainingState::Blocked, "NoTargetAvailable")]);
+    let migrations = cluster.migrations().list(&ListParams::default()).await?.items;
+    ensure!(migrations.is_empty(), "a migration was made that no node has room for");
+
+    cluster.delete(&[
+        "pod",
+        "filling",
+        "--namespace",
+        NAMESPACE,
+        "--grace-period=0",
+        "--force",
+    ])?;
+    drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
+    until_on(&cluster, "held", &second).await?;
+    cluster.goes_on("held").await?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+/// Why no other node could take an instance.
+fn target_message(instance: &VirtualMachineInstance) -> String {
+    let mut conditions = instance.status.iter().flat_map(|status| &status.conditions);
+    let found = conditions.find(|condition| condition.type_ == types::MIGRATION_TARGET_AVAILABLE);
+    found
+        .and_then(|condition| condition.message.clone())
+        .unwrap_or_default()
 }
