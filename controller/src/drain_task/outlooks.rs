@@ -33,33 +33,40 @@ pub(super) struct Outlooks(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
+    /// Of each guest that leaves.
     of: HashMap<Key, Outlook>,
-    /// When they were evaluated, and how long that took.
+    /// When they were evaluated last, and how long that took.
     evaluated: Option<(Instant, Duration)>,
 }
 
 impl Outlooks {
     /// Gives each guest that leaves its outlook. Returns when to evaluate them again though nothing has changed.
     pub(super) fn apply(&self, launchers: &Launchers, nodes: &mut [DrainingNode<'_>]) -> Option<jiff::Timestamp> {
-        let competing: Vec<Competitor<'_>> = nodes
-            .iter()
-            .flat_map(|node| node.guests.iter().map(|guest| (guest, node.leaves(guest))))
-            .filter(|(_, leaves)| *leaves)
-            .filter_map(|(guest, _)| Competitor::of(launchers, guest))
-            .collect();
+        let leaving = || {
+            let guests = nodes
+                .iter()
+                .flat_map(|node| node.guests.iter().map(move |guest| (node, guest)));
+            guests
+                .filter(|(node, guest)| node.leaves(guest))
+                .map(|(_, guest)| guest)
+        };
         let mut known = self.lock();
-        if known.is_due(&competing) {
+        if known.is_due(leaving()) {
             let began = Instant::now();
+            let competing: Vec<_> = leaving().filter_map(|guest| Competitor::of(launchers, guest)).collect();
             let outlooks = evaluate(launchers, &competing);
-            let keys = competing.iter().map(|competitor| Key::of(competitor.instance));
-            known.of = keys.zip(outlooks).collect();
+            known.of = leaving()
+                .map(|guest| (Key::of(guest.instance), Outlook::Unknown))
+                .collect();
+            known.of.extend(competing.iter().map(Competitor::key).zip(outlooks));
             known.evaluated = Some((Instant::now(), began.elapsed()));
         }
         for guest in nodes.iter_mut().flat_map(|node| &mut node.guests) {
             guest.outlook = known.of.get(&Key::of(guest.instance)).cloned().unwrap_or_default();
         }
-        let unresolved = known.of.values().any(|outlook| !matches!(outlook, Outlook::Fits(_)));
-        unresolved.then(|| clock::now().checked_add(AGAIN).ok()).flatten()
+        let has_none = |outlook: &Outlook| matches!(outlook, Outlook::Crowded(_) | Outlook::Nowhere(_));
+        let any = known.of.values().any(has_none);
+        any.then(|| clock::now().checked_add(AGAIN).ok()).flatten()
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -68,13 +75,11 @@ impl Outlooks {
 }
 
 impl Known {
-    fn is_due(&self, competing: &[Competitor<'_>]) -> bool {
+    fn is_due<'a>(&self, mut leaving: impl Iterator<Item = &'a Guest<'a>>) -> bool {
         let Some((at, took)) = self.evaluated else {
             return true;
         };
-        let is_new = competing
-            .iter()
-            .any(|competitor| !self.of.contains_key(&Key::of(competitor.instance)));
+        let is_new = leaving.any(|guest| !self.of.contains_key(&Key::of(guest.instance)));
         let counts = if is_new {
             took * TIMES_FOR_NEW
         } else {
