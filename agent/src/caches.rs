@@ -59,6 +59,11 @@ impl Caches {
         );
     }
 
+    /// The signal that wakes whoever waits for [`changed`](Self::changed).
+    pub(crate) fn signal(&self) -> &Signal {
+        &self.changed
+    }
+
     /// Waits for a change since the last time.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;

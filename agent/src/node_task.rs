@@ -26,6 +26,7 @@ use drydock_api::{
 use drydock_core::{
     configuration::{Configuration, Resolution, Source, gathering::sources, spread},
     device_offer::Offer,
+    guest_labels::{self, Guests},
     guest_network::{Profile, Seen},
     minimum::Minimum,
     node::{Event, Observed, plan, recorded},
@@ -47,7 +48,7 @@ use crate::{
     device_plugin::DevicePlugin,
     gathered,
     guest_network::{self, Profiles},
-    guests::Host,
+    guests::{Host, LauncherPods},
     host_knowledge::HostKnowledge,
     host_lock::{self, HostLock},
     lease::NodeLease,
@@ -62,6 +63,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 pub(crate) struct NodeTask {
     args: Arc<RunArgs>,
     caches: Caches,
+    pods: LauncherPods,
     writes: Writes,
     events: Events,
     metrics: Metrics,
@@ -75,6 +77,8 @@ pub(crate) struct NodeTask {
     following: Option<Following>,
     follow_at: Option<Timestamp>,
     mask: BTreeSet<String>,
+    /// Which labels of launcher pods wait for others.
+    waiting: guest_labels::Waiting,
     hypervisors: u64,
     /// Nodes may have come or gone since they were counted: asked for after a change was followed,
     /// so that nothing stands between the next change and the labels.
@@ -106,6 +110,7 @@ impl NodeTask {
     pub(crate) fn new(
         args: Arc<RunArgs>,
         caches: Caches,
+        pods: LauncherPods,
         writes: Writes,
         events: Events,
         metrics: Metrics,
@@ -123,6 +128,7 @@ impl NodeTask {
             following: None,
             follow_at: None,
             mask: BTreeSet::new(),
+            waiting: guest_labels::Waiting::default(),
             hypervisors: 1,
             recount: false,
             profiles: None,
@@ -136,6 +142,7 @@ impl NodeTask {
             place,
             args,
             caches,
+            pods,
             writes,
             events,
             metrics,
@@ -224,7 +231,7 @@ impl NodeTask {
             return follow_at;
         }
         match self.act(now, false).await {
-            Ok(()) => {
+            Ok(wake) => {
                 if std::mem::take(&mut self.recount) {
                     self.count_hypervisors().await;
                 }
@@ -232,7 +239,7 @@ impl NodeTask {
                     info!("the API server takes writes again");
                     self.backoff.reset();
                 }
-                follow_at
+                [follow_at, wake].into_iter().flatten().min()
             }
             Err(error) => {
                 if self.backoff.is_reset() {
@@ -295,10 +302,10 @@ impl NodeTask {
         }
     }
 
-    /// Writes what differs from the plan.
-    async fn act(&mut self, now: Timestamp, stopping: bool) -> kube::Result<()> {
+    /// Writes what differs from the plan. Returns when to plan again, if at a known time.
+    async fn act(&mut self, now: Timestamp, stopping: bool) -> kube::Result<Option<Timestamp>> {
         let Some(node) = newer(self.caches.node(), self.written_node.clone()) else {
-            return Ok(());
+            return Ok(None);
         };
         let hypervisor = match newer(
             self.caches.hypervisor().map(Arc::unwrap_or_clone),
@@ -308,11 +315,11 @@ impl NodeTask {
             // While a deleted one is still in the way, the watch will tell when it is gone.
             None => match self.writes.create(&node).await? {
                 Some(made) => made,
-                None => return Ok(()),
+                None => return Ok(None),
             },
         };
         let Some(following) = &self.following else {
-            return Ok(());
+            return Ok(None);
         };
         let annotation = node.annotations().get(MASK_CPU_FEATURES).map(String::as_str);
         let (mask, mask_refused) = gathered::mask(&self.args.host.mask_features.0, annotation, &self.mask);
@@ -325,6 +332,7 @@ impl NodeTask {
         );
         let previous = hypervisor.status.clone().unwrap_or_default();
         let network = self.profiles.as_mut().map_or_else(not_looked_at, Profiles::seen);
+        let pods = self.pods.listed();
         let plan = plan(&Observed {
             now,
             labels: node.labels(),
@@ -339,6 +347,11 @@ impl NodeTask {
             label_aliases: self.args.host.label_aliases,
             pins_cpus: fs::read_to_string(self.cpu_manager_state()).is_ok_and(|text| pins_cpus(&text)),
             guest_network: &network,
+            guests: Guests {
+                node: &self.args.node_name,
+                pods: pods.as_deref(),
+                waiting: self.waiting,
+            },
             stopping,
             agent_version: env!("CARGO_PKG_VERSION"),
             previous: &previous,
@@ -357,6 +370,7 @@ impl NodeTask {
             });
         }
         self.metrics.planned(&plan.status);
+        self.waiting = plan.waiting;
         if !plan.labels.is_empty() {
             self.written_node = Some(self.writes.labels(&plan.labels).await?);
             self.metrics.wrote("labels");
@@ -365,7 +379,7 @@ impl NodeTask {
         if plan.status != previous {
             self.report(&plan.status).await?;
         }
-        Ok(())
+        Ok(plan.wake)
     }
 
     /// Offers shares to pods, from the first time on that it is known what there is.
@@ -443,7 +457,7 @@ impl NodeTask {
                 info!("no other agent waits: the node takes no virtual machines until one comes");
                 let deadline = Duration::from_secs(5);
                 match tokio::time::timeout(deadline, self.act(clock::now(), true)).await {
-                    Ok(Ok(())) => {}
+                    Ok(Ok(_)) => {}
                     Ok(Err(error)) => warn!(error = %chain(&error), "could not say so; the controller will"),
                     Err(_) => warn!("could not say so in time; the controller will"),
                 }

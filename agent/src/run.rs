@@ -73,7 +73,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let (told_guests, host) = watch::channel(None);
     let (of_guests, of_migrations) = (Signal::new(), Signal::new());
     let wakes = [of_guests.clone(), of_migrations.clone()];
-    let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes);
+    let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes, caches.signal());
     let shared = Shared {
         client: client.clone(),
         gates: Gates::new(client.clone(), pods.clone(), metrics.clone()),
@@ -91,7 +91,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let tunnels = Tunnels::follow(&args.state.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
     let migrations = Migrations::new(
         shared,
-        MigrationWatches::start(&client, &watches, &args.node_name, pods, of_migrations),
+        MigrationWatches::start(&client, &watches, &args.node_name, pods.clone(), of_migrations),
         tunnels,
         host,
         process.clone(),
@@ -100,6 +100,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let task = NodeTask::new(
         Arc::clone(&args),
         caches,
+        pods,
         writes,
         events,
         metrics,

@@ -11,6 +11,7 @@ use drydock_api::{
     Hypervisor,
     annotations::DRAIN_PREVIEW,
     kubevirt::status::DrainRequest,
+    labels::GUEST,
     launcher::KVM_RESOURCE,
     maintenance::IN_PROGRESS,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
@@ -76,8 +77,10 @@ impl Nodes {
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status").listing(Listing::Streamed);
         let nodes = WrittenObjects::start(watches, nodes, prune_node, move |change| {
-            *lock(&of_nodes) = None;
-            hear(change, without_drain_conditions, &news);
+            hear(change, without_drain_conditions, &|name: &str| {
+                *lock(&of_nodes) = None;
+                news(name);
+            });
         });
         let shared = SharedFacts::default();
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
@@ -188,19 +191,24 @@ impl Nodes {
         if let Some(minimum) = Minimum::resolve(model, |_| None) {
             return minimum;
         }
-        let mut features = BTreeSet::new();
-        self.hypervisors.for_each(|_, hypervisor| {
+        // Agents of different libvirts may resolve it differently: the first by name counts, so that the answer is the
+        // same each time.
+        let mut found: Option<(Key, BTreeSet<String>)> = None;
+        self.hypervisors.for_each(|key, hypervisor| {
             let record = hypervisor
                 .status
                 .as_ref()
-                .and_then(|status| status.configuration.as_ref());
-            if let Some(record) = record.filter(|record| record.min_cpu_model == model && features.is_empty()) {
-                features.extend(record.min_cpu_features.iter().cloned());
+                .and_then(|status| status.configuration.as_ref())
+                .filter(|record| record.min_cpu_model == model && !record.min_cpu_features.is_empty());
+            if let Some(record) = record
+                && found.as_ref().is_none_or(|(first, _)| key < first)
+            {
+                found = Some((key.clone(), record.min_cpu_features.iter().cloned().collect()));
             }
         });
         Minimum {
             model: model.into(),
-            features,
+            features: found.map(|(_, features)| features).unwrap_or_default(),
         }
     }
 }
@@ -230,6 +238,10 @@ fn state_of(node: &Node) -> NodeState {
 fn prune_node(node: &mut Node) {
     if let Some(annotations) = &mut node.metadata.annotations {
         annotations.retain(|name, _| name == DRAIN_PREVIEW);
+    }
+    // These change with each guest, and say nothing to anyone but the node's kubelet.
+    if let Some(labels) = &mut node.metadata.labels {
+        labels.retain(|key, _| !key.starts_with(GUEST));
     }
     node.metadata.managed_fields = None;
     if let Some(status) = node.status.take() {
@@ -309,6 +321,7 @@ where
 
 #[cfg(test)]
 mod tests {
+    use drydock_api::{HypervisorSpec, HypervisorStatus, hypervisor::ConfigurationRecord};
     use serde_json::json;
 
     use super::*;
@@ -358,5 +371,68 @@ mod tests {
         assert_eq!(status.images, None);
         assert_eq!(status.conditions.unwrap().len(), 1);
         assert_eq!(status.allocatable.unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_guest_that_comes_or_goes_on_a_node_is_no_news() {
+        let with = |labels: serde_json::Value, version: &str| {
+            let mut node = node("True", None);
+            node.metadata.labels = serde_json::from_value(labels).unwrap();
+            node.metadata.resource_version = Some(version.into());
+            prune_node(&mut node);
+            Some(Arc::new(node))
+        };
+        let guest = format!("{GUEST}5b0a");
+        let is_news = |old: serde_json::Value, new: serde_json::Value| {
+            let notified = std::cell::Cell::new(false);
+            let change = Change::Object {
+                key: Key::cluster("a"),
+                old: with(old, "1"),
+                new: with(new, "2"),
+            };
+            hear(&change, without_drain_conditions, &|_: &str| notified.set(true));
+            notified.get()
+        };
+        assert!(!is_news(
+            json!({"zone": "a"}),
+            json!({"zone": "a", guest.as_str(): "true"})
+        ));
+        assert!(!is_news(
+            json!({"zone": "a", guest.as_str(): "true"}),
+            json!({"zone": "a"})
+        ));
+        assert!(is_news(
+            json!({"zone": "a"}),
+            json!({"zone": "b", guest.as_str(): "true"})
+        ));
+    }
+
+    #[tokio::test]
+    async fn of_agents_that_disagree_the_first_by_name_counts() {
+        let hypervisor = |name: &str, features: &[&str]| {
+            let mut hypervisor = Hypervisor::new(name, HypervisorSpec::default());
+            hypervisor.status = Some(HypervisorStatus {
+                configuration: Some(ConfigurationRecord {
+                    min_cpu_model: "Nehalem".into(),
+                    min_cpu_features: features.iter().map(ToString::to_string).collect(),
+                    ..ConfigurationRecord::default()
+                }),
+                ..HypervisorStatus::default()
+            });
+            hypervisor
+        };
+        let (client, _) = drydock_runtime::fake::api_server();
+        let mut nodes = Nodes::filled(&client, []);
+        // Caches have no order of their own, and not always the same.
+        for _ in 0..8 {
+            nodes.hypervisors = Cache::filled([
+                hypervisor("a", &[]),
+                hypervisor("c", &["sse2", "nx"]),
+                hypervisor("b", &["sse2"]),
+                hypervisor("d", &["sse2", "aes"]),
+            ]);
+            assert_eq!(nodes.minimum("Nehalem").features, ["sse2".to_owned()].into());
+        }
+        assert!(nodes.minimum("Westmere").features.is_empty());
     }
 }

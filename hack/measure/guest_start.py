@@ -126,10 +126,10 @@ def _by_hand(made: Cluster, pod: str) -> list[str]:
 
 
 def raw_pod(pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod like that of a guest in all but what runs in it."""
+    """A pod like that of a guest in all but what runs in it, on the same node."""
     spec = {
         key: pod["spec"][key]
-        for key in ("securityContext", "nodeSelector", "volumes", "automountServiceAccountToken", "enableServiceLinks")
+        for key in ("securityContext", "volumes", "automountServiceAccountToken", "enableServiceLinks")
     }
     container = {
         key: pod["spec"]["containers"][0][key]
@@ -141,6 +141,7 @@ def raw_pod(pod: dict[str, Any]) -> dict[str, Any]:
         "metadata": {"name": RAW_POD},
         "spec": {
             **json.loads(json.dumps(spec)),
+            "nodeSelector": {"kubernetes.io/hostname": pod["spec"]["nodeName"]},
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
             "containers": [{**container, "command": ["sh", "-c", IDLE]}],

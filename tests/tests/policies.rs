@@ -48,7 +48,7 @@ async fn an_agent_may_label_its_own_node_and_nothing_else() -> Result<()> {
     let agent = cluster.as_agent_of(own).await?;
     let label = |key: &str| json!({"metadata": {"labels": {key: "true"}}});
 
-    for prefix in keys::OWNED_PREFIXES {
+    for prefix in keys::OWNED_PREFIXES.into_iter().chain([keys::GUEST]) {
         patch_node(&agent, own, label(&format!("{prefix}by-a-test"))).await?;
     }
     for key in keys::OWNED_KEYS {

@@ -8,8 +8,9 @@ use std::{
 
 use drydock_api::kubevirt::{
     VirtualMachineInstance,
-    names::{APP, VIRT_LAUNCHER},
+    names::{APP, LAUNCHER, VIRT_LAUNCHER},
 };
+use drydock_core::guest_labels::is_final;
 use drydock_runtime::{Cache, Change, Key, Signal, Watch, Watches};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
@@ -32,10 +33,11 @@ struct Known {
 pub(super) type WrittenGate = Arc<tokio::sync::Mutex<Option<Pod>>>;
 
 impl LauncherPods {
-    /// Starts watching for `node`; each of `wakes` is told of changes.
-    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Signal]) -> Self {
+    /// Starts watching for `node`; each of `wakes` is notified of changes, `labels` of those that concern the labels of
+    /// the Node.
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Signal], labels: &Signal) -> Self {
         let by_uid = Arc::new(Mutex::new(HashMap::new()));
-        let (index, wakes) = (Arc::clone(&by_uid), wakes.to_vec());
+        let (index, wakes, labels) = (Arc::clone(&by_uid), wakes.to_vec(), labels.clone());
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
             .fields(format!("spec.nodeName={node}"))
@@ -44,6 +46,9 @@ impl LauncherPods {
                 observe(&index, change);
                 for wake in &wakes {
                     wake.notify();
+                }
+                if concerns_labels(change) {
+                    labels.notify();
                 }
             });
         Self {
@@ -55,6 +60,11 @@ impl LauncherPods {
     /// Waits until the API server has said everything once.
     pub(crate) async fn answered(&self) {
         self.pods.answered().await;
+    }
+
+    /// All of them; `None` until the API server has listed them.
+    pub(crate) fn listed(&self) -> Option<Vec<Arc<Pod>>> {
+        self.pods.sight().synced.then(|| self.pods.all())
     }
 
     /// The pod with this UID.
@@ -156,6 +166,22 @@ fn observe(index: &Mutex<HashMap<String, Known>>, change: &Change<Pod>) {
     }
 }
 
+/// Whether a change makes a difference to the labels of the Node: a pod has come, ended or gone, or the pods are listed.
+/// Most changes of a pod are of its conditions and containers.
+fn concerns_labels(change: &Change<Pod>) -> bool {
+    match change {
+        Change::Object { old, new, .. } => {
+            let counts = |pod: &Option<Arc<Pod>>| {
+                let pod = pod.as_ref().filter(|pod| !is_final(pod))?;
+                Some(pod.labels().get(LAUNCHER).cloned())
+            };
+            counts(old) != counts(new)
+        }
+        Change::Sight(_) => true,
+        Change::Unreadable { .. } => false,
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -174,5 +200,48 @@ fn prune(pod: &mut Pod) {
             ephemeral_containers: spec.ephemeral_containers.take(),
             ..PodSpec::default()
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn only_pods_that_come_or_end_concern_the_node() {
+        let pod =
+            |phase: &str| json!({"metadata": {"name": "p", "labels": {LAUNCHER: "x"}}, "status": {"phase": phase}});
+        let ready = json!({"metadata": {"name": "p", "labels": {LAUNCHER: "x"}, "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "status": {"phase": "Running", "podIP": "192.0.2.1"}});
+        for (old, new, expected) in [
+            (Value::Null, pod("Pending"), true),
+            (pod("Pending"), pod("Running"), false),
+            (pod("Running"), ready.clone(), false),
+            (ready, pod("Succeeded"), true),
+            (pod("Running"), Value::Null, true),
+            (pod("Failed"), Value::Null, false),
+            (Value::Null, pod("Failed"), false),
+        ] {
+            let object = |value: &Value| {
+                serde_json::from_value::<Option<Pod>>(value.clone())
+                    .unwrap()
+                    .map(Arc::new)
+            };
+            let change = Change::Object {
+                key: Key::namespaced("n", "p"),
+                old: object(&old),
+                new: object(&new),
+            };
+            assert_eq!(concerns_labels(&change), expected, "{old} {new}");
+        }
+        assert!(concerns_labels(&Change::Sight(drydock_runtime::Sight::default())));
+    }
+
+    #[test]
+    fn pods_are_unknown_until_they_are_listed() {
+        assert_eq!(LauncherPods::default().listed(), None);
+        assert_eq!(LauncherPods::filled([]).listed(), Some(Vec::new()));
     }
 }

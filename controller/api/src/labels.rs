@@ -1,5 +1,9 @@
 //! Label keys on Node objects.
 //!
+//! Three groups have rules of their own: CPU labels ([`OWNED_PREFIXES`], [`OWNED_KEYS`]), readiness ([`READINESS_KEYS`])
+//! and the launcher pods of the node ([`GUEST`]). An agent may write these and no others; the admission policy
+//! `drydock-agent-nodes` lists the same keys.
+//!
 //! Keys and values are KubeVirt's node-labeller contract; `cpu-minimum` is Drydock's own.
 //! A key is *owned* when it starts with one of [`OWNED_PREFIXES`] (each ends in `/`) or equals one
 //! of [`OWNED_KEYS`]; only owned keys are ever added, changed or removed by the labeller.
@@ -57,6 +61,13 @@ pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
 /// Guests of this node can have a network: `true` or `false`. Pods of guests with one select on it.
 pub const GUEST_NETWORK: &str = "drydock.dev/guest-network";
+
+/// Prefix: the name is a launcher pod's own identity, the value of its label
+/// [`LAUNCHER`](crate::kubevirt::names::LAUNCHER). The pod is bound to this node and not final.
+///
+/// The pod's required node affinity accepts a node with this label whatever the other labels are, so that a kubelet
+/// that restarts admits the pod again.
+pub const GUEST: &str = "guest.node.drydock.dev/";
 
 /// The value of every label that only says "yes".
 pub const TRUE: &str = "true";
@@ -124,6 +135,7 @@ mod tests {
             "x.cpu-model.node.kubevirt.io/Haswell",
             "cpu-model.node.kubevirt.io",
             "node-labeller.kubevirt.io/other",
+            "guest.node.drydock.dev/5b0a",
             "scheduling.node.kubevirt.io/tsc-frequency-1",
         ] {
             assert!(!is_owned(foreign), "{foreign}");

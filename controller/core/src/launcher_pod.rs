@@ -13,10 +13,20 @@
 //!                             /devices/<volume>         claims that are block devices
 //!                             /secrets/<volume>/...     Secrets for cloud-init
 //! ```
+//!
+//! Where it is scheduled depends on labels of nodes; once it is bound, it requires nothing that can change:
+//!
+//! - It has no node selector. All that is required of a node is in each ordinary term of its required node affinity,
+//!   and one more term accepts the node that has the pod's own label `guest.node.drydock.dev/<launcher>`.
+//! - No Node has this label while the pod is scheduled, so the term changes nothing for the scheduler. The agent of the
+//!   pod's node sets it ([`guest_labels`](crate::guest_labels)).
+//! - A kubelet that restarts checks node selector and required node affinity again and ends pods that fail. Without the
+//!   term, guests would end because an agent is away, or a mask, an obsolete model or the minimum CPU model has changed.
 
 mod guest;
 pub mod image_identity;
 mod names;
+mod node_affinity;
 mod probes;
 mod resources;
 mod security;
@@ -34,10 +44,7 @@ use drydock_api::{
     launcher::{CONTAINER, GUEST_VARIABLE},
 };
 use k8s_openapi::{
-    api::core::v1::{
-        Affinity, Container, ContainerPort, EnvVar, NodeAffinity, NodeSelector, NodeSelectorTerm, Pod,
-        PodReadinessGate, PodSpec,
-    },
+    api::core::v1::{Container, ContainerPort, EnvVar, Pod, PodReadinessGate, PodSpec},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 
@@ -45,6 +52,7 @@ use crate::placement::Requirements;
 
 use names::stable_uuid;
 
+pub use node_affinity::{REQUIREMENTS_DIGEST, guest_label, requirements_digest};
 pub use resources::{Demand, TRANSLATION_CACHE, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
 pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, made_for, target_pod};
@@ -62,7 +70,7 @@ pub struct PodInput<'a> {
     pub claims: &'a BTreeMap<String, ClaimMode>,
     /// The end of the pod's name.
     pub suffix: &'a str,
-    /// Identity of the pod's libvirt.
+    /// Identity of the pod's libvirt, which is the value of its label [`LAUNCHER`] and the name of its Node label.
     pub host_uuid: &'a str,
     /// Its guests may run by emulation, which takes memory of its own.
     pub emulation: bool,
@@ -122,11 +130,21 @@ pub fn name(instance: &str, suffix: &str) -> String {
 
 /// The launcher pod of an instance.
 pub fn pod(input: &PodInput<'_>) -> Pod {
+    let mut pod = unbound_pod(input);
+    keep_admitted(&mut pod, input);
+    pod
+}
+
+fn keep_admitted(pod: &mut Pod, input: &PodInput<'_>) {
+    if let Some(spec) = &mut pod.spec {
+        node_affinity::keep_admitted(spec, input.host_uuid);
+    }
+}
+
+/// The launcher pod without the term by which it is admitted again once it is bound.
+fn unbound_pod(input: &PodInput<'_>) -> Pod {
     let PodInput {
-        instance,
-        requirements,
-        suffix,
-        ..
+        instance, requirements, ..
     } = *input;
     let spec = &instance.spec;
     let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD);
@@ -137,7 +155,7 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
         .and_then(|all| all.get(APP_ARMOR_PROFILE))
         .map(String::as_str);
     Pod {
-        metadata: metadata(instance, suffix, input.host_uuid),
+        metadata: metadata(input),
         spec: Some(PodSpec {
             containers: vec![Container {
                 name: CONTAINER.into(),
@@ -160,8 +178,7 @@ pub fn pod(input: &PodInput<'_>) -> Pod {
             }],
             volumes: Some(volumes),
             image_pull_secrets: some(pull_secrets),
-            node_selector: Some(requirements.node_selector.clone()),
-            affinity: affinity(spec.affinity.clone(), requirements),
+            affinity: node_affinity::for_scheduling(spec.affinity.clone(), requirements),
             tolerations: some(spec.tolerations.clone()),
             topology_spread_constraints: some(spec.topology_spread_constraints.clone()),
             priority_class_name: spec.priority_class_name.clone(),
@@ -188,7 +205,15 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-fn metadata(instance: &VirtualMachineInstance, suffix: &str, launcher: &str) -> ObjectMeta {
+fn metadata(input: &PodInput<'_>) -> ObjectMeta {
+    let PodInput {
+        instance,
+        requirements,
+        suffix,
+        host_uuid: launcher,
+        emulation,
+        ..
+    } = *input;
     let of = instance.metadata.clone();
     let own = of.name.unwrap_or_default();
     let uid = of.uid.unwrap_or_default();
@@ -202,6 +227,8 @@ fn metadata(instance: &VirtualMachineInstance, suffix: &str, launcher: &str) -> 
     labels.remove(NODE_NAME);
     annotations.retain(|key, _| ![LAST_APPLIED, EVICTED].contains(&key.as_str()));
     annotations.insert(DOMAIN.into(), own.clone());
+    let digest = requirements_digest(&instance.spec, requirements, emulation);
+    annotations.insert(REQUIREMENTS_DIGEST.into(), digest);
     // Another container may tell which image its disks have.
     annotations.insert(DEFAULT_CONTAINER.into(), CONTAINER.into());
     ObjectMeta {
@@ -239,38 +266,6 @@ fn ports(instance: &VirtualMachineInstance) -> Vec<ContainerPort> {
             ..ContainerPort::default()
         })
         .collect()
-}
-
-/// The manifest's affinity with what the CPU needs in every term: terms are alternatives.
-fn affinity(own: Option<Affinity>, requirements: &Requirements) -> Option<Affinity> {
-    if requirements.expressions.is_empty() {
-        return own;
-    }
-    let mut affinity = own.unwrap_or_default();
-    let given = affinity
-        .node_affinity
-        .as_ref()
-        .is_some_and(|node| node.required_during_scheduling_ignored_during_execution.is_some());
-    let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
-    let required = node
-        .required_during_scheduling_ignored_during_execution
-        .get_or_insert_with(|| NodeSelector {
-            node_selector_terms: vec![NodeSelectorTerm {
-                match_expressions: Some(Vec::new()),
-                match_fields: None,
-            }],
-        });
-    for term in &mut required.node_selector_terms {
-        // A term that says nothing matches nothing, and has to stay so.
-        let silent = term.match_expressions.as_ref().is_none_or(Vec::is_empty)
-            && term.match_fields.as_ref().is_none_or(Vec::is_empty);
-        if silent && given {
-            continue;
-        }
-        let expressions = term.match_expressions.get_or_insert_default();
-        expressions.extend(requirements.expressions.iter().cloned());
-    }
-    Some(affinity)
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub mod drain;
 pub mod eviction;
 pub mod explain;
 pub mod guest;
+pub mod guest_labels;
 pub mod guest_network;
 pub mod in_force;
 pub mod inspection;

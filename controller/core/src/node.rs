@@ -3,7 +3,8 @@
 //! ```text
 //!  Node labels, annotations ─┐
 //!  facts, failed inspection ─┼─▶ plan() ─▶ changes of labels, Hypervisor status, events
-//!  configuration, CPU map ───┘
+//!  configuration, CPU map ───┤
+//!  launcher pods ────────────┘
 //! ```
 //!
 //! The plan is a function of what is observed: nothing observed changes, nothing is planned.
@@ -26,6 +27,7 @@ use crate::{
     conditions::{self, Status, condition},
     configuration::{Configuration, GATE_CPU_MANAGER, GATE_CROSS_ARCHITECTURE, Resolution},
     device_offer::Offer,
+    guest_labels::{self, Guests},
     guest_network::{self, GuestNetwork},
     labels::{self, LabelPolicy, Withheld},
     mask::{self, MaskedModels},
@@ -63,6 +65,8 @@ pub struct Observed<'a> {
     pub pins_cpus: bool,
     /// What guests' networks need of the node.
     pub guest_network: &'a guest_network::Seen,
+    /// The launcher pods of the node.
+    pub guests: Guests<'a>,
     /// The agent is about to end and no other waits to take its place.
     pub stopping: bool,
     /// Version of the agent.
@@ -91,6 +95,10 @@ pub struct Plan {
     pub events: Vec<Event>,
     /// What the device plugin offers to the pods of guests.
     pub offer: Offer,
+    /// Which labels of launcher pods wait for others.
+    pub waiting: guest_labels::Waiting,
+    /// When to plan again, if nothing is observed until then.
+    pub wake: Option<Timestamp>,
 }
 
 /// An event on the Node.
@@ -161,6 +169,9 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     changes.extend(labels::changes(observed.labels, &ready, |key| {
         keys::READINESS_KEYS.contains(&key)
     }));
+    let write_now = observed.stopping || !changes.is_empty();
+    let guests = guest_labels::plan(&observed.guests, observed.labels, write_now, observed.now);
+    changes.extend(guests.changes);
 
     let labelled = labelled(frozen, &desired);
     let count = u32::try_from(desired.labels.len()).unwrap_or(u32::MAX);
@@ -170,6 +181,8 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         status,
         events,
         offer: Offer::of(readiness),
+        waiting: guests.waiting,
+        wake: guests.wake,
     }
 }
 

@@ -94,7 +94,7 @@ class Pods(unittest.TestCase):
         }
         spec = {
             "securityContext": {"runAsUser": 107},
-            "nodeSelector": {"kubernetes.io/hostname": "node1"},
+            "nodeName": "node1",
             "volumes": [{"name": "run", "emptyDir": {}}],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -102,8 +102,9 @@ class Pods(unittest.TestCase):
             "containers": [container],
         }
         made = raw_pod({"metadata": {"labels": {"kubevirt.io": "virt-launcher"}}, "spec": spec})
-        for key in ("securityContext", "nodeSelector", "volumes"):
+        for key in ("securityContext", "volumes"):
             self.assertEqual(made["spec"][key], spec[key])
+        self.assertEqual(made["spec"]["nodeSelector"], {"kubernetes.io/hostname": "node1"})
         self.assertEqual(made["spec"]["containers"][0]["image"], "launcher@sha256:1")
         # It would wait for an agent, be taken for a guest's, and start one.
         self.assertNotIn("readinessGates", made["spec"])

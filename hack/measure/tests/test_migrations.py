@@ -104,7 +104,7 @@ class Pods(unittest.TestCase):
             "spec": {
                 "hostname": "vm",
                 "securityContext": {"runAsUser": 107},
-                "nodeSelector": {"kubevirt.io/schedulable": "true"},
+                "nodeName": "node1",
                 "volumes": [{"name": "run", "emptyDir": {}}],
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,

@@ -11,7 +11,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 
-use super::{PodInput, pod};
+use super::{PodInput, keep_admitted, node_affinity::is_empty, unbound_pod};
 
 /// Label of a target's pod: UID of the migration. KubeVirt's name.
 pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
@@ -48,7 +48,7 @@ pub fn made_for(pod: &Pod) -> Option<&str> {
 ///
 /// `input` has a suffix and a libvirt of the migration's own.
 pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
-    let mut pod = pod(input);
+    let mut pod = unbound_pod(input);
     let metadata = &mut pod.metadata;
     let labels = metadata.labels.get_or_insert_default();
     labels.insert(MIGRATION_UID.into(), migration.uid.into());
@@ -89,6 +89,7 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
                 .extend(preferred);
         }
     }
+    keep_admitted(&mut pod, input);
     pod
 }
 
@@ -115,9 +116,8 @@ fn keep_off(affinity: &mut Affinity, leaving: &[String]) {
         return;
     };
     for term in &mut required.node_selector_terms {
-        let says = |what: &Option<Vec<_>>| what.as_ref().is_some_and(|all| !all.is_empty());
-        // One that says nothing is met by no node, and stays so.
-        if says(&term.match_expressions) || says(&term.match_fields) {
+        // An empty term is met by no node, and stays so.
+        if !is_empty(term) {
             term.match_fields.get_or_insert_default().extend(fields.iter().cloned());
         }
     }

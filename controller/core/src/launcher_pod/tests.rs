@@ -1,6 +1,7 @@
 //! What of a manifest shows in the pod.
 
 use drydock_api::launcher::{CloudInitText, DiskSource, Guest};
+use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use serde_json::{Value, json};
 
 use super::*;
@@ -170,16 +171,17 @@ fn a_target_is_kept_off_nodes_that_are_being_emptied_whatever_else_it_asks_for()
     };
     let not_on = |node: &str| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
     let asked = json!([{"key": "disk", "operator": "Exists"}]);
+    let bound = json!({"matchExpressions": [{"key": "guest.node.drydock.dev/h2", "operator": "Exists"}]});
     assert_eq!(
         terms(json!(null), &["a", "b"]),
-        json!([{"matchFields": [not_on("a"), not_on("b")]}])
+        json!([{"matchFields": [not_on("a"), not_on("b")]}, bound])
     );
     assert_eq!(
         terms(
             json!({"nodeSelectorTerms": [{"matchExpressions": asked}, {"matchFields": [not_on("z")]}, {}]}),
             &["a"]
         ),
-        json!([{"matchExpressions": asked, "matchFields": [not_on("a")]}, {"matchFields": [not_on("z"), not_on("a")]}, {}])
+        json!([{"matchExpressions": asked, "matchFields": [not_on("a")]}, {"matchFields": [not_on("z"), not_on("a")]}, {}, bound])
     );
     assert_eq!(terms(json!(null), &[]), json!(null));
 }
@@ -216,6 +218,8 @@ fn a_target_is_the_same_pod_on_another_node() {
 
 #[test]
 fn a_term_that_matches_nothing_goes_on_matching_nothing() {
+    // Network, architecture, readiness, no obsolete host model; the last term is that of the pod's own label.
+    const ALL: usize = 4;
     let terms = |terms: Value| {
         let pod = made(
             &small(
@@ -234,9 +238,9 @@ fn a_term_that_matches_nothing_goes_on_matching_nothing() {
     };
     assert_eq!(
         terms(json!([{}, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}])),
-        [0, 1]
+        [0, ALL, 1]
     );
-    assert_eq!(terms(json!([])), [0; 0]);
+    assert_eq!(terms(json!([])), [1], "only the pod's own label, which no node has");
 }
 
 #[test]
@@ -455,11 +459,17 @@ fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
     let spec = pod.spec.as_ref().unwrap();
     let affinity = spec.affinity.clone().unwrap().node_affinity.unwrap();
     let required = affinity.required_during_scheduling_ignored_during_execution.unwrap();
-    for term in &required.node_selector_terms {
+    let (own, ordinary) = required.node_selector_terms.split_last().unwrap();
+    for term in ordinary {
         let last = term.match_expressions.as_ref().unwrap().last().unwrap();
         assert_eq!(last.operator, "DoesNotExist");
     }
-    assert_eq!(required.node_selector_terms.len(), 2);
+    assert_eq!(ordinary.len(), 2);
+    assert_eq!(
+        serde_json::to_value(own).unwrap(),
+        json!({"matchExpressions": [{"key": "guest.node.drydock.dev/00000000-0000-0000-0000-000000000001", "operator": "Exists"}]})
+    );
+    assert_eq!(spec.node_selector, None);
     assert_eq!(spec.tolerations.as_ref().unwrap().len(), 1);
     assert_eq!(spec.priority_class_name.as_deref(), Some("high"));
     assert_eq!(spec.scheduler_name.as_deref(), Some("own"));
@@ -616,4 +626,69 @@ fn instances_of_one_machine_are_one_to_cloud_init() {
         }))
     };
     assert_eq!(of("u-1").disks, of("u-2").disks);
+}
+
+#[test]
+fn what_is_computed_overrides_the_manifests_selector() {
+    let pod = made(
+        &small(
+            json!({"nodeSelector": {"zone": "a", "kubevirt.io/schedulable": "false", "kubernetes.io/arch": "arm64"}}),
+        ),
+        &[],
+    );
+    let affinity = serde_json::to_value(pod.spec.unwrap().affinity.unwrap()).unwrap();
+    let terms = &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    let is = |key: &str, value: &str| json!({"key": key, "operator": "In", "values": [value]});
+    assert_eq!(
+        terms[0]["matchExpressions"],
+        json!([
+            is("drydock.dev/guest-network", "true"),
+            is("kubernetes.io/arch", "amd64"),
+            is("kubevirt.io/schedulable", "true"),
+            is("zone", "a"),
+            {"key": "node-labeller.kubevirt.io/obsolete-host-model", "operator": "DoesNotExist"},
+        ])
+    );
+    assert_eq!(terms.as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn the_name_of_a_guests_label_is_valid() {
+    let key = guest_label(&host_uuid("u-1"));
+    assert!(crate::label_keys::is_valid(&key), "{key}");
+    assert!(key.len() <= GUEST_PREFIX + 63, "{key}");
+}
+
+/// Length of the prefix of guests' labels, in bytes.
+const GUEST_PREFIX: usize = drydock_api::labels::GUEST.len();
+
+#[test]
+fn a_digest_follows_instance_and_configuration_alone() {
+    let digest = |spec: &Value, configuration: &Configuration, minimum: &Minimum| {
+        let spec = instance(spec).spec;
+        let needs = requirements(&spec, configuration, minimum);
+        requirements_digest(&spec, &needs, configuration.use_emulation)
+    };
+    let (configuration, minimum) = (Configuration::default(), Minimum::default());
+    let first = digest(&everything(), &configuration, &minimum);
+    assert_eq!(first, digest(&everything(), &configuration, &minimum));
+    let annotations = made(&everything(), &[]).metadata.annotations.unwrap();
+    assert_eq!(annotations[REQUIREMENTS_DIGEST], first, "it is on the pod");
+    let emulating = Configuration {
+        use_emulation: true,
+        ..Configuration::default()
+    };
+    let least = Minimum {
+        model: "least".into(),
+        features: ["sse2".to_owned()].into(),
+    };
+    let mut elsewhere = everything();
+    elsewhere["nodeSelector"]["zone"] = json!("b");
+    for (what, other) in [
+        ("emulation", digest(&everything(), &emulating, &minimum)),
+        ("minimum", digest(&everything(), &configuration, &least)),
+        ("manifest", digest(&elsewhere, &configuration, &minimum)),
+    ] {
+        assert_ne!(first, other, "{what}");
+    }
 }

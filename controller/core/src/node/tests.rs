@@ -1,5 +1,5 @@
 use drydock_api::facts::{CpuModel, Fingerprint, HostModel, KvmFacts, VirtType, VirtualizationFacts};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
 
 use super::*;
 use crate::{
@@ -20,6 +20,8 @@ struct Scene {
     masked_models: MaskedModels,
     pins_cpus: bool,
     guest_network: guest_network::Seen,
+    pods: Option<Vec<Arc<Pod>>>,
+    waiting: guest_labels::Waiting,
     stopping: bool,
     previous: HypervisorStatus,
 }
@@ -67,6 +69,8 @@ impl Default for Scene {
                 },
                 app_armor: Profile::NotNeeded,
             },
+            pods: Some(Vec::new()),
+            waiting: guest_labels::Waiting::default(),
             stopping: false,
             previous: HypervisorStatus::default(),
         }
@@ -95,6 +99,11 @@ impl Scene {
             label_aliases: false,
             pins_cpus: self.pins_cpus,
             guest_network: &self.guest_network,
+            guests: Guests {
+                node: "a",
+                pods: self.pods.as_deref(),
+                waiting: self.waiting,
+            },
             stopping: self.stopping,
             agent_version: "0.1.0",
             previous: &self.previous,
@@ -111,6 +120,7 @@ impl Scene {
             };
         }
         self.previous = plan.status.clone();
+        self.waiting = plan.waiting;
         plan
     }
 
@@ -393,4 +403,55 @@ fn a_node_without_network_for_guests_says_so_even_where_cpu_labels_are_frozen() 
         "Unknown"
     );
     assert_eq!(scene.labels[keys::GUEST_NETWORK], "false", "as it was");
+}
+
+#[test]
+fn labels_of_guests_are_written_whatever_becomes_of_cpu_labels() {
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "p", "labels": {"drydock.dev/launcher": "x"}},
+        "spec": {"nodeName": "a", "containers": []}, "status": {"phase": "Running"},
+    }))
+    .unwrap();
+    let key = "guest.node.drydock.dev/x";
+    let frozen = BTreeMap::from([(annotations::SKIP_NODE.to_owned(), "true".to_owned())]);
+    for (what, annotations, known) in [
+        ("usual", BTreeMap::new(), true),
+        ("frozen", frozen, true),
+        ("not inspected", BTreeMap::new(), false),
+    ] {
+        let mut scene = Scene {
+            annotations,
+            ..Scene::default()
+        };
+        if !known {
+            scene.facts = None;
+        }
+        let settled = scene.settle().status;
+        scene
+            .labels
+            .insert("guest.node.drydock.dev/stray".into(), "true".into());
+        scene.pods = Some(vec![Arc::new(pod.clone())]);
+        let plan = scene.settle();
+        assert!(plan.labels.is_empty() && plan.wake.is_some(), "{what}: {plan:?}");
+        scene.now = plan.wake.unwrap();
+        let plan = scene.settle();
+        assert_eq!(plan.labels.len(), 2, "{what}: {:?}", plan.labels);
+        assert_eq!(plan.labels[key].as_deref(), Some("true"), "{what}");
+        assert_eq!(plan.labels["guest.node.drydock.dev/stray"], None, "{what}");
+        assert!(plan.events.is_empty(), "{what}: no CPU label has changed");
+        assert_eq!(
+            plan.status.labels, settled.labels,
+            "{what}: nor does the Hypervisor count them"
+        );
+        assert_eq!(plan.status.conditions, settled.conditions, "{what}");
+        let plan = scene.settle();
+        assert!(plan.labels.is_empty() && plan.wake.is_none(), "{what}: an idle node");
+
+        scene.pods = None;
+        assert!(scene.settle().labels.is_empty(), "{what}: pods are not known");
+        scene.pods = Some(Vec::new());
+        scene.stopping = true;
+        let last = scene.settle();
+        assert_eq!(last.labels[key], None, "{what}: the last write takes everything along");
+    }
 }

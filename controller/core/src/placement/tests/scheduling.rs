@@ -167,8 +167,11 @@ fn manifests() -> impl Strategy<Value = (Value, Value)> {
         })
 }
 
-/// Whether a scheduler puts the pod of this manifest on the node.
-fn scheduled(manifest: &Value, node: &Candidate) -> bool {
+/// Name of the label by which the pods here are admitted where they are bound.
+const BOUND: &str = "guest.node.drydock.dev/h";
+
+/// The pod of this manifest.
+fn made(manifest: &Value) -> Value {
     let instance = serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "vm", "namespace": "n", "uid": "u"}, "spec": manifest,
@@ -184,9 +187,14 @@ fn scheduled(manifest: &Value, node: &Candidate) -> bool {
         emulation: false,
         arriving: None,
     });
-    let pod = serde_json::to_value(&pod).unwrap();
-    let labels = serde_json::to_value(&node.labels).unwrap();
-    let selector = pod["spec"]["nodeSelector"].as_object().unwrap();
+    serde_json::to_value(&pod).unwrap()
+}
+
+/// Whether labels of node `a` meet what a pod with this selector and this required node affinity asks for, as both
+/// scheduler and kubelet judge it.
+fn admitted(selector: &Value, required: &Value, labels: &BTreeMap<String, String>) -> bool {
+    let labels = serde_json::to_value(labels).unwrap();
+    let selector = selector.as_object().cloned().unwrap_or_default();
     let selected = selector.iter().all(|(key, value)| labels.get(key) == Some(value));
     let number = |value: &Value| value.as_str().and_then(|text| text.parse::<i64>().ok());
     let matches = |expression: &Value, value: Option<Value>| {
@@ -201,10 +209,9 @@ fn scheduled(manifest: &Value, node: &Candidate) -> bool {
             other => unreachable!("{other}"),
         }
     };
-    let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = required.get("nodeSelectorTerms").and_then(Value::as_array);
     let list = |term: &Value, key: &str| term.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
-    let admitted = terms.is_none_or(|terms| {
+    let met = terms.is_none_or(|terms| {
         terms.iter().any(|term| {
             let (expressions, fields) = (list(term, "matchExpressions"), list(term, "matchFields"));
             (!expressions.is_empty() || !fields.is_empty())
@@ -214,9 +221,25 @@ fn scheduled(manifest: &Value, node: &Candidate) -> bool {
                 && fields.iter().all(|field| matches(field, Some(json!("a"))))
         })
     });
+    selected && met
+}
+
+/// What the pod of a manifest requires: a selector and the required node affinity.
+fn required(pod: &Value) -> [&Value; 2] {
+    let node = &pod["spec"]["affinity"]["nodeAffinity"];
+    [
+        &pod["spec"]["nodeSelector"],
+        &node["requiredDuringSchedulingIgnoredDuringExecution"],
+    ]
+}
+
+/// Whether a scheduler puts the pod of this manifest on the node.
+fn scheduled(manifest: &Value, node: &Candidate) -> bool {
+    let pod = made(manifest);
+    let [selector, affinity] = required(&pod);
     let tolerates = pod["spec"].get("tolerations").is_some();
     let tainted = node.taints.iter().any(|taint| taint.effect == "NoSchedule");
-    selected && admitted && (tolerates || !(tainted || node.cordoned)) && node.shares != Some(0)
+    admitted(selector, affinity, &node.labels) && (tolerates || !(tainted || node.cordoned)) && node.shares != Some(0)
 }
 
 /// Whether the full sets, where they are known, have all that the manifest asks for.
@@ -247,6 +270,28 @@ proptest! {
         prop_assert_eq!(!found.fits.is_empty(), scheduled(&manifest, &node) && can(&manifest, &node), "{}", found);
         // Whatever does not fit has a reason.
         prop_assert_eq!(found.fits.is_empty(), !found.misfits.is_empty());
+    }
+
+    #[test]
+    fn a_pod_needs_what_its_manifest_asks_for_until_it_is_bound((manifest, _) in manifests(), node in candidate()) {
+        let pod = made(&manifest);
+        let [selector, affinity] = required(&pod);
+        prop_assert!(selector.is_null(), "nothing that can change is required of a bound pod");
+        // As it is written down: a selector, and an affinity whose terms each have what is computed.
+        let needs = needs(&manifest);
+        let own = &manifest["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        let computed = needs.expressions.iter();
+        let computed = computed.map(|one| json!({"key": one.key, "operator": one.operator, "values": one.values}));
+        let computed = json!({"nodeSelectorTerms": [{"matchExpressions": computed.collect::<Vec<_>>()}]});
+        let computed = if needs.expressions.is_empty() { &Value::Null } else { &computed };
+        let selected = serde_json::to_value(&needs.node_selector).unwrap();
+        let expected = admitted(&selected, own, &node.labels) && admitted(&Value::Null, computed, &node.labels);
+        prop_assert_eq!(admitted(selector, affinity, &node.labels), expected);
+        // Once it is bound, no other label counts.
+        let mut labels = node.labels.clone();
+        labels.insert(BOUND.into(), "true".into());
+        prop_assert!(admitted(selector, affinity, &labels));
+        prop_assert!(admitted(selector, affinity, &BTreeMap::from([(BOUND.to_owned(), "true".to_owned())])));
     }
 
     #[test]

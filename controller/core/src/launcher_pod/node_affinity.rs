@@ -1,0 +1,118 @@
+//! Which nodes a launcher pod may be on: its required node affinity.
+//!
+//! A kubelet admits the pods of its node again when it restarts, and ends each one whose node selector or required node
+//! affinity the labels of the Node no longer meet. Labels change while a guest runs: an agent goes away, a mask, an
+//! obsolete model or the minimum CPU model changes, an administrator relabels the node. Nothing that can change may be
+//! required of a bound pod, so a launcher pod has no node selector, and the terms of its required node affinity, which
+//! are alternatives, are these:
+//!
+//! ```text
+//!   the manifest's terms (one if it has none),   decide where the pod is scheduled
+//!   each with all that is selected and computed
+//!   guest.node.drydock.dev/<launcher> exists     keeps it admitted where it is bound
+//! ```
+//!
+//! The name in the last term is the pod's own, so no Node has that label while the pod is scheduled: scheduling is what
+//! it would be without the term. The agent of the node that the pod is bound to sets the label
+//! ([`guest_labels`](crate::guest_labels)) and removes it once the pod has ended; with it the pod is admitted even while
+//! neither agent nor controller runs.
+//!
+//! A kubelet also checks resources, host ports, the operating system and taints of effect `NoExecute`. None of these
+//! depends on such labels, and a taint of that effect ends a pod without a restart of the kubelet too.
+
+use drydock_api::{kubevirt::VirtualMachineInstanceSpec, labels::GUEST};
+use k8s_openapi::api::core::v1::{
+    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec,
+};
+use serde_json::json;
+
+use super::{names::stable_uuid, resources};
+use crate::placement::Requirements;
+
+/// Annotation of a launcher pod: digest of what its instance and the configuration required of a node when it was made.
+pub const REQUIREMENTS_DIGEST: &str = "drydock.dev/requirements-digest";
+
+/// The manifest's affinity with all that is required of a node in each of its ordinary terms.
+pub(super) fn for_scheduling(own: Option<Affinity>, requirements: &Requirements) -> Option<Affinity> {
+    let required = required_expressions(requirements);
+    if required.is_empty() {
+        return own;
+    }
+    let mut affinity = own.unwrap_or_default();
+    let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
+    match &mut node.required_during_scheduling_ignored_during_execution {
+        Some(selector) => {
+            let terms = selector.node_selector_terms.iter_mut();
+            // An empty term matches no node, and must not begin to match some.
+            for term in terms.filter(|term| !is_empty(term)) {
+                term.match_expressions
+                    .get_or_insert_default()
+                    .extend(required.iter().cloned());
+            }
+        }
+        none => {
+            *none = Some(NodeSelector {
+                node_selector_terms: vec![NodeSelectorTerm {
+                    match_expressions: Some(required),
+                    match_fields: None,
+                }],
+            });
+        }
+    }
+    Some(affinity)
+}
+
+/// Adds the term by which a pod is admitted again where it is bound. It comes last: whatever else is required belongs
+/// into the ordinary terms.
+pub(super) fn keep_admitted(spec: &mut PodSpec, launcher: &str) {
+    let required = spec
+        .affinity
+        .as_mut()
+        .and_then(|affinity| affinity.node_affinity.as_mut())
+        .and_then(|node| node.required_during_scheduling_ignored_during_execution.as_mut());
+    // A pod that requires nothing is admitted everywhere.
+    if let Some(required) = required {
+        required.node_selector_terms.push(NodeSelectorTerm {
+            match_expressions: Some(vec![NodeSelectorRequirement {
+                key: guest_label(launcher),
+                operator: "Exists".into(),
+                values: None,
+            }]),
+            match_fields: None,
+        });
+    }
+}
+
+/// Key of the Node label for the pod with this launcher identity.
+pub fn guest_label(launcher: &str) -> String {
+    format!("{GUEST}{launcher}")
+}
+
+/// Whether a term has no requirement. Such a term matches no node (Kubernetes API, `NodeSelectorTerm`).
+pub(super) fn is_empty(term: &NodeSelectorTerm) -> bool {
+    term.match_expressions.as_ref().is_none_or(Vec::is_empty) && term.match_fields.as_ref().is_none_or(Vec::is_empty)
+}
+
+/// Digest of what a pod of this instance would require of a node: its ordinary terms and its resources. The same input
+/// gives the same digest; nothing that the API server fills in is part of it.
+pub fn requirements_digest(spec: &VirtualMachineInstanceSpec, requirements: &Requirements, emulation: bool) -> String {
+    let affinity = for_scheduling(spec.affinity.clone(), requirements);
+    let required = affinity
+        .and_then(|affinity| affinity.node_affinity)
+        .and_then(|node| node.required_during_scheduling_ignored_during_execution);
+    let all = json!({"required": required, "resources": resources::of(spec, emulation)});
+    stable_uuid(&["requirements", &all.to_string()])
+}
+
+/// What is selected, by key, then what is computed.
+fn required_expressions(requirements: &Requirements) -> Vec<NodeSelectorRequirement> {
+    let selected = requirements
+        .node_selector
+        .iter()
+        .map(|(key, value)| NodeSelectorRequirement {
+            key: key.clone(),
+            operator: "In".into(),
+            values: Some(vec![value.clone()]),
+        });
+    selected.chain(requirements.expressions.iter().cloned()).collect()
+}
