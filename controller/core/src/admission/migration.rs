@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use super::{
     At, Refusal, Refusals,
     change::CONTROLLER,
-    rules::{is_label_value, reference, selector},
+    rules::{is_label_value, node_selector, reference},
 };
 use crate::migration::purpose::{EVACUATION, WORKLOAD_UPDATE};
 
@@ -61,7 +61,7 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     if let Some(labels) = raw.pointer("/spec/addedNodeSelector") {
         let at = At::root("spec.addedNodeSelector");
         match BTreeMap::<String, String>::deserialize(labels) {
-            Ok(labels) => selector(&labels, &at, refusals),
+            Ok(labels) => node_selector(&labels, &at, refusals),
             Err(error) => refusals.malformed(&at, &error.to_string()),
         }
     }

@@ -18,7 +18,7 @@ mod replica_set;
 mod scheduling;
 mod volumes;
 
-pub(super) use names::{is_label_value, reference, selector};
+pub(super) use names::{is_label_value, node_selector, reference};
 
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::Value;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use drydock_api::labels::GUEST;
 use serde_json::Value;
 
 use crate::{
@@ -85,9 +86,31 @@ pub(super) fn labels(metadata: Option<&Value>, at: &At, refusals: &mut Refusals)
 }
 
 /// A map of labels.
-pub(in crate::admission) fn selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
+pub(super) fn selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
     for (key, value) in labels {
         pair(key, value, at, refusals);
+    }
+}
+
+/// Labels of nodes that are selected.
+pub(in crate::admission) fn node_selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
+    for key in labels.keys() {
+        not_of_a_guest(key, at, refusals);
+    }
+    selector(labels, at, refusals);
+}
+
+/// The key of a label of nodes in an expression.
+pub(super) fn node_label_key(key: &str, at: &At, refusals: &mut Refusals) {
+    not_of_a_guest(key, at, refusals);
+    label_key(key, at, refusals);
+}
+
+/// Refuses labels by which a pod stays where it is bound: a guest would follow another one, or hide from it, and the
+/// labels come and go with pods.
+fn not_of_a_guest(key: &str, at: &At, refusals: &mut Refusals) {
+    if key.starts_with(GUEST) {
+        refusals.not_allowed(at, key, format_args!("a label of nodes that is not below {GUEST}"));
     }
 }
 

@@ -18,7 +18,7 @@ const GRACE: i64 = 86400;
 
 pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     networks::host_names(spec, at, refusals);
-    names::selector(&spec.node_selector, &at.field("nodeSelector"), refusals);
+    names::node_selector(&spec.node_selector, &at.field("nodeSelector"), refusals);
     for (index, found) in spec.tolerations.iter().enumerate() {
         toleration(found, &at.field("tolerations").index(index), refusals);
     }
@@ -180,7 +180,7 @@ fn node_affinity(found: &NodeAffinity, at: &At, refusals: &mut Refusals) {
 fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut Refusals) {
     for (index, requirement) in term.match_expressions.iter().flatten().enumerate() {
         let at = at.field("matchExpressions").index(index);
-        names::label_key(&requirement.key, &at.field("key"), refusals);
+        names::node_label_key(&requirement.key, &at.field("key"), refusals);
         let values = requirement.values.as_deref().unwrap_or_default();
         let at_values = at.field("values");
         match requirement.operator.as_str() {

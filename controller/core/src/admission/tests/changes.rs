@@ -153,6 +153,10 @@ fn a_migration_names_its_instance_and_nothing_more() {
             "spec.addedNodeSelector: `a b` is not allowed",
         ),
         (
+            json!({"vmiName": "vm", "addedNodeSelector": {"guest.node.drydock.dev/5b0a": "true"}}),
+            "spec.addedNodeSelector: `guest.node.drydock.dev/5b0a` is not allowed; allowed: a label of nodes that is not",
+        ),
+        (
             json!({"vmiName": "vm", "addedNodeSelector": {"a": "b/c"}}),
             "spec.addedNodeSelector.a: `b/c` is not allowed",
         ),

@@ -594,6 +594,24 @@ fn scheduling() {
             "spec.nodeSelector.a: `c/d` is not allowed; allowed: up to 63",
         ),
         (
+            &[("/nodeSelector", r#"{"guest.node.drydock.dev/5b0a": "true"}"#)],
+            "spec.nodeSelector: `guest.node.drydock.dev/5b0a` is not allowed; allowed: a label of nodes that is not below guest.node.drydock.dev/",
+        ),
+        (
+            &[(
+                "/affinity",
+                r#"{"nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "guest.node.drydock.dev/5b0a", "operator": "DoesNotExist"}]}]},
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {"weight": 1, "preference": {"matchExpressions": [{"key": "guest.node.drydock.dev/x", "operator": "Exists"}]}}]}}"#,
+            )],
+            "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key: \
+             `guest.node.drydock.dev/5b0a` is not allowed; allowed: a label of nodes that is not below guest.node.drydock.dev/; \
+             spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference.matchExpressions[0].key: \
+             `guest.node.drydock.dev/x` is not allowed",
+        ),
+        (
             &[(
                 "/tolerations",
                 r#"[{"operator": "Exists"}, {"key": "a", "value": "b", "effect": "NoExecute", "tolerationSeconds": 5}]"#,
