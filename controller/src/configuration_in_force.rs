@@ -13,10 +13,15 @@ use drydock_core::configuration::{Configuration, gathering::sources, resolve};
 use drydock_runtime::{Cache, Process, Signal, Watch, Watches};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
+use tokio::sync::watch;
 
-/// The configuration in force. Clones share it.
+/// The configuration in force, which is the built-in one until it is known. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ConfigurationInForce(Arc<RwLock<Arc<Configuration>>>);
+pub(crate) struct ConfigurationInForce {
+    held: Arc<RwLock<Arc<Configuration>>>,
+    /// It has been resolved from what the API server has.
+    known: Arc<watch::Sender<bool>>,
+}
 
 impl ConfigurationInForce {
     /// Starts watching; `told` hears of each change.
@@ -57,16 +62,26 @@ impl ConfigurationInForce {
 
     /// The configuration as it is now.
     pub(crate) fn get(&self) -> Arc<Configuration> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.held.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until it is known. What is made before would be made under the built-in one.
+    pub(crate) async fn answered(&self) {
+        // An error would mean that the sender is gone, but it is ours.
+        let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
     /// Puts another one in force. Returns whether it is another one.
     fn set(&self, configuration: Configuration) -> bool {
-        let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let changes = **held != configuration;
-        if changes {
-            *held = Arc::new(configuration);
-        }
+        let changes = {
+            let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+            let changes = **held != configuration;
+            if changes {
+                *held = Arc::new(configuration);
+            }
+            changes
+        };
+        self.known.send_replace(true);
         changes
     }
 }
@@ -92,5 +107,26 @@ impl Resolver {
             }
             self.changed.notified().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn it_is_not_known_before_it_is_resolved() {
+        let in_force = ConfigurationInForce::default();
+        assert!(in_force.answered().now_or_never().is_none());
+        assert!(!in_force.set(Configuration::default()), "it is the built-in one");
+        assert!(in_force.answered().now_or_never().is_some());
+        let emulating = Configuration {
+            use_emulation: true,
+            ..Configuration::default()
+        };
+        assert!(in_force.set(emulating.clone()));
+        assert_eq!(*in_force.get(), emulating);
     }
 }

@@ -20,7 +20,7 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    instance::{Moving, NodeState, Observed, Step, Targets, plan},
+    instance::{Moving, NodeState, Observed, Step, Targets, may_be_obsolete, plan},
     migration::observed::{Facts, source, target},
     placement,
 };
@@ -224,12 +224,15 @@ impl InstanceTask {
             claims: &claims,
             misfit: None,
             targets: None,
+            requirements_digest: None,
             failed_create: None,
         };
         observed.moving = moving(observed, &migrations);
         let (misfit, targets) = self.fit(&instance, &pods, observed.moving.moved_to);
         observed.misfit = misfit.as_deref();
         observed.targets = targets.as_ref();
+        let digest = may_be_obsolete(&pods).then(|| self.launchers.requirements_digest(&instance));
+        observed.requirements_digest = digest.as_deref();
         let mut todo = plan(&observed);
         let listed;
         if todo.confirm {
@@ -336,6 +339,14 @@ impl InstanceTask {
                     self.merge(key, instance, patch).await?;
                 }
                 Step::DeletePod { name, uid } => self.delete_pod(instance, name, uid).await?,
+                Step::ReplacePod {
+                    name,
+                    uid,
+                    resource_version,
+                } => {
+                    self.delete_unbound(instance, name, uid, resource_version.as_deref())
+                        .await?;
+                }
                 Step::Witness { name, uid, containers } => {
                     self.ask_for_images(key, instance, (name, uid), containers).await?;
                 }
@@ -403,6 +414,25 @@ impl InstanceTask {
         if self.launchers.delete(instance, name, uid).await? {
             let note = format!("Deleted virtual machine pod {name}");
             info!(instance = %Key::of(instance), pod = name, "its pod is told to end");
+            self.tell(instance, Severity::Normal, "SuccessfulDelete", &note);
+        }
+        Ok(())
+    }
+
+    /// Deletes a pod that waits for a node, unless it has changed. The watch shows when it is gone, and then another is
+    /// made.
+    async fn delete_unbound(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        version: Option<&str>,
+    ) -> kube::Result<()> {
+        if self.launchers.delete_version(instance, name, uid, version).await? {
+            let note = format!(
+                "Deleted virtual machine pod {name}: it had no node, and the configuration it was created under has changed"
+            );
+            info!(instance = %Key::of(instance), pod = name, "a pod without a node is replaced: the configuration has changed");
             self.tell(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
@@ -512,3 +542,6 @@ fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanc
         overdue: false,
     })
 }
+
+#[cfg(test)]
+mod tests;

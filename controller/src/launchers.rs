@@ -13,7 +13,7 @@ use drydock_api::kubevirt::{
 use drydock_core::{
     admission::defaults::{Named, default_instance},
     eviction::budget::is_protected,
-    launcher_pod::{self, Arriving, ClaimMode, MigrationTarget, PodInput, image_identity},
+    launcher_pod::{self, Arriving, ClaimMode, MigrationTarget, PodInput, REQUIREMENTS_DIGEST, image_identity},
     migratable,
     placement::{self, BoundVolume, Requirements},
 };
@@ -156,7 +156,8 @@ impl Launchers {
             self.volumes.answered(),
             self.rooms.answered(),
             self.budgets.answered(),
-            self.nodes.answered()
+            self.nodes.answered(),
+            self.configuration.answered()
         );
     }
 
@@ -236,6 +237,13 @@ impl Launchers {
         let configuration = self.configuration.get();
         let minimum = self.nodes.minimum(&configuration.min_cpu_model);
         placement::requirements(spec, &configuration, &minimum)
+    }
+
+    /// Digest of what a pod in which the guest of an instance starts would require of a node, if it was made now.
+    pub(crate) fn requirements_digest(&self, instance: &VirtualMachineInstance) -> String {
+        let spec = self.whole(instance);
+        let emulation = self.configuration.get().use_emulation;
+        launcher_pod::requirements_digest(&spec, &self.requirements(&spec), emulation)
     }
 
     /// Makes a pod, unless it is there. Returns its name, and whether it was made now.
@@ -339,15 +347,34 @@ impl Launchers {
             .await
     }
 
+    /// The same if the pod still has that version, if one is given.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn delete_version(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        version: Option<&str>,
+    ) -> kube::Result<bool> {
+        self.delete_with(&instance.namespace().unwrap_or_default(), name, uid, version)
+            .await
+    }
+
     /// The same in a namespace, of whichever instance it is.
     ///
     /// # Errors
     /// If the API server does not do it.
     pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
+        self.delete_with(namespace, name, uid, None).await
+    }
+
+    async fn delete_with(&self, namespace: &str, name: &str, uid: &str, version: Option<&str>) -> kube::Result<bool> {
         let parameters = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: Some(uid.into()),
-                resource_version: None,
+                resource_version: version.map(Into::into),
             }),
             ..DeleteParams::default()
         };
@@ -414,7 +441,9 @@ fn prune_volume(volume: &mut PersistentVolume) {
 /// Keeps what decides about a launcher pod.
 fn prune_pod(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
-    pod.metadata.annotations = None;
+    if let Some(annotations) = &mut pod.metadata.annotations {
+        annotations.retain(|key, _| key == REQUIREMENTS_DIGEST);
+    }
     let arrives = launcher_pod::made_for(pod).is_some();
     if let Some(spec) = &mut pod.spec {
         // Where a guest arrives it matters which images there are; else, whether these have been asked for.
@@ -447,5 +476,25 @@ fn prune_pod(pod: &mut Pod) {
             }
             containers
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_pod_required_when_it_was_made_is_kept() {
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "resourceVersion": "7", "annotations": {"note": "n", REQUIREMENTS_DIGEST: "d"}},
+            "spec": {"containers": []},
+        }))
+        .unwrap();
+        prune_pod(&mut pod);
+        assert_eq!(
+            pod.metadata.annotations,
+            Some([(REQUIREMENTS_DIGEST.to_owned(), "d".to_owned())].into())
+        );
+        assert_eq!(pod.metadata.resource_version.as_deref(), Some("7"));
     }
 }

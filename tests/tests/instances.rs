@@ -1,9 +1,13 @@
 //! Real guests: they boot, are reported truthfully, and go on whatever happens around them.
 
 use anyhow::{Context, Result, ensure};
-use drydock_api::kubevirt::{Phase, names};
+use drydock_api::{
+    kubevirt::{Phase, names},
+    labels,
+};
 use drydock_tests::{
     Cluster, agent,
+    cluster::config_map,
     guests::{Collector, NAMESPACE, condition, instance, only, ticks, without_a_gap},
     own_parts::AGENTS,
     watching::{until, until_some},
@@ -258,6 +262,39 @@ async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
         cluster.until_gone(case).await?;
     }
     Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    // Its feature is of the minimum CPU model, whose label it needs.
+    let manifest = instance("nowhere", "count: 1s")
+        .replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n")
+        .replace("  domain:\n", "  domain:\n    cpu: {features: [{name: sse2}]}\n");
+    cluster.apply(&manifest)?;
+    cluster.until_vm_condition("nowhere", "PodScheduled", "False").await?;
+    let before = cluster.launcher("nowhere").await?;
+    let needs = |pod: &Pod, model: &str| -> Result<bool> {
+        let key = format!("\"{}{model}\"", labels::CPU_MINIMUM);
+        Ok(serde_json::to_string(&pod.spec)?.contains(&key))
+    };
+    ensure!(needs(&before, "Penryn")?, "{:?}", before.spec);
+    cluster.kubectl_with(&["apply"], &config_map("  min-cpu-model: Nehalem\n"))?;
+    let after = until_some("a pod that needs the other minimum", || async {
+        let pod = cluster.launcher("nowhere").await.ok();
+        Ok(match pod {
+            Some(pod) if needs(&pod, "Nehalem")? => Some(pod),
+            _ => None,
+        })
+    })
+    .await;
+    cluster.kubectl_with(&["apply"], &config_map(""))?;
+    let after = after?;
+    assert_ne!(after.uid(), before.uid());
+    assert_eq!(after.name_any(), before.name_any());
+    cluster.until_vm_condition("nowhere", "PodScheduled", "False").await?;
+    cluster.no_guests().await
 }
 
 #[tokio::test]

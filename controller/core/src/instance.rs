@@ -12,6 +12,7 @@
 //! that merely vanished proves nothing, since it can be deleted by force.
 
 pub mod ending;
+mod unbound;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,6 +42,9 @@ use crate::{
     vm_conditions::{condition, find},
 };
 use ending::{Ended, ended};
+use unbound::replace_obsolete;
+
+pub use unbound::may_be_obsolete;
 
 /// What the controller sees of an instance.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +72,8 @@ pub struct Observed<'a> {
     pub misfit: Option<&'a str>,
     /// Whether another node could take it.
     pub targets: Option<&'a Targets>,
+    /// Digest of what a new pod of it would require of a node; `None` where no pod waits for a node.
+    pub requirements_digest: Option<&'a str>,
     /// Why its pod could not be made, if that was tried.
     pub failed_create: Option<&'a str>,
 }
@@ -177,6 +183,15 @@ pub enum Step {
         /// Its UID, which is a precondition.
         uid: String,
     },
+    /// A pod without a node is deleted, to be made anew under the configuration in force.
+    ReplacePod {
+        /// Its name.
+        name: String,
+        /// Its UID, which is a precondition.
+        uid: String,
+        /// Its version, which is a precondition: it may have been bound since.
+        resource_version: Option<String>,
+    },
     /// The instance's label that names its node is set.
     Label(String),
     /// Its pod gets containers that find out which images its guest's disks lie upon. It goes on without.
@@ -268,6 +283,9 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         }
         if nothing_known {
             steps.push(Step::CreatePod);
+        }
+        if phase < Phase::Scheduled {
+            steps.extend(replace_obsolete(observed));
         }
     }
     let wanted = wanted_status(observed, &status, fates, main.as_ref());

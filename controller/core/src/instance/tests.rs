@@ -70,6 +70,7 @@ fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Obser
         claims: &[],
         misfit: None,
         targets: None,
+        requirements_digest: None,
         failed_create: None,
     }
 }
@@ -765,4 +766,100 @@ fn a_running_guest_is_asked_for_the_image_that_its_tag_named() {
     assert_eq!(witnesses(&deleted(with_image("Running", Value::Null)), here()), []);
     let ended = pod("p", Some("a"), &said("shutdown"));
     assert_eq!(witnesses(&with_image("Running", Value::Null), ended), []);
+}
+
+#[test]
+fn a_pod_without_a_node_follows_the_configuration() {
+    let waiting = |node: Option<&str>, digest: Option<&str>| {
+        let mut pod = pod("p", node, &Value::Null).as_ref().clone();
+        pod.metadata.resource_version = Some("7".into());
+        let digest = digest.map(|digest| ("drydock.dev/requirements-digest".to_owned(), digest.to_owned()));
+        pod.metadata.annotations = Some(digest.into_iter().collect());
+        pod
+    };
+    let labelled = |mut pod: Pod| {
+        let label = ("kubevirt.io/migrationJobUID".to_owned(), "m".to_owned());
+        pod.metadata.labels = Some([label].into());
+        pod
+    };
+    let leaving = |mut pod: Pod| {
+        pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
+        pod
+    };
+    let rejected = |mut pod: Pod| {
+        pod.status.as_mut().unwrap().phase = Some("Failed".into());
+        pod
+    };
+    for (what, pod, wanted, replaced) in [
+        ("another configuration", waiting(None, Some("old")), Some("new"), true),
+        ("the same configuration", waiting(None, Some("new")), Some("new"), false),
+        ("not known what is wanted", waiting(None, Some("old")), None, false),
+        ("not known what it requires", waiting(None, None), Some("new"), false),
+        ("bound", waiting(Some("a"), Some("old")), Some("new"), false),
+        (
+            "of a migration",
+            labelled(waiting(None, Some("old"))),
+            Some("new"),
+            false,
+        ),
+        (
+            "on its way out",
+            leaving(waiting(None, Some("old"))),
+            Some("new"),
+            false,
+        ),
+        ("ended", rejected(waiting(None, Some("old"))), Some("new"), false),
+    ] {
+        let pods = [Arc::new(pod)];
+        let replaces = |instance: &VirtualMachineInstance| {
+            let steps = plan(&Observed {
+                requirements_digest: wanted,
+                ..seen(instance, &pods)
+            })
+            .steps;
+            let replaced = Step::ReplacePod {
+                name: "virt-launcher-p".into(),
+                uid: "p".into(),
+                resource_version: Some("7".into()),
+            };
+            steps.contains(&replaced)
+        };
+        let scheduling = instance(&json!({"phase": "Scheduling"}));
+        assert_eq!(replaces(&scheduling), replaced, "{what}");
+        assert!(!replaces(&deleted(scheduling)), "{what}: its instance is deleted");
+        for phase in ["Scheduled", "Running", "Failed"] {
+            assert!(!replaces(&instance(&json!({"phase": phase}))), "{what}: it is {phase}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_was_replaced_is_made_anew() {
+    let instance = instance(&json!({"phase": "Scheduling"}));
+    assert!(at(&instance, &[], false, NodeState::Unknown).confirm);
+    let plan = at(&instance, &[], true, NodeState::Unknown);
+    assert_eq!(plan.steps, [Step::CreatePod]);
+}
+
+#[test]
+fn a_pod_that_its_kubelet_rejects_ends_an_instance() {
+    // Labels of its node have changed between the scheduler's choice and the kubelet's first look.
+    let mut rejected = pod("p", Some("a"), &Value::Null).as_ref().clone();
+    let status = rejected.status.as_mut().unwrap();
+    status.phase = Some("Failed".into());
+    status.reason = Some("NodeAffinity".into());
+    status.message = Some("Pod was rejected: Predicate NodeAffinity failed".into());
+    let pods = [Arc::new(rejected)];
+    for before in [
+        json!({"phase": "Scheduling"}),
+        json!({"phase": "Scheduling", "nodeName": "a", "activePods": {"p": "a"}}),
+    ] {
+        let plan = at(&instance(&before), &pods, false, NodeState::Ready);
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), "GuestNotStarted"));
+        let status = plan.status.unwrap();
+        assert!(status.active_pods.is_empty());
+        let ready = find(&status.conditions, types::READY).unwrap();
+        let message = ready.message.as_deref().unwrap_or_default();
+        assert!(message.contains("NodeAffinity"), "{message}");
+    }
 }
