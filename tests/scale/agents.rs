@@ -135,6 +135,7 @@ impl Agents {
             pod: &pod,
             ready: &self.ready,
             domain: &self.domain,
+            readiness: None,
             targets: &[
                 ("containerdisk".into(), "vda".into()),
                 ("cloudinitdisk".into(), "vdb".into()),
@@ -235,5 +236,6 @@ fn ready() -> Ready {
         ],
         addresses: Vec::new(),
         post_copy: false,
+        probes_readiness: false,
     }
 }

@@ -513,16 +513,10 @@ fn probed(manifest: &str, probe: &str, how: &str, failures: u32) -> String {
     lines
 }
 
-/// Whether the kubelet takes the container of a pod for started, so that it asks whether it lives.
-fn is_started(pod: &Pod) -> bool {
-    let statuses = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.container_statuses.as_ref());
-    statuses
-        .into_iter()
-        .flatten()
-        .any(|status| status.started == Some(true))
+/// Whether Kubernetes sends a Service's traffic to a pod.
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    (conditions.into_iter().flatten()).any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 #[tokio::test]
@@ -555,6 +549,8 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
         let instance = cluster.until_vm_condition(name, "Ready", "False").await?;
         let words = guests::condition(&instance, "Ready");
         assert_eq!(words, ("False".into(), "ContainersNotReady".into()), "{name}");
+        let pod = cluster.launcher(name).await?;
+        ensure!(!is_ready(&pod), "{name}: Services must not send to it");
     }
     until(cluster.instances(), "dead", "to be started anew", |instance| {
         instance.uid() != first.uid()
@@ -562,7 +558,7 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
     .await?;
     cluster.delete(&["vm", "dead", "--namespace", NAMESPACE])?;
 
-    // Whoever is still on the way to its target is not asked there whether it lives.
+    // A guest that is still on the way to its target is not probed there: it would fail, and be ended.
     cluster.limit_migrations("bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
     let migration = cluster.migrate("web").await?;
     let moving = cluster.until_migration(&migration, MigrationPhase::Running).await?;
@@ -571,11 +567,11 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
         .and_then(|status| status.target?.pod)
         .context("a target")?;
     ensure!(
-        !is_started(&cluster.pods().get(&target).await?),
+        !is_ready(&cluster.pods().get(&target).await?),
         "{target} has no guest yet"
     );
     cluster.until_migrated(&migration).await?;
-    until(cluster.pods(), &target, "to be started", is_started).await?;
+    until(cluster.pods(), &target, "to be ready", is_ready).await?;
     for name in ["web", "port"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
         cluster

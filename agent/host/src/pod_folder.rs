@@ -27,6 +27,7 @@ use nix::{
 };
 use thiserror::Error;
 
+pub use appearing::Watched;
 pub use listening::PodListener;
 
 /// Most bytes of a small file that a pod says something by.

@@ -1,11 +1,11 @@
 //! The command line. In a pod there is none: all that is to know comes by one variable.
 
-use std::{io, path::PathBuf, process::ExitCode, time::Duration};
+use std::{io, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use drydock_api::launcher::{GUEST_VARIABLE, Guest, Outcome, PROBE_TCP, SAME_DISK, WAIT_STARTED};
+use drydock_api::launcher::{GUEST_VARIABLE, Guest, Outcome, SAME_DISK};
 
-use crate::{ending::bounded, outlet::Outlet, prepare_command, probe_command, same_disk_command, supervisor};
+use crate::{ending::bounded, outlet::Outlet, prepare_command, same_disk_command, supervisor};
 
 /// Drydock's launcher: process 1 of a virtual machine's pod.
 #[derive(Debug, Parser)]
@@ -29,17 +29,6 @@ enum Task {
     /// Make the guest's disks, and nothing else.
     #[command(name = prepare_command::NAME, hide = true)]
     Prepare,
-    /// Wait until the guest runs in this pod.
-    #[command(name = WAIT_STARTED, hide = true)]
-    WaitStarted,
-    /// Ask whether the guest takes connections at a TCP port.
-    #[command(name = PROBE_TCP, hide = true)]
-    ProbeTcp {
-        /// The port.
-        port: u16,
-        /// How long the guest may take to refuse a connection, in milliseconds.
-        patience: u64,
-    },
     /// Compare the disk in this container's own image with the one in another image.
     #[command(name = SAME_DISK, hide = true)]
     SameDisk {
@@ -67,10 +56,6 @@ impl Args {
         };
         match (guest, command) {
             (Ok(guest), Some(Task::Prepare)) => prepare_command::run(&guest, &root),
-            (Ok(guest), Some(Task::WaitStarted)) => probe_command::wait_started(&guest, &root),
-            (_, Some(Task::ProbeTcp { port, patience })) => {
-                probe_command::probe_tcp(port, Duration::from_millis(patience))
-            }
             (_, Some(Task::SameDisk { image, disk })) => same_disk_command::run(&root, &image, disk.as_deref()),
             (Ok(guest), None) => ExitCode::from(supervisor::run(guest, &root, &termination_log)),
             (Err(why), _) => {

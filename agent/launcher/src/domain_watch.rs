@@ -4,7 +4,8 @@
 //! ```text
 //! libvirt/libvirt-sock          made: libvirtd is about to accept connections
 //! libvirt/qemu/run/NAME.pid     written: the PID of the domain's QEMU
-//! libvirt/qemu/run/NAME.xml     removed: libvirt has dealt with the domain's end
+//! libvirt/qemu/run/NAME.xml     written anew: the domain's state or its job has changed
+//!                               removed: libvirt has dealt with the domain's end
 //! cache/.../NAME.log            written: libvirt or QEMU has something to say of it
 //! ```
 //!
@@ -32,6 +33,8 @@ pub(crate) enum Sign {
     Socket,
     /// The domain has this process.
     Process(Pid),
+    /// libvirt has written the domain's state anew.
+    StateWritten,
     /// libvirt has removed the domain's state.
     StateRemoved,
     /// The domain's log was written to.
@@ -96,7 +99,7 @@ impl DomainWatch {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     // Whatever was missed, asking finds out.
                     signs.extend(self.process());
-                    signs.push(Sign::StateRemoved);
+                    signs.extend([Sign::StateWritten, Sign::StateRemoved]);
                 } else if event.wd == self.sockets {
                     if name == self.socket {
                         signs.push(Sign::Socket);
@@ -111,6 +114,8 @@ impl DomainWatch {
                     }
                 } else if name == self.pid_name {
                     signs.extend(self.process());
+                } else if name == self.state_name {
+                    signs.push(Sign::StateWritten);
                 }
             }
         }

@@ -22,6 +22,8 @@ pub(crate) struct Circumstances {
     pub(crate) forced: bool,
     /// Why libvirt could not be kept alive, if so.
     pub(crate) libvirt: Option<String>,
+    /// How the guest's liveness probe has failed, if it was ended for that.
+    pub(crate) unhealthy: Option<String>,
     /// Whether the node's tunnel has proof that the guest went on elsewhere. What is left of it here may
     /// then end in any way: a libvirtd that was lost meanwhile knows nothing of it.
     pub(crate) has_left: bool,
@@ -46,6 +48,10 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
     let (outcome, sentence) = match reason {
         // It is complete elsewhere, whatever was done to what remained here.
         Some(OffReason::Migrated) => (Outcome::Migrated, "The guest went on elsewhere"),
+        _ if let Some(how) = &seen.unhealthy => {
+            let message = format!("The guest was ended since its liveness probe {how}.");
+            return bounded(Outcome::Failed, &message);
+        }
         _ if seen.forced => (
             Outcome::Destroyed,
             "The guest did not shut down in time, libvirt did not destroy it, and its QEMU was killed",
@@ -192,6 +198,33 @@ mod tests {
         assert_eq!(forced(None), Outcome::Destroyed);
         assert_eq!(forced(Some(OffReason::Crashed)), Outcome::Destroyed);
         assert_eq!(forced(Some(OffReason::Migrated)), Outcome::Migrated);
+    }
+
+    #[test]
+    fn failed_liveness_is_the_reason_unless_guest_moved() {
+        for (reason, has_left, expected) in [
+            (Some(OffReason::Shutdown), false, Outcome::Failed),
+            (Some(OffReason::Destroyed), false, Outcome::Failed),
+            (None, false, Outcome::Failed),
+            (Some(OffReason::Migrated), false, Outcome::Migrated),
+            (Some(OffReason::Destroyed), true, Outcome::Migrated),
+        ] {
+            let ending = ending(&Circumstances {
+                reason,
+                asked: true,
+                unhealthy: Some("failed 3 times in a row".into()),
+                has_left,
+                ..Circumstances::default()
+            });
+            assert_eq!(ending.outcome, expected, "{reason:?}");
+            let told = "The guest was ended since its liveness probe failed 3 times in a row.";
+            assert_eq!(
+                ending.message == told,
+                expected == Outcome::Failed,
+                "{}",
+                ending.message
+            );
+        }
     }
 
     #[test]

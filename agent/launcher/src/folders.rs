@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! /run/drydock                     the run volume, shared with the agent; home of everything here
-//!   ready.json  console.sock
+//!   ready.json  readiness.json  console.sock
 //!   libvirt/libvirt-sock           libvirt's socket
 //!   migration                      sockets through which the guest moves
 //!   libvirt/qemu/run               one state file and one PID file for each live domain
@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use drydock_api::launcher::{
     CAPABILITIES_FOLDER, CAPABILITIES_IN_CACHE, CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER,
-    LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE, READY_FILE, RUN_FOLDER, SECRETS_FOLDER, USERFAULTFD,
-    VOLUMES_FOLDER,
+    LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE, READINESS_FILE, READY_FILE, RUN_FOLDER, SECRETS_FOLDER,
+    USERFAULTFD, VOLUMES_FOLDER,
 };
 
 /// The pod's folders, below `/` unless a test has its own root.
@@ -46,6 +46,11 @@ impl Folders {
     /// Says that the pod is ready.
     pub(crate) fn ready(&self) -> PathBuf {
         self.run().join(READY_FILE)
+    }
+
+    /// The result of the guest's readiness probe.
+    pub(crate) fn readiness(&self) -> PathBuf {
+        self.run().join(READINESS_FILE)
     }
 
     /// The device by which QEMU waits for memory.
@@ -81,6 +86,11 @@ impl Folders {
     /// What libvirt keeps of live domains.
     pub(crate) fn domains(&self) -> PathBuf {
         self.run().join("libvirt/qemu/run")
+    }
+
+    /// What libvirt keeps of a live domain: its state, its job, and all about its QEMU.
+    pub(crate) fn state(&self, domain: &str) -> PathBuf {
+        self.domains().join(format!("{domain}.xml"))
     }
 
     /// libvirt's and QEMU's settings.

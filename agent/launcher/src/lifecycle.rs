@@ -8,7 +8,7 @@
 //!  guest      Never ──its QEMU is seen──▶ Runs ──QEMU or its state file is gone──▶ Ended ──▶ Ending
 //!               │                          │
 //!  SIGTERM      └─ end libvirtd, and only  └─ power button, again and again; then destroy; then kill
-//!                  then say NotStarted
+//!                  then say NotStarted        (so it is, too, once its liveness probe has failed)
 //! ```
 //!
 //! [`Lifecycle::step`] takes in what happened and says what is to be done; it is then called again
@@ -121,6 +121,8 @@ pub(crate) struct Lifecycle {
     kill_at: Option<Duration>,
     forced: bool,
     failed: Option<String>,
+    /// How the guest's liveness probe has failed, if that is why it is ended.
+    unhealthy: Option<String>,
     /// When the pod was given up for that.
     given_up: Option<Duration>,
     settling: Settling,
@@ -148,6 +150,7 @@ impl Lifecycle {
             kill_at: None,
             forced: false,
             failed: None,
+            unhealthy: None,
             given_up: None,
             settling: Settling::NotYet,
             concluding: None,
@@ -208,13 +211,13 @@ impl Lifecycle {
         match event {
             Event::Time => {}
             Event::ToldToEnd => {
-                if self.stop.is_none() {
-                    self.stop = Some(Stop {
-                        since: now,
-                        press_at: now,
-                        destroyed: false,
-                    });
+                if self.begin_stop(now) {
                     actions.push(Action::Say("told to end".into()));
+                }
+            }
+            Event::Unhealthy(why) => {
+                if matches!(self.guest, Guest::Runs { .. }) && self.begin_stop(now) {
+                    self.unhealthy = Some(why);
                 }
             }
             Event::Prepared(Ok(())) => self.prepared = true,
@@ -258,6 +261,19 @@ impl Lifecycle {
             Event::Done(question, result) => self.done(question, result, actions),
             Event::Log(traces) => self.conclude(traces, actions),
         }
+    }
+
+    /// Begins to end the guest, if that has not begun before.
+    fn begin_stop(&mut self, now: Duration) -> bool {
+        let begins = self.stop.is_none();
+        if begins {
+            self.stop = Some(Stop {
+                since: now,
+                press_at: now,
+                destroyed: false,
+            });
+        }
+        begins
     }
 
     fn libvirtd_ended(&mut self, how: &str, now: Duration, actions: &mut Vec<Action>) {
@@ -493,6 +509,7 @@ impl Lifecycle {
             asked: self.stop.is_some(),
             forced: self.forced,
             libvirt: self.failed.clone(),
+            unhealthy: self.unhealthy.clone(),
             out_of_memory: traces.out_of_memory,
             has_left: traces.has_left,
         };

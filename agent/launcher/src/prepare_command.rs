@@ -59,6 +59,7 @@ pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
             disks,
             addresses: addresses::of_pod(),
             post_copy: can_be_opened(&folders.userfaultfd()),
+            probes_readiness: guest.probes.readiness.is_some(),
         })
         .map_err(|refused| refused.to_string())
         .and_then(|ready| serde_json::to_string(&ready).map_err(|error| error.to_string()))

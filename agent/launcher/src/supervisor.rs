@@ -3,11 +3,12 @@
 //! ```text
 //! SIGCHLD, SIGTERM ─┐                                   ┌─▶ libvirtd, virsh, signals
 //! libvirt's folders ┼─▶ poll ─▶ events ─▶ Lifecycle ─▶ actions ─▶ ready.json
-//! times             ┘    │                              └─▶ termination message, exit code
+//! times, probes     ┘    │                              └─▶ termination message, exit code
 //!                        └── console, libvirtd's complaints ─▶ stdout, stderr
 //! ```
 //!
-//! One thread, and nothing here waits for anything but in that one `poll`.
+//! One thread, and nothing here waits for anything but in that one `poll`. (A probe of the guest waits in a thread of its
+//! own.)
 
 use std::{
     collections::VecDeque,
@@ -19,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drydock_api::launcher::{Ending, Guest, Outcome};
+use drydock_api::launcher::{Ending, Guest, Outcome, Readiness};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{prctl, signal::Signal},
@@ -36,10 +37,15 @@ use crate::{
     ending::{bounded, exit_code},
     folders::Folders,
     grace::Grace,
+    guest_activity::GuestActivity,
     libvirt_settings,
     lifecycle::{Action, Event, Lifecycle, Question, Traces},
     outlet::Outlet,
     prepare_command,
+    probes::{
+        Probes,
+        schedule::{Kind, Verdict},
+    },
     processes::{self, Reaped, ShortCommand},
 };
 
@@ -70,6 +76,7 @@ pub(crate) struct Supervisor {
     learning: Option<Pid>,
     libvirtd: Option<Daemon>,
     qemu: Option<Pid>,
+    probes: Option<Probes>,
     ending: Option<Ending>,
 }
 
@@ -181,6 +188,7 @@ impl Supervisor {
             learning: None,
             libvirtd: None,
             qemu: None,
+            probes: Probes::new(&guest.probes)?,
             ending: None,
             root: root.to_owned(),
             guest,
@@ -234,6 +242,7 @@ impl Supervisor {
             self.happened(Event::ToldToEnd);
         }
         self.console.work(now, &mut self.out);
+        self.probe();
         self.read_complaints();
         self.end_overdue(now);
         self.happened(Event::Time);
@@ -242,6 +251,10 @@ impl Supervisor {
     fn read_signs(&mut self) {
         match self.watch.read() {
             Ok(signs) => {
+                let state = |sign: &Sign| matches!(sign, Sign::StateWritten | Sign::StateRemoved);
+                if signs.iter().any(state) && self.probes.is_some() {
+                    self.observe(GuestActivity::read(&self.folders.state(&self.guest.domain)));
+                }
                 for sign in signs {
                     self.events.push_back(match sign {
                         Sign::Socket => Event::LibvirtdListens,
@@ -249,12 +262,51 @@ impl Supervisor {
                             self.qemu = Some(pid);
                             Event::QemuStarted(pid)
                         }
+                        Sign::StateWritten => continue,
                         Sign::StateRemoved => Event::StateRemoved,
                         Sign::Log => Event::LogWritten,
                     });
                 }
             }
             Err(error) => self.say(&format!("libvirt's folders cannot be watched: {error}")),
+        }
+    }
+
+    fn observe(&mut self, activity: GuestActivity) {
+        let now = self.started.elapsed();
+        if let Some(probes) = &mut self.probes {
+            probes.observe(activity, now);
+        }
+    }
+
+    /// Carries out the guest's probes.
+    fn probe(&mut self) {
+        let now = self.started.elapsed();
+        let verdicts = self.probes.as_mut().map(|probes| probes.work(now)).unwrap_or_default();
+        for (kind, verdict) in verdicts {
+            self.say(&format!("the guest's {kind} probe {verdict}"));
+            match (kind, &verdict) {
+                (Kind::Readiness, _) => self.publish_readiness(&verdict),
+                (Kind::Liveness, Verdict::Fails { .. }) => self.happened(Event::Unhealthy(verdict.to_string())),
+                (Kind::Liveness, Verdict::Succeeds) => {}
+            }
+        }
+    }
+
+    /// Writes the result of the readiness probe for the agent, which sees all of the file or none.
+    fn publish_readiness(&mut self, verdict: &Verdict) {
+        let (ready, message) = match verdict {
+            Verdict::Succeeds => (true, String::new()),
+            Verdict::Fails { why, .. } => (false, why.clone()),
+        };
+        let file = self.folders.readiness();
+        let unfinished = file.with_extension("new");
+        let written = serde_json::to_vec(&Readiness { ready, message })
+            .map_err(io::Error::other)
+            .and_then(|text| fs::write(&unfinished, text))
+            .and_then(|()| fs::rename(&unfinished, &file));
+        if let Err(error) = written {
+            self.say(&format!("the guest's readiness cannot be written: {error}"));
         }
     }
 
@@ -276,7 +328,9 @@ impl Supervisor {
             let (_, complaint) = command.said();
             self.happened(Event::Prepared(prepare_command::result(end, &complaint)));
         } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
-            self.qemu.take_if(|qemu| *qemu == pid);
+            if self.qemu.take_if(|qemu| *qemu == pid).is_some() {
+                self.observe(GuestActivity::Absent);
+            }
             self.happened(Event::QemuEnded(pid, end));
         }
     }
@@ -418,7 +472,9 @@ impl Supervisor {
         let lifecycle = self.lifecycle.wake().map(|at| self.started + at);
         let virsh = self.virsh.as_ref().map(|(_, command)| command.deadline);
         let prepare = self.prepare.as_ref().map(|command| command.deadline);
-        [lifecycle, virsh, prepare, self.console.wake()]
+        let probes = self.probes.as_ref().and_then(Probes::wake);
+        let probes = probes.map(|at| self.started + at);
+        [lifecycle, virsh, prepare, probes, self.console.wake()]
             .into_iter()
             .flatten()
             .min()
@@ -437,6 +493,7 @@ impl Supervisor {
             readable(self.signals.end.as_fd()),
             readable(self.watch.as_fd()),
         ];
+        fds.extend(self.probes.as_ref().map(|probes| readable(probes.as_fd())));
         fds.extend(self.console.waits());
         fds.extend(self.out.waits());
         fds.extend(self.own.waits());

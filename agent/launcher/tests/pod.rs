@@ -12,9 +12,14 @@ mod guest;
 #[path = "pod/sandbox.rs"]
 mod sandbox;
 
-use std::{fs, process::Output};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    process::Output,
+};
 
-use drydock_api::launcher::Outcome;
+use drydock_api::launcher::{GuestProbe, GuestProbes, Outcome, ProbeAction, Readiness};
 use guest::Manners;
 use sandbox::Sandbox;
 
@@ -104,6 +109,69 @@ fn a_guest_that_has_left_has_not_crashed_though_libvirtd_was_lost() {
     nix::sys::signal::kill(qemu, nix::sys::signal::Signal::SIGKILL).unwrap();
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
+}
+
+/// A probe of a server of the test's own, each second.
+fn probe_of(server: &TcpListener, failure_threshold: u32) -> GuestProbe {
+    GuestProbe {
+        action: ProbeAction::Http {
+            tls: false,
+            host: Some("127.0.0.1".into()),
+            port: server.local_addr().unwrap().port(),
+            path: "/".into(),
+            headers: Vec::new(),
+        },
+        initial_delay_seconds: 0,
+        timeout_seconds: 60,
+        period_seconds: 1,
+        success_threshold: 1,
+        failure_threshold,
+    }
+}
+
+/// Takes the next probe, and responds with this status.
+fn respond(server: &TcpListener, status: &str) {
+    let (mut stream, _) = server.accept().unwrap();
+    let mut request = [0; 1024];
+    assert!(stream.read(&mut request).unwrap() > 0);
+    write!(stream, "HTTP/1.1 {status}\r\n\r\n").unwrap();
+}
+
+#[test]
+fn probes_follow_the_guest_and_failed_liveness_ends_it() {
+    let [live, ready] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let probes = GuestProbes {
+        liveness: Some(probe_of(&live, 2)),
+        readiness: Some(probe_of(&ready, 1)),
+    };
+    let mut pod = Sandbox::start_probing(probes, &[], &guest::disk(POLITE), 60);
+    pod.define();
+    assert!(pod.ready_file().probes_readiness);
+    let readiness = |pod: &Sandbox| -> Readiness {
+        serde_json::from_slice(&fs::read(pod.path("run/drydock/readiness.json")).unwrap()).unwrap()
+    };
+    pod.virsh(&["start", "--paused", "default_vm1"]);
+    // Whatever came before it runs would be a probe of a guest that stands still.
+    for server in [&live, &ready] {
+        server.set_nonblocking(true).unwrap();
+        assert!(server.accept().is_err(), "a guest that stands still is not probed");
+        server.set_nonblocking(false).unwrap();
+    }
+    pod.virsh(&["resume", "default_vm1"]);
+    respond(&ready, "200 OK");
+    pod.expect("launcher: the guest's readiness probe succeeds");
+    assert!(readiness(&pod).ready);
+    respond(&ready, "503 Busy");
+    pod.expect("launcher: the guest's readiness probe failed: HTTP at port");
+    let unready = readiness(&pod);
+    assert!(!unready.ready && unready.message.contains("status 503"), "{unready:?}");
+    for status in ["500 Dead", "200 OK", "500 Dead", "500 Dead"] {
+        respond(&live, status);
+    }
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    let told = "The guest was ended since its liveness probe failed 2 times in a row, the last time with HTTP at port";
+    assert!(ending.message.starts_with(told), "{}", ending.message);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::{path::Path, time::Duration};
 use drydock_api::{
     facts::VirtType,
     kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, instance::StartStrategy},
-    launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME, Ready},
+    launcher::{LIBVIRT_SOCKET, READINESS_FILE, READY_FILE, RUN_VOLUME, Readiness, Ready},
 };
 use drydock_core::{
     conditions::whole_seconds,
@@ -29,7 +29,7 @@ use drydock_host::{
         AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
         ShutOffReason, Start, State, StoppedDetail, SuspendedDetail, Versions,
     },
-    pod_folder::{FolderError, PodFolder},
+    pod_folder::{FolderError, PodFolder, Watched},
 };
 use drydock_runtime::{Backoff, Severity, chain, clock, newer};
 use k8s_openapi::api::core::v1::Pod;
@@ -49,6 +49,10 @@ use super::{
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Most that a launcher may say in its file.
 const READY_BYTES: u64 = 64 << 10;
+/// Least time from one look at the result of a guest's readiness probe to the next: a pod may change it all the time.
+const READINESS_PAUSE: Duration = Duration::from_millis(200);
+/// Most characters of what a launcher says of it.
+const READINESS_MESSAGE: usize = 300;
 
 /// The task of one instance.
 pub(super) struct GuestTask {
@@ -112,6 +116,8 @@ struct Known {
     ask_agent: bool,
     /// It stands still in order to move, and has not gone on here.
     has_left: bool,
+    /// The result of its readiness probe, if its launcher has one.
+    readiness: Option<Readiness>,
 }
 
 impl GuestTask {
@@ -183,7 +189,7 @@ impl GuestTask {
             _ = self.seen.changed() => return Ok(Then::Again),
         };
         let (handle, events) = connected?;
-        self.attend(&handle, events, &ready, &pod_uid).await
+        self.attend(&handle, events, &ready, &folder, &pod_uid).await
     }
 
     /// Follows a guest over a connection, until that ends or another pod is named.
@@ -192,6 +198,7 @@ impl GuestTask {
         handle: &DomainHandle,
         mut events: DomainEvents,
         ready: &Ready,
+        folder: &PodFolder,
         pod_uid: &str,
     ) -> Result<Then, Trouble> {
         let mut known = Known {
@@ -203,6 +210,12 @@ impl GuestTask {
             let (Some(pod), true) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid)) else {
                 return Ok(Then::Again);
             };
+            // Watched before it is read: what changes meanwhile is seen.
+            let watched = ready
+                .probes_readiness
+                .then(|| folder.watch(READINESS_FILE))
+                .transpose()?;
+            known.readiness = watched.as_ref().and_then(|_| readiness(folder));
             self.look(handle, &mut known, ready, &pod).await?;
             tokio::select! {
                 event = events.recv() => match event {
@@ -212,6 +225,7 @@ impl GuestTask {
                 },
                 changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
                 () = clock::sleep_until_instant(self.retry) => {}
+                () = changed(watched.as_ref()) => {}
             }
         }
     }
@@ -255,7 +269,8 @@ impl GuestTask {
             known.agent = handle.guest_info().await.ok().map(facts::guest_agent);
         }
         let domain = described(running, known, self.seen.borrow().host.virt_type, &instance);
-        self.report(&instance, pod, ready, &domain).await;
+        self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
+            .await;
         Ok(())
     }
 
@@ -350,7 +365,14 @@ impl GuestTask {
 
     /// Writes what differs from what is reported already: the readiness gate, then the status. What
     /// the API server does not take is tried again, and costs the guest nothing.
-    async fn report(&mut self, instance: &VirtualMachineInstance, pod: &Pod, ready: &Ready, domain: &Domain) {
+    async fn report(
+        &mut self,
+        instance: &VirtualMachineInstance,
+        pod: &Pod,
+        ready: &Ready,
+        domain: &Domain,
+        readiness: Option<&Readiness>,
+    ) {
         let now = clock::now();
         let targets: Vec<(String, String)> = disk_targets(&instance.spec)
             .into_iter()
@@ -362,10 +384,11 @@ impl GuestTask {
             pod,
             ready,
             domain,
+            readiness,
             targets: &targets,
             host_model_known: self.seen.borrow().host.host_model_known,
         });
-        let open = guest::is_running_here(domain);
+        let open = guest::gate_is_open(domain, ready, readiness);
         let pod_uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let (gated, written) = tokio::join!(self.shared.gates.set(pod_uid, open), self.write(instance, &wanted));
         let outcome = match (gated, written) {
@@ -459,6 +482,39 @@ impl GuestTask {
         self.remember(written);
         Ok(Then::OnChange)
     }
+}
+
+/// The result of a guest's readiness probe, if there is one by now.
+fn readiness(folder: &PodFolder) -> Option<Readiness> {
+    let read = match folder.read(READINESS_FILE, READY_BYTES) {
+        Err(FolderError::NotThere { .. }) => return None,
+        Err(error) => Err(error.to_string()),
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| error.to_string()),
+    };
+    Some(match read {
+        Ok(Readiness { ready, message }) => Readiness {
+            ready,
+            message: message
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(READINESS_MESSAGE)
+                .collect(),
+        },
+        Err(why) => Readiness {
+            ready: false,
+            message: format!("its result is not understood: {why}"),
+        },
+    })
+}
+
+/// Ends when something that is watched has changed, and not at once again after the last time.
+async fn changed(watched: Option<&Watched>) {
+    let Some(watched) = watched else {
+        return std::future::pending().await;
+    };
+    let earliest = clock::Instant::now() + READINESS_PAUSE;
+    watched.changed().await;
+    clock::sleep_until_instant(Some(earliest)).await;
 }
 
 /// Whether a guest that has never run here may be started: it has run nowhere, nobody wants it gone, and

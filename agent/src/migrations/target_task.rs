@@ -66,6 +66,8 @@ pub(super) struct TargetTask {
     gone: bool,
     /// The pod can take a guest by post-copy.
     post_copy: bool,
+    /// That the guest runs is all that its pod's readiness gate depends on. (The guest's own task follows its probe.)
+    opens_gate: bool,
     backoff: Backoff,
 }
 
@@ -113,6 +115,7 @@ impl TargetTask {
             taken_over_since: None,
             gone: false,
             post_copy: false,
+            opens_gate: false,
             backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
@@ -194,10 +197,10 @@ impl TargetTask {
             let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
             let ready = folder.read_when_there(READY_FILE, READY_BYTES).await?;
             // What else it says concerns guests that start here. A text of another form says nothing of this.
-            let post_copy = serde_json::from_slice(&ready).is_ok_and(|ready: Ready| ready.post_copy);
+            let ready: Ready = serde_json::from_slice(&ready).unwrap_or_default();
             let connected =
                 DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await?;
-            Ok::<_, CallError>((connected, post_copy))
+            Ok::<_, CallError>((connected, ready))
         };
         let again = self
             .may_have_gone(&migration)
@@ -212,8 +215,9 @@ impl TargetTask {
             () = clock::sleep_until_instant(again) => return None,
         };
         match connected {
-            Ok(((handle, events), post_copy)) => {
-                self.post_copy = post_copy;
+            Ok(((handle, events), ready)) => {
+                self.post_copy = ready.post_copy;
+                self.opens_gate = !ready.probes_readiness;
                 Some(Guest { handle, events })
             }
             Err(error) => {
@@ -419,7 +423,7 @@ impl TargetTask {
     /// Lets Services send to the guest. If that fails, the guest's own task tries it again.
     async fn open_gate(&self) {
         let pod_uid = self.seen.borrow().pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
-        if let Some(pod_uid) = pod_uid
+        if let Some(pod_uid) = pod_uid.filter(|_| self.opens_gate)
             && let Err(error) = self.shared.gates.set(&pod_uid, true).await
         {
             warn!(error = %chain(&error), "a pod's readiness gate could not be opened");

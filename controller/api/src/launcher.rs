@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! controller ── DRYDOCK_GUEST: Guest ─▶ launcher ── ready.json: Ready ─▶ agent ── libvirt ─▶ guest
+//!                                          ├── readiness.json: Readiness ─▶ agent ─▶ the pod's gate
 //!                                          └── termination message: Ending ─▶ kubelet ─▶ controller
 //! ```
 //!
@@ -16,13 +17,6 @@ use serde::{Deserialize, Serialize};
 pub const CONTAINER: &str = "compute";
 /// The launcher in its image.
 pub const PROGRAM: &str = "/usr/bin/drydock-launcher";
-/// Its argument that waits until the guest runs in the pod, and fails after [`STARTED_WITHIN_SECONDS`].
-pub const WAIT_STARTED: &str = "wait-started";
-/// How long it waits.
-pub const STARTED_WITHIN_SECONDS: i32 = 60;
-/// Its argument that asks whether the guest takes connections at the TCP port that follows, which it may refuse
-/// within so many milliseconds as follow that.
-pub const PROBE_TCP: &str = "probe-tcp";
 /// Its argument that compares the disk in its container's own image with the one in the image whose root follows; the
 /// disk's path in both may follow that.
 pub const SAME_DISK: &str = "same-disk";
@@ -82,6 +76,8 @@ pub const MIGRATION_LEFT_FILE: &str = "migration/left";
 pub const USERFAULTFD: &str = "/dev/userfaultfd";
 /// The file, below the run folder, that says that the pod is ready for its guest.
 pub const READY_FILE: &str = "ready.json";
+/// The file, below the run folder, with the result of the guest's readiness probe: a [`Readiness`].
+pub const READINESS_FILE: &str = "readiness.json";
 /// The socket, below the run folder, that the guest's first serial port is connected to.
 pub const CONSOLE_SOCKET: &str = "console.sock";
 /// The seccomp profile, below the kubelet's folder of them.
@@ -101,6 +97,79 @@ pub struct Guest {
     pub grace_period_seconds: u64,
     /// What becomes a disk, in the order of the manifest.
     pub disks: Vec<GuestDisk>,
+    /// How the launcher finds out whether the guest is well; never, where there is none.
+    #[serde(default)]
+    pub probes: GuestProbes,
+}
+
+/// The probes of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GuestProbes {
+    /// The guest is ended when this fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub liveness: Option<GuestProbe>,
+    /// Services do not send to the guest while this fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub readiness: Option<GuestProbe>,
+}
+
+/// A probe of a guest: Kubernetes' fields, their defaults applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GuestProbe {
+    /// What is done.
+    pub action: ProbeAction,
+    /// Time between the guest's start in this pod and the first probe, in seconds.
+    pub initial_delay_seconds: u32,
+    /// How long the guest may take to respond, in seconds.
+    pub timeout_seconds: u32,
+    /// Time from one probe to the next, in seconds.
+    pub period_seconds: u32,
+    /// How many probes must succeed in a row.
+    pub success_threshold: u32,
+    /// How many probes must fail in a row.
+    pub failure_threshold: u32,
+}
+
+/// What a probe does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ProbeAction {
+    /// A TCP connection.
+    Tcp {
+        /// The host that is connected to; the guest if not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// The port.
+        port: u16,
+    },
+    /// An HTTP request.
+    Http {
+        /// By TLS, whose certificate is not checked.
+        tls: bool,
+        /// The host that is connected to; the guest if not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// The port.
+        port: u16,
+        /// The path with the query.
+        path: String,
+        /// Headers of the request: names and values.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        headers: Vec<(String, String)>,
+    },
+}
+
+/// The result of a guest's readiness probe.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Readiness {
+    /// The guest is ready.
+    pub ready: bool,
+    /// For people: why it is not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// Something that becomes a disk of the guest.
@@ -187,6 +256,10 @@ pub struct Ready {
     /// A guest may come here by post-copy: [`USERFAULTFD`] can be opened.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub post_copy: bool,
+    /// The guest has a readiness probe that the launcher carries out: [`READINESS_FILE`] has its result. (A launcher of
+    /// an earlier release leaves it to the kubelet.)
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub probes_readiness: bool,
 }
 
 /// An address of a pod, with the network that it is in.
@@ -269,7 +342,7 @@ pub enum Outcome {
     Destroyed,
     /// It went on elsewhere.
     Migrated,
-    /// It could not be started, or libvirt could not be kept alive.
+    /// It could not be started, libvirt could not be kept alive, or its liveness probe failed.
     Failed,
     /// The pod was told to end before a guest ran in it.
     NotStarted,

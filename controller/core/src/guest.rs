@@ -15,7 +15,7 @@ use drydock_api::{
             MemoryStatus, PhaseTransition, VolumeStatus,
         },
     },
-    launcher::{CONTAINER, Ready},
+    launcher::{CONTAINER, Readiness, Ready},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -103,6 +103,8 @@ pub struct Observed<'a> {
     pub ready: &'a Ready,
     /// The domain.
     pub domain: &'a Domain,
+    /// The result of the guest's readiness probe, if its launcher has written one.
+    pub readiness: Option<&'a Readiness>,
     /// Names of disks in the guest's hardware, by volume.
     pub targets: &'a [(String, String)],
     /// libvirt knows a host model on this node.
@@ -260,11 +262,6 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
         && wanted.drydock == current.drydock)
 }
 
-/// Whether the pod's readiness gate is open: the guest runs in this pod and is not paused.
-pub fn is_running_here(domain: &Domain) -> bool {
-    domain.state == GuestState::Running
-}
-
 fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<Condition> {
     let mut conditions = Vec::new();
     let mut say = |type_: &str, status: Status, reason: &str, message: String| {
@@ -316,19 +313,37 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
 
 /// Whether the guest can be used, and if not, why.
 fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
-    let probed = observed.instance.spec.readiness_probe.is_some();
     if observed.pod.metadata.deletion_timestamp.is_some() {
         return (false, "PodTerminating", "virt-launcher pod is terminating".into());
     }
     match observed.domain.state {
         GuestState::Off => (false, "GuestNotRunning", "Guest VM is not reported as running".into()),
         GuestState::Paused(_) => (false, "GuestNotRunning", "the guest is paused".into()),
-        GuestState::Running if probed && !container_is_ready(observed.pod) => (
-            false,
-            "ContainersNotReady",
-            "its readiness probe has not succeeded".into(),
-        ),
-        GuestState::Running => (true, "", String::new()),
+        GuestState::Running => match probe_failure(observed) {
+            Some(why) => (false, "ContainersNotReady", why),
+            None => (true, "", String::new()),
+        },
+    }
+}
+
+/// Whether the pod's readiness gate is open: the guest runs here and is not paused, and its readiness probe succeeds where its launcher carries it
+/// out. (A kubelet that does, for a launcher of an earlier release, leaves the pod unready by itself.)
+pub fn gate_is_open(domain: &Domain, ready: &Ready, readiness: Option<&Readiness>) -> bool {
+    let is_ready = !ready.probes_readiness || readiness.is_some_and(|readiness| readiness.ready);
+    domain.state == GuestState::Running && is_ready
+}
+
+/// Why the guest's readiness probe does not succeed; `None` if it does, or there is none.
+fn probe_failure(observed: &Observed<'_>) -> Option<String> {
+    observed.instance.spec.readiness_probe.as_ref()?;
+    let not_yet = "its readiness probe has not succeeded";
+    if !observed.ready.probes_readiness {
+        return (!container_is_ready(observed.pod)).then(|| not_yet.into());
+    }
+    match observed.readiness {
+        Some(readiness) if readiness.ready => None,
+        Some(readiness) if !readiness.message.is_empty() => Some(format!("{not_yet}: {}", readiness.message)),
+        _ => Some(not_yet.into()),
     }
 }
 

@@ -27,7 +27,7 @@ mod guest;
 pub mod image_identity;
 mod names;
 mod node_affinity;
-mod probes;
+pub(crate) mod probes;
 mod resources;
 mod security;
 mod target;
@@ -171,9 +171,6 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
                 security_context: Some(security::container()),
                 volume_mounts: Some(mounts),
                 volume_devices: some(devices),
-                liveness_probe: probes::liveness(spec),
-                readiness_probe: probes::readiness(spec),
-                startup_probe: probes::startup(spec),
                 ..Container::default()
             }],
             volumes: Some(volumes),

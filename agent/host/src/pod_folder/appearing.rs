@@ -30,7 +30,25 @@ impl Way {
     }
 }
 
+/// A watch of something in a pod's folder. Nothing that happens after it was made is missed.
+pub struct Watched(Way);
+
+impl Watched {
+    /// Ends when what is at the path may have changed; a new watch shows what changes after that.
+    pub async fn changed(&self) {
+        self.0.changed().await;
+    }
+}
+
 impl PodFolder {
+    /// Watches `path`, whether anything is there or not.
+    ///
+    /// # Errors
+    /// As for [`appeared`](Self::appeared).
+    pub fn watch(&self, path: &str) -> Result<Watched, FolderError> {
+        self.walk(path).map(Watched)
+    }
+
     /// Ends when something is at `path`, whatever it is. The pod's folder need not exist yet. It has no
     /// limit in time; drop it to give up.
     ///

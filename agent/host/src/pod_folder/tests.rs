@@ -302,6 +302,19 @@ async fn what_vanishes_is_awaited_again() {
     assert_eq!(folder.read_when_there("ready.json", 10).await.unwrap(), b"there");
 }
 
+#[tokio::test]
+async fn watched_file_may_come_and_be_replaced() {
+    let kubelet = Kubelet::with_volume();
+    let folder = kubelet.folder();
+    for text in ["one", "two"] {
+        let watched = folder.watch("readiness.json").unwrap();
+        fs::write(kubelet.volume().join("new"), text).unwrap();
+        fs::rename(kubelet.volume().join("new"), kubelet.volume().join("readiness.json")).unwrap();
+        watched.changed().await;
+        assert_eq!(folder.read("readiness.json", 10).unwrap(), text.as_bytes());
+    }
+}
+
 /// Many wait, each for its own, while all is made in an order that nobody waits for.
 #[tokio::test]
 async fn no_wake_up_is_lost() {

@@ -7,7 +7,9 @@ use std::{
     process::Command,
 };
 
-use drydock_api::launcher::{CloudInit, CloudInitText, DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk};
+use drydock_api::launcher::{
+    CloudInit, CloudInitText, DiskFormat, DiskSource, Guest, GuestDisk, GuestProbes, PreparedDisk,
+};
 use tempfile::TempDir;
 
 use super::{Refusal, prepare};
@@ -49,6 +51,7 @@ impl Pod {
                 name: "root".into(),
                 source,
             }],
+            probes: GuestProbes::default(),
         };
         match prepare(&guest, &self.folders()) {
             Ok(mut disks) => Ok(disks.remove(0)),
@@ -335,6 +338,7 @@ fn names_that_lead_elsewhere_are_refused() {
                 name: name.into(),
                 source: DiskSource::EmptyDisk { capacity: MIB },
             }],
+            probes: GuestProbes::default(),
         };
         let refused = prepare(&guest, &pod.folders()).unwrap_err();
         assert!(matches!(refused.refusal, Refusal::VolumeName), "{name:?}");

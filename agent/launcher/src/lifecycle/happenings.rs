@@ -12,6 +12,8 @@ pub(crate) enum Event {
     Time,
     /// The pod is told to end.
     ToldToEnd,
+    /// The guest's liveness probe has failed: how often and why.
+    Unhealthy(String),
     /// The disks are there, or why not.
     Prepared(Result<(), String>),
     /// libvirtd accepts connections.

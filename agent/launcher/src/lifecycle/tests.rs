@@ -109,6 +109,42 @@ fn signal(signal: Signal) -> Action {
 }
 
 #[test]
+fn failed_liveness_ends_guest_and_fails_pod() {
+    let unhealthy = || Event::Unhealthy("failed 3 times in a row".into());
+    let mut story = Story::running(30);
+    assert_eq!(story.happens(unhealthy()), [STATE]);
+    assert_eq!(story.says(DomainState::Running), [BUTTON]);
+    story.happens(Event::Done(Question::PowerButton, Ok(())));
+    // Once is enough, and so is the pod's end meanwhile.
+    assert_eq!(story.happens(unhealthy()), []);
+    assert_eq!(story.happens(Event::ToldToEnd), []);
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.says(off(OffReason::Shutdown));
+    let (outcome, message) = story.ending.clone().unwrap();
+    assert_eq!(outcome, Outcome::Failed);
+    assert!(message.contains("liveness probe failed 3 times in a row"), "{message}");
+    assert!(
+        story.lifecycle.told_to_end(),
+        "its exit code says what the message says"
+    );
+
+    // A pod that is told to end first ends for that.
+    let mut story = Story::running(30);
+    story.happens(Event::ToldToEnd);
+    story.happens(unhealthy());
+    story.says(DomainState::Running);
+    story.happens(Event::Done(Question::PowerButton, Ok(())));
+    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.says(off(OffReason::Shutdown));
+    assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+
+    // Of a guest that is not there, nothing can fail.
+    let mut story = Story::ready(30);
+    assert_eq!(story.happens(unhealthy()), []);
+    assert!(!story.lifecycle.told_to_end());
+}
+
+#[test]
 fn a_pod_is_ready_when_its_disks_are_there_and_libvirt_answers() {
     for disks_first in [true, false] {
         let mut story = Story::new(30);
@@ -512,6 +548,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::LibvirtdEnded("ended".into())),
         Just(Event::QemuStarted(QEMU)),
         Just(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+        Just(Event::Unhealthy("failed".into())),
         Just(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))),
         Just(Event::StateRemoved),
         Just(Event::LogWritten),

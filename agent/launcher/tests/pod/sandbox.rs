@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drydock_api::launcher::{Ending, Guest, GuestDisk, Ready};
+use drydock_api::launcher::{Ending, Guest, GuestDisk, GuestProbes, Ready};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, User, chown, geteuid},
@@ -59,6 +59,16 @@ impl Sandbox {
 
     /// Starts a launcher on a node that knows this of its QEMU: names of files and what is in them.
     pub(crate) fn start_on(known: &[(OsString, Vec<u8>)], image: &[u8], grace_period_seconds: u64) -> Self {
+        Self::start_probing(GuestProbes::default(), known, image, grace_period_seconds)
+    }
+
+    /// The same with probes of its guest.
+    pub(crate) fn start_probing(
+        probes: GuestProbes,
+        known: &[(OsString, Vec<u8>)],
+        image: &[u8],
+        grace_period_seconds: u64,
+    ) -> Self {
         let root = TempDir::new().unwrap();
         fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
         for folder in ["run/drydock", "var/lib/drydock/disks", "images/root/disk", "dev"] {
@@ -82,6 +92,7 @@ impl Sandbox {
                 name: "root".into(),
                 source: drydock_api::launcher::DiskSource::ContainerDisk { path: None, size: None },
             }],
+            probes,
         };
         // Where it was built, not everybody may look.
         let program = root.path().join("drydock-launcher");
@@ -140,6 +151,11 @@ impl Sandbox {
     /// Waits until the pod is ready, and says with which disks.
     pub(crate) fn ready(&mut self) -> Ready {
         self.expect("launcher: ready for the guest");
+        self.ready_file()
+    }
+
+    /// What it says in its file.
+    pub(crate) fn ready_file(&self) -> Ready {
         serde_json::from_slice(&fs::read(self.path("run/drydock/ready.json")).unwrap()).unwrap()
     }
 

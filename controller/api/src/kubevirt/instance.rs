@@ -124,7 +124,7 @@ pub struct Probe {
     /// A TCP connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_socket: Option<TCPSocketAction>,
-    /// Seconds after the start of the pod before the first one.
+    /// Seconds after the start of the guest before the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial_delay_seconds: Option<i32>,
     /// Seconds that it may take.

@@ -12,7 +12,7 @@ pub const VM_NAME: &str = "vm.kubevirt.io/name";
 pub const NODE_NAME: &str = "kubevirt.io/nodeName";
 /// Annotation of a pod: name of its instance.
 pub const DOMAIN: &str = "kubevirt.io/domain";
-/// Readiness gate of a launcher pod: the guest runs in it.
+/// Readiness gate of a launcher pod: the guest runs in it, and its readiness probe succeeds if it has one.
 pub const GUEST_RUNNING: &str = "drydock.dev/guest-running";
 /// Annotation of an instance: the generation of its VirtualMachine that it was made of.
 pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";

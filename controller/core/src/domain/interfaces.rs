@@ -5,9 +5,11 @@
 //! What may come in is what passt listens on:
 //!
 //! ```text
-//!  ports: []              the usual ones
-//!  ports: [80, 53/UDP]    these
+//!  ports: []              the usual ones, and those of its probes
+//!  ports: [80, 53/UDP]    these, and those of its probes
 //! ```
+//!
+//! Probes come through passt like everybody else: a guest that is well would fail one at a port that is not open.
 //!
 //! A port costs passt a file descriptor and the kernel 5 to 6 KiB. All of them would be 75,000
 //! descriptors and 400 MiB for each guest, so a guest that names none gets [`USUAL_TCP`] and
@@ -22,6 +24,8 @@ use drydock_api::{
     },
     launcher::PodAddress,
 };
+
+use crate::launcher_pod::probes;
 
 use super::{DomainInput, boot::BootOrder, element::Element, identity, pci::Places, problem::DomainProblem};
 
@@ -56,6 +60,7 @@ pub(super) fn elements(
     order: &BootOrder,
     places: &mut Places,
 ) -> Result<Vec<Element>, DomainProblem> {
+    let probed: Vec<u16> = probes::ports(input.spec).collect();
     all(input.spec)
         .iter()
         .enumerate()
@@ -74,7 +79,7 @@ pub(super) fn elements(
                 .with("type", "user")
                 .child(Element::new("mac").with("address", mac(interface, input.namespace, input.name)?))
                 .children(own_addresses(input.addresses))
-                .children(forwards(interface)?)
+                .children(forwards(interface, if index == 0 { &probed } else { &[] })?)
                 .child(Element::new("model").with("type", model.as_str()))
                 .child(Element::new("backend").with("type", "passt"))
                 .child(boot)
@@ -116,8 +121,7 @@ fn mac(interface: &Interface, namespace: &str, name: &str) -> Result<String, Dom
 }
 
 /// What passt listens on: an element for each protocol.
-fn forwards(interface: &Interface) -> Result<Vec<Element>, DomainProblem> {
-    let forward = |protocol: &str| Element::new("portForward").with("proto", protocol);
+fn forwards(interface: &Interface, probed: &[u16]) -> Result<Vec<Element>, DomainProblem> {
     let (mut tcp, mut udp) = (BTreeSet::new(), BTreeSet::new());
     for port in &interface.ports {
         let number = u16::try_from(port.port).ok().filter(|number| *number > 0);
@@ -126,25 +130,34 @@ fn forwards(interface: &Interface) -> Result<Vec<Element>, DomainProblem> {
             port: port.port,
         })?;
         match port.protocol.unwrap_or_default() {
-            Protocol::Tcp => tcp.insert(number),
-            Protocol::Udp => udp.insert(number),
+            Protocol::Tcp => tcp.insert((number, number)),
+            Protocol::Udp => udp.insert((number, number)),
         };
     }
     if interface.ports.is_empty() {
-        let range = |(first, last): &(u16, u16)| {
-            Element::new("range")
-                .with("start", first.to_string())
-                .with("end", last.to_string())
-        };
-        return Ok(vec![
-            forward("tcp").children(USUAL_TCP.iter().map(range)),
-            forward("udp").children(USUAL_UDP.iter().map(range)),
-        ]);
+        tcp.extend(USUAL_TCP);
+        udp.extend(USUAL_UDP);
     }
-    let range = |number: &u16| Element::new("range").with("start", number.to_string());
+    for port in probed {
+        if !tcp.iter().any(|(first, last)| (first..=last).contains(&port)) {
+            tcp.insert((*port, *port));
+        }
+    }
+    let range = |(first, last): &(u16, u16)| {
+        let range = Element::new("range").with("start", first.to_string());
+        if first == last {
+            range
+        } else {
+            range.with("end", last.to_string())
+        }
+    };
     let named = [("tcp", tcp), ("udp", udp)].into_iter();
     Ok(named
         .filter(|(_, ports)| !ports.is_empty())
-        .map(|(protocol, ports)| forward(protocol).children(ports.iter().map(range)))
+        .map(|(protocol, ports)| {
+            Element::new("portForward")
+                .with("proto", protocol)
+                .children(ports.iter().map(range))
+        })
         .collect())
 }

@@ -440,6 +440,60 @@ fn interfaces_are_what_they_ask_for() {
 }
 
 #[test]
+fn probed_ports_are_open_beside_those_that_are_anyway() {
+    let open = |interfaces: Value, probes: Value| -> Vec<String> {
+        let mut given = probes;
+        given["domain"] = json!({"memory": {"guest": "64Mi"}, "devices": {"interfaces": interfaces}});
+        let spec: VirtualMachineInstanceSpec = serde_json::from_value(given).unwrap();
+        let xml = masked_xml(&spec, VirtType::Qemu, &[], None).unwrap();
+        let document = Document::parse(&xml).unwrap();
+        let tcp = |node: &roxmltree::Node<'_, '_>| {
+            node.has_tag_name("range") && node.parent().unwrap().attribute("proto") == Some("tcp")
+        };
+        let ranges = document.descendants().filter(tcp);
+        ranges
+            .map(|node| match (node.attribute("start").unwrap(), node.attribute("end")) {
+                (start, None) => start.to_owned(),
+                (start, Some(end)) => format!("{start}-{end}"),
+            })
+            .collect()
+    };
+    let usual = ["1-1023", "3000-3999", "5000-5999", "8000-9999"];
+    let named = json!([{"name": "default", "ports": [{"name": "web", "port": 80}]}]);
+    let tcp = |port: Value| json!({"livenessProbe": {"tcpSocket": {"port": port}}});
+    let http = |get: Value| json!({"readinessProbe": {"httpGet": get}});
+    for (interfaces, probes, expected) in [
+        (json!([]), json!({}), usual.to_vec()),
+        (json!([]), tcp(json!(22)), usual.to_vec()),
+        (
+            json!([]),
+            tcp(json!(2379)),
+            vec!["1-1023", "2379", "3000-3999", "5000-5999", "8000-9999"],
+        ),
+        (
+            json!([]),
+            http(json!({"port": 10250})),
+            vec!["1-1023", "3000-3999", "5000-5999", "8000-9999", "10250"],
+        ),
+        // It is another host's.
+        (
+            json!([]),
+            http(json!({"port": 10250, "host": "192.0.2.1"})),
+            usual.to_vec(),
+        ),
+        (named.clone(), json!({}), vec!["80"]),
+        (named.clone(), http(json!({"port": "web"})), vec!["80"]),
+        (named, tcp(json!(22)), vec!["22", "80"]),
+    ] {
+        assert_eq!(
+            open(interfaces.clone(), probes.clone()),
+            expected,
+            "{interfaces} {probes}"
+        );
+    }
+}
+
+#[test]
 fn a_guest_has_the_addresses_of_the_pod_that_it_starts_in() {
     let address = |text: &str, prefix| PodAddress {
         address: text.parse().unwrap(),

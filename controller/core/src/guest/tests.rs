@@ -65,6 +65,7 @@ fn ready() -> Ready {
         }],
         addresses: Vec::new(),
         post_copy: false,
+        probes_readiness: false,
     }
 }
 
@@ -72,6 +73,8 @@ struct Case {
     instance: VirtualMachineInstance,
     pod: Pod,
     domain: Domain,
+    ready: Ready,
+    readiness: Option<Readiness>,
 }
 
 impl Case {
@@ -80,6 +83,8 @@ impl Case {
             instance: instance(spec, &Value::Null),
             pod: pod(),
             domain: domain(state),
+            ready: ready(),
+            readiness: None,
         }
     }
 
@@ -88,8 +93,9 @@ impl Case {
             now: NOW.parse().unwrap(),
             instance: &self.instance,
             pod: &self.pod,
-            ready: &ready(),
+            ready: &self.ready,
             domain: &self.domain,
+            readiness: self.readiness.as_ref(),
             targets: &[("root".into(), "vda".into())],
             host_model_known: true,
         })
@@ -140,7 +146,7 @@ fn a_pause_and_its_cause_are_told_and_it_is_not_ready() {
         assert_eq!(case.report().phase, Some(Phase::Running));
         assert_eq!(case.condition("Paused"), words("True", reason));
         assert_eq!(case.condition("Ready"), words("False", "GuestNotRunning"));
-        assert!(!is_running_here(&case.domain));
+        assert!(!gate_is_open(&case.domain, &case.ready, None));
     }
 }
 
@@ -189,6 +195,51 @@ fn it_is_not_ready_while_its_pod_ends_or_its_probe_fails() {
     ]))
     .unwrap();
     assert_eq!(case.condition("Ready"), words("True", ""));
+}
+
+#[test]
+fn readiness_by_launcher_decides_ready_and_gate() {
+    let result = |ready: bool, message: &str| Readiness {
+        ready,
+        message: message.into(),
+    };
+    let not_yet = "its readiness probe has not succeeded";
+    for (state, readiness, open, expected) in [
+        (GuestState::Running, None, false, (false, not_yet.to_owned())),
+        (
+            GuestState::Running,
+            Some(result(false, "")),
+            false,
+            (false, not_yet.to_owned()),
+        ),
+        (
+            GuestState::Running,
+            Some(result(false, "status 503")),
+            false,
+            (false, format!("{not_yet}: status 503")),
+        ),
+        (GuestState::Running, Some(result(true, "")), true, (true, String::new())),
+        (
+            GuestState::Paused(PauseCause::User),
+            Some(result(true, "")),
+            false,
+            (false, "the guest is paused".into()),
+        ),
+    ] {
+        let mut spec = plain();
+        spec["readinessProbe"] = json!({"tcpSocket": {"port": 80}});
+        let mut case = Case::new(&spec, state);
+        case.ready.probes_readiness = true;
+        case.readiness = readiness;
+        let conditions = case.report().conditions;
+        let found = conditions.iter().find(|condition| condition.type_ == "Ready").unwrap();
+        let told = (found.status == "True", found.message.clone().unwrap_or_default());
+        assert_eq!(told, expected, "{state:?}");
+        assert_eq!(gate_is_open(&case.domain, &case.ready, case.readiness.as_ref()), open);
+    }
+    // There is no probe, or its kubelet carries it out.
+    assert!(gate_is_open(&domain(GuestState::Running), &ready(), None));
+    assert!(!gate_is_open(&domain(GuestState::Off), &ready(), None));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use drydock_api::{
     launcher::{CloudInit, CloudInitText, DiskSource, Guest, GuestDisk},
 };
 
-use super::{ClaimMode, PodInput, names::hostname};
+use super::{ClaimMode, PodInput, names::hostname, probes};
 use crate::{
     domain::domain_name,
     migratable::{claim, is_copied},
@@ -34,6 +34,7 @@ pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
                 })
             })
             .collect(),
+        probes: probes::of(&instance.spec, input.arriving.is_some()),
     };
     // A structure of texts and numbers can always be written. The kubelet replaces `$(NAME)` and `$$`
     // in the value of a variable, and scripts for the guest may hold either: JSON can do without `$`.

@@ -1,84 +1,101 @@
-//! What the kubelet asks a launcher pod, so that it hears of the guest.
+//! The guest's probes, which its launcher carries out (`agent/launcher/src/probes.rs` says why).
 //!
-//! - HTTP it asks at the pod's address itself, which is the guest's.
-//! - A TCP connection would always succeed, since passt accepts it before it asks the guest. So the launcher makes
-//!   it, and waits for what the guest makes of it.
-//! - Whether the guest lives is not asked before it runs in this pod: one that arrives by a migration may take long.
+//! The container itself has none: the kubelet would probe passt or the launcher, and its time-outs on a busy node would
+//! count against the guest.
 
 use drydock_api::{
     kubevirt::{VirtualMachineInstanceSpec, instance::Probe},
-    launcher::{PROBE_TCP, PROGRAM, STARTED_WITHIN_SECONDS, WAIT_STARTED},
+    launcher::{GuestProbe, GuestProbes, ProbeAction},
 };
-use k8s_openapi::{
-    api::core::v1::{ExecAction, Probe as PodProbe, TCPSocketAction},
-    apimachinery::pkg::util::intstr::IntOrString,
-};
+use k8s_openapi::{api::core::v1::HTTPGetAction, apimachinery::pkg::util::intstr::IntOrString};
 
-/// How long a probe may take where nobody says, in seconds. Kubernetes'.
-const TIMEOUT: i32 = 1;
-/// How long a guest may take at most to refuse a connection, in milliseconds.
-const REFUSED_WITHIN: i32 = 1000;
+/// Kubernetes' defaults: seconds that a probe may take, seconds between two, and how many in a row count.
+const TIMEOUT: u32 = 1;
+const PERIOD: u32 = 10;
+const SUCCESSES: u32 = 1;
+const FAILURES: u32 = 3;
 
-/// The container's liveness probe.
-pub(super) fn liveness(spec: &VirtualMachineInstanceSpec) -> Option<PodProbe> {
-    Some(probe(spec.liveness_probe.as_ref()?, spec))
+/// The probes of a guest. A guest that arrives by a migration has booted elsewhere: the delay for that is over.
+pub(super) fn of(spec: &VirtualMachineInstanceSpec, arrives: bool) -> GuestProbes {
+    let probe = |probe: &Option<Probe>| {
+        let mut probe = guest_probe(probe.as_ref()?, spec)?;
+        if arrives {
+            probe.initial_delay_seconds = 0;
+        }
+        Some(probe)
+    };
+    GuestProbes {
+        liveness: probe(&spec.liveness_probe),
+        readiness: probe(&spec.readiness_probe),
+    }
 }
 
-/// Its readiness probe.
-pub(super) fn readiness(spec: &VirtualMachineInstanceSpec) -> Option<PodProbe> {
-    Some(probe(spec.readiness_probe.as_ref()?, spec))
+/// TCP ports of the guest that its probes connect to.
+pub(crate) fn ports(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = u16> {
+    let GuestProbes { liveness, readiness } = of(spec, false);
+    [liveness, readiness]
+        .into_iter()
+        .flatten()
+        .filter_map(|probe| match probe.action {
+            ProbeAction::Tcp { host: None, port } | ProbeAction::Http { host: None, port, .. } => Some(port),
+            ProbeAction::Tcp { .. } | ProbeAction::Http { .. } => None,
+        })
 }
 
-/// Its startup probe, without which it would be taken for dead while its guest is still on its way.
-pub(super) fn startup(spec: &VirtualMachineInstanceSpec) -> Option<PodProbe> {
-    spec.liveness_probe.as_ref()?;
-    Some(PodProbe {
-        exec: Some(launcher([WAIT_STARTED])),
-        period_seconds: Some(1),
-        // A little more than it takes by itself.
-        timeout_seconds: Some(STARTED_WITHIN_SECONDS + 5),
-        // As often as it takes: when a guest has to have arrived is the migration's to say.
-        failure_threshold: Some(i32::MAX),
-        ..PodProbe::default()
+/// `None` if it has no action, or no valid port, which admission refuses.
+fn guest_probe(probe: &Probe, spec: &VirtualMachineInstanceSpec) -> Option<GuestProbe> {
+    let action = match (&probe.http_get, &probe.tcp_socket) {
+        (Some(get), _) => http(get, port(&get.port, spec)?),
+        (None, Some(socket)) => ProbeAction::Tcp {
+            host: host(socket.host.as_deref()),
+            port: port(&socket.port, spec)?,
+        },
+        (None, None) => return None,
+    };
+    // 0 is the default, as in Kubernetes.
+    let or = |value: Option<i32>, default: u32| {
+        let value = value.and_then(|value| u32::try_from(value).ok());
+        value.filter(|value| *value > 0).unwrap_or(default)
+    };
+    Some(GuestProbe {
+        action,
+        initial_delay_seconds: or(probe.initial_delay_seconds, 0),
+        timeout_seconds: or(probe.timeout_seconds, TIMEOUT),
+        period_seconds: or(probe.period_seconds, PERIOD),
+        success_threshold: or(probe.success_threshold, SUCCESSES),
+        failure_threshold: or(probe.failure_threshold, FAILURES),
     })
 }
 
-fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec) -> PodProbe {
-    let asked = probe.tcp_socket.as_ref();
-    let port = asked.and_then(|socket| port_of_guest(socket, spec));
-    let patience = probe.timeout_seconds.filter(|timeout| *timeout > 0).unwrap_or(TIMEOUT);
-    // The other half is for its start, which takes tens of milliseconds.
-    let patience = patience.saturating_mul(500).min(REFUSED_WITHIN);
-    PodProbe {
-        http_get: probe.http_get.clone(),
-        tcp_socket: probe.tcp_socket.clone().filter(|_| port.is_none()),
-        exec: port.map(|port| launcher([PROBE_TCP, &port.to_string(), &patience.to_string()])),
-        initial_delay_seconds: probe.initial_delay_seconds,
-        timeout_seconds: probe.timeout_seconds,
-        period_seconds: probe.period_seconds,
-        success_threshold: probe.success_threshold,
-        failure_threshold: probe.failure_threshold,
-        ..PodProbe::default()
+fn http(get: &HTTPGetAction, port: u16) -> ProbeAction {
+    let path = get.path.as_deref().unwrap_or_default();
+    let headers = get.http_headers.iter().flatten();
+    ProbeAction::Http {
+        tls: get.scheme.as_deref() == Some("HTTPS"),
+        host: host(get.host.as_deref()),
+        port,
+        path: if path.starts_with('/') {
+            path.into()
+        } else {
+            format!("/{path}")
+        },
+        headers: headers
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect(),
     }
 }
 
-/// The port that is asked, if it is one of the guest's: another host is the kubelet's to ask.
-fn port_of_guest(socket: &TCPSocketAction, spec: &VirtualMachineInstanceSpec) -> Option<i32> {
-    if socket.host.as_ref().is_some_and(|host| !host.is_empty()) {
-        return None;
-    }
-    let mut ports = (spec.domain.devices.interfaces.iter()).flat_map(|interface| &interface.ports);
-    match &socket.port {
-        IntOrString::Int(port) => Some(*port),
-        IntOrString::String(name) => ports
-            .find(|port| port.name.as_ref() == Some(name))
-            .map(|port| port.port),
-    }
+fn host(host: Option<&str>) -> Option<String> {
+    host.filter(|host| !host.is_empty()).map(str::to_owned)
 }
 
-fn launcher<const N: usize>(arguments: [&str; N]) -> ExecAction {
-    let command = std::iter::once(PROGRAM).chain(arguments);
-    ExecAction {
-        command: Some(command.map(str::to_owned).collect()),
-    }
+fn port(port: &IntOrString, spec: &VirtualMachineInstanceSpec) -> Option<u16> {
+    let number = match port {
+        IntOrString::Int(port) => *port,
+        IntOrString::String(name) => {
+            let mut ports = (spec.domain.devices.interfaces.iter()).flat_map(|interface| &interface.ports);
+            ports.find(|port| port.name.as_ref() == Some(name))?.port
+        }
+    };
+    u16::try_from(number).ok().filter(|port| *port > 0)
 }

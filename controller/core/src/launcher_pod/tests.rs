@@ -1,6 +1,6 @@
 //! What of a manifest shows in the pod.
 
-use drydock_api::launcher::{CloudInitText, DiskSource, Guest};
+use drydock_api::launcher::{CloudInitText, DiskSource, Guest, GuestProbe, ProbeAction};
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use serde_json::{Value, json};
 
@@ -480,48 +480,114 @@ fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
     );
     assert_eq!(spec.termination_grace_period_seconds, Some(7));
     assert_eq!(guest(&pod).grace_period_seconds, 7);
-    assert_eq!(container(&pod).liveness_probe.as_ref().unwrap().period_seconds, Some(3));
-    assert!(container(&pod).readiness_probe.as_ref().unwrap().http_get.is_some());
+    assert_eq!(guest(&pod).probes.liveness.unwrap().period_seconds, 3);
+    assert!(guest(&pod).probes.readiness.is_some());
 }
 
 #[test]
-fn the_launcher_connects_to_ports_of_the_guest_and_the_kubelet_to_all_else() {
+fn launcher_carries_out_probes_and_kubelet_none() {
     let interfaces = json!([{"name": "default", "ports": [{"name": "ssh", "port": 22}]}]);
-    let asked = |probe: Value| {
+    let of = |probe: Value| {
         let pod = made(
-            &small(json!({"domain": {"devices": {"interfaces": interfaces}}, "readinessProbe": probe})),
+            &small(json!({
+                "domain": {"devices": {"interfaces": interfaces}}, "livenessProbe": probe, "readinessProbe": probe,
+            })),
             &[],
         );
-        let container = container(&pod).clone();
-        assert_eq!(
-            container.startup_probe, None,
-            "only whether it lives waits for its start"
-        );
-        let probe = container.readiness_probe.unwrap();
-        let command = probe
-            .exec
-            .and_then(|exec| exec.command)
-            .map(|command| command.join(" "));
-        (command, probe.tcp_socket.is_some(), probe.http_get.is_some())
+        let container = container(&pod);
+        assert_eq!(container.liveness_probe, None);
+        assert_eq!(container.readiness_probe, None);
+        assert_eq!(container.startup_probe, None);
+        let probes = guest(&pod).probes;
+        assert_eq!(probes.liveness, probes.readiness);
+        probes.readiness
     };
-    let by_launcher = |arguments: &str| {
+    let probe = |action: ProbeAction, times: [u32; 5]| {
+        let [
+            initial_delay_seconds,
+            timeout_seconds,
+            period_seconds,
+            success_threshold,
+            failure_threshold,
+        ] = times;
+        Some(GuestProbe {
+            action,
+            initial_delay_seconds,
+            timeout_seconds,
+            period_seconds,
+            success_threshold,
+            failure_threshold,
+        })
+    };
+    let defaults = [0, 1, 10, 1, 3];
+    let tcp = |host: Option<&str>, port: u16| ProbeAction::Tcp {
+        host: host.map(str::to_owned),
+        port,
+    };
+    for (given, expected) in [
+        (json!({"tcpSocket": {"port": 8080}}), probe(tcp(None, 8080), defaults)),
         (
-            Some(format!("/usr/bin/drydock-launcher probe-tcp {arguments}")),
-            false,
-            false,
-        )
-    };
-    assert_eq!(asked(json!({"tcpSocket": {"port": 8080}})), by_launcher("8080 500"));
-    assert_eq!(asked(json!({"tcpSocket": {"port": "ssh"}})), by_launcher("22 500"));
-    for (timeout, patience) in [(0, 500), (1, 500), (2, 1000), (60, 1000)] {
-        let probe = json!({"tcpSocket": {"port": 1}, "timeoutSeconds": timeout});
-        assert_eq!(asked(probe), by_launcher(&format!("1 {patience}")));
+            json!({"tcpSocket": {"port": "ssh", "host": ""}}),
+            probe(tcp(None, 22), defaults),
+        ),
+        (
+            json!({"tcpSocket": {"port": 22, "host": "192.0.2.1"}}),
+            probe(tcp(Some("192.0.2.1"), 22), defaults),
+        ),
+        (
+            json!({"tcpSocket": {"port": 1}, "timeoutSeconds": 0, "periodSeconds": 0, "failureThreshold": 0}),
+            probe(tcp(None, 1), defaults),
+        ),
+        (
+            json!({
+                "httpGet": {"port": 80, "scheme": "HTTPS", "path": "ok", "httpHeaders": [{"name": "a", "value": "b"}]},
+                "initialDelaySeconds": 4, "timeoutSeconds": 5, "periodSeconds": 6, "successThreshold": 7,
+                "failureThreshold": 8,
+            }),
+            probe(
+                ProbeAction::Http {
+                    tls: true,
+                    host: None,
+                    port: 80,
+                    path: "/ok".into(),
+                    headers: vec![("a".into(), "b".into())],
+                },
+                [4, 5, 6, 7, 8],
+            ),
+        ),
+        (
+            json!({"httpGet": {"port": "ssh"}}),
+            probe(
+                ProbeAction::Http {
+                    tls: false,
+                    host: None,
+                    port: 22,
+                    path: "/".into(),
+                    headers: Vec::new(),
+                },
+                defaults,
+            ),
+        ),
+        (json!({}), None),
+    ] {
+        assert_eq!(of(given.clone()), expected, "{given}");
     }
-    assert_eq!(
-        asked(json!({"tcpSocket": {"port": 22, "host": "192.0.2.1"}})),
-        (None, true, false)
-    );
-    assert_eq!(asked(json!({"httpGet": {"port": 80}})), (None, false, true));
+}
+
+#[test]
+fn arriving_guest_is_probed_without_delay() {
+    let instance = instance(&everything());
+    let (requirements, claims) = (Requirements::default(), BTreeMap::new());
+    let mut input = other(&instance, &requirements, &claims);
+    input.arriving = None;
+    assert_eq!(guest(&pod(&input)).probes.liveness.unwrap().initial_delay_seconds, 120);
+    let (sizes, images) = (BTreeMap::new(), BTreeMap::new());
+    input.arriving = Some(Arriving {
+        sizes: &sizes,
+        images: &images,
+    });
+    let probe = guest(&pod(&input)).probes.liveness.unwrap();
+    assert_eq!((probe.initial_delay_seconds, probe.period_seconds), (0, 3));
 }
 
 #[test]

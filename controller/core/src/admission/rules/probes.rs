@@ -1,4 +1,4 @@
-//! Questions to the guest, which the kubelet asks through its pod.
+//! Probes of the guest, which its launcher carries out.
 
 use drydock_api::kubevirt::{VirtualMachineInstanceSpec, instance::Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -39,6 +39,12 @@ fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &m
         {
             refusals.not_allowed(&at.field("scheme"), scheme, "HTTP, HTTPS");
         }
+        for (index, header) in get.http_headers.iter().flatten().enumerate() {
+            if !is_header_name(&header.name) {
+                let at = at.field("httpHeaders").index(index).field("name");
+                refusals.not_allowed(&at, &header.name, "a name of an HTTP header");
+            }
+        }
     }
     if let Some(socket) = &probe.tcp_socket {
         port(&socket.port, spec, &at.field("tcpSocket").field("port"), refusals);
@@ -62,6 +68,11 @@ fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &m
     if !has_network && !gets_one {
         refusals.conflict(at, "a guest without a network: nothing could ask it");
     }
+}
+
+/// As Kubernetes validates it.
+fn is_header_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 fn port(port: &IntOrString, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {

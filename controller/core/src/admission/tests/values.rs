@@ -571,6 +571,13 @@ fn probes() {
              spec.livenessProbe.periodSeconds: `-1` is not allowed",
         ),
         (
+            &[(
+                "/readinessProbe",
+                r#"{"httpGet": {"port": 80, "httpHeaders": [{"name": "X-A", "value": "b"}, {"name": "a: b", "value": ""}]}}"#,
+            )],
+            "spec.readinessProbe.httpGet.httpHeaders[1].name: `a: b` is not allowed; allowed: a name of an HTTP header",
+        ),
+        (
             &[
                 ("/networks", "[]"),
                 ("/domain/devices/interfaces", "[]"),

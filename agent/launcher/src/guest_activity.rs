@@ -1,0 +1,104 @@
+//! What the guest does at present, as libvirt records it in the domain's state file.
+//!
+//! ```text
+//! <domstatus state='running' reason='booted' pid='40'>
+//!   ...
+//!   <job type='none' async='migration out' phase='perform3'/>
+//! ```
+//!
+//! libvirt writes the file anew at each change, and reading it waits for nothing: neither for a libvirtd that is busy
+//! with a migration, nor for one that starts again.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+/// Most of the file that is read, in bytes. A guest with a hundred disks has a quarter of it.
+const MOST: u64 = 1 << 20;
+
+/// What a guest does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GuestActivity {
+    /// There is none here, as far as can be read.
+    #[default]
+    Absent,
+    /// Its virtual CPUs stand still: it is paused, arrives, or is about to leave.
+    Still,
+    /// It runs while it is copied to or from another pod, which may slow it down as far as it takes.
+    Moving,
+    /// It runs.
+    Running,
+}
+
+impl GuestActivity {
+    /// Reads a domain's state file; one that cannot be read shows no guest.
+    pub(crate) fn read(path: &Path) -> Self {
+        let text = || -> io::Result<String> {
+            let mut bytes = Vec::new();
+            File::open(path)?.take(MOST).read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        text().map_or(Self::Absent, |text| Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let Some(state) = attribute(text, "<domstatus ", "state") else {
+            return Self::Absent;
+        };
+        if !matches!(state, "running" | "idle" | "no state") {
+            return Self::Still;
+        }
+        let moves = attribute(text, "<job ", "async").is_some_and(|job| job.starts_with("migration"));
+        if moves { Self::Moving } else { Self::Running }
+    }
+}
+
+/// The value of an attribute of the first element that begins so. libvirt escapes all text in the file, so that `<`
+/// begins an element only.
+fn attribute<'a>(text: &'a str, element: &str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(element)?;
+    let (attributes, _) = rest.split_once('>')?;
+    let (_, value) = attributes.split_once(&format!("{name}='"))?;
+    Some(value.split_once('\'')?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GuestActivity;
+
+    fn file(state: &str, job: &str) -> String {
+        format!(
+            "<!--\nWARNING: THIS IS AN AUTO-GENERATED FILE.\n-->\n\n<domstatus {state} pid='40'>\n  \
+             <taint flag='custom-argv'/>\n{job}  <domain type='qemu' id='1'>\n    <name>async='migration'</name>\n"
+        )
+    }
+
+    #[test]
+    fn state_file_tells_activity() {
+        let out = "  <job type='none' async='migration out' phase='perform3'>\n  </job>\n";
+        let input = "  <job type='none' async='migration in' phase='finish3'/>\n";
+        let dump = "  <job type='modify' async='dump'/>\n";
+        for (state, job, expected) in [
+            ("state='running' reason='booted'", "", GuestActivity::Running),
+            ("state='running' reason='unpaused'", dump, GuestActivity::Running),
+            ("state='running' reason='booted'", out, GuestActivity::Moving),
+            ("state='running' reason='post-copy'", input, GuestActivity::Moving),
+            ("state='paused' reason='migration'", out, GuestActivity::Still),
+            ("state='paused' reason='user'", "", GuestActivity::Still),
+            ("state='shutdown' reason='unknown'", "", GuestActivity::Still),
+            ("state='pmsuspended' reason='unknown'", "", GuestActivity::Still),
+        ] {
+            assert_eq!(GuestActivity::parse(&file(state, job)), expected, "{state} {job}");
+        }
+    }
+
+    #[test]
+    fn unreadable_state_file_shows_no_guest() {
+        for text in ["", "<domstatus", "<domain type='qemu'>", "<domstatus pid='1'>"] {
+            assert_eq!(GuestActivity::parse(text), GuestActivity::Absent, "{text}");
+        }
+        assert_eq!(GuestActivity::read("/nonexistent".as_ref()), GuestActivity::Absent);
+    }
+}

@@ -1,0 +1,146 @@
+//! How long a guest may take to respond, counted in time in which this process itself was scheduled.
+//!
+//! On a busy node this process may sleep far longer than it wanted to, and the guest beside it, in the same control
+//! group, got as little of the CPU meanwhile. So a wait is made of short ones, and each counts for no more than it was
+//! to take:
+//!
+//! ```text
+//!  wanted      100 ms     100 ms     100 ms
+//!  took        100 ms     4 s        100 ms        counts as 300 ms
+//! ```
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    os::fd::{AsFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+
+/// Longest part of a wait.
+const PART: Duration = Duration::from_millis(100);
+/// Shortest part: the precision of `poll(2)`.
+const LEAST: Duration = Duration::from_millis(1);
+
+/// What is left of the time.
+#[derive(Debug)]
+pub(super) struct Patience {
+    left: Duration,
+}
+
+impl Patience {
+    /// So much.
+    pub(super) fn new(left: Duration) -> Self {
+        Self { left }
+    }
+
+    /// Waits until `fd` is ready.
+    ///
+    /// # Errors
+    /// `TimedOut` if it is not in time; what the kernel says otherwise.
+    pub(super) fn wait(&mut self, fd: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
+        self.wait_by(|part| {
+            let timeout = PollTimeout::try_from(part).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(fd, flags)], timeout) {
+                Ok(ready) => Ok(ready > 0),
+                Err(Errno::EINTR) => Ok(false),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    /// The same by a wait for one part, which says whether it has come to an end.
+    fn wait_by(&mut self, mut wait: impl FnMut(Duration) -> io::Result<bool>) -> io::Result<()> {
+        while !self.left.is_zero() {
+            let part = self.left.clamp(LEAST, PART);
+            let begun = Instant::now();
+            let ready = wait(part)?;
+            let counts = begun.elapsed().min(part);
+            // A part that was cut short by a signal counts for what it took, and always for something.
+            self.left = self.left.saturating_sub(if ready { counts } else { counts.max(LEAST) });
+            if ready {
+                return Ok(());
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// A connection whose reads and writes wait as long as there is patience.
+#[derive(Debug)]
+pub(super) struct Patient<'a> {
+    /// It does not wait by itself.
+    pub(super) stream: &'a TcpStream,
+    /// For all reads and writes together.
+    pub(super) patience: &'a mut Patience,
+}
+
+impl Patient<'_> {
+    fn retry(&mut self, flags: PollFlags, mut act: impl FnMut(&TcpStream) -> io::Result<usize>) -> io::Result<usize> {
+        loop {
+            match act(self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.patience.wait(self.stream.as_fd(), flags)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.retry(PollFlags::POLLIN, |mut stream| stream.read(buffer))
+    }
+}
+
+impl Write for Patient<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.retry(PollFlags::POLLOUT, |mut stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn late_wakeups_count_for_no_more_than_was_wanted() {
+        let mut patience = Patience::new(Duration::from_millis(250));
+        let mut parts = Vec::new();
+        let timed_out = patience.wait_by(|part| {
+            parts.push(part);
+            // The node is busy: it comes back late.
+            thread::sleep(part * 3);
+            Ok(false)
+        });
+        assert_eq!(timed_out.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let wanted = [100, 100, 50].map(Duration::from_millis);
+        assert_eq!(parts, wanted, "three times the time was given");
+    }
+
+    #[test]
+    fn response_after_late_wakeup_is_in_time() {
+        let mut patience = Patience::new(Duration::from_millis(100));
+        let mut waits = 0;
+        let waited = patience.wait_by(|part| {
+            waits += 1;
+            thread::sleep(part * 2);
+            Ok(true)
+        });
+        waited.unwrap();
+        assert_eq!(waits, 1);
+        assert_eq!(patience.left, Duration::ZERO);
+    }
+}
