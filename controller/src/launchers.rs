@@ -467,15 +467,13 @@ fn prune_pod(pod: &mut Pod) {
     }
     if let Some(status) = &mut pod.status {
         status.ephemeral_container_statuses = None;
-        status.container_statuses = status.container_statuses.take().map(|mut containers| {
-            for container in &mut containers {
-                container.last_state = None;
-                container.volume_mounts = None;
-                container.resources = None;
-                container.allocated_resources = None;
-            }
-            containers
-        });
+        let (own, before) = (&mut status.container_statuses, &mut status.init_container_statuses);
+        for container in own.iter_mut().chain(before).flatten() {
+            container.last_state = None;
+            container.volume_mounts = None;
+            container.resources = None;
+            container.allocated_resources = None;
+        }
     }
 }
 

@@ -34,7 +34,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use crate::{
     conditions::{Status, whole_seconds},
     eviction::mark,
-    launcher_pod::{image_identity::wanted_witnesses, made_for},
+    launcher_pod::{image_identity::wanted_witnesses, made_for, newest_images},
     migration::{
         observed::{source, target},
         record::Record,
@@ -641,9 +641,10 @@ fn unscheduled(pod: &Pod) -> Option<(String, String)> {
     ))
 }
 
-/// Why a pod's container does not start, where that is more than that it takes time.
+/// Why a pod's container, or another that it waits for, does not start, where that is more than that it takes time.
 fn waiting(pod: &Pod) -> Option<(String, String)> {
-    let waiting = container_state(pod)?.waiting.as_ref()?;
+    let before = newest_images::unfinished(pod).and_then(|status| status.state.as_ref());
+    let waiting = before.or_else(|| container_state(pod))?.waiting.as_ref()?;
     let reason = waiting.reason.clone()?;
     let usual = ["ContainerCreating", "PodInitializing"].contains(&reason.as_str());
     (!usual).then(|| (reason, waiting.message.clone().unwrap_or_default()))

@@ -26,6 +26,7 @@
 mod guest;
 pub mod image_identity;
 mod names;
+pub(crate) mod newest_images;
 mod node_affinity;
 pub(crate) mod probes;
 mod resources;
@@ -173,6 +174,7 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
                 volume_devices: some(devices),
                 ..Container::default()
             }],
+            init_containers: some(newest_images::containers(input)),
             volumes: Some(volumes),
             image_pull_secrets: some(pull_secrets),
             affinity: node_affinity::for_scheduling(spec.affinity.clone(), requirements),

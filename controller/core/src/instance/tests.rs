@@ -176,6 +176,33 @@ fn scheduling_and_images_in_trouble_are_told() {
 }
 
 #[test]
+fn image_pulled_before_guests_container_is_told_while_it_fails() {
+    let instance = instance(&json!({"phase": "Scheduling"}));
+    let waits = |reason: &str| json!({"waiting": {"reason": reason}});
+    let reason = |before: Value, own: Value| {
+        let mut one = pod("p", Some("a"), &own).as_ref().clone();
+        one.status.as_mut().unwrap().init_container_statuses = serde_json::from_value(json!([
+            {"name": "newest-image-0", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": before},
+        ]))
+        .unwrap();
+        let plan = at(&instance, &[Arc::new(one)], false, NodeState::Ready);
+        let conditions = plan.status.unwrap().conditions;
+        let found = conditions.iter().find(|condition| condition.type_ == "Synchronized");
+        found.and_then(|condition| condition.reason.clone())
+    };
+    let initializing = || waits("PodInitializing");
+    assert_eq!(
+        reason(waits("ErrImagePull"), initializing()).as_deref(),
+        Some("ErrImagePull")
+    );
+    assert_eq!(reason(waits("PodInitializing"), initializing()), None);
+    assert_eq!(reason(running(), initializing()), None);
+    let ended = json!({"terminated": {"exitCode": 0}});
+    assert_eq!(reason(ended.clone(), initializing()), None);
+    assert_eq!(reason(ended, waits("ErrImagePull")).as_deref(), Some("ErrImagePull"));
+}
+
+#[test]
 fn a_running_instance_is_left_alone() {
     let instance = instance(&up());
     let plan = at(&instance, &[pod("p", Some("a"), &running())], false, NodeState::Ready);

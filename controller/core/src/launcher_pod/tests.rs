@@ -398,16 +398,16 @@ fn a_guest_arrives_upon_the_image_that_it_began_with() {
         of(Some(arriving)),
         [
             "registry.example/disk@sha256:aaaa IfNotPresent",
-            "registry.example/disk@sha256:aaaa Always",
-            "registry.example/other Always"
+            "registry.example/disk@sha256:aaaa IfNotPresent",
+            "registry.example/other IfNotPresent"
         ]
     );
     assert_eq!(
         of(None),
         [
-            "registry.example/disk Always",
-            "registry.example/disk:1 Always",
-            "registry.example/other Always",
+            "registry.example/disk IfNotPresent",
+            "registry.example/disk:1 IfNotPresent",
+            "registry.example/other IfNotPresent",
             "i IfNotPresent"
         ],
         "where it begins, the launcher's image can tell which images these are"
@@ -635,28 +635,95 @@ fn the_cpu_request_is_a_tenth_unless_it_is_said() {
 }
 
 #[test]
-fn images_are_pulled_as_kubernetes_pulls_them() {
-    let policy = |image: &str| {
-        let pod = made(
-            &small(json!({"volumes": [{"name": "d", "containerDisk": {"image": image}}]})),
-            &[],
-        );
-        let volumes = pod.spec.unwrap().volumes.unwrap();
-        volumes
+fn tag_is_resolved_once_at_start_as_kubernetes_would() {
+    let of = |disk: Value, architecture: Option<&str>, arrives: bool| {
+        let mut spec = small(json!({"volumes": [{"name": "d", "containerDisk": disk}]}));
+        spec["architecture"] = json!(architecture);
+        let instance = instance(&spec);
+        let (requirements, claims) = (Requirements::default(), BTreeMap::new());
+        let (sizes, images) = (BTreeMap::new(), BTreeMap::new());
+        let arriving = Arriving {
+            sizes: &sizes,
+            images: &images,
+        };
+        let pod = pod(&PodInput {
+            arriving: arrives.then_some(arriving),
+            ..other(&instance, &requirements, &claims)
+        });
+        let spec = pod.spec.unwrap();
+        let volume = spec.volumes.unwrap().into_iter().find_map(|volume| volume.image);
+        let before = spec.init_containers.unwrap_or_default();
+        let before: Vec<_> = before
             .into_iter()
-            .find_map(|volume| volume.image)
-            .unwrap()
-            .pull_policy
-            .unwrap()
+            .map(|one| format!("{} {}", one.image.unwrap(), one.image_pull_policy.unwrap()))
+            .collect();
+        (volume.unwrap().pull_policy.unwrap(), before.join(", "))
     };
-    for (image, expected) in [
-        ("disk", "Always"),
-        ("disk:latest", "Always"),
-        ("host:5000/disk", "Always"),
-        ("disk:1", "IfNotPresent"),
-        ("disk@sha256:0", "IfNotPresent"),
+    for (image, policy, volume, before) in [
+        ("disk", None, "IfNotPresent", "disk Always"),
+        ("disk:latest", None, "IfNotPresent", "disk:latest Always"),
+        ("host:5000/disk", None, "IfNotPresent", "host:5000/disk Always"),
+        ("disk:1", None, "IfNotPresent", ""),
+        ("disk@sha256:0", None, "IfNotPresent", ""),
+        ("disk:1", Some("Always"), "IfNotPresent", "disk:1 Always"),
+        ("disk@sha256:0", Some("Always"), "IfNotPresent", ""),
+        ("disk", Some("IfNotPresent"), "IfNotPresent", ""),
+        ("disk", Some("Never"), "Never", ""),
     ] {
-        assert_eq!(policy(image), expected, "{image}");
+        let disk = json!({"image": image, "imagePullPolicy": policy});
+        let told = (volume.to_owned(), before.to_owned());
+        assert_eq!(of(disk.clone(), None, false), told, "{disk}");
+        // A guest that arrives has begun with an image already.
+        assert_eq!(
+            of(disk.clone(), None, true),
+            (volume.to_owned(), String::new()),
+            "{disk}"
+        );
+    }
+    let policy = |architecture: &str| of(json!({"image": "disk"}), Some(architecture), false);
+    assert_eq!(policy("amd64"), ("IfNotPresent".into(), "disk Always".into()));
+    assert_eq!(
+        policy("arm64"),
+        ("Always".into(), String::new()),
+        "nothing could run there"
+    );
+}
+
+#[test]
+fn container_before_guests_adds_nothing_to_pod() {
+    let mut spec = everything();
+    spec["volumes"] = json!([
+        {"name": "a", "containerDisk": {"image": "one"}},
+        {"name": "b", "containerDisk": {"image": "two"}},
+        {"name": "c", "containerDisk": {"image": "one"}},
+    ]);
+    let pod = made(&spec, &[]);
+    let guests = container(&pod).resources.clone().unwrap();
+    let before = pod.spec.as_ref().unwrap().init_containers.clone().unwrap();
+    let images: Vec<_> = before.iter().map(|one| one.image.as_deref().unwrap()).collect();
+    assert_eq!(images, ["one", "two"], "one for each image");
+    for one in before {
+        let resources = one.resources.unwrap();
+        for (own, guests) in [
+            (resources.requests, guests.requests.clone()),
+            (resources.limits, guests.limits.clone()),
+        ] {
+            let (own, guests) = (own.unwrap(), guests.unwrap());
+            assert_eq!(own.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
+            assert!(own.iter().all(|(name, amount)| guests[name] == *amount), "{own:?}");
+        }
+        assert_eq!(one.security_context, container(&pod).security_context);
+        let mounts: Vec<_> = one
+            .volume_mounts
+            .unwrap()
+            .into_iter()
+            .map(|mount| mount.mount_path)
+            .collect();
+        assert_eq!(
+            mounts,
+            ["/launcher"],
+            "no disk, which would be that of the image before"
+        );
     }
 }
 

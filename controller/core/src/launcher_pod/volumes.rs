@@ -3,7 +3,7 @@
 use drydock_api::{
     kubevirt::{
         VirtualMachineInstanceSpec,
-        volumes::{ContainerDisk, Volume as GuestVolume},
+        volumes::{PullPolicy, Volume as GuestVolume},
     },
     launcher::{
         DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_NETWORK, SECRET_USER,
@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{
     SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
 };
 
-use super::{ClaimMode, PodInput, guest::arriving_size, names::VolumeNames};
+use super::{ClaimMode, PodInput, guest::arriving_size, names::VolumeNames, newest_images::volume_policy};
 use crate::migratable::claim;
 
 type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
@@ -38,8 +38,10 @@ pub(super) fn of(input: &PodInput<'_>) -> Parts {
         add(&mut parts, &mut names, volume, input);
     }
     if witnesses {
-        // Of no container that is there from the beginning.
-        parts.0.push(image(launcher, input.image.into(), "IfNotPresent"));
+        // Of containers that have the image of a disk.
+        parts
+            .0
+            .push(image(launcher, input.image.into(), PullPolicy::IfNotPresent));
     }
     parts
 }
@@ -67,12 +69,12 @@ pub(super) fn image_volumes(spec: &VirtualMachineInstanceSpec) -> Vec<(String, S
         .collect()
 }
 
-fn image(name: String, reference: String, pull_policy: &str) -> Volume {
+fn image(name: String, reference: String, pull_policy: PullPolicy) -> Volume {
     Volume {
         name,
         image: Some(ImageVolumeSource {
             reference: Some(reference),
-            pull_policy: Some(pull_policy.into()),
+            pull_policy: Some(pull_policy.as_str().into()),
         }),
         ..Volume::default()
     }
@@ -92,7 +94,7 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
     if let Some(disk) = &volume.container_disk {
         let pinned = input.arriving.and_then(|arriving| arriving.images.get(&volume.name));
         let reference = pinned.unwrap_or(&disk.image);
-        volumes.push(image(name.clone(), reference.clone(), pull_policy(disk, reference)));
+        volumes.push(image(name.clone(), reference.clone(), volume_policy(input, disk)));
         mounts.push(mount(&name, format!("{IMAGES_FOLDER}/{}", volume.name), true));
     } else if let Some(data) = &volume.cloud_init_no_cloud {
         if arriving_size(volume, input).is_some() {
@@ -141,16 +143,6 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
             )),
         }
     }
-}
-
-/// As Kubernetes does for containers: what is called latest may be another one by now.
-fn pull_policy(disk: &ContainerDisk, reference: &str) -> &'static str {
-    if let Some(policy) = disk.image_pull_policy {
-        return policy.as_str();
-    }
-    let last = reference.rsplit('/').next().unwrap_or_default();
-    let pinned = last.contains('@') || last.split_once(':').is_some_and(|(_, tag)| tag != "latest");
-    if pinned { "IfNotPresent" } else { "Always" }
 }
 
 /// Secrets for the registries of containerDisks.
