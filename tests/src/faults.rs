@@ -127,7 +127,8 @@ impl Case {
     /// Whether there is such a thing: at that moment, on that side.
     fn is_possible(self) -> bool {
         let there = match (self.part, self.side) {
-            (Part::Qemu, Side::Source) => false,
+            // It is the guest itself, which cannot be frozen and go on.
+            (Part::Qemu, Side::Source) => self.kind == Kind::Kill && self.moment == Moment::Running,
             // It receives the guest from when that begins to move.
             (Part::Qemu, Side::Target) => self.moment >= Moment::Running,
             (part, Side::Target) if part.is_in_pod() => self.moment >= Moment::PreparingTarget,
@@ -140,7 +141,7 @@ impl Case {
     /// first process, and in the hand-over the guest may run on either side.
     pub fn may_end_the_guest(self) -> bool {
         match (self.kind, self.part, self.side) {
-            (Kind::Kill, Part::Launcher, Side::Source) => true,
+            (Kind::Kill, Part::Launcher | Part::Qemu, Side::Source) => true,
             (Kind::Kill, Part::Launcher | Part::Qemu, Side::Target) => self.moment == Moment::HandOver,
             _ => false,
         }
@@ -267,10 +268,11 @@ mod tests {
         let all: BTreeSet<String> = every_case().iter().map(Case::to_string).collect();
         assert_eq!(all.len(), every_case().len(), "two have one name");
         // Processes with both sides, those of the cluster, and links; then what is not there yet.
-        assert_eq!(all.len(), 2 * 4 * (4 * 2 + 2 + 1) + 4 * 3 - 2 * (2 + 2));
+        assert_eq!(all.len(), 2 * 4 * (4 * 2 + 2 + 1) + 4 * 3 - 2 * (2 + 2) + 1);
         for case in [
             "kill agent source scheduling",
             "freeze libvirtd target hand-over",
+            "kill QEMU source running",
             "kill QEMU target running",
             "freeze API-server preparing-target",
             "cut node-to-node running",
@@ -278,7 +280,11 @@ mod tests {
         ] {
             assert!(all.contains(case), "{case}");
         }
-        for case in ["kill libvirtd target scheduling", "kill QEMU target preparing-target"] {
+        for case in [
+            "kill libvirtd target scheduling",
+            "kill QEMU target preparing-target",
+            "kill QEMU source hand-over",
+        ] {
             assert!(!all.contains(case), "{case}");
         }
     }
@@ -316,6 +322,7 @@ mod tests {
                 "kill launcher source scheduling",
                 "kill launcher source preparing-target",
                 "kill launcher source running",
+                "kill QEMU source running",
                 "kill launcher source hand-over",
                 "kill launcher target hand-over",
                 "kill QEMU target hand-over",

@@ -24,8 +24,10 @@ pub(crate) enum GuestActivity {
     /// There is none here, as far as can be read.
     #[default]
     Absent,
-    /// Its virtual CPUs stand still: it is paused, arrives, or is about to leave.
+    /// Its virtual CPUs stand still: it is paused, or arrives.
     Still,
+    /// It stands still so that the rest of it can be moved: another pod may have all of it, or be about to.
+    Leaving,
     /// It runs while it is copied to or from another pod, which may slow it down as far as it takes.
     Moving,
     /// It runs.
@@ -47,11 +49,13 @@ impl GuestActivity {
         let Some(state) = attribute(text, "<domstatus ", "state") else {
             return Self::Absent;
         };
-        if !matches!(state, "running" | "idle" | "no state") {
-            return Self::Still;
+        let job = attribute(text, "<job ", "async").unwrap_or_default();
+        match state {
+            "running" | "idle" | "no state" if job.starts_with("migration") => Self::Moving,
+            "running" | "idle" | "no state" => Self::Running,
+            "paused" if job == "migration out" => Self::Leaving,
+            _ => Self::Still,
         }
-        let moves = attribute(text, "<job ", "async").is_some_and(|job| job.starts_with("migration"));
-        if moves { Self::Moving } else { Self::Running }
     }
 }
 
@@ -85,7 +89,8 @@ mod tests {
             ("state='running' reason='unpaused'", dump, GuestActivity::Running),
             ("state='running' reason='booted'", out, GuestActivity::Moving),
             ("state='running' reason='post-copy'", input, GuestActivity::Moving),
-            ("state='paused' reason='migration'", out, GuestActivity::Still),
+            ("state='paused' reason='migration'", out, GuestActivity::Leaving),
+            ("state='paused' reason='migration'", input, GuestActivity::Still),
             ("state='paused' reason='user'", "", GuestActivity::Still),
             ("state='shutdown' reason='unknown'", "", GuestActivity::Still),
             ("state='pmsuspended' reason='unknown'", "", GuestActivity::Still),

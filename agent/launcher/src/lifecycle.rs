@@ -11,6 +11,17 @@
 //!                  then say NotStarted        (so it is, too, once its liveness probe has failed)
 //! ```
 //!
+//! **The end of QEMU** is the kernel's word: QEMU is this process' child once libvirtd has started it, and is reaped by
+//! it. libvirt may tell of that end much later while the guest moves. So it is waited for longer only where it alone
+//! knows what the end means: QEMU ended as it was told to (the guest shut down, has left, or was destroyed), or the guest
+//! stood still in order to leave. Of a QEMU that was killed or has failed otherwise, the kernel's word is enough: this
+//! process ends, and with it the pod, which is proof for all others that nothing here goes on.
+//!
+//! That a guest restarts or shuts down is known when libvirt tells it, and not before. Only QEMU knows, by its monitor
+//! (QMP), and libvirt has its only one: a second one would need a command line for QEMU in the domain, which libvirt calls
+//! tainted, and would be open to all in the pod. libvirt writes the domain's state file together with its event, and the
+//! domain's log after it; QEMU itself logs nothing, and goes on when the guest has shut down (`-no-shutdown`).
+//!
 //! [`Lifecycle::step`] takes in what happened and says what is to be done; it is then called again
 //! at the latest at [`Lifecycle::wake`]. Time is counted from the launcher's start.
 
@@ -51,8 +62,12 @@ const PRESS_AGAIN: Duration = Duration::from_secs(5);
 const PRESS_LATER: Duration = Duration::from_secs(30);
 /// How long libvirt may take to notice the end of a guest whose QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(30);
+/// The same if the kernel says that QEMU was killed or has failed: libvirt could add nothing but its own words.
+const NOTICE_OF_FAILURE: Duration = Duration::from_secs(3);
 /// How long libvirt may take to finish what others asked of a guest that has ended.
 const SETTLE: Duration = Duration::from_secs(5);
+/// The same if QEMU was killed or has failed: nobody moves what is gone, and the pod's end says the same.
+const SETTLE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// How long QEMU may take to end when asked to past libvirt.
 const POLITE: Duration = Duration::from_secs(10);
 
@@ -125,6 +140,8 @@ pub(crate) struct Lifecycle {
     unhealthy: Option<String>,
     /// When the pod was given up for that.
     given_up: Option<Duration>,
+    /// The guest stood still in order to move when its QEMU ended.
+    leaves: bool,
     settling: Settling,
     concluding: Option<Option<OffReason>>,
     over: bool,
@@ -152,6 +169,7 @@ impl Lifecycle {
             failed: None,
             unhealthy: None,
             given_up: None,
+            leaves: false,
             settling: Settling::NotYet,
             concluding: None,
             over: false,
@@ -189,7 +207,7 @@ impl Lifecycle {
             Guest::Never => (end, None, None),
             Guest::Ended { at, .. } => match self.settling {
                 Settling::Asked(until) => (end, Some(until), None),
-                Settling::NotYet | Settling::Done => (end, Some(at + NOTICE), None),
+                Settling::NotYet | Settling::Done => (end, Some(at + self.notice()), None),
             },
             Guest::Runs { .. } => {
                 let next = self
@@ -241,8 +259,10 @@ impl Lifecycle {
             Event::QemuStarted(pid) => {
                 self.guest = Guest::Runs { pid: Some(pid) };
                 self.off = None;
+                self.leaves = false;
                 self.settling = Settling::NotYet;
             }
+            Event::Leaves => self.leaves = true,
             Event::QemuEnded(pid, how) => self.qemu_ended(pid, how, now),
             Event::StateRemoved => {
                 if self.guest == Guest::Never {
@@ -463,6 +483,25 @@ impl Lifecycle {
         }
     }
 
+    /// How long libvirt may take to notice the end. It may be long in a migration, for which it holds back its events
+    /// and answers; whoever moves the guest needs its word on a guest that stood still to leave.
+    fn notice(&self) -> Duration {
+        if self.has_failed() && !self.leaves {
+            NOTICE_OF_FAILURE
+        } else {
+            NOTICE
+        }
+    }
+
+    /// The kernel says that QEMU was killed or has failed, and libvirt does not say that the guest has moved.
+    fn has_failed(&self) -> bool {
+        let Guest::Ended { how: Some(how), .. } = self.guest else {
+            return false;
+        };
+        let moved = self.off == Some(Some(OffReason::Migrated));
+        !matches!(how, ProcessEnd::Exited(0) | ProcessEnd::Unknown) && !moved
+    }
+
     /// Whether the guest has ended, and libvirt's reason if it gave one.
     fn verdict(&self, now: Duration) -> Option<Option<OffReason>> {
         let reason = self.off.flatten();
@@ -473,7 +512,7 @@ impl Lifecycle {
                 let given_up = self
                     .stop
                     .is_some_and(|stop| stop.since + self.grace.give_up <= now || self.forced);
-                (self.off.is_some() || libvirt_stays_off || given_up || at + NOTICE <= now).then_some(reason)
+                (self.off.is_some() || libvirt_stays_off || given_up || at + self.notice() <= now).then_some(reason)
             }
         }
     }
@@ -489,7 +528,12 @@ impl Lifecycle {
                 if self.asking.is_some() {
                     actions.push(Action::Abandon);
                 }
-                self.settling = Settling::Asked(now + SETTLE);
+                let within = if self.has_failed() {
+                    SETTLE_AFTER_FAILURE
+                } else {
+                    SETTLE
+                };
+                self.settling = Settling::Asked(now + within);
                 self.ask_for(Question::Settled, actions);
                 false
             }

@@ -329,6 +329,10 @@ impl Supervisor {
             self.happened(Event::Prepared(prepare_command::result(end, &complaint)));
         } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
             if self.qemu.take_if(|qemu| *qemu == pid).is_some() {
+                let last = GuestActivity::read(&self.folders.state(&self.guest.domain));
+                if last == GuestActivity::Leaving {
+                    self.happened(Event::Leaves);
+                }
                 self.observe(GuestActivity::Absent);
             }
             self.happened(Event::QemuEnded(pid, end));

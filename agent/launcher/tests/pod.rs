@@ -88,6 +88,21 @@ fn a_qemu_that_is_killed_is_a_crash() {
 }
 
 #[test]
+fn qemu_killed_while_libvirtd_hangs_is_a_crash() {
+    let mut pod = Sandbox::start(POLITE, 60);
+    pod.boot();
+    nix::sys::signal::kill(pod.child("libvirtd"), nix::sys::signal::Signal::SIGSTOP).unwrap();
+    pod.kill("qemu-system");
+    let (ending, code) = pod.ended();
+    assert_eq!((ending.outcome, code), (Outcome::Crashed, 1), "{}", ending.message);
+    assert!(
+        ending.message.contains("QEMU was killed by SIGKILL"),
+        "{}",
+        ending.message
+    );
+}
+
+#[test]
 fn a_guest_that_ends_while_libvirtd_is_dead_has_crashed() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();

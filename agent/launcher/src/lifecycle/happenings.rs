@@ -22,6 +22,8 @@ pub(crate) enum Event {
     LibvirtdEnded(String),
     /// The domain has a QEMU.
     QemuStarted(Pid),
+    /// The guest stands still so that the rest of it can be moved, and its QEMU is about to be told to have ended.
+    Leaves,
     /// A QEMU has ended: the guest's, or one that libvirt only asked about itself.
     QemuEnded(Pid, ProcessEnd),
     /// libvirt keeps no state of the domain any more.

@@ -227,6 +227,41 @@ fn an_end_that_libvirt_never_notices_is_told_all_the_same() {
 }
 
 #[test]
+fn killed_qemu_needs_no_word_of_libvirt_unless_guest_leaves() {
+    let killed = ProcessEnd::Killed(Signal::SIGKILL);
+    for (how, leaves, seconds) in [
+        (killed, false, 3),
+        (ProcessEnd::Exited(1), false, 3),
+        (killed, true, 30),
+        (ProcessEnd::Exited(0), false, 30),
+        (ProcessEnd::Unknown, false, 30),
+    ] {
+        let mut story = Story::running(30);
+        if leaves {
+            story.happens(Event::Leaves);
+        }
+        // libvirt hangs: it does not answer at all.
+        assert_eq!(story.happens(Event::QemuEnded(QEMU, how)), [STATE]);
+        assert_eq!(story.outcome(), None);
+        story.wakes();
+        assert!(story.outcome().is_some(), "{how}");
+        assert_eq!(story.now.as_secs(), seconds, "{how}, leaves: {leaves}");
+    }
+    // What else waits for libvirt is not waited for long.
+    let mut story = Story::running(30);
+    story.settles = false;
+    story.happens(Event::QemuEnded(QEMU, killed));
+    assert_eq!(story.says(off(OffReason::Crashed)), [Action::Ask(Question::Settled)]);
+    story.wakes();
+    assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Crashed), 1));
+    // Its word counts if it comes.
+    let mut story = Story::running(30);
+    story.happens(Event::QemuEnded(QEMU, killed));
+    story.says(off(OffReason::Migrated));
+    assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Migrated), 0));
+}
+
+#[test]
 fn who_moves_the_guest_hears_of_it_before_libvirtd_ends() {
     let moved = || {
         let mut story = Story::running(30);
@@ -549,6 +584,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::QemuStarted(QEMU)),
         Just(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))),
         Just(Event::Unhealthy("failed".into())),
+        Just(Event::Leaves),
+        Just(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
         Just(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))),
         Just(Event::StateRemoved),
         Just(Event::LogWritten),

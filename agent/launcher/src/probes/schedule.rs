@@ -27,7 +27,7 @@ impl Kind {
     /// takes, which is no reason to end it; whether it can serve is a question all the same.
     fn may_probe(self, activity: GuestActivity) -> bool {
         match activity {
-            GuestActivity::Absent | GuestActivity::Still => false,
+            GuestActivity::Absent | GuestActivity::Still | GuestActivity::Leaving => false,
             GuestActivity::Moving => self == Self::Readiness,
             GuestActivity::Running => true,
         }
@@ -215,7 +215,7 @@ mod tests {
         for kind in [Kind::Liveness, Kind::Readiness] {
             let mut schedule = schedule(kind);
             // The target of a migration, for as long as it takes.
-            for activity in [Absent, Still] {
+            for activity in [Absent, Still, Leaving] {
                 schedule.observe(activity, at(1));
                 assert_eq!(schedule.wake(), None, "{activity:?}");
                 assert!(!schedule.begins(at(500)));
