@@ -9,9 +9,11 @@
 //! Nothing is done before this agent acts for the node, and guests do not notice when it ends: what
 //! they are is found again in libvirt and in the objects.
 
+mod events;
 mod facts;
 mod gates;
 mod guest_task;
+mod readiness;
 mod report;
 mod watches;
 

@@ -1,5 +1,5 @@
 //! The readiness gates of launcher pods, by which Kubernetes sends a Service's traffic to a pod only while its guest
-//! runs there.
+//! runs there, and its readiness probe, if it has one, succeeds.
 //!
 //! A guest's task and a migration's both set them, each as soon as it sees the guest, and a watch shows what was
 //! written only later. So what was written is kept by pod, and nothing is written twice.

@@ -27,9 +27,9 @@ use drydock_host::{
     document::ParseError,
     domain::{
         AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
-        ShutOffReason, Start, State, StoppedDetail, SuspendedDetail, Versions,
+        ShutOffReason, Start, State, Versions,
     },
-    pod_folder::{FolderError, PodFolder, Watched},
+    pod_folder::{FolderError, PodFolder},
 };
 use drydock_runtime::{Backoff, Severity, chain, clock, newer};
 use k8s_openapi::api::core::v1::Pod;
@@ -41,7 +41,9 @@ use tracing::{info, warn};
 use crate::folder_watch::FolderWatch;
 
 use super::{
-    Seen, Shared, facts,
+    Seen, Shared,
+    events::{alongside, record_event},
+    facts, readiness,
     report::{self, tell},
 };
 
@@ -49,10 +51,6 @@ use super::{
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Most that a launcher may say in its file.
 const READY_BYTES: u64 = 64 << 10;
-/// Least time from one look at the result of a guest's readiness probe to the next: a pod may change it all the time.
-const READINESS_PAUSE: Duration = Duration::from_millis(200);
-/// Most characters of what a launcher says of it.
-const READINESS_MESSAGE: usize = 300;
 
 /// The task of one instance.
 pub(super) struct GuestTask {
@@ -114,8 +112,6 @@ struct Known {
     agent: Option<GuestAgent>,
     /// The guest's agent came, went, or may know something new.
     ask_agent: bool,
-    /// It stands still in order to move, and has not gone on here.
-    has_left: bool,
     /// The result of its readiness probe, if its launcher has one.
     readiness: Option<Readiness>,
 }
@@ -205,6 +201,8 @@ impl GuestTask {
             versions: Some(handle.versions().await?),
             ..Known::default()
         };
+        // It stands still in order to move, and has not gone on here.
+        let mut has_left = false;
         loop {
             let seen = self.seen.borrow_and_update().clone();
             let (Some(pod), true) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid)) else {
@@ -215,17 +213,36 @@ impl GuestTask {
                 .probes_readiness
                 .then(|| folder.watch(READINESS_FILE))
                 .transpose()?;
-            known.readiness = watched.as_ref().and_then(|_| readiness(folder));
-            self.look(handle, &mut known, ready, &pod).await?;
+            known.readiness = watched.as_ref().and_then(|_| readiness::read(folder));
+            let (sink, instance) = (self.shared.events.clone(), self.instance());
+            let mut outdated = Outdated::default();
+            let looking = self.look(handle, &mut known, ready, &pod);
+            let (looked, connected) = alongside(looking, &mut events, |event| {
+                record_event(&sink, &instance, &event, &mut has_left);
+                outdated.take_in(&event);
+            })
+            .await;
+            looked?;
+            if !connected {
+                return Ok(Then::Again);
+            }
+            if outdated.any {
+                known.forget(&outdated);
+                continue;
+            }
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(event) => self.hear(event, &mut known),
+                    Some(event) => {
+                        record_event(&self.shared.events, &self.instance(), &event, &mut has_left);
+                        outdated.take_in(&event);
+                        known.forget(&outdated);
+                    }
                     // libvirtd has gone; its launcher starts another one, or ends with its guest.
                     None => return Ok(Then::Again),
                 },
                 changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
                 () = clock::sleep_until_instant(self.retry) => {}
-                () = changed(watched.as_ref()) => {}
+                () = readiness::changed(watched.as_ref()) => {}
             }
         }
     }
@@ -318,49 +335,6 @@ impl GuestTask {
             "VirtualMachineInstance started.".into(),
         );
         Ok(())
-    }
-
-    /// Takes an event into account; whoever looks next looks at everything anyway.
-    fn hear(&self, event: DomainEvent, known: &mut Known) {
-        let instance = self.instance();
-        let say = |severity, reason, note: String| tell(&self.shared.events, &instance, severity, reason, note);
-        match event {
-            DomainEvent::Agent(channel) => {
-                known.ask_agent = true;
-                if !matches!(channel, AgentChannel::Connected) {
-                    known.agent = None;
-                    known.ask_agent = false;
-                }
-            }
-            DomainEvent::Reboot => {
-                known.ask_agent = true;
-                say(Severity::Normal, "Rebooted", "The guest has restarted itself.".into());
-            }
-            DomainEvent::IoError { disk, reason, .. } => {
-                say(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
-            }
-            // What is known of a migration is asked for when something else has happened.
-            DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
-            DomainEvent::Lifecycle(event) => match event {
-                // It has left, which its migration tells; libvirt shuts down what it leaves behind.
-                Lifecycle::Stopped(StoppedDetail::Migrated) => {}
-                Lifecycle::Shutdown(_) if known.has_left => {}
-                Lifecycle::Suspended(SuspendedDetail::Migrated) => known.has_left = true,
-                Lifecycle::Shutdown(_) => {
-                    let note = "The VirtualMachineInstance is shutting down.".to_owned();
-                    say(Severity::Normal, "ShuttingDown", note);
-                }
-                Lifecycle::Stopped(_) => {
-                    let note = format!("The VirtualMachineInstance has stopped: {}.", event.detail());
-                    say(Severity::Normal, "Stopped", note);
-                }
-                Lifecycle::Started(_) | Lifecycle::Resumed(_) => {
-                    known.has_left = false;
-                    known.live = None;
-                }
-                _ => {}
-            },
-        }
     }
 
     /// Writes what differs from what is reported already: the readiness gate, then the status. What
@@ -484,37 +458,42 @@ impl GuestTask {
     }
 }
 
-/// The result of a guest's readiness probe, if there is one by now.
-fn readiness(folder: &PodFolder) -> Option<Readiness> {
-    let read = match folder.read(READINESS_FILE, READY_BYTES) {
-        Err(FolderError::NotThere { .. }) => return None,
-        Err(error) => Err(error.to_string()),
-        Ok(text) => serde_json::from_slice(&text).map_err(|error| error.to_string()),
-    };
-    Some(match read {
-        Ok(Readiness { ready, message }) => Readiness {
-            ready,
-            message: message
-                .chars()
-                .filter(|c| !c.is_control())
-                .take(READINESS_MESSAGE)
-                .collect(),
-        },
-        Err(why) => Readiness {
-            ready: false,
-            message: format!("its result is not understood: {why}"),
-        },
-    })
+/// What events say that is to be found out anew: as much, however many there are.
+#[derive(Debug, Default)]
+struct Outdated {
+    /// There were events.
+    any: bool,
+    /// The guest's agent came, went, or may know something new: whether it is there.
+    agent: Option<bool>,
+    /// Another QEMU, or the same elsewhere.
+    live: bool,
 }
 
-/// Ends when something that is watched has changed, and not at once again after the last time.
-async fn changed(watched: Option<&Watched>) {
-    let Some(watched) = watched else {
-        return std::future::pending().await;
-    };
-    let earliest = clock::Instant::now() + READINESS_PAUSE;
-    watched.changed().await;
-    clock::sleep_until_instant(Some(earliest)).await;
+impl Outdated {
+    fn take_in(&mut self, event: &DomainEvent) {
+        self.any = true;
+        match event {
+            DomainEvent::Agent(AgentChannel::Connected) | DomainEvent::Reboot => self.agent = Some(true),
+            DomainEvent::Agent(_) => self.agent = Some(false),
+            DomainEvent::Lifecycle(Lifecycle::Started(_) | Lifecycle::Resumed(_)) => self.live = true,
+            _ => {}
+        }
+    }
+}
+
+impl Known {
+    /// Forgets what is outdated; the next look finds out all else anyway.
+    fn forget(&mut self, outdated: &Outdated) {
+        if let Some(is_there) = outdated.agent {
+            self.ask_agent = is_there;
+            if !is_there {
+                self.agent = None;
+            }
+        }
+        if outdated.live {
+            self.live = None;
+        }
+    }
 }
 
 /// Whether a guest that has never run here may be started: it has run nowhere, nobody wants it gone, and

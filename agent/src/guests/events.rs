@@ -1,0 +1,118 @@
+//! What happens to a guest, as people are told of it.
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_host::domain::{DomainEvent, DomainEvents, Lifecycle, StoppedDetail, SuspendedDetail};
+use drydock_runtime::{Events, Severity};
+
+use super::report::tell;
+
+/// Tells people of an event. `has_left`: the guest stands still in order to move, as far as events have told.
+pub(super) fn record_event(
+    events: &Events,
+    instance: &VirtualMachineInstance,
+    event: &DomainEvent,
+    has_left: &mut bool,
+) {
+    let say = |severity, reason, note: String| tell(events, instance, severity, reason, note);
+    match event {
+        DomainEvent::Agent(_) => {}
+        DomainEvent::Reboot => say(Severity::Normal, "Rebooted", "The guest has restarted itself.".into()),
+        DomainEvent::IoError { disk, reason, .. } => {
+            say(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
+        }
+        // What is known of a migration is asked for when something else has happened.
+        DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
+        DomainEvent::Lifecycle(event) => match event {
+            // It has left, which its migration tells; libvirt shuts down what it leaves behind.
+            Lifecycle::Stopped(StoppedDetail::Migrated) => {}
+            Lifecycle::Shutdown(_) if *has_left => {}
+            Lifecycle::Suspended(SuspendedDetail::Migrated) => *has_left = true,
+            Lifecycle::Shutdown(_) => {
+                let note = "The VirtualMachineInstance is shutting down.".to_owned();
+                say(Severity::Normal, "ShuttingDown", note);
+            }
+            Lifecycle::Stopped(_) => {
+                let note = format!("The VirtualMachineInstance has stopped: {}.", event.detail());
+                say(Severity::Normal, "Stopped", note);
+            }
+            Lifecycle::Started(_) | Lifecycle::Resumed(_) => *has_left = false,
+            _ => {}
+        },
+    }
+}
+
+/// Waits for `work` and takes in at once what happens meanwhile: a call to a libvirt that is busy, or to a guest's agent
+/// that does not respond, may wait for half a minute. Returns also whether there can be further events.
+pub(super) async fn alongside<T, S: Source>(
+    work: impl Future<Output = T>,
+    source: &mut S,
+    mut take_in: impl FnMut(S::Event),
+) -> (T, bool) {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            event = source.next() => match event {
+                Some(event) => take_in(event),
+                None => return (work.await, false),
+            },
+            result = &mut work => return (result, true),
+        }
+    }
+}
+
+/// Where events come from.
+pub(super) trait Source {
+    /// An event.
+    type Event;
+    /// The next one; `None` if there can be none any more. Nothing is lost if the wait is given up.
+    fn next(&mut self) -> impl Future<Output = Option<Self::Event>> + Send;
+}
+
+impl Source for DomainEvents {
+    type Event = DomainEvent;
+
+    fn next(&mut self) -> impl Future<Output = Option<DomainEvent>> + Send {
+        self.recv()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+
+    impl Source for mpsc::UnboundedReceiver<&'static str> {
+        type Event = &'static str;
+
+        fn next(&mut self) -> impl Future<Output = Option<&'static str>> + Send {
+            self.recv()
+        }
+    }
+
+    #[tokio::test]
+    async fn events_are_taken_in_while_a_call_waits() {
+        let (events, mut queue) = mpsc::unbounded_channel();
+        let (answer, answered) = oneshot::channel();
+        let answer = RefCell::new(Some(answer));
+        events.send("rebooted").unwrap();
+        let mut taken = Vec::new();
+        let done = alongside(answered, &mut queue, |event| {
+            taken.push(event);
+            // The call has its answer after the event only.
+            answer.take().unwrap().send(7).unwrap();
+        });
+        assert_eq!(done.await, (Ok(7), true));
+        assert_eq!(taken, ["rebooted"]);
+
+        drop(events);
+        let work = async {
+            tokio::task::yield_now().await;
+            8
+        };
+        let done = alongside(work, &mut queue, |_| ());
+        assert_eq!(done.await, (8, false), "the connection is gone");
+    }
+}

@@ -1,0 +1,87 @@
+//! The result of a guest's readiness probe, which its launcher carries out and writes into the pod's folder.
+
+use std::time::Duration;
+
+use drydock_api::launcher::{READINESS_FILE, Readiness};
+use drydock_host::pod_folder::{FolderError, PodFolder, SMALL_FILE, Watched};
+use drydock_runtime::clock;
+
+/// Least time from one look at the result of a guest's readiness probe to the next: a pod may change it all the time.
+const READINESS_PAUSE: Duration = Duration::from_millis(200);
+/// Most characters of what a launcher says of it.
+const READINESS_MESSAGE: usize = 300;
+
+/// The result of a guest's readiness probe, if there is one by now.
+pub(super) fn read(folder: &PodFolder) -> Option<Readiness> {
+    let read = match folder.read(READINESS_FILE, SMALL_FILE) {
+        Err(FolderError::NotThere { .. }) => return None,
+        Err(error) => Err(error.to_string()),
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| error.to_string()),
+    };
+    Some(match read {
+        Ok(Readiness { ready, message }) => Readiness {
+            ready,
+            message: message
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(READINESS_MESSAGE)
+                .collect(),
+        },
+        Err(why) => Readiness {
+            ready: false,
+            message: format!("its result is not understood: {why}"),
+        },
+    })
+}
+
+/// Ends when something that is watched has changed, and not at once again after the last time.
+pub(super) async fn changed(watched: Option<&Watched>) {
+    let Some(watched) = watched else {
+        return std::future::pending().await;
+    };
+    let earliest = clock::Instant::now() + READINESS_PAUSE;
+    watched.changed().await;
+    clock::sleep_until_instant(Some(earliest)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use drydock_api::launcher::RUN_VOLUME;
+
+    use super::*;
+
+    #[test]
+    fn readiness_is_what_launcher_wrote_within_bounds() {
+        let kubelet = tempfile::tempdir().unwrap();
+        let folder = PodFolder::new(kubelet.path(), "00-11", RUN_VOLUME).unwrap();
+        let run = kubelet
+            .path()
+            .join("pods/00-11/volumes/kubernetes.io~empty-dir")
+            .join(RUN_VOLUME);
+        fs::create_dir_all(&run).unwrap();
+        assert_eq!(read(&folder), None);
+        let long = format!("no\nway {}", "x".repeat(1000));
+        for (text, ready, message) in [
+            (r#"{"ready": true}"#.to_owned(), true, ""),
+            (
+                r#"{"ready": false, "message": "status 503"}"#.to_owned(),
+                false,
+                "status 503",
+            ),
+            (
+                serde_json::json!({"ready": false, "message": long}).to_string(),
+                false,
+                "noway xxx",
+            ),
+            ("not JSON".to_owned(), false, "its result is not understood: "),
+        ] {
+            fs::write(run.join(READINESS_FILE), &text).unwrap();
+            let read = read(&folder).unwrap();
+            assert_eq!(read.ready, ready, "{text}");
+            assert!(read.message.starts_with(message), "{read:?}");
+            assert!(read.message.chars().count() <= READINESS_MESSAGE, "{read:?}");
+        }
+    }
+}
