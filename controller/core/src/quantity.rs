@@ -1,91 +1,220 @@
-//! Kubernetes quantities of bytes and of CPU.
+//! Kubernetes quantities of bytes and of CPU, read exactly and rounded up, as
+//! `k8s.io/apimachinery/pkg/api/resource` does.
+//!
+//! ```text
+//!  [+-] digits[.digits] [ Ki Mi Gi Ti Pi Ei | n u m k M G T P E | e[+-]digits ]
+//! ```
+//!
+//! `kube_quantity`, the only crate for this, keeps 96 bits and does not round up.
 
-/// Bytes of a quantity such as `64Mi`, `1.5G` or `0`; fractions of a byte are cut off.
+/// Most that a quantity counts, in whatever unit: Kubernetes caps what is more (`16Ei`) to it.
+pub const MOST: u64 = i64::MAX as u64;
+
+/// Bytes of a quantity such as `64Mi`, `1.5G`, `1e9` or `0`; a part of a byte counts as one, and more than [`MOST`]
+/// as that.
 ///
-/// `None` if it is not a quantity, is negative, or has more bytes than 64 bits can count.
+/// `None` if it is not a quantity or is negative.
 pub fn bytes(text: &str) -> Option<u64> {
-    scaled(text, 1)
+    scaled(text, 0)
 }
 
-/// Thousandths of a CPU of a quantity such as `2`, `500m` or `0.5`; smaller fractions are cut off.
+/// Thousandths of a CPU of a quantity such as `2`, `500m` or `0.5`; a part of a thousandth counts as one, and more than
+/// [`MOST`] as that.
 ///
-/// `None` if it is not a quantity, is negative, or is more than 64 bits can count.
+/// `None` if it is not a quantity or is negative.
 pub fn milli_cpus(text: &str) -> Option<u64> {
-    scaled(text, 1000)
+    scaled(text, 3)
 }
 
-/// A quantity in units of which `units` make one.
-fn scaled(text: &str, units: u128) -> Option<u64> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, suffix) = text.split_at(end);
-    let (numerator, denominator): (u128, u128) = match suffix {
-        "" => (1, 1),
-        "m" => (1, 1000),
-        "k" => (1000, 1),
-        "M" => (1000_u128.pow(2), 1),
-        "G" => (1000_u128.pow(3), 1),
-        "T" => (1000_u128.pow(4), 1),
-        "P" => (1000_u128.pow(5), 1),
-        "E" => (1000_u128.pow(6), 1),
-        "Ki" => (1 << 10, 1),
-        "Mi" => (1 << 20, 1),
-        "Gi" => (1 << 30, 1),
-        "Ti" => (1 << 40, 1),
-        "Pi" => (1 << 50, 1),
-        "Ei" => (1 << 60, 1),
-        _ => return None,
+/// A quantity in units of which 10 to the power of `scale` make one.
+fn scaled(text: &str, scale: i64) -> Option<u64> {
+    let (negative, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
+    let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');
+    let (number, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() || whole.len() > 20 || fraction.len() > 9 || (fraction.is_empty() && number.contains('.')) {
+    if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return None;
     }
-    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
-    let digits: u128 = format!("{whole}{fraction}").parse().ok()?;
-    let product = digits.checked_mul(numerator)?.checked_mul(units)?;
-    u64::try_from(product / denominator / scale).ok()
+    let (power_of_1024, exponent) = multiplier(suffix)?;
+    let mut digits: Vec<u8> = whole.bytes().chain(fraction.bytes()).map(|digit| digit - b'0').collect();
+    for _ in 0..power_of_1024 {
+        multiply_by_1024(&mut digits);
+    }
+    let is_zero = digits.iter().all(|digit| *digit == 0);
+    if negative && !is_zero {
+        return None;
+    }
+    // Where the decimal point is, counted from the first of the digits.
+    let point = i64::try_from(digits.len()).ok()? - i64::try_from(fraction.len()).ok()? + exponent + scale;
+    Some(if is_zero { 0 } else { rounded_up(&digits, point) })
+}
+
+/// What a suffix multiplies by: 1024 to the power of the first, times 10 to the power of the second.
+fn multiplier(suffix: &str) -> Option<(u32, i64)> {
+    Some(match suffix {
+        "" => (0, 0),
+        "n" => (0, -9),
+        "u" => (0, -6),
+        "m" => (0, -3),
+        "k" => (0, 3),
+        "M" => (0, 6),
+        "G" => (0, 9),
+        "T" => (0, 12),
+        "P" => (0, 15),
+        "E" => (0, 18),
+        "Ki" => (1, 0),
+        "Mi" => (2, 0),
+        "Gi" => (3, 0),
+        "Ti" => (4, 0),
+        "Pi" => (5, 0),
+        "Ei" => (6, 0),
+        _ => {
+            let exponent = suffix.strip_prefix(['e', 'E'])?;
+            // A sign, and as many digits as 32 bits hold: Kubernetes cuts off the rest.
+            (0, exponent.parse::<i32>().ok()?.into())
+        }
+    })
+}
+
+fn multiply_by_1024(digits: &mut Vec<u8>) {
+    let mut carry = 0_u32;
+    for digit in digits.iter_mut().rev() {
+        let product = u32::from(*digit) * 1024 + carry;
+        *digit = u8::try_from(product % 10).unwrap_or_default();
+        carry = product / 10;
+    }
+    // The carry is below 1024: four digits.
+    let carried = [carry / 1000, carry / 100 % 10, carry / 10 % 10, carry % 10];
+    digits.splice(0..0, carried.map(|digit| u8::try_from(digit).unwrap_or_default()));
+}
+
+/// The least whole number that is not below what the digits are with a decimal point after the first `point`.
+fn rounded_up(digits: &[u8], point: i64) -> u64 {
+    let mut value: u64 = 0;
+    let whole = usize::try_from(point).unwrap_or(0);
+    let first = digits.iter().position(|digit| *digit != 0).unwrap_or(digits.len());
+    if whole.saturating_sub(first) > 20 {
+        return MOST;
+    }
+    for index in first..whole {
+        let digit = digits.get(index).copied().unwrap_or(0);
+        value = value.saturating_mul(10).saturating_add(digit.into());
+    }
+    let rest = digits.get(whole..).unwrap_or_default();
+    value.saturating_add(rest.iter().any(|digit| *digit != 0).into()).min(MOST)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
+    /// Rows of apimachinery's `quantity_test.go`, in bytes and in thousandths.
     #[test]
     fn quantities_are_read_as_kubernetes_reads_them() {
-        for (text, expected) in [
-            ("0", Some(0)),
-            ("0Mi", Some(0)),
-            ("64Mi", Some(64 << 20)),
-            ("1.5Gi", Some(3 << 29)),
-            ("1G", Some(1_000_000_000)),
-            ("1500m", Some(1)),
-            ("16Ei", None),
-            ("", None),
-            ("Mi", None),
-            ("-1", None),
-            ("1MB", None),
-            ("1.", None),
-            (".5", None),
-            ("1e3", None),
-            ("99999999999999999999999", None),
+        for (text, in_bytes, in_thousandths) in [
+            ("0", 0, 0),
+            ("0n", 0, 0),
+            ("0Ki", 0, 0),
+            ("0T", 0, 0),
+            ("1", 1, 1000),
+            ("1Ki", 1 << 10, 1000 << 10),
+            ("7Mi", 7 << 20, 7000 << 20),
+            ("64Mi", 64 << 20, 64_000 << 20),
+            ("6Gi", 6 << 30, 6000 << 30),
+            ("100Ti", 100 << 40, 100_000 << 40),
+            ("4Pi", 4 << 50, 4000 << 50),
+            ("3Ei", 3 << 60, MOST),
+            ("5n", 1, 1),
+            ("4u", 1, 1),
+            ("3m", 1, 3),
+            ("1500m", 2, 1500),
+            ("50k", 50_000, 50_000_000),
+            ("6G", 6_000_000_000, 6_000_000_000_000),
+            ("1E", 1_000_000_000_000_000_000, MOST),
+            ("1E-3", 1, 1),
+            ("1e3", 1000, 1_000_000),
+            ("1.3E+6", 1_300_000, 1_300_000_000),
+            ("0.5e-1", 1, 50),
+            ("100.035k", 100_035, 100_035_000),
+            ("0.0005k", 1, 500),
+            ("0.50000", 1, 500),
+            ("1.2345", 2, 1235),
+            ("7.123456M", 7_123_456, 7_123_456_000),
+            ("3.001n", 1, 1),
+            ("0.0000000001", 1, 1),
+            ("100.035Ki", 102_436, 102_435_840),
+            ("0.5Mi", 1 << 19, 1000 << 19),
+            ("0.05Gi", 53_687_092, 53_687_091_200),
+            ("0.025Ti", 27_487_790_695, 27_487_790_694_400),
+            ("0.000000000001Ki", 1, 1),
+            (".001", 1, 1),
+            (".0001k", 1, 100),
+            ("1.", 1, 1000),
+            ("1.G", 1_000_000_000, 1_000_000_000_000),
+            (".5", 1, 500),
+            ("9Ei", MOST, MOST),
+            ("16Ei", MOST, MOST),
+            ("12E", MOST, MOST),
+            ("9223372036854775807Ki", MOST, MOST),
+            ("99999999999999999999999", MOST, MOST),
+            ("1e2147483647", MOST, MOST),
+            ("0e2147483647", 0, 0),
+            ("1e-2147483648", 1, 1),
+            ("00000000000000000000000000001", 1, 1000),
         ] {
-            assert_eq!(bytes(text), expected, "{text}");
+            for signed in [text.to_owned(), format!("+{text}")] {
+                assert_eq!(bytes(&signed), Some(in_bytes), "{signed}");
+                assert_eq!(milli_cpus(&signed), Some(in_thousandths), "{signed}");
+            }
+            let negative = format!("-{text}");
+            let expected = (in_bytes == 0).then_some(0);
+            assert_eq!(bytes(&negative), expected, "{negative}");
+            assert_eq!(milli_cpus(&negative), expected, "{negative}");
         }
     }
+
     #[test]
-    fn cpus_are_counted_in_thousandths() {
-        for (text, expected) in [
-            ("0", Some(0)),
-            ("2", Some(2000)),
-            ("500m", Some(500)),
-            ("0.5", Some(500)),
-            ("1.2345", Some(1234)),
-            ("1k", Some(1_000_000)),
-            ("-1", None),
-            ("two", None),
+    fn texts_that_are_no_quantities_are_refused() {
+        for text in [
+            "", "+", "-", ".", "-.", "Mi", "two", "1MB", "1.1.M", "1+1.0M", "0.1mi", "0.1am", "aoeu", ".5i", "1i",
+            "-3.01i", "-3.01e-", "1e", "1e1.5", "1e+-1", " 1", "1 ", "1 Mi", "--1", "+-1", "1Ki1", "\u{661}",
         ] {
-            assert_eq!(milli_cpus(text), expected, "{text}");
+            assert_eq!(bytes(text), None, "{text}");
+            assert_eq!(milli_cpus(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        /// What the definitions' pattern lets through is read, unless it is negative or has a fraction or too many
+        /// digits in its exponent, which Kubernetes refuses too.
+        #[test]
+        fn what_matches_the_schema_is_read_or_negative(
+            text in r"(\+|-)?(([0-9]{1,30}(\.[0-9]{0,30})?)|(\.[0-9]{1,30}))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,8}))?",
+        ) {
+            let negative = text.starts_with('-');
+            prop_assert_eq!(bytes(&text).is_some(), !negative || bytes(&text[1..]) == Some(0), "{}", text);
+        }
+
+        #[test]
+        fn no_text_is_too_much_to_read(text in ".{0,80}") {
+            prop_assert!(bytes(&text).is_none_or(|bytes| bytes <= MOST));
+            prop_assert!(milli_cpus(&text).is_none_or(|milli| milli <= MOST));
+        }
+
+        /// Fractions are rounded up, never down, and by less than one.
+        #[test]
+        fn fractions_are_rounded_up(nanos in 0_u64..10_000_000_000_000) {
+            prop_assert_eq!(bytes(&format!("{nanos}n")), Some(nanos.div_ceil(1_000_000_000)));
+            prop_assert_eq!(milli_cpus(&format!("{nanos}n")), Some(nanos.div_ceil(1_000_000)));
+            let (whole, fraction) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+            let point = format!("{whole}.{fraction:09}");
+            prop_assert_eq!(bytes(&point), Some(nanos.div_ceil(1_000_000_000)));
+            let kibi = u128::from(nanos) * 1024;
+            prop_assert_eq!(bytes(&format!("{point}Ki")).map(u128::from), Some(kibi.div_ceil(1_000_000_000)));
         }
     }
 }

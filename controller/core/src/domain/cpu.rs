@@ -70,12 +70,8 @@ impl Topology {
 /// CPUs of the limit, else of the request, rounded up; `None` if there is none of either.
 fn whole_cpus(resources: &Resources) -> Option<u32> {
     let amount = resources.limits.get("cpu").or_else(|| resources.requests.get("cpu"))?;
-    let millis = match amount.0.strip_suffix('m') {
-        Some(millis) => millis.parse().ok()?,
-        // A thousand times as many, to keep three digits of a fraction.
-        None => quantity::bytes(&format!("{}k", amount.0))?,
-    };
-    u32::try_from(millis.div_ceil(1000)).ok().filter(|count| *count > 0)
+    let cpus = quantity::milli_cpus(&amount.0)?.div_ceil(1000);
+    u32::try_from(cpus).ok().filter(|count| *count > 0)
 }
 
 /// What a node's mask does to guests.

@@ -19,8 +19,11 @@ const LEAST_MEMORY: u64 = 1 << 20;
 /// The most memory that machine types of today can have.
 const MOST_MEMORY: u64 = 1 << 44;
 
-const BYTES: &str = "an amount of bytes such as 64Mi or 1.5Gi";
-const CPU_AMOUNT: &str = "an amount of CPU such as 2 or 500m";
+/// More memory than a pod can ask for: beside what the guest needs, it would not fit into 63 bits.
+const TOO_MUCH: u64 = 1 << 53;
+
+const BYTES: &str = "an amount of bytes such as 64Mi or 1.5Gi, below 8Pi and not negative";
+const CPU_AMOUNT: &str = "an amount of CPU such as 2 or 500m, not negative";
 
 pub(super) fn check(domain: &Domain, at: &At, refusals: &mut Refusals) {
     if let Some(cpu) = &domain.cpu {
@@ -63,7 +66,9 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
         for (name, amount) in amounts {
             let at = at.field(word).field(name);
             match name.as_str() {
-                "memory" if quantity::bytes(&amount.0).is_none() => refusals.not_allowed(&at, amount, BYTES),
+                "memory" if quantity::bytes(&amount.0).is_none_or(|bytes| bytes >= TOO_MUCH) => {
+                    refusals.not_allowed(&at, amount, BYTES);
+                }
                 "cpu" => match quantity::milli_cpus(&amount.0) {
                     None => refusals.not_allowed(&at, amount, CPU_AMOUNT),
                     // A guest that names no topology gets as many CPUs as its pod.

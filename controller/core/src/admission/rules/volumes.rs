@@ -10,6 +10,8 @@ use crate::{
 
 /// The least size of a disk: one sector.
 const SECTOR: u64 = 512;
+/// The largest qcow2 image: 2 PiB with clusters of 64 KiB, by the limit of 32 MiB that QEMU has for its first table.
+const LARGEST: u64 = 2 << 50;
 /// Length of user data and network data, in bytes: what KubeVirt takes in a manifest.
 const CLOUD_INIT: usize = 2048;
 
@@ -92,10 +94,10 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
         names::reference(&data.name, &at.field("dataVolume").field("name"), refusals);
     }
     if let Some(disk) = &volume.empty_disk
-        && quantity::bytes(&disk.capacity.0).is_none_or(|bytes| bytes < SECTOR)
+        && quantity::bytes(&disk.capacity.0).is_none_or(|bytes| !(SECTOR..=LARGEST).contains(&bytes))
     {
         let at = at.field("emptyDisk").field("capacity");
-        refusals.not_allowed(&at, &disk.capacity, "an amount of bytes such as 1Gi, 512 or more");
+        refusals.not_allowed(&at, &disk.capacity, "an amount of bytes such as 1Gi, from 512 to 2Pi");
     }
 }
 

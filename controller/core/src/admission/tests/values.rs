@@ -133,6 +133,21 @@ fn memory_and_requests() {
             &[("/domain/resources", r#"{"limits": {"cpu": "513"}}"#)],
             "spec.domain.resources.limits.cpu: `513` is not allowed; allowed: at most 512",
         ),
+        (
+            &[("/domain/resources", r#"{"requests": {"memory": "16Ei"}}"#)],
+            "spec.domain.resources.requests.memory: `16Ei` is not allowed; allowed: an amount of bytes",
+        ),
+        (
+            &[("/domain/resources", r#"{"requests": {"memory": "-64Mi"}}"#)],
+            "spec.domain.resources.requests.memory: `-64Mi` is not allowed; allowed: an amount of bytes such as 64Mi or \
+             1.5Gi, below 8Pi and not negative",
+        ),
+        (&[("/domain/memory/guest", r#""1e9""#)], ""),
+        (&[("/domain/memory/guest", r#""+.5Gi""#)], ""),
+        (
+            &[("/domain/resources", r#"{"requests": {"memory": "1.G", "cpu": "1e-1"}}"#)],
+            "",
+        ),
         // A guest may see more than is set aside for it.
         (&[("/domain/resources", r#"{"requests": {"memory": "32Mi"}}"#)], ""),
     ]);
