@@ -22,10 +22,13 @@ pub mod replica_set;
 pub mod status;
 pub mod volumes;
 
+use std::{fmt, marker::PhantomData};
+
 use k8s_openapi::{apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition, jiff::Timestamp};
 use kube::CustomResourceExt;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
 
 pub use amount::Amount;
 pub use instance::{VirtualMachineInstance, VirtualMachineInstanceSpec};
@@ -96,6 +99,51 @@ fn list_map<T: JsonSchema>(generator: &mut SchemaGenerator, keys: &[&str]) -> Sc
     let mut schema = generator.subschema_for::<T>();
     schema.insert("x-kubernetes-list-type".into(), "map".into());
     schema.insert("x-kubernetes-list-map-keys".into(), keys.into());
+    schema
+}
+
+/// A text or word of which an empty one means the same as none: as in KubeVirt, whose types cannot hold the difference.
+pub(crate) fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    struct UnlessEmpty<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> de::Visitor<'de> for UnlessEmpty<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Option<T>, E> {
+            if text.is_empty() {
+                return Ok(None);
+            }
+            T::deserialize(de::value::StrDeserializer::new(text)).map(Some)
+        }
+
+        fn visit_none<E>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+    }
+    from.deserialize_any(UnlessEmpty(PhantomData))
+}
+
+/// Schema of a word that may be empty, which means that there is none.
+pub(crate) fn or_empty<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = T::json_schema(generator);
+    let words = schema.remove("oneOf").or_else(|| schema.remove("anyOf"));
+    let words = words.as_ref().and_then(Value::as_array).into_iter().flatten();
+    let documented = words.flat_map(|word| word.get("const").or_else(|| word.pointer("/enum/0")).cloned());
+    let mut all: Vec<Value> = documented.collect();
+    if let Some(plain) = schema.get("enum").and_then(Value::as_array) {
+        all.extend(plain.iter().cloned());
+    }
+    all.push("".into());
+    schema.insert("type".into(), "string".into());
+    schema.insert("enum".into(), all.into());
+    schema.insert("nullable".into(), true.into());
     schema
 }
 

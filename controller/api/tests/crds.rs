@@ -57,3 +57,62 @@ fn every_field_has_its_description() {
         assert!(found.is_empty(), "{found:#?}");
     }
 }
+
+/// The schema of a field, by its path with `[]` for lists.
+fn at<'a>(schema: &'a JSONSchemaProps, path: &str) -> Option<&'a JSONSchemaProps> {
+    path.split('.').try_fold(schema, |schema, part| {
+        let field = schema.properties.as_ref()?.get(part.trim_end_matches("[]"))?;
+        Some(match &field.items {
+            Some(JSONSchemaPropsOrArray::Schema(items)) if part.ends_with("[]") => items,
+            _ => field,
+        })
+    })
+}
+
+#[test]
+fn texts_that_may_be_left_out_may_be_empty() {
+    let crd = definitions()
+        .into_iter()
+        .find(|crd| crd.spec.names.kind == "VirtualMachineInstance")
+        .unwrap();
+    let schema = crd.spec.versions[0].schema.as_ref().unwrap();
+    let schema = schema.open_api_v3_schema.as_ref().unwrap();
+    for path in [
+        "domain.cpu.model",
+        "domain.cpu.features[].policy",
+        "domain.machine.type",
+        "domain.firmware.uuid",
+        "domain.clock.timer.rtc.tickPolicy",
+        "domain.clock.timer.rtc.track",
+        "domain.devices.disks[].disk.bus",
+        "domain.devices.disks[].cdrom.bus",
+        "domain.devices.disks[].cache",
+        "domain.devices.interfaces[].model",
+        "domain.devices.interfaces[].macAddress",
+        "domain.devices.interfaces[].ports[].name",
+        "domain.devices.interfaces[].ports[].protocol",
+        "volumes[].containerDisk.path",
+        "volumes[].containerDisk.imagePullPolicy",
+        "hostname",
+        "subdomain",
+    ] {
+        let field = at(schema, &format!("spec.{path}")).unwrap();
+        assert_eq!(field.type_.as_deref(), Some("string"), "{path}");
+        assert_eq!(field.nullable, Some(true), "{path}");
+        assert!(field.min_length.is_none_or(|least| least == 0), "{path}");
+        let optional = |pattern: &String| pattern.starts_with("^(") && pattern.ends_with(")?$");
+        assert!(
+            field.pattern.as_ref().is_none_or(optional),
+            "{path}: {:?}",
+            field.pattern
+        );
+        let words: Option<Vec<_>> = field
+            .enum_
+            .as_ref()
+            .map(|words| words.iter().map(|word| word.0.clone()).collect());
+        assert!(
+            words.is_none_or(|words| words.len() > 1 && words.contains(&"".into())),
+            "{path}"
+        );
+    }
+}

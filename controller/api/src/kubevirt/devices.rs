@@ -54,12 +54,21 @@ pub struct Disk {
     #[schemars(range(min = 1, max = 1000))]
     pub boot_order: Option<u32>,
     /// Serial number that the guest reads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
     /// What the host keeps of it in memory: `none`, `writethrough` or `writeback`. `none` where
     /// the storage can be written past the host's cache, else `writethrough`, if not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<DiskCache>")]
     pub cache: Option<DiskCache>,
 }
 
@@ -69,7 +78,8 @@ pub struct Disk {
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct DiskTarget {
     /// virtio if not set.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::or_empty::<DiskBus>")]
     pub bus: Option<DiskBus>,
     /// The guest cannot write to it.
     #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
@@ -82,7 +92,8 @@ pub struct DiskTarget {
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CdRomTarget {
     /// sata or scsi; sata if not set.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::or_empty::<DiskBus>")]
     pub bus: Option<DiskBus>,
     /// The guest cannot write to it. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
@@ -150,14 +161,23 @@ pub struct Interface {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passt: Option<Binding>,
     /// virtio, e1000e or e1000; virtio if not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<InterfaceModel>")]
     pub model: Option<InterfaceModel>,
     /// Ports of the guest that can be reached; all if none is named.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
     /// MAC address; made from the object's UID if not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}$"))]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(regex(pattern = r"^(([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2})?$"))]
     pub mac_address: Option<String>,
     /// Place in the order of booting, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -199,11 +219,20 @@ impl InterfaceModel {
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Port {
     /// Its name in the pod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15))]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(length(max = 15))]
     pub name: Option<String>,
     /// TCP or UDP; TCP if not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<Protocol>")]
     pub protocol: Option<Protocol>,
     /// Its number.
     #[schemars(range(min = 1, max = 65535))]

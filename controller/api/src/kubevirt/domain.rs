@@ -54,11 +54,8 @@ pub struct Cpu {
     pub threads: Option<u32>,
     /// A model that libvirt knows, `host-model` or `host-passthrough`. host-model if not set and
     /// the cluster's configuration names none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(min = 1, max = 63),
-        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
-    )]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"))]
     pub model: Option<String>,
     /// Features beside the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -78,7 +75,12 @@ pub struct CpuFeature {
     )]
     pub name: String,
     /// What to do about it. `require` if not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<FeaturePolicy>")]
     pub policy: Option<FeaturePolicy>,
 }
 
@@ -140,11 +142,12 @@ pub struct Resources {
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Machine {
     /// QEMU's name of it. q35 if not set.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(min = 1, max = 63),
-        regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    #[serde(
+        rename = "type",
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
     )]
+    #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"))]
     pub type_: Option<String>,
 }
 
@@ -154,11 +157,11 @@ pub struct Machine {
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Firmware {
     /// UUID that the guest reads. Made from namespace and name, so that it stays the same, if not set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})?$"))]
     pub uuid: Option<String>,
     /// Serial number that the guest reads.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
 }
@@ -221,10 +224,12 @@ pub struct Timer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
     /// What happens to ticks that were missed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::or_empty::<TickPolicy>")]
     pub tick_policy: Option<TickPolicy>,
     /// What the real time clock follows: `guest` or `wall`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::or_empty::<Track>")]
     pub track: Option<Track>,
 }
 

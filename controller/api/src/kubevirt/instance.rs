@@ -63,24 +63,24 @@ pub struct VirtualMachineInstanceSpec {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
     /// PriorityClass of its pod.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
     /// Scheduler of its pod.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
     /// How its pods are spread over the cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// Host name; the object's name if not set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63), regex(pattern = r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"))]
     pub hostname: Option<String>,
     /// Domain that its pod's name in DNS is in.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63), regex(pattern = r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"))]
     pub subdomain: Option<String>,
     /// DNS of its pod, which its guest uses.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub dns_policy: Option<String>,
     /// More about DNS of its pod.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,7 +102,7 @@ pub struct VirtualMachineInstanceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readiness_probe: Option<Probe>,
     /// Architecture of the guest, by Kubernetes' names. That of the cluster's controller if not set.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
 }
 

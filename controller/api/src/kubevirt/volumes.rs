@@ -41,14 +41,27 @@ pub struct ContainerDisk {
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
     /// The disk in it; the only file in its folder /disk if not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(length(max = 1024))]
     pub path: Option<String>,
     /// Always, Never or IfNotPresent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<PullPolicy>")]
     pub image_pull_policy: Option<PullPolicy>,
     /// Secret with the credentials of the image's registry.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub image_pull_secret: Option<String>,
 }
 
@@ -83,23 +96,19 @@ pub struct CloudInitNoCloud {
     #[serde(rename = "secretRef", skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalObjectReference>,
     /// User data in base64.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 2048))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub user_data_base64: Option<String>,
     /// User data.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 2048))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
     /// Secret in the same namespace whose key `networkdata` is the network data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_data_secret_ref: Option<LocalObjectReference>,
     /// Network data in base64.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 2048))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub network_data_base64: Option<String>,
     /// Network data.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 2048))]
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub network_data: Option<String>,
 }
 

@@ -61,14 +61,15 @@ pub(super) fn element(clock: Option<&Clock>) -> Result<Element, DomainProblem> {
         return Ok(element.with("offset", "utc"));
     };
     let offset = clock.utc.as_ref().and_then(|utc| utc.offset_seconds);
-    let element = match (&clock.timezone, &clock.utc, offset) {
-        (Some(zone), Some(_), _) => return Err(DomainProblem::AmbiguousClock(zone.clone())),
-        (Some(zone), None, _) => element.with("offset", "timezone").with("timezone", zone),
-        (None, _, Some(seconds)) => element
+    // Beside `utc` KubeVirt passes over the zone.
+    let zone = clock.timezone.as_ref().filter(|_| clock.utc.is_none());
+    let element = match (zone, offset) {
+        (Some(zone), _) => element.with("offset", "timezone").with("timezone", zone),
+        (None, Some(seconds)) => element
             .with("offset", "variable")
             .with("adjustment", seconds.to_string())
             .with("basis", "utc"),
-        (None, _, None) => element.with("offset", "utc"),
+        (None, None) => element.with("offset", "utc"),
     };
     let Some(timers) = &clock.timer else {
         return Ok(element);

@@ -25,9 +25,6 @@ pub enum DomainProblem {
     /// A feature is asked for that the node shall not offer.
     #[error("the guest asks for CPU feature `{0}`, which is masked on this node")]
     FeatureMasked(String),
-    /// Both UTC and a time zone.
-    #[error("the clock cannot follow both UTC and time zone `{0}`")]
-    AmbiguousClock(String),
     /// A timer that cannot be set up so.
     #[error("timer `{timer}` cannot have {setting}")]
     BadTimer {
@@ -105,7 +102,6 @@ impl DomainProblem {
             Self::BadUuid(_) => "BadUUID",
             Self::BadCpuCount(_) => "BadCPUCount",
             Self::FeatureMasked(_) => "CPUFeatureMasked",
-            Self::AmbiguousClock(_) => "AmbiguousClock",
             Self::BadTimer { .. } => "BadTimer",
             Self::DuplicateDisk(_) => "DuplicateDisk",
             Self::DiskNotPrepared(_) => "DiskNotPrepared",

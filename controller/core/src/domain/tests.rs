@@ -294,6 +294,7 @@ fn clocks_follow_utc_an_offset_or_a_zone() {
             json!({"clock": {"utc": {}}}),
             json!({"clock": {"utc": {"offsetSeconds": -3600}}}),
             json!({"clock": {"timezone": "Europe/Rome"}}),
+            json!({"clock": {"utc": {}, "timezone": "Europe/Rome"}}),
         ],
         &["clock"],
     ));

@@ -80,9 +80,6 @@ fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) 
 }
 
 fn clock(clock: &Clock, at: &At, refusals: &mut Refusals) {
-    if clock.utc.is_some() && clock.timezone.is_some() {
-        refusals.conflict(&at.field("timezone"), at.field("utc"));
-    }
     let Some(timers) = &clock.timer else { return };
     let at = at.field("timer");
     // What KubeVirt's API says that each timer has.

@@ -17,7 +17,7 @@ use super::{
         Kind,
         defaults::{Named, default_instance, defaulted},
     },
-    instance, manifest, put, told,
+    instance, machine, manifest, put, told,
 };
 use crate::{
     configuration::Configuration,
@@ -88,6 +88,57 @@ fn what_the_manifest_says_stays() {
     put(&mut expected, "/spec/domain/cpu/cores", json!(1));
     put(&mut expected, "/spec/domain/cpu/sockets", json!(1));
     assert_eq!(filled(&said), expected);
+}
+
+#[test]
+fn an_empty_text_is_the_same_as_none() {
+    let mut plain = instance();
+    put(&mut plain, "/spec/domain/cpu", json!({"features": [{"name": "aes"}]}));
+    let timers = json!({"timer": {"hpet": {}, "rtc": {}}});
+    put(&mut plain, "/spec/domain/clock", timers);
+    put(
+        &mut plain,
+        "/spec/domain/devices/interfaces/0/ports",
+        json!([{"port": 80}]),
+    );
+    let cloud_init = json!({"name": "seed", "cloudInitNoCloud": {"secretRef": {"name": "user"}}});
+    put(&mut plain, "/spec/volumes/-", cloud_init);
+    let mut object = plain.clone();
+    for pointer in [
+        "/domain/cpu/model",
+        "/domain/cpu/features/0/policy",
+        "/domain/clock/timer/hpet/tickPolicy",
+        "/domain/clock/timer/rtc/track",
+        "/domain/devices/disks/0/disk/bus",
+        "/domain/devices/disks/0/serial",
+        "/domain/devices/disks/0/cache",
+        "/domain/devices/interfaces/0/model",
+        "/domain/devices/interfaces/0/macAddress",
+        "/domain/devices/interfaces/0/ports/0/name",
+        "/domain/devices/interfaces/0/ports/0/protocol",
+        "/volumes/0/containerDisk/path",
+        "/volumes/0/containerDisk/imagePullPolicy",
+        "/volumes/0/containerDisk/imagePullSecret",
+        "/volumes/1/cloudInitNoCloud/userData",
+        "/volumes/1/cloudInitNoCloud/userDataBase64",
+        "/volumes/1/cloudInitNoCloud/networkData",
+        "/volumes/1/cloudInitNoCloud/networkDataBase64",
+        "/priorityClassName",
+        "/schedulerName",
+        "/hostname",
+        "/subdomain",
+        "/dnsPolicy",
+        "/architecture",
+    ] {
+        put(&mut object, &format!("/spec{pointer}"), json!(""));
+    }
+    put(&mut object, "/spec/domain/machine", json!({"type": ""}));
+    put(&mut object, "/spec/domain/firmware", json!({"uuid": "", "serial": ""}));
+    assert_eq!(told(&object, Kind::Instance), "");
+    assert_eq!(told(&machine(object.clone()), Kind::Machine), "");
+    let spec =
+        |object: Value| -> VirtualMachineInstanceSpec { serde_json::from_value(object["spec"].clone()).unwrap() };
+    assert_eq!(spec(filled(&object)), spec(filled(&plain)));
 }
 
 #[test]

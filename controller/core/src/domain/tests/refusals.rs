@@ -36,11 +36,6 @@ fn what_cannot_be_is_refused_by_name() {
             "255",
         ),
         (
-            json!({"clock": {"utc": {}, "timezone": "Europe/Rome"}}),
-            "AmbiguousClock",
-            "Europe/Rome",
-        ),
-        (
             timer("rtc", json!({"tickPolicy": "merge"})),
             "BadTimer",
             "timer `rtc` cannot have tick policy `merge`",
