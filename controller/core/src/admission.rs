@@ -7,11 +7,13 @@
 //! ```
 //!
 //! - [`fields`]: which fields may be there at all.
+//! - [`annotations`]: which annotations ask for what is not done.
 //! - [`rules`]: what their values have to be.
 //! - [`defaults`]: what an instance has that its manifest does not say.
 //! - [`migration`]: what a migration may ask for.
 //! - [`change`]: what may change afterwards.
 
+pub mod annotations;
 pub mod change;
 pub mod defaults;
 pub mod fields;

@@ -93,6 +93,11 @@ impl At {
         Self(format!("{}.{name}", self.0))
     }
 
+    /// An entry of the map that is here, whose keys may have dots.
+    pub(super) fn key(&self, key: &str) -> Self {
+        Self(format!("{}[{key}]", self.0))
+    }
+
     /// A member of the list that is here.
     pub(super) fn index(&self, index: usize) -> Self {
         Self(format!("{}[{index}]", self.0))

@@ -23,7 +23,7 @@ pub(super) use names::{is_label_value, node_selector, reference};
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::Value;
 
-use super::{At, Kind, Refusals, migration};
+use super::{At, Kind, Refusals, annotations, migration};
 
 /// Refuses every value that could never work.
 pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
@@ -36,6 +36,7 @@ pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
         Kind::Instance => {
             names::of_object(raw, refusals);
             names::labels(raw.get("metadata"), &At::root("metadata"), refusals);
+            annotations::check(raw.get("metadata"), &At::root("metadata"), refusals);
             instance(raw.get("spec"), &At::root("spec"), refusals);
         }
         Kind::ReplicaSet => {
@@ -54,6 +55,7 @@ fn template(raw: &Value, refusals: &mut Refusals) {
         return refusals.required(&at, "it says what the instance is");
     };
     names::labels(template.get("metadata"), &at.field("metadata"), refusals);
+    annotations::check(template.get("metadata"), &at.field("metadata"), refusals);
     instance(template.get("spec"), &at.field("spec"), refusals);
 }
 

@@ -1,5 +1,6 @@
 //! Tests of admission, by what they are about.
 
+mod annotations;
 mod changes;
 mod filled_in;
 mod manifests;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::{
     super::{
         Kind, Reason, VERSION,
+        annotations::REFUSED,
         fields::{CONTAINERS, recorded, refused_fields},
         hints::{Accepted, HINTS},
     },
@@ -311,6 +312,12 @@ fn the_manual_names_every_hint_and_every_field_that_is_carried_out() {
         .flat_map(|path| path.split('.'))
         .map(|name| name.trim_end_matches("[]"))
         .collect();
+    for annotation in REFUSED {
+        assert!(
+            text.contains(&format!("`{annotation}`")),
+            "supported-fields.md does not name {annotation}"
+        );
+    }
     for (kind, path) in recorded() {
         let name = path.rsplit('.').next().unwrap_or(path).trim_end_matches("[]");
         if matches!(fate(kind, path), Fate::CarriedOut | Fate::Hint) {

@@ -1,0 +1,69 @@
+//! Annotations that are refused, and those that are not.
+
+use serde_json::{Value, json};
+
+use super::{
+    super::{Kind, VERSION, annotations::REFUSED},
+    instance, machine, told,
+};
+
+fn annotated(mut object: Value, at: &str, key: &str, value: &str) -> Value {
+    let metadata = object.pointer_mut(at).unwrap().as_object_mut().unwrap();
+    metadata.insert("annotations".into(), json!({(key): value}));
+    object
+}
+
+/// A replica set of such a machine's template.
+fn replica_set(machine: &Value) -> Value {
+    let mut template = machine["spec"]["template"].clone();
+    template["metadata"]["labels"] = json!({"app": "shop"});
+    json!({
+        "metadata": {"name": "set", "namespace": "shop"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "shop"}}, "template": template},
+    })
+}
+
+#[test]
+fn annotations_that_are_not_carried_out_are_refused() {
+    for key in REFUSED {
+        let refused = format!("annotations[{key}] is not supported by Drydock {VERSION}");
+        let object = annotated(instance(), "/metadata", key, r#"[{"image": "example.org/hook"}]"#);
+        assert_eq!(told(&object, Kind::Instance), format!("metadata.{refused}"));
+        let inner = annotated(machine(instance()), "/spec/template/metadata", key, "true");
+        let expected = format!("spec.template.metadata.{refused}");
+        assert_eq!(told(&inner, Kind::Machine), expected);
+        assert_eq!(told(&replica_set(&inner), Kind::ReplicaSet), expected);
+        for nothing in ["", "false", "[]", " "] {
+            let object = annotated(instance(), "/metadata", key, nothing);
+            assert_eq!(told(&object, Kind::Instance), "", "{key}: {nothing:?}");
+        }
+        // Its own annotations are not those of its instances.
+        let outer = annotated(machine(instance()), "/metadata", key, "true");
+        assert_eq!(told(&outer, Kind::Machine), "", "{key}");
+    }
+}
+
+#[test]
+fn annotations_that_ask_for_nothing_else_are_kept() {
+    for (key, value) in [
+        ("vm.kubevirt.io/os", "fedora"),
+        ("vm.kubevirt.io/validations", "[{}]"),
+        ("os.template.kubevirt.io/fedora", "true"),
+        ("name.os.template.kubevirt.io/fedora", "Fedora"),
+        ("kubevirt.io/latest-observed-api-version", "v1"),
+        ("kubevirt.io/memfd", "false"),
+        ("kubevirt.io/allow-pod-bridge-network-live-migration", "true"),
+        ("sidecar.istio.io/inject", "true"),
+        ("descheduler.alpha.kubernetes.io/evict", "true"),
+        ("drydock.dev/evacuation-fallback", "restart"),
+        ("example.org/anything", "true"),
+    ] {
+        assert_eq!(
+            told(&annotated(instance(), "/metadata", key, value), Kind::Instance),
+            "",
+            "{key}"
+        );
+        let inner = annotated(machine(instance()), "/spec/template/metadata", key, value);
+        assert_eq!(told(&inner, Kind::Machine), "", "{key}");
+    }
+}
