@@ -164,7 +164,7 @@ fn denied(response: AdmissionResponse, refusals: &[Refusal]) -> AdmissionRespons
     let mut response = response.deny(sentence(refusals));
     let causes = refusals.iter().take(TOLD).map(|refusal| StatusCause {
         reason: refusal.reason.as_str().into(),
-        message: refusal.message.clone(),
+        message: refusal.cause().into(),
         field: refusal.field.clone(),
     });
     response.result.status = Some(StatusSummary::Failure);

@@ -51,6 +51,7 @@ use k8s_openapi::{
 
 use crate::placement::Requirements;
 
+pub(crate) use names::cut;
 use names::stable_uuid;
 
 pub use node_affinity::{REQUIREMENTS_DIGEST, guest_label, requirements_digest};
@@ -126,7 +127,7 @@ pub fn host_uuid(text: &str) -> String {
 /// The name of a pod: KubeVirt's prefix, the instance's name, cut so that it stays a label, the suffix.
 pub fn name(instance: &str, suffix: &str) -> String {
     let room = 63_usize.saturating_sub("virt-launcher--".len() + suffix.len());
-    format!("virt-launcher-{}-{suffix}", names::cut(instance, room))
+    format!("virt-launcher-{}-{suffix}", cut(instance, room))
 }
 
 /// The launcher pod of an instance.

@@ -28,6 +28,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     conditions::Status,
+    launcher_pod::cut,
     machine::{
         Event,
         instance_of::{fingerprint, of_template, owner},
@@ -314,12 +315,17 @@ fn held_until(instance: &VirtualMachineInstance, last: Phase) -> Option<Timestam
     ended.phase_transition_timestamp.checked_add(REPLACED_AFTER).ok()
 }
 
+/// What a member's name keeps of its set's: names of instances become labels, which hold 63 characters, a hyphen and
+/// the member's own six among them.
+const LONGEST_BASE: usize = 63 - 7;
+
 /// Names of the set that are free, in a fixed order.
 fn free_names<'a>(
     set: &'a VirtualMachineInstanceReplicaSet,
     is_taken: &'a dyn Fn(&str) -> bool,
 ) -> impl Iterator<Item = String> + 'a {
-    let base = set.metadata.name.as_deref().unwrap_or_default();
+    let name = set.metadata.name.as_deref().unwrap_or_default();
+    let base = cut(name, LONGEST_BASE);
     let uid = set.metadata.uid.as_deref().unwrap_or_default();
     (0u32..)
         .map(move |index| format!("{base}-{}", suffix(fingerprint(format!("{uid}/{index}").as_bytes()))))

@@ -304,7 +304,7 @@ impl Writer {
         api::Event {
             metadata: ObjectMeta {
                 namespace: Some(namespace.to_owned()),
-                name: Some(format!("{}.{:x}", cut(object, LONGEST_NAME), now.as_nanosecond())),
+                name: Some(name_of(object, now)),
                 ..ObjectMeta::default()
             },
             event_time: Some(MicroTime(now)),
@@ -319,6 +319,13 @@ impl Writer {
             ..api::Event::default()
         }
     }
+}
+
+/// The name of an event: that of its object, as far as there is room, and a stamp. What is cut must not end as no part of
+/// a name may.
+fn name_of(object: &str, now: jiff::Timestamp) -> String {
+    let base = cut(object, LONGEST_NAME).trim_end_matches(['.', '-']);
+    format!("{base}.{:x}", now.as_nanosecond())
 }
 
 fn place(object: &ObjectReference) -> Place {

@@ -201,14 +201,24 @@ async fn everything_that_is_wrong_is_told_at_once() {
     let causes = response.result.details.unwrap().causes;
     let told: Vec<_> = causes
         .iter()
-        .map(|cause| (cause.reason.as_str(), cause.field.as_str()))
+        .map(|cause| (cause.reason.as_str(), format!("{}: {}", cause.field, cause.message)))
         .collect();
+    // As kubectl prints them.
     assert_eq!(
         told,
         [
-            ("FieldUnknown", "spec.domain.cpu.core"),
-            ("FieldValueNotSupported", "spec.domain.devices.gpus"),
-            ("FieldValueInvalid", "spec.domain.cpu.sockets"),
+            (
+                "FieldUnknown",
+                "spec.domain.cpu.core: not a field of VirtualMachineInstance; did you mean cores?".to_owned()
+            ),
+            (
+                "FieldValueNotSupported",
+                format!("spec.domain.devices.gpus: not supported by Drydock {VERSION}")
+            ),
+            (
+                "FieldValueInvalid",
+                "spec.domain.cpu.sockets: `600` is not allowed; allowed: 1 to 512".to_owned()
+            ),
         ]
     );
 }

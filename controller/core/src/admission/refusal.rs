@@ -63,6 +63,17 @@ pub struct Refusal {
     pub message: String,
 }
 
+impl Refusal {
+    /// The message without the field, which clients write before it (`kubectl` for one, as `field: cause`).
+    pub fn cause(&self) -> &str {
+        let rest = self.message.strip_prefix(&self.field);
+        let cause = rest.and_then(|rest| rest.strip_prefix(": ").or_else(|| rest.strip_prefix(' ')));
+        cause.map_or(self.message.as_str(), |cause| {
+            cause.strip_prefix("is ").unwrap_or(cause)
+        })
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

@@ -18,6 +18,8 @@ mod replica_set;
 mod scheduling;
 mod volumes;
 
+#[cfg(test)]
+pub(super) use names::{is_dns_label, is_dns_subdomain};
 pub(super) use names::{is_label_value, node_selector, reference};
 
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;

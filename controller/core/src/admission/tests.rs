@@ -4,6 +4,7 @@ mod annotations;
 mod changes;
 mod filled_in;
 mod manifests;
+mod names;
 mod values;
 mod whole_schema;
 

@@ -21,7 +21,7 @@ pub(super) fn stable_uuid(words: &[&str]) -> String {
 }
 
 /// The beginning of a text that is short enough for a label, and ends as one may.
-pub(super) fn cut(text: &str, longest: usize) -> String {
+pub(crate) fn cut(text: &str, longest: usize) -> String {
     let cut: String = text.chars().take(longest).collect();
     cut.trim_end_matches(['-', '.', '_']).into()
 }

@@ -1,4 +1,4 @@
-use super::{Event, EventMetrics, Events, LAST_WORDS, QUEUE, Reporter, ResultLabel, Severity};
+use super::{Event, EventMetrics, Events, LAST_WORDS, QUEUE, Reporter, ResultLabel, Severity, name_of};
 use crate::{
     Process,
     clock::Instant,
@@ -151,4 +151,19 @@ async fn what_is_queued_is_still_written_when_the_process_stops_but_not_for_ever
         () = lost => {}
     }
     assert!(start.elapsed() <= LAST_WORDS + Duration::from_millis(2));
+}
+
+#[test]
+fn names_of_events_are_names_however_long_the_object() {
+    let now = "2026-01-01T00:00:00Z".parse().unwrap();
+    for (object, base) in [
+        ("vm".to_owned(), "vm".to_owned()),
+        ("a".repeat(253), "a".repeat(230)),
+        (format!("{}.{}", "a".repeat(229), "b".repeat(23)), "a".repeat(229)),
+        (format!("{}--b", "a".repeat(229)), "a".repeat(229)),
+    ] {
+        let name = name_of(&object, now);
+        assert!(name.len() <= 253, "{name}");
+        assert_eq!(name.rsplit_once('.').unwrap().0, base);
+    }
 }

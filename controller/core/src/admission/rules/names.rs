@@ -21,7 +21,7 @@ const LABEL_VALUE: &str =
     "up to 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit, or nothing";
 
 /// Whether it is a DNS label (RFC 1123).
-pub(super) fn is_dns_label(text: &str) -> bool {
+pub(in crate::admission) fn is_dns_label(text: &str) -> bool {
     text.len() <= 63
         && !text.starts_with('-')
         && !text.ends_with('-')
@@ -32,7 +32,7 @@ pub(super) fn is_dns_label(text: &str) -> bool {
 }
 
 /// Whether it is a DNS subdomain, as names of objects are. Kubernetes limits the whole, not the parts.
-pub(super) fn is_dns_subdomain(text: &str) -> bool {
+pub(in crate::admission) fn is_dns_subdomain(text: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
             && !part.starts_with('-')
