@@ -524,11 +524,25 @@ fn wanted_status(
         // Whoever marked it still has a part in that condition: left out, it would lose what it must have.
         conditions.push(told.clone());
     }
+    if reason.is_none() && phase.is_some_and(|phase| phase < Phase::Running) {
+        reason = hindrance(&conditions);
+    }
     wanted.phase = phase;
     wanted.reason = reason;
     wanted.conditions = conditions;
     wanted.phase_transition_timestamps = transitions(before, phase, now);
     wanted
+}
+
+/// Why a guest does not run yet, if something keeps it from running.
+fn hindrance(conditions: &[Condition]) -> Option<String> {
+    let kept = |type_: &str, status: Status| {
+        let condition = find(conditions, type_).filter(|condition| condition.status == status.as_str())?;
+        condition.reason.clone()
+    };
+    kept(types::FENCING_REQUIRED, Status::True)
+        .or_else(|| kept(types::POD_SCHEDULED, Status::False))
+        .or_else(|| kept(types::SYNCHRONIZED, Status::False))
 }
 
 /// What is said of a running guest of whose node nothing is heard. What its agent has said since then stands, as only

@@ -173,6 +173,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         created: own.is_some(),
         ready: own.is_some_and(|instance| holds(conditions_of(instance), types::READY)),
         printable_status: None,
+        reason: None,
         conditions: Vec::new(),
         start_failure: failures,
         state_change_requests: requests(
@@ -189,6 +190,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         run_strategy: Some(strategy),
     };
     status.conditions = conditions(observed, &before, own, standing, &decision);
+    status.reason = reason(&before, &status, own);
     let seen = Seen {
         deleting,
         standing,
@@ -368,6 +370,20 @@ fn conditions(
     }
     all.sort_by(|one, other| one.type_.cmp(&other.type_));
     all
+}
+
+/// Why the machine does not run: what kept its instance from being made, else what its instance says; between two tries
+/// to start, what the last of them said.
+fn reason(
+    before: &VirtualMachineStatus,
+    after: &VirtualMachineStatus,
+    own: Option<&VirtualMachineInstance>,
+) -> Option<String> {
+    let failure = find(&after.conditions, types::FAILURE).and_then(|failure| failure.reason.clone());
+    failure.or_else(|| match own {
+        Some(instance) => instance.status.as_ref()?.reason.clone(),
+        None => before.reason.clone().filter(|_| after.start_failure.is_some()),
+    })
 }
 
 /// Events for what changes with this plan.

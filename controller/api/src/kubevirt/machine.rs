@@ -25,7 +25,8 @@ use super::{Condition, VirtualMachineInstanceSpec};
     doc = "A virtual machine that is there whether it runs or not.",
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Status","type":"string","jsonPath":".status.printableStatus"}"#,
-    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it does not run"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -112,6 +113,9 @@ pub struct VirtualMachineStatus {
     /// Its state in one or two words, by KubeVirt's names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub printable_status: Option<String>,
+    /// CamelCase reason why it does not run, or why it last failed to start. Of Drydock; KubeVirt has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Ready, Paused, LiveMigratable and others of its instance; Failure, RestartRequired.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::conditions")]

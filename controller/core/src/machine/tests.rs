@@ -480,6 +480,40 @@ fn a_refused_instance_is_told_until_it_was_tried_again() {
 }
 
 #[test]
+fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
+    let reason = |plan: Plan| plan.status.and_then(|status| status.reason);
+    let mut machine = machine(RunStrategy::Always);
+    let mut failed = instance(&machine, "i1", Phase::Failed);
+    failed.status.get_or_insert_default().reason = Some("GuestNotStarted".into());
+    let ended = look(&machine, Some(&failed));
+    machine.status.clone_from(&ended.status);
+    assert_eq!(reason(ended).as_deref(), Some("GuestNotStarted"));
+    // Its instance is gone, and the next waits.
+    let waiting = look(&machine, None);
+    machine.status.clone_from(&waiting.status);
+    assert_eq!(reason(waiting).as_deref(), Some("GuestNotStarted"));
+    let mut starting = instance(&machine, "i2", Phase::Scheduling);
+    starting.status.get_or_insert_default().reason = Some("Unschedulable".into());
+    assert_eq!(
+        reason(look(&machine, Some(&starting))).as_deref(),
+        Some("Unschedulable")
+    );
+    assert_eq!(
+        reason(look(&machine, Some(&instance(&machine, "i2", Phase::Running)))),
+        None
+    );
+    let refused = plan(&Observed {
+        now: now(),
+        machine: &machine,
+        instance: None,
+        confirmed: false,
+        migrating: false,
+        failed_create: Some("exceeded quota"),
+    });
+    assert_eq!(reason(refused).as_deref(), Some("FailedCreate"));
+}
+
+#[test]
 fn an_unfinished_machine_gets_its_finalizer_first() {
     let mut machine = machine(RunStrategy::Always);
     machine.metadata.finalizers = None;
