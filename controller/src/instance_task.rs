@@ -211,6 +211,7 @@ impl InstanceTask {
         let here = status.and_then(|status| status.node_name.as_deref());
         let (node, other_nodes) = self.states(&instance, here, &pods).await?;
         let claims = self.launchers.claims_of(&instance);
+        let unmounted = self.launchers.unmounted(&pods);
         let migrations = self.migrations.of_instance(key);
         let mut observed = Observed {
             now: clock::now(),
@@ -226,6 +227,7 @@ impl InstanceTask {
             targets: None,
             requirements_digest: None,
             failed_create: None,
+            unmounted: &unmounted,
         };
         observed.moving = moving(observed, &migrations);
         let (misfit, targets) = self.fit(&instance, &pods, observed.moving.moved_to);

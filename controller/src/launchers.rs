@@ -1,7 +1,10 @@
 //! Launcher pods: those that there are, and how one is made. The tasks for instances and for
 //! migrations share them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use drydock_api::CONTROLLER_FIELD_MANAGER;
 use drydock_api::hyperconverged::EvictionStrategy;
@@ -32,8 +35,9 @@ use tracing::warn;
 use crate::{
     budgets::Budgets,
     configuration_in_force::ConfigurationInForce,
+    mount_failures::MountFailures,
     nodes::{NodePair, Nodes},
-    pods_by_owner::{PodsByOwner, controls},
+    pods_by_owner::{PodsByOwner, controls, owner},
     rooms::Rooms,
 };
 
@@ -45,6 +49,7 @@ pub(crate) struct Launchers {
     by_owner: PodsByOwner,
     claims: Cache<PersistentVolumeClaim>,
     volumes: Cache<PersistentVolume>,
+    mount_failures: MountFailures,
     pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
     pub(crate) rooms: Rooms,
@@ -71,8 +76,11 @@ impl Launchers {
         budgets: Budgets,
         configuration: ConfigurationInForce,
         image: String,
-        mut told: impl FnMut(Key) + Send + 'static,
+        told: impl FnMut(Key) + Send + 'static,
     ) -> Self {
+        let told = Arc::new(Mutex::new(told));
+        let enqueue = move |instance| (*told.lock().unwrap_or_else(PoisonError::into_inner))(instance);
+        let of_mounts = enqueue.clone();
         let by_owner = PodsByOwner::default();
         let index = by_owner.clone();
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
@@ -82,9 +90,17 @@ impl Launchers {
             .packed()
             .on_change(move |change| {
                 if let Some(instance) = index.observe(change) {
-                    told(instance);
+                    enqueue(instance);
                 }
             });
+        let pods = watches.start(pods);
+        let of_pods = pods.clone();
+        let mount_failures = MountFailures::start(client, watches, move |pod| {
+            // A pod that the cache has not seen yet is looked at when it does.
+            if let Some((instance, _)) = of_pods.get(&pod).as_deref().and_then(owner) {
+                of_mounts(instance);
+            }
+        });
         let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims")
             .listing(Listing::Streamed)
             .prune(|claim| {
@@ -98,9 +114,10 @@ impl Launchers {
             .prune(prune_volume)
             .packed();
         Self {
-            pods: watches.start(pods),
+            pods,
             claims: watches.start(claims),
             volumes: watches.start(volumes),
+            mount_failures,
             client: client.clone(),
             by_owner,
             budgets,
@@ -129,6 +146,7 @@ impl Launchers {
             by_owner,
             claims: Cache::default(),
             volumes: Cache::default(),
+            mount_failures: MountFailures::default(),
             budgets,
             nodes,
             rooms: Rooms::default(),
@@ -155,6 +173,7 @@ impl Launchers {
             self.claims.answered(),
             self.volumes.answered(),
             self.rooms.answered(),
+            self.mount_failures.answered(),
             self.budgets.answered(),
             self.nodes.answered(),
             self.configuration.answered()
@@ -164,6 +183,21 @@ impl Launchers {
     /// The pods of an instance as the cache has them.
     pub(crate) fn of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
         self.by_owner.of(&instance.uid().unwrap_or_default(), &self.pods)
+    }
+
+    /// The last messages of kubelets about volumes that they cannot mount into those pods, by the pod's UID.
+    pub(crate) fn unmounted(&self, pods: &[Arc<Pod>]) -> Vec<(String, String)> {
+        let uids = pods.iter().filter_map(|pod| pod.uid());
+        uids.filter_map(|uid| Some((uid.clone(), self.mount_failures.of(&uid)?)))
+            .collect()
+    }
+
+    /// The pod that an instance's guest is in, as its agent has said.
+    fn running_pod(&self, instance: &VirtualMachineInstance) -> Option<Arc<Pod>> {
+        let uid = instance.status.as_ref()?.drydock.as_ref()?.pod_uid.as_deref()?;
+        self.of(instance)
+            .into_iter()
+            .find(|pod| pod.metadata.uid.as_deref() == Some(uid))
     }
 
     /// The pods of an instance as the API server has them now, past every cache.

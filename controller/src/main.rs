@@ -19,6 +19,7 @@ mod marks;
 mod metrics;
 mod migration_task;
 mod migrations;
+mod mount_failures;
 mod node_pods;
 mod nodes;
 mod pace;

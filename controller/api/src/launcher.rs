@@ -241,7 +241,11 @@ pub enum CloudInitText {
     /// Encoded in base64.
     Base64(String),
     /// From the Secret that is mounted for it.
-    Secret {},
+    Secret {
+        /// Its name, for people; controllers of earlier versions do not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+    },
 }
 
 /// What a launcher says when libvirt answers and all disks are there.

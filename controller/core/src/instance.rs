@@ -12,6 +12,7 @@
 //! that merely vanished proves nothing, since it can be deleted by force.
 
 pub mod ending;
+pub mod inputs;
 mod unbound;
 
 use std::{
@@ -76,6 +77,8 @@ pub struct Observed<'a> {
     pub requirements_digest: Option<&'a str>,
     /// Why its pod could not be made, if that was tried.
     pub failed_create: Option<&'a str>,
+    /// Volumes that the kubelet could not mount: the UID of the pod, and what it last said of it.
+    pub unmounted: &'a [(String, String)],
 }
 
 /// What an instance's migrations say of it.
@@ -493,11 +496,21 @@ fn wanted_status(
         say(types::READY, Status::False, NODE_NOT_READY, message);
     }
     if let (Some(pod), Some(Fate::Alive)) = (pod, main.map(|(_, fate)| fate)) {
+        let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
         if let Some((reason, message)) = unscheduled(pod) {
+            let message = inputs::unscheduled(message, namespace);
             let message = observed.misfit.map_or(message, str::to_owned);
             say(types::POD_SCHEDULED, Status::False, &reason, message);
         }
-        if let Some((reason, message)) = waiting(pod) {
+        let unmounted = || {
+            let told = observed
+                .unmounted
+                .iter()
+                .find(|(of, _)| pod.metadata.uid.as_ref() == Some(of))?;
+            let message = inputs::unmounted(&told.1, namespace)?;
+            is_being_created(pod).then(|| (inputs::FAILED_MOUNT.to_owned(), message))
+        };
+        if let Some((reason, message)) = waiting(pod).or_else(unmounted) {
             say(types::SYNCHRONIZED, Status::False, &reason, message);
         }
         if old_phase < Phase::Running {
@@ -655,13 +668,23 @@ fn unscheduled(pod: &Pod) -> Option<(String, String)> {
     ))
 }
 
+/// What a container says while its volumes are mounted and its image is pulled.
+const BEING_CREATED: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
 /// Why a pod's container, or another that it waits for, does not start, where that is more than that it takes time.
 fn waiting(pod: &Pod) -> Option<(String, String)> {
     let before = newest_images::unfinished(pod).and_then(|status| status.state.as_ref());
     let waiting = before.or_else(|| container_state(pod))?.waiting.as_ref()?;
     let reason = waiting.reason.clone()?;
-    let usual = ["ContainerCreating", "PodInitializing"].contains(&reason.as_str());
+    let usual = BEING_CREATED.contains(&reason.as_str());
     (!usual).then(|| (reason, waiting.message.clone().unwrap_or_default()))
+}
+
+/// A pod's container waits for its volumes, or for its image.
+fn is_being_created(pod: &Pod) -> bool {
+    let waiting = container_state(pod).and_then(|state| state.waiting.as_ref());
+    let reason = waiting.and_then(|waiting| waiting.reason.as_deref());
+    reason.is_some_and(|reason| BEING_CREATED.contains(&reason))
 }
 
 /// The first time of each phase that is the controller's to say.

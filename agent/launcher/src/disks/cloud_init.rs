@@ -33,7 +33,7 @@ pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal
         None => Ok(None),
         Some(CloudInitText::Plain(text)) => Ok(Some(text.clone().into_bytes())),
         Some(CloudInitText::Base64(text)) => decode(text, field).map(Some),
-        Some(CloudInitText::Secret {}) => secret(&secrets.join(folder), keys).map(Some),
+        Some(CloudInitText::Secret { name }) => secret(&secrets.join(folder), name.as_deref(), keys).map(Some),
     };
     let user_data = text(&data.user_data, "userDataBase64", SECRET_USER, ["userdata", "userData"])?;
     let network_config = text(
@@ -62,7 +62,7 @@ fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, Refusal> {
     BASE64_STANDARD.decode(text).map_err(|_| Refusal::Base64(field))
 }
 
-fn secret(folder: &Path, keys: [&str; 2]) -> Result<Vec<u8>, Refusal> {
+fn secret(folder: &Path, name: Option<&str>, keys: [&str; 2]) -> Result<Vec<u8>, Refusal> {
     for key in keys {
         let path = folder.join(key);
         match fs::metadata(&path) {
@@ -72,5 +72,8 @@ fn secret(folder: &Path, keys: [&str; 2]) -> Result<Vec<u8>, Refusal> {
             Err(error) => return Err(Refusal::unreadable(&path, error)),
         }
     }
-    Err(Refusal::NoSuchKey(keys.join(", ")))
+    Err(Refusal::NoSuchKey {
+        secret: name.unwrap_or_default().into(),
+        keys: keys.join(" or "),
+    })
 }

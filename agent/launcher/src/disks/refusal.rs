@@ -76,8 +76,13 @@ pub(crate) enum Refusal {
         free: u64,
     },
     /// A Secret without the data it is there for.
-    #[error("the Secret has none of the keys {0}")]
-    NoSuchKey(String),
+    #[error("Secret {secret} of the guest's namespace has no key {keys}")]
+    NoSuchKey {
+        /// The Secret's name.
+        secret: String,
+        /// The keys, of which it should have one.
+        keys: String,
+    },
     /// Data that is not text in base64.
     #[error("{0} is not valid base64")]
     Base64(&'static str),
@@ -110,7 +115,7 @@ impl Refusal {
             Self::EncryptedImage => "EncryptedImage",
             Self::QemuImg(_) => "DiskNotMade",
             Self::NoRoom { .. } => "NoRoomForDisk",
-            Self::NoSuchKey(_) => "SecretWithoutData",
+            Self::NoSuchKey { .. } => "SecretWithoutData",
             Self::Base64(_) => "InvalidBase64",
             Self::TooMuchData(..) => "TooMuchCloudInitData",
             Self::Unwritable { .. } => "DiskUnwritable",

@@ -421,12 +421,18 @@ fn secrets_have_either_spelling_of_their_keys() {
     for (user, network) in [("userdata", "networkdata"), ("userData", "networkData")] {
         let pod = Pod::new();
         let data = || CloudInit {
-            user_data: Some(CloudInitText::Secret {}),
-            network_data: Some(CloudInitText::Secret {}),
+            user_data: Some(CloudInitText::Secret {
+                name: Some("login".into()),
+            }),
+            network_data: Some(CloudInitText::Secret { name: None }),
             ..CloudInit::default()
         };
-        let prepared = pod.prepare(DiskSource::CloudInitNoCloud(data()));
-        assert_eq!(prepared.unwrap_err().0, "SecretWithoutData");
+        let (reason, message) = pod.prepare(DiskSource::CloudInitNoCloud(data())).unwrap_err();
+        assert_eq!(reason, "SecretWithoutData");
+        assert!(
+            message.contains("Secret login of the guest's namespace has no key userdata or userData"),
+            "{message}"
+        );
         for (folder, key) in [("user", user), ("network", network)] {
             let folder = pod.folders().secrets("root").join(folder);
             fs::create_dir_all(&folder).unwrap();

@@ -72,6 +72,7 @@ fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Obser
         targets: None,
         requirements_digest: None,
         failed_create: None,
+        unmounted: &[],
     }
 }
 
@@ -200,6 +201,70 @@ fn image_pulled_before_guests_container_is_told_while_it_fails() {
     let ended = json!({"terminated": {"exitCode": 0}});
     assert_eq!(reason(ended.clone(), initializing()), None);
     assert_eq!(reason(ended, waits("ErrImagePull")).as_deref(), Some("ErrImagePull"));
+}
+
+#[test]
+fn what_keeps_a_guest_from_running_is_its_reason() {
+    let mut unschedulable = pod("p", None, &Value::Null).as_ref().clone();
+    unschedulable.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"},
+    ]))
+    .unwrap();
+    let pulling = json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}});
+    let usual = json!({"waiting": {"reason": "ContainerCreating"}});
+    for (before, pods, failed_create, expected) in [
+        ("Pending", vec![], Some("exceeded quota"), "FailedCreate"),
+        ("Pending", vec![], None, ""),
+        ("Scheduling", vec![Arc::new(unschedulable)], None, "Unschedulable"),
+        ("Scheduling", vec![pod("p", Some("a"), &pulling)], None, "ErrImagePull"),
+        ("Scheduling", vec![pod("p", Some("a"), &usual)], None, ""),
+        ("Scheduled", vec![pod("p", Some("a"), &running())], None, ""),
+    ] {
+        let instance = instance(&json!({"phase": before, "reason": "Unschedulable"}));
+        let plan = plan(&Observed {
+            failed_create,
+            ..seen(&instance, &pods)
+        });
+        let status = plan.status.as_ref();
+        let told = status.map_or("Unschedulable", |status| status.reason.as_deref().unwrap_or_default());
+        assert_eq!(told, expected, "{before} {failed_create:?}");
+    }
+}
+
+#[test]
+fn a_missing_secret_is_reported_until_the_container_starts() {
+    let creating = json!({"waiting": {"reason": "ContainerCreating"}});
+    let missing = r#"MountVolume.SetUp failed for volume "user-init" : secret "login" not found"#;
+    for (state, of, expected) in [
+        (creating.clone(), "p", Some("FailedMount")),
+        (creating.clone(), "another", None),
+        (running(), "p", None),
+        (
+            json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}),
+            "p",
+            Some("ErrImagePull"),
+        ),
+    ] {
+        let instance = instance(&json!({"phase": "Scheduling", "nodeName": "a"}));
+        let pods = [pod("p", Some("a"), &state)];
+        let unmounted = [(of.to_owned(), missing.to_owned())];
+        let plan = plan(&Observed {
+            unmounted: &unmounted,
+            ..seen(&instance, &pods)
+        });
+        assert_eq!(
+            plan.status.as_ref().and_then(|status| status.reason.as_deref()),
+            expected,
+            "{state}"
+        );
+        let conditions = plan.status.map(|status| status.conditions).unwrap_or_default();
+        let told = conditions.iter().find(|condition| condition.type_ == "Synchronized");
+        assert_eq!(told.and_then(|told| told.reason.as_deref()), expected, "{state}");
+        if expected == Some("FailedMount") {
+            let message = told.and_then(|told| told.message.as_deref()).unwrap();
+            assert!(message.contains("Secret login is not there in namespace"), "{message}");
+        }
+    }
 }
 
 #[test]

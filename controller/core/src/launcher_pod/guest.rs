@@ -4,6 +4,7 @@ use drydock_api::{
     kubevirt::volumes::Volume,
     launcher::{CloudInit, CloudInitText, DiskSource, Guest, GuestDisk},
 };
+use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use super::{ClaimMode, PodInput, names::hostname, probes};
 use crate::{
@@ -60,11 +61,11 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
             // sets a guest up anew where it finds another one on a disk.
             instance_id: format!("{name}.{namespace}"),
             hostname: hostname(input.instance),
-            user_data: text(&data.user_data, &data.user_data_base64, data.secret_ref.is_some()),
+            user_data: text(&data.user_data, &data.user_data_base64, data.secret_ref.as_ref()),
             network_data: text(
                 &data.network_data,
                 &data.network_data_base64,
-                data.network_data_secret_ref.is_some(),
+                data.network_data_secret_ref.as_ref(),
             ),
         }));
     }
@@ -85,9 +86,15 @@ pub(super) fn arriving_size(volume: &Volume, input: &PodInput<'_>) -> Option<u64
     input.arriving?.sizes.get(&volume.name).copied().filter(|_| copied)
 }
 
-fn text(plain: &Option<String>, base64: &Option<String>, secret: bool) -> Option<CloudInitText> {
-    if secret {
-        return Some(CloudInitText::Secret {});
+fn text(
+    plain: &Option<String>,
+    base64: &Option<String>,
+    secret: Option<&LocalObjectReference>,
+) -> Option<CloudInitText> {
+    if let Some(secret) = secret {
+        return Some(CloudInitText::Secret {
+            name: Some(secret.name.clone()),
+        });
     }
     let plain = plain.clone().map(CloudInitText::Plain);
     plain.or_else(|| base64.clone().map(CloudInitText::Base64))

@@ -12,7 +12,8 @@ use crate::{
 const SECTOR: u64 = 512;
 /// The largest qcow2 image: 2 PiB with clusters of 64 KiB, by the limit of 32 MiB that QEMU has for its first table.
 const LARGEST: u64 = 2 << 50;
-/// Length of user data and network data, in bytes: what KubeVirt takes in a manifest.
+/// Length of user data and network data, in bytes: what KubeVirt takes in a manifest. Of base64 it counts what it stands
+/// for.
 const CLOUD_INIT: usize = 2048;
 
 const SOURCES: &str = "one of containerDisk, cloudInitNoCloud, persistentVolumeClaim, dataVolume and emptyDisk";
@@ -149,22 +150,26 @@ fn cloud_init(data: &CloudInitNoCloud, at: &At, refusals: &mut Refusals) {
             "at least one of userData, userDataBase64, secretRef and its network data",
         );
     }
-    let plain = [("userData", &data.user_data), ("networkData", &data.network_data)];
-    for (name, text) in plain {
+    let plain = [
+        ("userData", &data.user_data, "secretRef"),
+        ("networkData", &data.network_data, "networkDataSecretRef"),
+    ];
+    for (name, text, instead) in plain {
         if text.as_ref().is_some_and(|text| text.len() > CLOUD_INIT) {
-            let allowed = format_args!("at most {CLOUD_INIT} bytes; a Secret can hold more");
+            let allowed = format_args!("at most {CLOUD_INIT} bytes; a Secret, named by {instead}, can hold more");
             refusals.not_allowed(&at.field(name), text.as_deref().unwrap_or_default(), allowed);
         }
     }
     let encoded = [
-        ("userDataBase64", &data.user_data_base64),
-        ("networkDataBase64", &data.network_data_base64),
+        ("userDataBase64", &data.user_data_base64, "secretRef"),
+        ("networkDataBase64", &data.network_data_base64, "networkDataSecretRef"),
     ];
-    for (name, text) in encoded {
+    for (name, text, instead) in encoded {
         if let Some(text) = text
             && decoded_length(text).is_none_or(|length| length > CLOUD_INIT)
         {
-            let allowed = format_args!("base64 of at most {CLOUD_INIT} bytes; a Secret can hold more");
+            let allowed =
+                format_args!("base64 of at most {CLOUD_INIT} bytes; a Secret, named by {instead}, can hold more");
             refusals.not_allowed(&at.field(name), text, allowed);
         }
     }

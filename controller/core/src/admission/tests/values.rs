@@ -436,6 +436,34 @@ fn cloud_init() {
             "spec.volumes[2].cloudInitNoCloud cannot be set together with spec.volumes[1].cloudInitNoCloud",
         ),
     ]);
+    // Base64 is counted by what it stands for: 2048 bytes are 2732 characters.
+    for (field, text, instead) in [
+        ("userData", "x".repeat(2048), "secretRef"),
+        ("networkData", "x".repeat(2048), "networkDataSecretRef"),
+        ("userDataBase64", format!("{}QUI=", "QUJD".repeat(682)), "secretRef"),
+        (
+            "networkDataBase64",
+            format!("{}QUI=", "QUJD".repeat(682)),
+            "networkDataSecretRef",
+        ),
+    ] {
+        let with = |text: String| {
+            let mut object = instance();
+            put(
+                &mut object,
+                "/spec/volumes/-",
+                json!({"name": "c", "cloudInitNoCloud": {(field): text}}),
+            );
+            told(&object, Kind::Instance)
+        };
+        assert_eq!(with(text.clone()), "", "{field}");
+        let longer = with(format!("xxxx{text}"));
+        assert!(longer.contains("at most 2048 bytes"), "{longer}");
+        assert!(
+            longer.ends_with(&format!("a Secret, named by {instead}, can hold more")),
+            "{longer}"
+        );
+    }
     let mut object = instance();
     let text = "x".repeat(2049);
     put(

@@ -1,0 +1,116 @@
+//! What a guest's volumes are made of and is not there: Secrets, keys in them, claims.
+//!
+//! Only the kubelet reads Secrets and mounts them, and it reports a missing one in events of the pod alone (`FailedMount`):
+//! the pod itself waits as `ContainerCreating`, as it does while an image is pulled. The scheduler reports missing claims in
+//! the pod's condition `PodScheduled`.
+
+/// Reason of the kubelet's events about volumes that it cannot mount.
+pub const FAILED_MOUNT: &str = "FailedMount";
+
+/// The kubelet's cache is late, which passes by itself.
+const LATE: &str = "failed to sync";
+
+/// A volume that could not be mounted, for people: `message` is the kubelet's, of a pod in `namespace`. `None` if it
+/// says nothing that anybody could do something about.
+pub fn unmounted(message: &str, namespace: &str) -> Option<String> {
+    if message.contains(LATE) || message.trim().is_empty() {
+        return None;
+    }
+    let (volume, cause) = message
+        .strip_prefix("MountVolume.SetUp failed for volume \"")
+        .and_then(|rest| rest.split_once("\" : "))
+        .map_or((None, message), |(volume, cause)| (Some(volume), cause));
+    let missing = missing(cause, namespace);
+    Some(match (volume, missing) {
+        (Some(volume), Some(missing)) => format!("volume {volume}: {missing}; the guest starts once it is there"),
+        (None, Some(missing)) => format!("{missing}; the guest starts once it is there"),
+        _ => message.to_owned(),
+    })
+}
+
+/// The object, or the key of one, that is missing.
+fn missing(cause: &str, namespace: &str) -> Option<String> {
+    for (word, kind) in [("secret", "Secret"), ("configmap", "ConfigMap")] {
+        if let Some(rest) = cause.strip_prefix(word) {
+            let name = rest.strip_prefix(" \"")?.strip_suffix("\" not found")?;
+            return Some(format!("{kind} {name} is not there in namespace {namespace}"));
+        }
+        let key = cause
+            .strip_prefix("references non-existent ")
+            .and_then(|rest| rest.strip_prefix(word));
+        if let Some(key) = key.and_then(|rest| rest.strip_prefix(" key: ")) {
+            return Some(format!("its {kind} in namespace {namespace} has no key {key}"));
+        }
+    }
+    None
+}
+
+/// What the scheduler says of claims, with the namespace that they are missing from.
+pub(super) fn unscheduled(message: String, namespace: &str) -> String {
+    let missing = message.contains("persistentvolumeclaim \"") && message.contains("not found");
+    if missing {
+        let message = message.trim_end_matches(['.', ' ']);
+        format!("{message} (namespace {namespace})")
+    } else {
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages of kubelets of 1.36, and what is said of them.
+    #[test]
+    fn missing_inputs_are_named_with_their_namespace() {
+        for (message, expected) in [
+            (
+                r#"MountVolume.SetUp failed for volume "user-init" : secret "login" not found"#,
+                Some(
+                    "volume user-init: Secret login is not there in namespace shop; the guest starts once it is there",
+                ),
+            ),
+            (
+                r#"MountVolume.SetUp failed for volume "settings" : configmap "app" not found"#,
+                Some(
+                    "volume settings: ConfigMap app is not there in namespace shop; the guest starts once it is there",
+                ),
+            ),
+            (
+                r#"MountVolume.SetUp failed for volume "user-init" : references non-existent secret key: userdata"#,
+                Some(
+                    "volume user-init: its Secret in namespace shop has no key userdata; the guest starts once it is there",
+                ),
+            ),
+            (
+                r#"MountVolume.SetUp failed for volume "user-init" : failed to sync secret cache: timed out waiting for the condition"#,
+                None,
+            ),
+            ("", None),
+            (
+                r#"MountVolume.SetUp failed for volume "data" : rpc error: code = Internal desc = no such device"#,
+                Some(
+                    r#"MountVolume.SetUp failed for volume "data" : rpc error: code = Internal desc = no such device"#,
+                ),
+            ),
+        ] {
+            assert_eq!(unmounted(message, "shop").as_deref(), expected, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_missing_claim_is_named_with_its_namespace() {
+        for (message, expected) in [
+            (
+                r#"0/2 nodes are available: persistentvolumeclaim "data" not found."#,
+                r#"0/2 nodes are available: persistentvolumeclaim "data" not found (namespace shop)"#,
+            ),
+            (
+                "0/2 nodes are available: 2 Insufficient cpu.",
+                "0/2 nodes are available: 2 Insufficient cpu.",
+            ),
+        ] {
+            assert_eq!(unscheduled(message.into(), "shop"), expected);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Volumes that kubelets cannot mount into launcher pods: only events of the pods say which.
+//!
+//! The least that this takes is to list and watch events: what is missing may be a Secret, which the controller has no
+//! right to read.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use drydock_core::instance::inputs::FAILED_MOUNT;
+use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
+use k8s_openapi::{api::core::v1::Event, jiff::Timestamp};
+use kube::Client;
+
+/// How names of launcher pods begin.
+const LAUNCHERS: &str = "virt-launcher-";
+
+/// When an event was last repeated, and its message.
+type Report = (Option<Timestamp>, String);
+
+/// The last message of a kubelet about the volumes of each pod. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MountFailures {
+    events: Cache<Event>,
+    of_pods: Arc<Mutex<HashMap<String, BTreeMap<Key, Report>>>>,
+}
+
+impl MountFailures {
+    /// Starts watching; `on_change` gets the pods whose last message has changed.
+    pub(crate) fn start(client: &Client, watches: &Watches, mut on_change: impl FnMut(Key) + Send + 'static) -> Self {
+        let mut failures = Self::default();
+        let index = failures.clone();
+        let events = Watch::<Event>::all(client.clone(), "mount failures")
+            .listing(Listing::Streamed)
+            .fields(format!("involvedObject.kind=Pod,reason={FAILED_MOUNT}"))
+            .prune(prune)
+            .on_change(move |change| {
+                if let Some(pod) = index.observe(change) {
+                    on_change(pod);
+                }
+            });
+        failures.events = watches.start(events);
+        failures
+    }
+
+    /// Waits until the API server has said everything once.
+    pub(crate) async fn answered(&self) {
+        self.events.answered().await;
+    }
+
+    /// Keeps account of an event. Returns the pod whose last message has changed by it.
+    fn observe(&self, change: &Change<Event>) -> Option<Key> {
+        let Change::Object { key, old, new } = change else {
+            return None;
+        };
+        let event = new.as_ref().or(old.as_ref())?;
+        let involved = &event.involved_object;
+        let (namespace, name, uid) = (
+            involved.namespace.as_deref()?,
+            involved.name.as_deref()?,
+            involved.uid.as_ref()?,
+        );
+        if !name.starts_with(LAUNCHERS) {
+            return None;
+        }
+        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = newest(of_pods.get(uid)).map(str::to_owned);
+        if new.is_some() {
+            let report = (last(event), event.message.clone().unwrap_or_default());
+            of_pods.entry(uid.clone()).or_default().insert(key.clone(), report);
+        } else if let Some(events) = of_pods.get_mut(uid) {
+            events.remove(key);
+            if events.is_empty() {
+                of_pods.remove(uid);
+            }
+        }
+        // An event that is repeated says nothing new.
+        (newest(of_pods.get(uid)).map(str::to_owned) != before).then(|| Key::namespaced(namespace, name))
+    }
+
+    /// The last message about the pod with this UID.
+    pub(crate) fn of(&self, uid: &str) -> Option<String> {
+        let of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        newest(of_pods.get(uid)).map(str::to_owned)
+    }
+}
+
+fn newest(events: Option<&BTreeMap<Key, Report>>) -> Option<&str> {
+    let events = events?.values();
+    events
+        .max_by_key(|(time, _)| *time)
+        .map(|(_, message)| message.as_str())
+}
+
+/// When an event was last repeated.
+fn last(event: &Event) -> Option<Timestamp> {
+    let series = event
+        .series
+        .as_ref()
+        .and_then(|series| series.last_observed_time.as_ref());
+    let times = [
+        series.map(|time| time.0),
+        event.last_timestamp.as_ref().map(|time| time.0),
+        event.event_time.as_ref().map(|time| time.0),
+        event.first_timestamp.as_ref().map(|time| time.0),
+    ];
+    times.into_iter().flatten().max()
+}
+
+fn prune(event: &mut Event) {
+    event.metadata.managed_fields = None;
+    event.related = None;
+    event.source = None;
+    let is_launcher = |name: &String| name.starts_with(LAUNCHERS);
+    if !event.involved_object.name.as_ref().is_some_and(is_launcher) {
+        event.message = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn event(name: &str, pod: &str, seconds: &str, message: &str) -> Arc<Event> {
+        let event = json!({
+            "metadata": {"name": name, "namespace": "shop"},
+            "involvedObject": {"kind": "Pod", "namespace": "shop", "name": pod, "uid": format!("uid-{pod}")},
+            "reason": "FailedMount",
+            "message": message,
+            "lastTimestamp": format!("2026-01-01T00:00:{seconds}Z"),
+        });
+        Arc::new(serde_json::from_value(event).unwrap())
+    }
+
+    fn change(old: Option<&Arc<Event>>, new: Option<&Arc<Event>>) -> Change<Event> {
+        let event = new.or(old).unwrap();
+        Change::Object {
+            key: Key::namespaced("shop", event.metadata.name.as_deref().unwrap()),
+            old: old.cloned(),
+            new: new.cloned(),
+        }
+    }
+
+    #[test]
+    fn the_newest_event_of_a_pod_counts_and_repetitions_do_not() {
+        let failures = MountFailures::default();
+        let pod = "virt-launcher-vm-a";
+        let of = || failures.of("uid-virt-launcher-vm-a");
+        let (first, later) = (event("a", pod, "01", "one"), event("b", pod, "02", "two"));
+        let again = event("b", pod, "05", "two");
+        let key = Some(Key::namespaced("shop", pod));
+        assert_eq!(failures.observe(&change(None, Some(&first))), key);
+        assert_eq!(of().as_deref(), Some("one"));
+        assert_eq!(failures.observe(&change(None, Some(&later))), key);
+        assert_eq!(of().as_deref(), Some("two"));
+        assert_eq!(failures.observe(&change(Some(&later), Some(&again))), None);
+        assert_eq!(failures.observe(&change(Some(&first), None)), None);
+        assert_eq!(failures.observe(&change(Some(&again), None)), key);
+        assert_eq!(of(), None);
+        assert_eq!(failures.of_pods.lock().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn events_of_other_pods_are_not_kept() {
+        let failures = MountFailures::default();
+        let other = event("a", "web-1", "01", "secret");
+        assert_eq!(failures.observe(&change(None, Some(&other))), None);
+        assert_eq!(failures.of("uid-web-1"), None);
+        let mut pruned = other.as_ref().clone();
+        prune(&mut pruned);
+        assert_eq!(pruned.message, None);
+    }
+}
