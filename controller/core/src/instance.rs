@@ -392,6 +392,7 @@ impl<'a> View<'a> {
                     outcome: None,
                     message: "its pod was deleted by force; the node's agent saw it end".into(),
                     evicted: false,
+                    by_kubelet: false,
                 })
             } else if gone(Some(node)) {
                 Fate::GoneWithItsNode

@@ -20,7 +20,10 @@ mod strategy;
 use drydock_api::kubevirt::{
     Condition, Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
     machine::{StateChange, StateChangeRequest},
-    names::{TEMPLATE, VM_FINALIZER, conditions as types, reasons::EVICTED},
+    names::{
+        TEMPLATE, VM_FINALIZER, conditions as types,
+        reasons::{EVICTED, EVICTED_BY_KUBELET},
+    },
 };
 use jiff::Timestamp;
 
@@ -257,7 +260,13 @@ fn standing(instance: Option<&VirtualMachineInstance>, own: Option<&VirtualMachi
 /// Whether the guest of this instance was stopped by an eviction or because its node was emptied.
 fn was_evicted(instance: &VirtualMachineInstance) -> bool {
     let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
-    reason == Some(EVICTED)
+    reason == Some(EVICTED) || was_evicted_by_kubelet(instance)
+}
+
+/// Whether its kubelet evicted it, for what it used or for what its node lacks: that may happen again at once.
+fn was_evicted_by_kubelet(instance: &VirtualMachineInstance) -> bool {
+    let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
+    reason == Some(EVICTED_BY_KUBELET)
 }
 
 /// Whether whoever deletes the machine wants to keep what belongs to it.
@@ -420,7 +429,8 @@ fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Ev
             warning: true,
             reason: START_FAILED,
             message: format!(
-                "the instance ended before its guest ran, {count} in a row; the next may start at {retry}"
+                "the instance ended before its guest ran, or its kubelet evicted it, {count} in a row; the next may start at \
+                 {retry}"
             ),
         });
     }

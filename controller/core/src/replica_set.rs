@@ -21,7 +21,10 @@ use std::sync::Arc;
 
 use drydock_api::kubevirt::{
     Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
-    names::{conditions as types, reasons::EVICTED},
+    names::{
+        conditions as types,
+        reasons::{EVICTED, EVICTED_BY_KUBELET},
+    },
     replica_set::VirtualMachineInstanceReplicaSetStatus,
 };
 use jiff::{SignedDuration, Timestamp};
@@ -307,7 +310,10 @@ fn is_terminating(instance: &VirtualMachineInstance) -> bool {
 /// is wrong with it.
 fn held_until(instance: &VirtualMachineInstance, last: Phase) -> Option<Timestamp> {
     let status = instance.status.as_ref()?;
-    if reached_running(instance) || status.reason.as_deref() == Some(EVICTED) {
+    let was_evicted = [EVICTED, EVICTED_BY_KUBELET]
+        .map(Some)
+        .contains(&status.reason.as_deref());
+    if reached_running(instance) || was_evicted {
         return None;
     }
     let transitions = &status.phase_transition_timestamps;

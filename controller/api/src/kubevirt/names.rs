@@ -84,4 +84,6 @@ pub mod conditions {
 pub mod reasons {
     /// The guest was stopped because its pod was evicted or its node was emptied.
     pub const EVICTED: &str = "Evicted";
+    /// The guest was stopped because its kubelet evicted its pod: it used more than it may, or its node ran out of something.
+    pub const EVICTED_BY_KUBELET: &str = "EvictedByKubelet";
 }

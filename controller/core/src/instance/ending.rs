@@ -10,7 +10,10 @@ use drydock_api::{
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 
 /// Reason of a guest that was stopped because its pod was evicted.
-pub use drydock_api::kubevirt::names::reasons::EVICTED;
+pub use drydock_api::kubevirt::names::reasons::{EVICTED, EVICTED_BY_KUBELET};
+
+/// What kubelets give as the reason of pods that they evict for resources.
+const KUBELETS_REASON: &str = "Evicted";
 
 /// The end of a guest in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ pub struct Ended {
     pub message: String,
     /// The pod had to go: it was evicted, preempted, or its node was shut down.
     pub evicted: bool,
+    /// Its kubelet evicted it for what it used, or for what its node lacks.
+    pub by_kubelet: bool,
 }
 
 impl Ended {
@@ -36,6 +41,7 @@ impl Ended {
     /// The reason beside that phase.
     pub fn reason(&self) -> &'static str {
         match (self.evicted, self.outcome) {
+            (true, _) if self.by_kubelet => EVICTED_BY_KUBELET,
             (true, _) => EVICTED,
             (false, Some(outcome)) => match outcome {
                 Outcome::Shutdown => "GuestShutdown",
@@ -66,8 +72,24 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
                 .iter()
                 .any(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
         });
+    let words = [
+        status.and_then(|status| status.reason.clone()),
+        status.and_then(|status| status.message.clone()),
+    ];
+    let words: Vec<_> = words.iter().flatten().map(|word| word.trim()).collect();
+    let kubelet = words.join(": ");
+    let by_kubelet = evicted && status.and_then(|status| status.reason.as_deref()) == Some(KUBELETS_REASON);
     if let Some(terminated) = terminated {
-        return Some(said(terminated, evicted));
+        let mut ended = Ended {
+            by_kubelet,
+            ..said(terminated, evicted)
+        };
+        // Why a kubelet evicted it, such as for more memory or disk than there is.
+        if evicted && !kubelet.is_empty() {
+            let words = [kubelet.trim_end_matches('.'), &ended.message];
+            ended.message = words.join("; ").trim_end_matches("; ").into();
+        }
+        return Some(ended);
     }
     // A pod that its kubelet refused, or that was never bound, has no container that could run.
     let never_ran = container.is_none_or(|container| {
@@ -76,21 +98,15 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
     });
     let phase = status.and_then(|status| status.phase.as_deref());
     let refused = matches!(phase, Some("Failed" | "Succeeded")) && never_ran;
-    refused.then(|| {
-        let words = [
-            status.and_then(|status| status.reason.clone()),
-            status.and_then(|status| status.message.clone()),
-        ];
-        let words: Vec<String> = words.into_iter().flatten().collect();
-        Ended {
-            outcome: Some(Outcome::NotStarted),
-            message: if words.is_empty() {
-                "its pod ended before its container started".into()
-            } else {
-                words.join(": ")
-            },
-            evicted,
-        }
+    refused.then(|| Ended {
+        outcome: Some(Outcome::NotStarted),
+        message: if kubelet.is_empty() {
+            "its pod ended before its container started".into()
+        } else {
+            kubelet
+        },
+        evicted,
+        by_kubelet,
     })
 }
 
@@ -102,6 +118,7 @@ fn said(terminated: &ContainerStateTerminated, evicted: bool) -> Ended {
             outcome: Some(outcome),
             message,
             evicted,
+            by_kubelet: false,
         };
     }
     let reason = terminated.reason.as_deref().unwrap_or("no reason");
@@ -113,6 +130,7 @@ fn said(terminated: &ContainerStateTerminated, evicted: bool) -> Ended {
             .trim_end()
             .into(),
         evicted,
+        by_kubelet: false,
     }
 }
 
@@ -189,5 +207,25 @@ mod tests {
         .unwrap();
         let ended = ended(&pod).unwrap();
         assert_eq!((ended.phase(), ended.reason()), (Some(Phase::Succeeded), EVICTED));
+    }
+
+    #[test]
+    fn the_kubelets_reason_for_an_eviction_is_reported() {
+        let exceeded = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi";
+        let why = format!("{exceeded}. ");
+        for (told, expected) in [
+            ("stopped", format!("Evicted: {exceeded}; stopped")),
+            ("", format!("Evicted: {exceeded}")),
+        ] {
+            let mut pod = terminated(&json!({"outcome": "Shutdown", "message": told}).to_string());
+            let status = pod.status.as_mut().unwrap();
+            (status.reason, status.message) = (Some("Evicted".into()), Some(why.clone()));
+            status.conditions = serde_json::from_value(json!([
+                {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"},
+            ]))
+            .unwrap();
+            let ended = ended(&pod).unwrap();
+            assert_eq!((ended.reason(), ended.message), (EVICTED_BY_KUBELET, expected));
+        }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use drydock_api::{kubevirt::VirtualMachineInstanceSpec, launcher::KVM_RESOURCE};
+use drydock_api::{
+    kubevirt::{Amount, VirtualMachineInstanceSpec},
+    launcher::KVM_RESOURCE,
+};
 use k8s_openapi::{api::core::v1::ResourceRequirements, apimachinery::pkg::api::resource::Quantity};
 
 use crate::{domain::guest_memory, placement::Requests, quantity};
@@ -67,6 +70,18 @@ fn cpus(spec: &VirtualMachineInstanceSpec) -> u64 {
     counts.into_iter().fold(1, u64::saturating_mul).min(MOST_CPUS)
 }
 
+/// What a pod uses of its node's disks beside what its guest writes: logs and small files, in bytes. KubeVirt's number.
+const DISK_OVERHEAD: u64 = 50_000_000;
+/// The limit of what a pod may use of its node's disks, in bytes, where the manifest names none: more than a node has. How
+/// much a guest writes into layers above its images is not known before it runs.
+const DISK_LIMIT: u64 = 1 << 44;
+/// What a pod may use beside its guest's virtual CPUs, in thousandths of a CPU: QEMU's main loop, the thread of a
+/// migration, passt and libvirtd.
+const CPU_BESIDE: u64 = 2000;
+
+/// The resource that is a node's disks.
+const DISKS: &str = "ephemeral-storage";
+
 /// What a pod asks of its node that nodes have more or less of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
@@ -93,34 +108,53 @@ pub fn requests(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Requests 
     Requests::of(&of(spec, emulation))
 }
 
+/// Thousandths of a CPU that the manifest requests, or `least` if that is more.
+fn not_below(requests: &BTreeMap<String, Amount>, least: u64) -> u64 {
+    let requested = requests.get("cpu").and_then(|amount| quantity::milli_cpus(&amount.0));
+    requested.unwrap_or(0).max(least)
+}
+
 /// The container's requests and limits.
+///
+/// Every resource that kubelets enforce has both. What a container leaves open a LimitRange of its namespace fills in,
+/// and such a limit would throttle the guest, have it killed for its overhead, or have its pod evicted for what it
+/// writes. Limits that the manifest does not name are so large that they do not bind; where a LimitRange or quota allows
+/// less, the pod is refused when it is made, with its words.
 pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> ResourceRequirements {
     let asked = spec.domain.resources.clone().unwrap_or_default();
     let extra = overhead(spec, emulation);
     let mut requests: BTreeMap<String, Quantity> = BTreeMap::new();
     let mut limits: BTreeMap<String, Quantity> = BTreeMap::new();
-    for (name, amount) in asked.requests.iter().filter(|(name, _)| *name != "memory") {
-        requests.insert(name.clone(), amount.clone().into());
-    }
-    for (name, amount) in asked.limits.iter().filter(|(name, _)| *name != "memory") {
-        limits.insert(name.clone(), amount.clone().into());
-    }
-    if !asked.requests.contains_key("cpu") {
-        let request = asked.limits.get("cpu").map_or_else(
-            || Quantity(format!("{}m", CPU_REQUEST * cpus(spec))),
-            |limit| limit.clone().into(),
-        );
-        requests.insert("cpu".into(), request);
-    }
-    let memory = |amount: Option<u64>| amount.map(|bytes| Quantity(bytes.saturating_add(extra).to_string()));
-    let said = |amounts: &BTreeMap<String, drydock_api::kubevirt::Amount>| {
-        amounts.get("memory").and_then(|amount| quantity::bytes(&amount.0))
+    let amount = |bytes: u64| Quantity(bytes.to_string());
+    let bytes = |amounts: &BTreeMap<String, Amount>, name: &str| {
+        amounts.get(name).and_then(|amount| quantity::bytes(&amount.0))
     };
-    let requested = said(&asked.requests)
-        .or_else(|| said(&asked.limits))
-        .or_else(|| guest_memory(spec).ok());
-    requests.extend(memory(requested).map(|amount| ("memory".to_owned(), amount)));
-    limits.extend(memory(said(&asked.limits)).map(|amount| ("memory".to_owned(), amount)));
+    let cpu = |amounts: &BTreeMap<String, Amount>| amounts.get("cpu").cloned().map(Quantity::from);
+    let cpu_limit = cpu(&asked.limits);
+    let tenths = || Quantity(format!("{}m", CPU_REQUEST * cpus(spec)));
+    let cpu_request = cpu(&asked.requests).or_else(|| cpu_limit.clone());
+    requests.insert("cpu".into(), cpu_request.unwrap_or_else(tenths));
+    let most = || {
+        Quantity(format!(
+            "{}m",
+            not_below(&asked.requests, 1000 * cpus(spec)) + CPU_BESIDE
+        ))
+    };
+    limits.insert("cpu".into(), cpu_limit.unwrap_or_else(most));
+    let guest = guest_memory(spec).ok();
+    let memory_limit = bytes(&asked.limits, "memory");
+    let requested = bytes(&asked.requests, "memory").or(memory_limit).or(guest);
+    // Twice what it is expected to need beside the guest.
+    let most = requested.max(guest).map(|bytes| bytes.saturating_add(extra));
+    if let (Some(requested), Some(limit)) = (requested, memory_limit.or(most)) {
+        requests.insert("memory".into(), amount(requested.saturating_add(extra)));
+        limits.insert("memory".into(), amount(limit.saturating_add(extra)));
+    }
+    let (disk_request, disk_limit) = (bytes(&asked.requests, DISKS), bytes(&asked.limits, DISKS));
+    let limit = disk_limit.map_or(DISK_LIMIT, |limit| limit.saturating_add(DISK_OVERHEAD));
+    let request = disk_request.unwrap_or(0).saturating_add(DISK_OVERHEAD);
+    requests.insert(DISKS.into(), amount(request));
+    limits.insert(DISKS.into(), amount(limit.max(request)));
     // Always asked for: where emulation is allowed, the agent offers a share without a device.
     requests.insert(KVM_RESOURCE.into(), Quantity("1".into()));
     limits.insert(KVM_RESOURCE.into(), Quantity("1".into()));

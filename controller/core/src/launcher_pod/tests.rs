@@ -604,7 +604,10 @@ fn memory_is_the_guests_and_the_overhead() {
     };
     let extra = (112 + 8 + 16) * (1 << 20) + (64 << 20) / 512;
     assert_eq!(request(small(json!({})), "requests"), Some((64 << 20) + extra));
-    assert_eq!(request(small(json!({})), "limits"), None);
+    // The overhead once more, against what a LimitRange would put in the place of no limit.
+    assert_eq!(request(small(json!({})), "limits"), Some((64 << 20) + 2 * extra));
+    let more_than_requested = small(json!({"domain": {"resources": {"requests": {"memory": "32Mi"}}}}));
+    assert_eq!(request(more_than_requested, "limits"), Some((64 << 20) + 2 * extra));
     let limited = small(json!({"domain": {"resources": {"limits": {"memory": "128Mi"}}}}));
     assert_eq!(request(limited, "limits"), Some((128 << 20) + extra));
     let blind =
@@ -632,6 +635,59 @@ fn the_cpu_request_is_a_tenth_unless_it_is_said() {
         request(small(json!({"domain": {"resources": {"limits": {"cpu": "2"}}}}))),
         "2"
     );
+}
+
+/// Requests and limits of what LimitRanges have defaults for, in bytes and thousandths.
+#[test]
+fn a_limit_range_finds_nothing_to_fill_in() {
+    let extra = (112 + 8 + 16) * (1 << 20) + (64 << 20) / 512;
+    let memory = (64 << 20) + extra;
+    let usual_memory = (memory, memory + extra);
+    let usual_disks = (50_000_000, 1 << 44);
+    for (resources, cpu, memory, disks) in [
+        (json!({}), (100, 3000), usual_memory, usual_disks),
+        (
+            json!({"requests": {"cpu": "4"}}),
+            (4000, 6000),
+            usual_memory,
+            usual_disks,
+        ),
+        (
+            json!({"limits": {"cpu": "500m"}}),
+            (500, 500),
+            usual_memory,
+            usual_disks,
+        ),
+        (
+            json!({"limits": {"memory": "128Mi"}}),
+            (100, 3000),
+            ((128 << 20) + extra, (128 << 20) + extra),
+            usual_disks,
+        ),
+        (
+            json!({"limits": {"ephemeral-storage": "1G"}}),
+            (100, 3000),
+            usual_memory,
+            (50_000_000, 1_050_000_000),
+        ),
+        (
+            json!({"requests": {"ephemeral-storage": "1G"}, "limits": {"ephemeral-storage": "2G"}}),
+            (100, 3000),
+            usual_memory,
+            (1_050_000_000, 2_050_000_000),
+        ),
+    ] {
+        let pod = made(&small(json!({"domain": {"resources": resources}})), &[]);
+        let declared = container(&pod).resources.clone().unwrap();
+        let (requests, limits) = (declared.requests.unwrap(), declared.limits.unwrap());
+        let both = |name: &str, read: fn(&str) -> Option<u64>| {
+            let amounts = [&requests, &limits].map(|amounts| read(&amounts[name].0).unwrap());
+            (amounts[0], amounts[1])
+        };
+        assert_eq!(both("cpu", crate::quantity::milli_cpus), cpu, "{resources}");
+        assert_eq!(both("memory", crate::quantity::bytes), memory, "{resources}");
+        assert_eq!(both("ephemeral-storage", crate::quantity::bytes), disks, "{resources}");
+    }
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! Failures to start that follow each other, and how long the next start waits for them.
 //!
 //! Only an instance whose guest never ran counts; one that was evicted before does not, since
-//! nothing is wrong with it.
+//! nothing is wrong with it. One that its kubelet has evicted counts though its guest ran: it used more than it may,
+//! or its node lacks something, and either may go on.
 
 use std::time::Duration;
 
 use drydock_api::kubevirt::{Phase, RunStrategy, VirtualMachineInstance, machine::StartFailure};
 use jiff::Timestamp;
 
-use super::{instance_of::fingerprint, reached_running, was_evicted};
+use super::{instance_of::fingerprint, reached_running, was_evicted, was_evicted_by_kubelet};
 use crate::conditions::whole_seconds;
 
 /// The first wait; the n-th is n² times as long.
@@ -30,13 +31,15 @@ pub(super) fn start_failure(
     let Some(instance) = own else {
         return before.cloned();
     };
-    if reached_running(instance) {
+    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let is_over = phase.is_some_and(Phase::is_final);
+    let counts_anyway = is_over && was_evicted_by_kubelet(instance);
+    if reached_running(instance) && !counts_anyway {
         return None;
     }
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
     let uid = instance.metadata.uid.as_ref();
     let counted = before.is_some_and(|before| before.last_failed_vmi_uid.as_ref() == uid);
-    if !phase.is_some_and(Phase::is_final) || was_evicted(instance) || counted {
+    if !is_over || (was_evicted(instance) && !counts_anyway) || counted {
         return before.cloned();
     }
     let count = before

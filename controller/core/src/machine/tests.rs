@@ -451,6 +451,32 @@ fn what_counts_as_a_failure_to_start() {
 }
 
 #[test]
+fn an_instance_that_its_kubelet_evicted_is_started_again_later() {
+    for phase in [Phase::Failed, Phase::Succeeded] {
+        let mut machine = machine(RunStrategy::Always);
+        let mut pressed = ran(instance(&machine, "i1", phase));
+        pressed.status.get_or_insert_default().reason = Some("EvictedByKubelet".into());
+        let ended = look(&machine, Some(&pressed));
+        assert!(ended.delete.is_some());
+        machine.status = ended.status;
+        let failures = machine
+            .status
+            .as_ref()
+            .and_then(|status| status.start_failure.clone())
+            .unwrap();
+        assert_eq!(failures.consecutive_fail_count, 1);
+        assert!(failures.retry_after_timestamp.unwrap() > now());
+        let waiting = look(&machine, None);
+        assert_eq!(deed(&waiting), "wait");
+        // Any other eviction is no reason to wait.
+        let mut drained = ran(instance(&machine, "i2", phase));
+        drained.status.get_or_insert_default().reason = Some("Evicted".into());
+        machine.status = look(&machine, Some(&drained)).status;
+        assert_eq!(deed(&look(&machine, None)), "start");
+    }
+}
+
+#[test]
 fn a_refused_instance_is_told_until_it_was_tried_again() {
     let mut machine = machine(RunStrategy::Always);
     let refused = plan(&Observed {

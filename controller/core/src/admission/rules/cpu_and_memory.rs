@@ -66,7 +66,7 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
         for (name, amount) in amounts {
             let at = at.field(word).field(name);
             match name.as_str() {
-                "memory" if quantity::bytes(&amount.0).is_none_or(|bytes| bytes >= TOO_MUCH) => {
+                "memory" | "ephemeral-storage" if quantity::bytes(&amount.0).is_none_or(|bytes| bytes >= TOO_MUCH) => {
                     refusals.not_allowed(&at, amount, BYTES);
                 }
                 "cpu" => match quantity::milli_cpus(&amount.0) {
@@ -77,7 +77,7 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
                     }
                     Some(_) => {}
                 },
-                "memory" => {}
+                "memory" | "ephemeral-storage" => {}
                 _ => refusals.not_supported(&at),
             }
         }
@@ -85,6 +85,7 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
     for (name, read) in [
         ("memory", quantity::bytes as fn(&str) -> Option<u64>),
         ("cpu", quantity::milli_cpus),
+        ("ephemeral-storage", quantity::bytes),
     ] {
         let amount = |amounts: &BTreeMap<String, Amount>| {
             amounts
