@@ -324,7 +324,13 @@ impl Launchers {
         };
         let pod = match purpose {
             Purpose::Start => launcher_pod::pod(&input),
-            Purpose::Arrival(migration) => launcher_pod::target_pod(&input, migration),
+            Purpose::Arrival(migration) => {
+                let mut target = launcher_pod::target_pod(&input, migration);
+                if let Some(source) = self.running_pod(&instance) {
+                    launcher_pod::carry_labels(&mut target, &source);
+                }
+                target
+            }
         };
         let name = pod.name_any();
         match self.api(&instance).create(&PostParams::default(), &pod).await {

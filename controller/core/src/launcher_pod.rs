@@ -57,7 +57,7 @@ use names::stable_uuid;
 pub use node_affinity::{REQUIREMENTS_DIGEST, guest_label, requirements_digest};
 pub use resources::{Demand, TRANSLATION_CACHE, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
-pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, made_for, target_pod};
+pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, carry_labels, made_for, target_pod};
 
 /// What a launcher pod is made of.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,7 @@ use k8s_openapi::{
 };
 
 use super::{PodInput, keep_admitted, node_affinity::is_empty, unbound_pod};
+use crate::admission::change::RESERVED_LABELS;
 
 /// Label of a target's pod: UID of the migration. KubeVirt's name.
 pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
@@ -91,6 +92,18 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
     }
     keep_admitted(&mut pod, input);
     pod
+}
+
+/// Gives a migration's target the labels that others have put on its source, so that whatever selects by them goes on
+/// to. Labels of the target's own, and those by which the system finds pods, stay as they are; annotations often describe
+/// one pod (its address, its interfaces) and are not carried.
+pub fn carry_labels(target: &mut Pod, source: &Pod) {
+    let own = target.metadata.labels.get_or_insert_default();
+    for (key, value) in source.metadata.labels.iter().flatten() {
+        if !RESERVED_LABELS.contains(&key.as_str()) {
+            own.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    }
 }
 
 fn not_on(node: &str) -> NodeSelectorRequirement {

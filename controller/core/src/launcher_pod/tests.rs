@@ -881,3 +881,34 @@ fn a_digest_follows_instance_and_configuration_alone() {
         assert_ne!(first, other, "{what}");
     }
 }
+
+#[test]
+fn labels_that_others_set_are_carried_to_the_target() {
+    let labels = |pairs: &[(&str, &str)]| -> Option<BTreeMap<String, String>> {
+        Some(
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+        )
+    };
+    let mut source = Pod::default();
+    source.metadata.labels = labels(&[
+        ("app", "of the source"),
+        ("team", "shop"),
+        ("drydock.dev/launcher", "1"),
+        ("kubevirt.io/created-by", "u-1"),
+        ("kubevirt.io/migrationJobUID", "earlier"),
+        ("kubevirt.io/nodeName", "a"),
+    ]);
+    source.metadata.annotations = labels(&[("cni.example/address", "10.0.0.1")]);
+    let mut target = Pod::default();
+    target.metadata.labels = labels(&[("app", "of the instance"), ("drydock.dev/launcher", "2")]);
+    carry_labels(&mut target, &source);
+    let expected = labels(&[
+        ("app", "of the instance"),
+        ("drydock.dev/launcher", "2"),
+        ("team", "shop"),
+    ]);
+    assert_eq!((target.metadata.labels, target.metadata.annotations), (expected, None));
+}
