@@ -340,7 +340,7 @@ impl InstanceTask {
                     let patch = json!({"metadata": {"labels": {NODE_NAME: node}}});
                     self.merge(key, instance, patch).await?;
                 }
-                Step::DeletePod { name, uid } => self.delete_pod(instance, name, uid).await?,
+                Step::DeletePod { name, uid, grace } => self.delete_pod(instance, name, uid, *grace).await?,
                 Step::ReplacePod {
                     name,
                     uid,
@@ -412,8 +412,14 @@ impl InstanceTask {
         }
     }
 
-    async fn delete_pod(&self, instance: &VirtualMachineInstance, name: &str, uid: &str) -> kube::Result<()> {
-        if self.launchers.delete(instance, name, uid).await? {
+    async fn delete_pod(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        grace: Option<i64>,
+    ) -> kube::Result<()> {
+        if self.launchers.delete(instance, name, uid, grace).await? {
             let note = format!("Deleted virtual machine pod {name}");
             info!(instance = %Key::of(instance), pod = name, "its pod is told to end");
             self.tell(instance, Severity::Normal, "SuccessfulDelete", &note);

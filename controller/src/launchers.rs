@@ -66,6 +66,15 @@ pub(crate) enum Purpose<'a> {
     Arrival(MigrationTarget<'a>),
 }
 
+/// How a pod is deleted, beside its UID.
+#[derive(Clone, Copy, Debug, Default)]
+struct Deletion<'a> {
+    /// The version that it must still have.
+    version: Option<&'a str>,
+    /// Its time to end in seconds; `None`: its own.
+    grace: Option<i64>,
+}
+
 impl Launchers {
     /// Starts watching; `told` hears of which instance a pod has changed. `image` is that of
     /// launcher pods.
@@ -378,13 +387,23 @@ impl Launchers {
         Ok(())
     }
 
-    /// Tells a pod to end. Returns whether there was such a pod.
+    /// Tells a pod to end, within `grace` seconds if that is less than the pod has. Returns whether there was such a pod.
     ///
     /// # Errors
     /// If the API server does not do it.
-    pub(crate) async fn delete(&self, instance: &VirtualMachineInstance, name: &str, uid: &str) -> kube::Result<bool> {
-        self.delete_in(&instance.namespace().unwrap_or_default(), name, uid)
-            .await
+    pub(crate) async fn delete(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        grace: Option<i64>,
+    ) -> kube::Result<bool> {
+        let namespace = instance.namespace().unwrap_or_default();
+        let deletion = Deletion {
+            grace,
+            ..Deletion::default()
+        };
+        self.delete_with(&namespace, name, uid, deletion).await
     }
 
     /// The same if the pod still has that version, if one is given.
@@ -398,7 +417,11 @@ impl Launchers {
         uid: &str,
         version: Option<&str>,
     ) -> kube::Result<bool> {
-        self.delete_with(&instance.namespace().unwrap_or_default(), name, uid, version)
+        let deletion = Deletion {
+            version,
+            ..Deletion::default()
+        };
+        self.delete_with(&instance.namespace().unwrap_or_default(), name, uid, deletion)
             .await
     }
 
@@ -407,14 +430,21 @@ impl Launchers {
     /// # Errors
     /// If the API server does not do it.
     pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
-        self.delete_with(namespace, name, uid, None).await
+        self.delete_with(namespace, name, uid, Deletion::default()).await
     }
 
-    async fn delete_with(&self, namespace: &str, name: &str, uid: &str, version: Option<&str>) -> kube::Result<bool> {
+    async fn delete_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        deletion: Deletion<'_>,
+    ) -> kube::Result<bool> {
         let parameters = DeleteParams {
+            grace_period_seconds: deletion.grace.and_then(|seconds| u32::try_from(seconds).ok()),
             preconditions: Some(Preconditions {
                 uid: Some(uid.into()),
-                resource_version: version.map(Into::into),
+                resource_version: deletion.version.map(Into::into),
             }),
             ..DeleteParams::default()
         };
@@ -500,6 +530,7 @@ fn prune_pod(pod: &mut Pod) {
         });
         *spec = PodSpec {
             node_name: spec.node_name.take(),
+            termination_grace_period_seconds: spec.termination_grace_period_seconds,
             volumes: images,
             ephemeral_containers: witnesses,
             ..PodSpec::default()

@@ -35,7 +35,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use crate::{
     conditions::{Status, whole_seconds},
     eviction::mark,
-    launcher_pod::{image_identity::wanted_witnesses, made_for, newest_images},
+    launcher_pod::{LEAST_GRACE_PERIOD, image_identity::wanted_witnesses, made_for, newest_images},
     migration::{
         observed::{source, target},
         record::Record,
@@ -185,6 +185,8 @@ pub enum Step {
         name: String,
         /// Its UID, which is a precondition.
         uid: String,
+        /// That time in seconds, where it is shorter than what the pod has.
+        grace: Option<i64>,
     },
     /// A pod without a node is deleted, to be made anew under the configuration in force.
     ReplacePod {
@@ -258,14 +260,18 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let mut steps = Vec::new();
     if deleting || phase.is_final() {
         let living = observed.pods.iter().filter(|pod| {
-            pod.metadata.deletion_timestamp.is_none()
-                && fates
-                    .iter()
-                    .any(|(uid, fate)| *fate == Fate::Alive && pod.metadata.uid.as_deref() == Some(uid))
+            let is_alive =
+                |(uid, fate): &(String, Fate)| *fate == Fate::Alive && pod.metadata.uid.as_ref() == Some(uid);
+            fates.iter().any(is_alive)
         });
-        steps.extend(living.map(|pod| Step::DeletePod {
-            name: pod.metadata.name.clone().unwrap_or_default(),
-            uid: uid(pod),
+        steps.extend(living.filter_map(|pod| {
+            let grace = shorter_grace(observed.instance, pod);
+            // One that ends already is only told to end sooner.
+            (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| Step::DeletePod {
+                name: pod.metadata.name.clone().unwrap_or_default(),
+                uid: uid(pod),
+                grace,
+            })
         }));
     }
     let over = fates
@@ -333,6 +339,15 @@ fn is_known(observed: &Observed<'_>, here: Option<&str>, pod: &Pod) -> bool {
     });
     let name = brought.and_then(|state| state.target_pod.as_deref());
     (told.is_some() && told == pod.metadata.uid.as_deref()) || (name.is_some() && name == pod.metadata.name.as_deref())
+}
+
+/// The seconds that a guest has to shut down, if its instance says less by now than its pod has: for guests that ignore
+/// their power button.
+fn shorter_grace(instance: &VirtualMachineInstance, pod: &Pod) -> Option<i64> {
+    let wanted = instance.spec.termination_grace_period_seconds?.max(LEAST_GRACE_PERIOD);
+    let of_pod = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let has = pod.metadata.deletion_grace_period_seconds.or(of_pod)?;
+    (wanted < has).then_some(wanted)
 }
 
 fn uid(pod: &Pod) -> String {

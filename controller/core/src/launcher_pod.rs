@@ -103,7 +103,7 @@ pub const GRACE_PERIOD: i64 = 30;
 
 /// Least time that a pod has to end, in seconds: libvirt destroys the guest, and the launcher tells
 /// how it ended. (A pod without any would vanish at once, while its guest may still run.)
-const LEAST_GRACE_PERIOD: i64 = 5;
+pub(crate) const LEAST_GRACE_PERIOD: i64 = 5;
 /// The container that kubectl means if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// What kubectl remembers of an object that it applied.

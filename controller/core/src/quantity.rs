@@ -39,7 +39,11 @@ fn scaled(text: &str, scale: i64) -> Option<u64> {
         return None;
     }
     let (power_of_1024, exponent) = multiplier(suffix)?;
-    let mut digits: Vec<u8> = whole.bytes().chain(fraction.bytes()).map(|digit| digit - b'0').collect();
+    let mut digits: Vec<u8> = whole
+        .bytes()
+        .chain(fraction.bytes())
+        .map(|digit| digit - b'0')
+        .collect();
     for _ in 0..power_of_1024 {
         multiply_by_1024(&mut digits);
     }
@@ -104,7 +108,9 @@ fn rounded_up(digits: &[u8], point: i64) -> u64 {
         value = value.saturating_mul(10).saturating_add(digit.into());
     }
     let rest = digits.get(whole..).unwrap_or_default();
-    value.saturating_add(rest.iter().any(|digit| *digit != 0).into()).min(MOST)
+    value
+        .saturating_add(rest.iter().any(|digit| *digit != 0).into())
+        .min(MOST)
 }
 
 #[cfg(test)]

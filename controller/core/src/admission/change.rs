@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!  old, new, who ─▶ being deleted, or the same spec? ── yes ─▶ allowed
-//!                    └ no ─▶ VirtualMachineInstance: only the controller, which fills in defaults
+//!                    └ no ─▶ VirtualMachineInstance: only the controller, which fills in defaults;
+//!                            anybody else: a shorter time to shut down, which is how a guest that
+//!                            ignores its power button is stopped
 //!                            VirtualMachine, ReplicaSet: reviewed as if it were created
 //!  Migration: nothing, and while it is in flight not its label either
 //! ```
@@ -11,6 +13,7 @@ use drydock_api::kubevirt::names::{CREATED_BY, NODE_NAME};
 use serde_json::Value;
 
 use super::{At, Kind, Refusal, Refusals, migration, review};
+use crate::launcher_pod::GRACE_PERIOD;
 
 /// User name of the controller.
 pub const CONTROLLER: &str = "system:serviceaccount:drydock:drydock-controller";
@@ -46,10 +49,26 @@ pub fn review_change(old: &Value, new: &Value, kind: Kind, user: &str) -> Vec<Re
         return refusals.into_vec();
     }
     match kind {
+        Kind::Instance if shortens_shutdown(old, new) => {}
         // Nothing that an instance is can change while it runs.
         Kind::Instance if user != CONTROLLER => refusals.immutable(&At::root("spec"), RESTRICTED),
         Kind::Migration => refusals.immutable(&At::root("spec"), MIGRATION_SPEC),
         Kind::Instance | Kind::Machine | Kind::ReplicaSet => return review(new, kind),
     }
     refusals.into_vec()
+}
+
+/// Whether a change makes the time shorter that the guest has to shut down, and changes nothing else of the spec.
+fn shortens_shutdown(old: &Value, new: &Value) -> bool {
+    const FIELD: &str = "terminationGracePeriodSeconds";
+    let split = |object: &Value| {
+        let mut spec = object
+            .get("spec")
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
+        (spec.remove(FIELD).as_ref().and_then(Value::as_i64), spec)
+    };
+    let ((before, rest), (after, same)) = (split(old), split(new));
+    rest == same && after.is_some_and(|after| (0..before.unwrap_or(GRACE_PERIOD)).contains(&after))
 }

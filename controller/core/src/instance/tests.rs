@@ -440,6 +440,43 @@ fn a_pod_on_a_node_that_is_gone_for_good_ends_with_it() {
     }
 }
 
+/// What an instance says by now, what its pod was made with, and what it was told when it was deleted, in seconds.
+#[test]
+fn a_shutdown_can_be_made_shorter_and_not_longer() {
+    for (says, made_with, told, step) in [
+        (Some(180), 180, None, Some(None)),
+        (Some(180), 180, Some(180), None),
+        (Some(20), 180, None, Some(Some(20))),
+        (Some(20), 180, Some(180), Some(Some(20))),
+        (Some(20), 180, Some(20), None),
+        (Some(0), 180, Some(180), Some(Some(5))),
+        (Some(0), 180, Some(5), None),
+        (Some(0), 5, None, Some(None)),
+        (Some(0), 5, Some(5), None),
+        (Some(300), 180, Some(180), None),
+        (None, 30, Some(30), None),
+    ] {
+        let mut instance = deleted(instance(&up()));
+        instance.spec.termination_grace_period_seconds = says;
+        let mut pod = pod("p", Some("a"), &running()).as_ref().clone();
+        pod.spec.as_mut().unwrap().termination_grace_period_seconds = Some(made_with);
+        if told.is_some() {
+            pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
+            pod.metadata.deletion_grace_period_seconds = told;
+        }
+        let expected: Vec<Step> = step
+            .map(|grace| Step::DeletePod {
+                name: "virt-launcher-p".into(),
+                uid: "p".into(),
+                grace,
+            })
+            .into_iter()
+            .collect();
+        let steps = at(&instance, &[Arc::new(pod)], false, NodeState::Ready).steps;
+        assert_eq!(steps, expected, "{says:?} {made_with} {told:?}");
+    }
+}
+
 #[test]
 fn deletion_waits_for_the_guest_to_end() {
     let instance = deleted(instance(&up()));
@@ -447,6 +484,7 @@ fn deletion_waits_for_the_guest_to_end() {
     let delete = Step::DeletePod {
         name: "virt-launcher-p".into(),
         uid: "p".into(),
+        grace: None,
     };
     assert_eq!(
         at(&instance, std::slice::from_ref(&living), false, NodeState::Ready).steps,

@@ -42,6 +42,31 @@ fn an_instance_stays_as_it_was_created() {
 }
 
 #[test]
+fn the_time_to_shut_down_can_only_become_shorter() {
+    for (before, after, allowed) in [
+        (json!(180), json!(0), true),
+        (json!(180), json!(179), true),
+        (json!(180), json!(180), true),
+        (json!(180), json!(181), false),
+        (json!(180), json!(-1), false),
+        (json!(180), json!("0"), false),
+        (json!(180), Value::Null, false),
+        (Value::Null, json!(29), true),
+        (Value::Null, json!(30), false),
+    ] {
+        let mut old = instance();
+        put(&mut old, "/spec/terminationGracePeriodSeconds", before.clone());
+        let mut new = old.clone();
+        put(&mut new, "/spec/terminationGracePeriodSeconds", after.clone());
+        let refusals = review_change(&old, &new, Kind::Instance, SOMEBODY);
+        assert_eq!(refusals.is_empty(), allowed, "{before} to {after}: {refusals:?}");
+        // Nothing else may change with it.
+        put(&mut new, "/spec/evictionStrategy", json!("None"));
+        assert_ne!(review_change(&old, &new, Kind::Instance, SOMEBODY), []);
+    }
+}
+
+#[test]
 fn a_virtual_machine_is_reviewed_when_its_spec_changes() {
     let mut old = machine(instance());
     put(&mut old, "/spec/instancetype", json!({"name": "of an older version"}));
