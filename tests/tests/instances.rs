@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
-    kubevirt::{Phase, names},
+    kubevirt::{Phase, VirtualMachineInstance, names},
     labels,
 };
 use drydock_tests::{
@@ -83,7 +83,8 @@ async fn the_documented_instance_boots_and_shows_as_kubevirt_shows_it() -> Resul
             "NODENAME",
             "READY",
             "LIVE-MIGRATABLE",
-            "PAUSED"
+            "PAUSED",
+            "REASON"
         ]
     );
     let row: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
@@ -200,7 +201,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
     let after = cluster.instances().get("steady").await?;
     assert_eq!(after.uid(), before.uid());
     assert_eq!(condition(&after, "Ready").0, "True");
-    let since = |vmi: &drydock_api::kubevirt::VirtualMachineInstance| {
+    let since = |vmi: &VirtualMachineInstance| {
         let conditions = vmi.status.clone().unwrap_or_default().conditions;
         conditions
             .into_iter()
@@ -335,6 +336,36 @@ async fn an_instance_that_fits_no_node_says_why_until_it_does() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
+async fn a_missing_secret_is_named_until_it_is_there() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let manifest = instance("secretive", "count: 1s");
+    let (before, _) = manifest.split_once("      userData: |").context("no user data")?;
+    cluster.apply(&format!("{before}      secretRef: {{name: login}}\n"))?;
+    let stuck = cluster.until_vm_condition("secretive", "Synchronized", "False").await?;
+    let status = stuck.status.unwrap_or_default();
+    let told = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == "Synchronized");
+    let message = told.and_then(|told| told.message.clone()).unwrap_or_default();
+    ensure!(
+        status.reason.as_deref() == Some("FailedMount")
+            && message.contains(&format!("Secret login is not there in namespace {NAMESPACE}")),
+        "{:?}: {message}",
+        status.reason
+    );
+    let data = "--from-literal=userdata=#cloud-config\ndrydock:\n  count: 1s\n";
+    cluster.kubectl(&["--namespace", NAMESPACE, "create", "secret", "generic", "login", data])?;
+    let running = cluster.until_phase("secretive", Phase::Running).await;
+    cluster.delete(&["secret", "login"])?;
+    running?;
+    let settled = |instance: &VirtualMachineInstance| condition(instance, "Synchronized").0.is_empty();
+    until(cluster.instances(), "secretive", "nothing missing any more", settled).await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
 async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.kubectl_with(
@@ -343,7 +374,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
     )?;
     let manifest = instance("strict", "count: 1s").replace("namespace: default", "namespace: restricted");
     cluster.apply(&manifest)?;
-    let api: Api<drydock_api::kubevirt::VirtualMachineInstance> = Api::namespaced(cluster.client.clone(), "restricted");
+    let api: Api<VirtualMachineInstance> = Api::namespaced(cluster.client.clone(), "restricted");
     let running = until(api, "strict", "Running", |vmi| {
         vmi.status.as_ref().and_then(|status| status.phase) == Some(Phase::Running)
     })
