@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Nothing is done before this agent acts for the node, and guests do not notice when it ends: what
-//! they are is found again in libvirt and in the objects.
+//! they are is found again in libvirt and in the objects. Only when the Node object is deleted are they
+//! ended, so that they can start elsewhere.
 
 mod events;
 mod facts;
@@ -28,7 +29,7 @@ use drydock_api::{
     kubevirt::VirtualMachineInstance,
 };
 use drydock_core::instance::ending::ended;
-use drydock_runtime::{CancellationToken, Events, Process};
+use drydock_runtime::{CancellationToken, Events, Process, clock::Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use tokio::sync::watch;
@@ -88,6 +89,8 @@ pub(crate) struct Seen {
     pub(crate) pod: Option<Arc<Pod>>,
     /// The host.
     pub(crate) host: Arc<Host>,
+    /// Since when it is certain that the Node object is deleted, if it is.
+    pub(crate) node_deleted: Option<Instant>,
 }
 
 /// What all guests' tasks share.
@@ -106,6 +109,7 @@ pub(crate) struct Guests {
     shared: Shared,
     watches: GuestWatches,
     host: watch::Receiver<Option<Arc<Host>>>,
+    node_deleted: watch::Receiver<Option<Instant>>,
     process: Process,
     running: HashMap<String, Running>,
 }
@@ -122,12 +126,14 @@ impl Guests {
         shared: Shared,
         watches: GuestWatches,
         host: watch::Receiver<Option<Arc<Host>>>,
+        node_deleted: watch::Receiver<Option<Instant>>,
         process: Process,
     ) -> Self {
         Self {
             shared,
             watches,
             host,
+            node_deleted,
             process,
             running: HashMap::new(),
         }
@@ -148,6 +154,7 @@ impl Guests {
                 () = stopping.cancelled() => return,
                 () = self.watches.changed() => {}
                 changed = self.host.changed() => if changed.is_err() { return },
+                changed = self.node_deleted.changed() => if changed.is_err() { return },
             }
         }
     }
@@ -193,6 +200,7 @@ impl Guests {
             pod_uid,
             pod,
             host: Arc::clone(host),
+            node_deleted: *self.node_deleted.borrow(),
         }
     }
 
@@ -224,5 +232,6 @@ impl Seen {
             || self.pod_uid != other.pod_uid
             || version(&self.pod) != version(&other.pod)
             || self.host != other.host
+            || self.node_deleted != other.node_deleted
     }
 }

@@ -31,6 +31,7 @@ impl NodeLease {
             renew_every: RENEW_EVERY,
             duration: STALE_AFTER,
             labels: BTreeMap::new(),
+            // Not of the Node: it has to outlive a deletion of that, as it shows whether guests may still run there.
             owners: Vec::new(),
             field_manager: AGENT_FIELD_MANAGER,
         };

@@ -88,6 +88,8 @@ pub(crate) struct NodeTask {
     plugin: Option<DevicePlugin>,
     /// What guests' tasks know of the host; they begin when it is first said.
     told_guests: watch::Sender<Option<Arc<Host>>>,
+    /// Since when it is certain that the Node object is deleted, for guests' tasks.
+    deleted_node: watch::Sender<Option<clock::Instant>>,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
     written_hypervisor: Option<Hypervisor>,
@@ -118,6 +120,7 @@ impl NodeTask {
         lease: NodeLease,
         ready: ReadyHandle,
         told_guests: watch::Sender<Option<Arc<Host>>>,
+        deleted_node: watch::Sender<Option<clock::Instant>>,
     ) -> Self {
         let mut hasher = DefaultHasher::new();
         args.node_name.hash(&mut hasher);
@@ -134,6 +137,7 @@ impl NodeTask {
             profiles: None,
             plugin: None,
             told_guests,
+            deleted_node,
             lock: None,
             written_node: None,
             written_hypervisor: None,
@@ -305,8 +309,14 @@ impl NodeTask {
     /// Writes what differs from the plan. Returns when to plan again, if at a known time.
     async fn act(&mut self, now: Timestamp, stopping: bool) -> kube::Result<Option<Timestamp>> {
         let Some(node) = newer(self.caches.node(), self.written_node.clone()) else {
+            if !stopping {
+                self.without_node().await?;
+            }
             return Ok(None);
         };
+        if self.deleted_node.send_if_modified(|since| since.take().is_some()) {
+            info!(node = self.args.node_name, "the Node exists again: guests may run here");
+        }
         let hypervisor = match newer(
             self.caches.hypervisor().map(Arc::unwrap_or_clone),
             self.written_hypervisor.clone(),
@@ -361,14 +371,7 @@ impl NodeTask {
         if let Some(plugin) = &self.plugin {
             plugin.offer_post_copy(post_copy && Path::new(USERFAULTFD).exists());
         }
-        if let Some((facts, _)) = self.host.facts() {
-            let host = Host::of(facts, &self.mask).map(Arc::new);
-            self.told_guests.send_if_modified(|told| {
-                let changed = *told != host;
-                *told = host;
-                changed
-            });
-        }
+        self.describe_host();
         self.metrics.planned(&plan.status);
         self.waiting = plan.waiting;
         if !plan.labels.is_empty() {
@@ -380,6 +383,33 @@ impl NodeTask {
             self.report(&plan.status).await?;
         }
         Ok(plan.wake)
+    }
+
+    /// Makes sure that the Node object is deleted, where the watch shows none, and has its guests ended then. While
+    /// it is not known nothing is done: a guess must not end a guest.
+    async fn without_node(&mut self) -> kube::Result<()> {
+        // The host may not have been inspected before.
+        self.describe_host();
+        if self.deleted_node.borrow().is_some() || self.writes.node_exists().await? {
+            return Ok(());
+        }
+        warn!(
+            node = self.args.node_name,
+            "the Node was deleted: its guests are shut down, and no other starts here while there is none"
+        );
+        self.deleted_node.send_replace(Some(clock::Instant::now()));
+        Ok(())
+    }
+
+    /// Makes known to guests' tasks what the host is, once it was inspected.
+    fn describe_host(&self) {
+        let Some((facts, _)) = self.host.facts() else { return };
+        let host = Host::of(facts, &self.mask).map(Arc::new);
+        self.told_guests.send_if_modified(|told| {
+            let changed = *told != host;
+            *told = host;
+            changed
+        });
     }
 
     /// Offers shares to pods, from the first time on that it is known what there is.

@@ -71,6 +71,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let writes = Writes::new(client.clone(), args.node_name.clone());
     let events = Events::start(&process, client.clone(), reporter, &event_metrics);
     let (told_guests, host) = watch::channel(None);
+    let (deleted_node, node_deleted) = watch::channel(None);
     let (of_guests, of_migrations) = (Signal::new(), Signal::new());
     let wakes = [of_guests.clone(), of_migrations.clone()];
     let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes, caches.signal());
@@ -86,6 +87,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         shared.clone(),
         GuestWatches::start(&client, &watches, &args.node_name, pods.clone(), of_guests),
         host.clone(),
+        node_deleted,
         process.clone(),
     );
     let tunnels = Tunnels::follow(&args.state.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
@@ -108,6 +110,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         lease,
         ready,
         told_guests,
+        deleted_node,
     );
     process.spawn_critical("the guests", async move {
         guests.run().await;

@@ -97,6 +97,15 @@ impl Writes {
 }
 
 impl Writes {
+    /// Whether the Node of this agent exists, as the API server itself says, past every cache.
+    ///
+    /// # Errors
+    /// If the API server does not say.
+    pub(crate) async fn node_exists(&self) -> kube::Result<bool> {
+        let parameters = ListParams::default().fields(&format!("metadata.name={}", self.node));
+        Ok(!self.nodes.list_metadata(&parameters).await?.items.is_empty())
+    }
+
     /// How many Hypervisors there are, which is how many agents follow the same configuration. One
     /// object is read; the API server counts the rest.
     ///
@@ -109,5 +118,43 @@ impl Writes {
             .remaining_item_count
             .and_then(|count| u64::try_from(count).ok());
         Ok(rest.unwrap_or(0) + u64::try_from(first.items.len()).unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_runtime::fake::api_server;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn node_is_missing_only_if_the_api_server_lists_none() {
+        let (client, mut server) = api_server();
+        let writes = Writes::new(client, "n1".into());
+        let node = json!({"metadata": {"name": "n1"}});
+        for (items, exists) in [(json!([node]), true), (json!([]), false)] {
+            let answer = async {
+                let asked = server.asked().await;
+                assert!(
+                    asked.line.contains("fieldSelector=metadata.name%3Dn1"),
+                    "{}",
+                    asked.line
+                );
+                assert!(
+                    !asked.line.contains("resourceVersion"),
+                    "a cache may be behind: {}",
+                    asked.line
+                );
+                asked.with(&json!({
+                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": items,
+                }));
+            };
+            let (found, ()) = tokio::join!(writes.node_exists(), answer);
+            assert_eq!(found.unwrap(), exists);
+        }
+        let (found, ()) = tokio::join!(writes.node_exists(), async {
+            server.asked().await.refuse(401, "Unauthorized");
+        });
+        assert!(found.is_err(), "a token that is invalid proves nothing");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! An agent renews its Lease every ten seconds. One that has not changed for forty, by this
 //! process's own clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an
-//! event. The agent puts it right when it is back. [`SilentAgents`] tells others.
+//! event. The agent puts it right when it is back. [`SilentAgents`] tells others, also of nodes whose
+//! Node object was deleted: only together with a silent agent does that prove that no guest runs there.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +14,7 @@ use drydock_api::{
     node_reference,
     reasons::events::NODE_UNRESPONSIVE,
 };
+use drydock_core::instance::AgentSign;
 use drydock_runtime::{
     Backoff, Cache, Change, Event, Events, Key, Process, Severity, Signal, Watch, Watches, chain,
     clock::{self, Instant},
@@ -38,15 +40,33 @@ type Stamp = (Option<String>, Option<MicroTime>);
 #[derive(Clone)]
 pub(crate) struct SilentAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
-    news: Signal,
+    news: Arc<[Signal]>,
 }
 
 impl SilentAgents {
     /// None is known yet; `news` tells when others are silent than before.
-    pub(crate) fn new(news: Signal) -> Self {
+    pub(crate) fn new(news: impl IntoIterator<Item = Signal>) -> Self {
         Self {
             staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
-            news,
+            news: news.into_iter().collect(),
+        }
+    }
+
+    /// There are no Leases, as a list has just shown.
+    #[cfg(test)]
+    pub(crate) fn without_leases() -> Self {
+        let silent = Self::new([]);
+        silent.known().restart(Instant::now());
+        silent
+    }
+
+    /// What is known of the agent of this node.
+    pub(crate) fn sign(&self, node: &str) -> AgentSign {
+        let (known, now) = (self.known(), Instant::now());
+        if known.is_stale(node, now) || known.is_absent(node, now) {
+            AgentSign::Silent
+        } else {
+            AgentSign::MayLive
         }
     }
 
@@ -134,21 +154,24 @@ impl LivenessTask {
     /// Looks whenever a Lease becomes stale, until the term is over.
     async fn watch_over(&self, term: Term) {
         let mut backoff = Backoff::new(STALE_AFTER / 40, STALE_AFTER);
-        let mut before = Vec::new();
+        let (mut before, mut absence_before) = (Vec::new(), None);
         loop {
             let now = Instant::now();
-            let (stale, next) = {
+            let (stale, next, next_absence) = {
                 let staleness = self.silent.known();
                 (
                     staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
                     staleness.next(now),
+                    staleness.next_absence(now),
                 )
             };
             self.metrics.silent.set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
-            if stale != before {
-                self.silent.news.notify();
+            // The instant at which absences began to count is over when another one is the next, or none.
+            if stale != before || next_absence != absence_before {
+                self.silent.news.iter().for_each(Signal::notify);
             }
-            let mut wake = next;
+            absence_before = next_absence;
+            let mut wake = [next, next_absence].into_iter().flatten().min();
             match self.silence(&stale, &term).await {
                 Ok(()) => backoff.reset(),
                 Err(error) => {
@@ -217,7 +240,10 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Sign
                 news.notify();
             }
         }
-        Change::Object { key, new: None, .. } => staleness.forget(&key.name),
+        Change::Object { key, new: None, .. } => {
+            staleness.forget(&key.name, Instant::now());
+            news.notify();
+        }
         // What was renewed while nobody looked must not count as silent.
         Change::Sight(sight) if sight.is_clear() => {
             staleness.restart(Instant::now());
@@ -236,7 +262,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silent_for_who_cannot_see() {
-        let silent = SilentAgents::new(Signal::new());
+        let silent = SilentAgents::new([]);
         let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Signal::new());
         let mut lease = Lease::default();
         lease.metadata.name = Some("n1".into());
@@ -261,5 +287,44 @@ mod tests {
         assert!(!silent.contains("n1"), "it has its whole time again");
         tokio::time::advance(STALE_AFTER).await;
         assert!(silent.contains("n1"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
+        let silent = SilentAgents::new([]);
+        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Signal::new());
+        let clear = || {
+            Change::Sight(Sight {
+                synced: true,
+                problem: None,
+            })
+        };
+        let lease = || {
+            let mut lease = Lease::default();
+            lease.metadata.name = Some("n1".into());
+            Arc::new(lease)
+        };
+        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "nothing was listed");
+        tokio::time::advance(STALE_AFTER).await;
+        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "nor is it by now");
+        told(clear());
+        tokio::time::advance(STALE_AFTER).await;
+        assert_eq!(silent.sign("n1"), AgentSign::Silent, "there is no Lease of it");
+        told(Change::Object {
+            key: Key::cluster("n1"),
+            old: None,
+            new: Some(lease()),
+        });
+        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "it has a Lease by now");
+        tokio::time::advance(STALE_AFTER).await;
+        assert_eq!(silent.sign("n1"), AgentSign::Silent, "which it has not renewed");
+        told(Change::Object {
+            key: Key::cluster("n1"),
+            old: Some(lease()),
+            new: None,
+        });
+        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "it may make the Lease again");
+        tokio::time::advance(STALE_AFTER).await;
+        assert_eq!(silent.sign("n1"), AgentSign::Silent);
     }
 }

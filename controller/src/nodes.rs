@@ -28,7 +28,7 @@ use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
-use crate::{maintenances::Maintenances, written_objects::WrittenObjects};
+use crate::{liveness_task::SilentAgents, maintenances::Maintenances, written_objects::WrittenObjects};
 use shared_facts::SharedFacts;
 
 /// Taint by which somebody vouches that a node is off.
@@ -41,6 +41,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: WrittenObjects<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
+    silent_agents: SilentAgents,
     /// What [`Nodes::pairs`] has found, until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
 }
@@ -70,6 +71,7 @@ impl Nodes {
         client: &Client,
         watches: &Watches,
         maintenances: Maintenances,
+        silent_agents: SilentAgents,
         told: impl Fn(&str) + Clone + Send + 'static,
     ) -> Self {
         let news = told.clone();
@@ -98,6 +100,7 @@ impl Nodes {
             nodes,
             hypervisors: watches.start(hypervisors),
             maintenances,
+            silent_agents,
             pairs,
         }
     }
@@ -110,6 +113,7 @@ impl Nodes {
             nodes: WrittenObjects::filled(nodes),
             hypervisors: Cache::default(),
             maintenances: Maintenances::filled([]),
+            silent_agents: SilentAgents::new([]),
             pairs: Arc::default(),
         }
     }
@@ -132,7 +136,8 @@ impl Nodes {
         tokio::join!(self.nodes.shown().answered(), self.hypervisors.answered());
     }
 
-    /// What can be said of a node. That it is gone is only believed when the API server says so.
+    /// The state of a node. That its Node object is deleted is only believed when the API server says so, and proves
+    /// nothing of its guests while its agent is not silent.
     ///
     /// # Errors
     /// If the API server does not answer.
@@ -141,7 +146,7 @@ impl Nodes {
             Some(node) => node,
             None => match self.api.get_opt(name).await? {
                 Some(node) => Arc::new(node),
-                None => return Ok(NodeState::Gone),
+                None => return Ok(NodeState::of_deleted(self.silent_agents.sign(name))),
             },
         };
         Ok(state_of(&node))
@@ -361,6 +366,27 @@ mod tests {
             assert_eq!(state_of(&node), state, "after pruning");
         }
         assert_eq!(state_of(&Node::default()), NodeState::Unknown);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deleted_node_is_gone_once_its_agent_is_silent() {
+        let (client, mut server) = drydock_runtime::fake::api_server();
+        let mut nodes = Nodes::filled(&client, []);
+        let not_found = || async { nodes.state("a").await.unwrap() };
+        let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
+        assert_eq!(state, NodeState::Deleted, "nothing is known of its agent");
+        nodes.silent_agents = SilentAgents::without_leases();
+        let not_found = || async { nodes.state("a").await.unwrap() };
+        let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
+        assert_eq!(state, NodeState::Deleted, "its agent may make its Lease again");
+        tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
+        let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
+        assert_eq!(state, NodeState::Gone);
+        // What the API server does not say is not known.
+        let (state, ()) = tokio::join!(nodes.state("a"), async {
+            server.asked().await.refuse(500, "InternalError");
+        });
+        assert!(state.is_err());
     }
 
     #[test]

@@ -179,7 +179,9 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
     let (told, drains) = ((surroundings.clone(), of_nodes.clone()), of_drains.clone());
     let (of_maintenances, known_maintenances) = (maintenance_work.clone(), all_maintenances.clone());
-    let nodes = Nodes::start(&client, &watches, all_maintenances.clone(), move |node| {
+    let silent_agents = SilentAgents::new([surroundings.clone(), of_nodes.clone()]);
+    let silent = silent_agents.clone();
+    let nodes = Nodes::start(&client, &watches, all_maintenances.clone(), silent, move |node| {
         if known_maintenances.concerns(node) {
             of_maintenances.add(Key::cluster(node));
         }
@@ -280,7 +282,6 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         certificate_metrics,
         process.clone(),
     );
-    let silent_agents = SilentAgents::new(surroundings.clone());
     let liveness = LivenessTask::new(
         client.clone(),
         &watches,

@@ -310,6 +310,53 @@ async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_e
     cluster.until_gone("bare").await
 }
 
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guest_of_deleted_node_never_runs_on_two_nodes() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let collector = Collector::start(&cluster).await?;
+    cluster.apply(&format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: removed, namespace: {NAMESPACE}}}\n\
+         spec:\n  runStrategy: RerunOnFailure\n  template:\n    spec:\n{}",
+        spec(&collector.datagrams("50ms"), 6)
+    ))?;
+    let boot = collector.first_boot().await?;
+    let first = cluster.until_vm_condition("removed", "Ready", "True").await?;
+    let node = first.status.and_then(|status| status.node_name).context("no node")?;
+    collector.until_more(&boot, 20).await?;
+
+    cluster.kubectl(&["delete", "node", &node, "--wait=false"])?;
+    let elsewhere = async {
+        let second = until_some("another boot", || async {
+            let all = collector.received().await;
+            Ok(all.into_keys().find(|other| *other != boot))
+        })
+        .await?;
+        collector.until_more(&second, 20).await?;
+        let instance = cluster.instances().get("removed").await?;
+        anyhow::Ok((second, instance.status.and_then(|status| status.node_name)))
+    };
+    let elsewhere = elsewhere.await;
+    // A kubelet registers its node when it starts, and only then.
+    cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
+    until_ready(&cluster, &node, true).await?;
+    until_agent(&cluster, &node).await?;
+    let (second, new_node) = elsewhere?;
+    assert_ne!(new_node.as_deref(), Some(node.as_str()));
+    let order = collector.in_order().await;
+    let last_of_first = order.iter().rposition(|tick| tick.boot == boot).context("no first")?;
+    let first_of_second = order.iter().position(|tick| tick.boot == second).context("no second")?;
+    ensure!(
+        last_of_first < first_of_second,
+        "two guests at once: {:?}",
+        &order[first_of_second..=last_of_first]
+    );
+    cluster.delete(&["vm", "removed"])?;
+    let all = collector.stop().await;
+    assert_eq!(all.len(), 2, "{:?}", all.keys());
+    cluster.until_gone("removed").await
+}
+
 /// The anonymous memory of a node's agent, in KiB.
 fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
     let pid = cluster.agent_process(node)?;

@@ -10,6 +10,8 @@
 //! instance has never been Running. Whatever is lost on the way, the task begins again and finds what
 //! is there.
 
+mod node_deleted;
+
 use std::{path::Path, time::Duration};
 
 use drydock_api::{
@@ -18,7 +20,6 @@ use drydock_api::{
     launcher::{LIBVIRT_SOCKET, READINESS_FILE, READY_FILE, RUN_VOLUME, Readiness, Ready},
 };
 use drydock_core::{
-    conditions::whole_seconds,
     domain::{DomainInput, DomainProblem, disk_targets, domain_name, domain_xml, guest_memory},
     guest::{self, Domain, GuestAgent, GuestState, Observed},
     instance::ending::ended,
@@ -38,8 +39,6 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::folder_watch::FolderWatch;
-
 use super::{
     Seen, Shared,
     events::{alongside, record_event},
@@ -49,6 +48,8 @@ use super::{
 
 /// Pause after something failed: first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Longest such pause while a guest has to be ended: it has less time than the pause may otherwise take.
+const RETRY_END: Duration = Duration::from_secs(2);
 /// Most that a launcher may say in its file.
 const READY_BYTES: u64 = 64 << 10;
 
@@ -140,7 +141,11 @@ impl GuestTask {
                 }
                 Err(trouble) => {
                     self.complain(&trouble, trouble_backoff.is_reset()).await;
-                    Some(clock::Instant::now() + trouble_backoff.delay())
+                    let mut pause = trouble_backoff.delay();
+                    if self.seen.borrow().node_deleted.is_some() {
+                        pause = pause.min(RETRY_END);
+                    }
+                    Some(clock::Instant::now() + pause)
                 }
             };
             let wake = [wake, self.retry].into_iter().flatten().min();
@@ -162,13 +167,16 @@ impl GuestTask {
         let Some(pod_uid) = seen.pod_uid else {
             return Ok(Then::OnChange);
         };
-        let kubelet = self.shared.kubelet.clone();
-        let Some(pod) = seen.pod else {
-            return self.confirm_end(&kubelet, &pod_uid).await;
-        };
         let phase = seen.instance.status.as_ref().and_then(|status| status.phase);
-        if phase.is_some_and(Phase::is_final) || ended(&pod).is_some() {
+        if phase.is_some_and(Phase::is_final) || seen.pod.as_ref().is_some_and(|pod| ended(pod).is_some()) {
             return Ok(Then::OnChange);
+        }
+        if let Some(since) = seen.node_deleted {
+            return self.end_with_node(&pod_uid, since).await;
+        }
+        let kubelet = self.shared.kubelet.clone();
+        if seen.pod.is_none() {
+            return self.confirm_end(&kubelet, &pod_uid).await;
         }
         let folder = PodFolder::new(&kubelet, &pod_uid, RUN_VOLUME)?;
         let text = tokio::select! {
@@ -205,7 +213,8 @@ impl GuestTask {
         let mut has_left = false;
         loop {
             let seen = self.seen.borrow_and_update().clone();
-            let (Some(pod), true) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid)) else {
+            let (Some(pod), true, None) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid), seen.node_deleted)
+            else {
                 return Ok(Then::Again);
             };
             // Watched before it is read: what changes meanwhile is seen.
@@ -438,22 +447,15 @@ impl GuestTask {
     /// and the API server itself says that there is no such pod: one that is only just made has no
     /// folder either, and may not be among those that are watched yet.
     async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str) -> Result<Then, Trouble> {
-        let pods = kubelet.join("pods");
-        let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(Trouble::Watch)?;
-        while pods.join(pod_uid).exists() {
-            tokio::select! {
-                happened = watch.next() => drop(happened.map_err(Trouble::Watch)?),
-                _ = self.seen.changed() => return Ok(Then::Again),
-            }
+        tokio::select! {
+            gone = node_deleted::folder_is_gone(kubelet, pod_uid) => gone?,
+            _ = self.seen.changed() => return Ok(Then::Again),
         }
         let instance = self.instance();
         if report::launcher_exists(&self.shared.client, &instance, pod_uid).await? {
             return Ok(Then::OnChange);
         }
-        let before = instance.status.clone().unwrap_or_default();
-        let wanted = guest::with_ended_pod(&before, pod_uid, whole_seconds(clock::now()).0);
-        let written = self.write(&instance, &wanted).await;
-        self.remember(written);
+        self.report_end(pod_uid).await;
         Ok(Then::OnChange)
     }
 }

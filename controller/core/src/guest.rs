@@ -6,6 +6,8 @@
 //!  the instance ────────────┘
 //! ```
 
+pub mod node_deleted;
+
 use drydock_api::{
     kubevirt::{
         Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
@@ -141,7 +143,7 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
             qemu_version: domain.qemu_version.clone(),
             libvirt_version: domain.libvirt_version.clone(),
             pod_uid: observed.pod.metadata.uid.clone(),
-            ended_pods: Vec::new(),
+            ended_pods: ended_pods(observed, &before),
             images: images(observed, &before),
         }),
         ..VirtualMachineInstanceStatus::default()
@@ -153,6 +155,13 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
         run(&mut wanted, &before, observed.now);
     }
     wanted
+}
+
+/// That the guest of this pod has ended stays reported.
+fn ended_pods(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<String> {
+    let reported = before.drydock.iter().flat_map(|drydock| &drydock.ended_pods);
+    let is_of_this_pod = |uid: &&String| observed.pod.metadata.uid.as_ref() == Some(uid);
+    reported.filter(is_of_this_pod).cloned().collect()
 }
 
 /// Says that the guest runs, since when it was first said.
@@ -171,7 +180,7 @@ fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanc
     }];
 }
 
-/// What was reported, and that nothing runs in a pod any more that was deleted by force.
+/// What was reported, and that nothing runs in a pod any more that was deleted by force, or whose Node was deleted.
 pub fn with_ended_pod(
     before: &VirtualMachineInstanceStatus,
     pod_uid: &str,

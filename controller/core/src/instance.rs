@@ -9,7 +9,8 @@
 //! The agent of `status.nodeName` makes it Running; everything else about the phase is decided
 //! here. A guest is only concluded to have ended by proof: its container has terminated, as its
 //! kubelet says; its pod has gone and the node's agent says so; or the node is gone for good. A pod
-//! that merely vanished proves nothing, since it can be deleted by force.
+//! that merely vanished proves nothing, since it can be deleted by force. Neither does a Node object
+//! that was deleted while the node's agent lives: the agent stops its guests first, and reports each.
 
 pub mod ending;
 pub mod inputs;
@@ -28,6 +29,7 @@ use drydock_api::{
         status::{PhaseTransition, VolumeStatus},
     },
     launcher::CONTAINER,
+    leases::STALE_AFTER,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
@@ -113,6 +115,15 @@ impl Moving<'_> {
     }
 }
 
+/// What its Lease shows of a node's agent, by this process's own clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentSign {
+    /// It has renewed its Lease in time, or that is not known (yet).
+    MayLive,
+    /// It has not renewed its Lease in time, or has none though it had the time to make one.
+    Silent,
+}
+
 /// A node, as far as it matters to those who wait for something to end there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
@@ -125,13 +136,30 @@ pub enum NodeState {
     },
     /// Somebody vouches that it is off: it has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
-    /// The API server says that there is no such node.
+    /// The API server says that there is no such Node, and its agent is silent. Whoever deleted the Node has thereby
+    /// confirmed that the node is off.
     Gone,
+    /// The API server says that there is no such Node, but its agent may live. The agent ends the guests of its node,
+    /// and reports each end.
+    Deleted,
     /// Not known, or there is no node yet.
     Unknown,
 }
 
 impl NodeState {
+    /// The state of a node whose Node object does not exist, as the API server itself says.
+    pub fn of_deleted(agent: AgentSign) -> Self {
+        match agent {
+            AgentSign::Silent => Self::Gone,
+            AgentSign::MayLive => Self::Deleted,
+        }
+    }
+
+    /// There is no Node object of that name.
+    pub fn is_without_object(self) -> bool {
+        matches!(self, Self::Gone | Self::Deleted)
+    }
+
     /// Nothing runs there any more, for sure.
     pub fn is_gone_for_good(self) -> bool {
         matches!(self, Self::OutOfService | Self::Gone)
@@ -259,10 +287,13 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     }
     let mut steps = Vec::new();
     if deleting || phase.is_final() {
+        // Its guest may have ended where its launcher has not.
         let living = observed.pods.iter().filter(|pod| {
-            let is_alive =
-                |(uid, fate): &(String, Fate)| *fate == Fate::Alive && pod.metadata.uid.as_ref() == Some(uid);
-            fates.iter().any(is_alive)
+            let gone = || {
+                let fate = fates.iter().find(|(uid, _)| pod.metadata.uid.as_deref() == Some(uid));
+                fate.is_some_and(|(_, fate)| *fate == Fate::GoneWithItsNode)
+            };
+            ended(pod).is_none() && !gone()
         });
         steps.extend(living.filter_map(|pod| {
             let grace = shorter_grace(observed.instance, pod);
@@ -386,8 +417,15 @@ impl<'a> View<'a> {
         let mut best = None;
         for pod in observed.pods {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            let reported = pod.metadata.uid.as_deref().is_some_and(|uid| said.contains(uid));
             let fate = match ended(pod) {
-                Some(ended) => Fate::Ended(ended),
+                Some(mut ended) => {
+                    // Its agent has pressed the power button, which the launcher does not know.
+                    ended.evicted |= reported || node.is_some_and(|node| observed.state_of(node).is_without_object());
+                    Fate::Ended(ended)
+                }
+                // The agent knows it before the kubelet writes it, or while the kubelet cannot.
+                None if reported => reported_end(),
                 None if gone(node) => Fate::GoneWithItsNode,
                 None => Fate::Alive,
             };
@@ -403,12 +441,7 @@ impl<'a> View<'a> {
                 continue;
             }
             let fate = if said.contains(uid.as_str()) || observed.moving.have_emptied(uid) {
-                Fate::Ended(Ended {
-                    outcome: None,
-                    message: "its pod was deleted by force; the node's agent saw it end".into(),
-                    evicted: false,
-                    by_kubelet: false,
-                })
+                reported_end()
             } else if gone(Some(node)) {
                 Fate::GoneWithItsNode
             } else {
@@ -421,6 +454,16 @@ impl<'a> View<'a> {
         }
         Self { fates, main }
     }
+}
+
+/// The end of a guest that its node's agent, or the agent of a side of its migration, has reported.
+fn reported_end() -> Fate {
+    Fate::Ended(Ended {
+        outcome: None,
+        message: "its pod or its Node was deleted; the node's agent saw the guest end".into(),
+        evicted: true,
+        by_kubelet: false,
+    })
 }
 
 /// The controller's part of the status, as it should be.
@@ -483,21 +526,13 @@ fn wanted_status(
                 let message = format!("node {node} is gone for good, and the guest with it");
                 say(types::READY, Status::False, "GuestNotRunning", message);
             }
-            Some(Fate::Vanished)
-                if wanted.node_name.as_deref().map(|node| observed.state_of(node)) != Some(NodeState::Ready) =>
-            {
+            Some(Fate::Vanished) => {
                 let node = wanted.node_name.as_deref().unwrap_or_default();
-                say(
-                    types::FENCING_REQUIRED,
-                    Status::True,
-                    "PodVanishedFromSilentNode",
-                    format!(
-                        "its pod was deleted while node {node} did not answer, so nobody can say whether the guest still runs there; \
-                         make sure that the node is off, then delete the Node or taint it node.kubernetes.io/out-of-service"
-                    ),
-                );
+                if let Some((reason, message)) = fencing(observed.state_of(node), node) {
+                    say(types::FENCING_REQUIRED, Status::True, reason, message);
+                }
             }
-            Some(Fate::Alive | Fate::Vanished) => {}
+            Some(Fate::Alive) => {}
             None => {
                 if let Some(failure) = observed.failed_create {
                     say(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
@@ -572,6 +607,29 @@ fn hindrance(conditions: &[Condition]) -> Option<String> {
     kept(types::FENCING_REQUIRED, Status::True)
         .or_else(|| kept(types::POD_SCHEDULED, Status::False))
         .or_else(|| kept(types::SYNCHRONIZED, Status::False))
+}
+
+/// Why a guest whose pod vanished from a node is not started elsewhere; `None` while the node answers, whose agent is
+/// about to say that the guest has ended.
+fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
+    match state {
+        NodeState::Ready => None,
+        NodeState::Deleted => Some((
+            "NodeDeletedButAgentAlive",
+            format!(
+                "Node {node} was deleted, but its agent renews its Lease, so the guest may still run there; it starts \
+                 elsewhere once the agent has reported its end, or has not renewed its Lease for {} s",
+                STALE_AFTER.as_secs()
+            ),
+        )),
+        NodeState::NotReady { .. } | NodeState::OutOfService | NodeState::Gone | NodeState::Unknown => Some((
+            "PodVanishedFromSilentNode",
+            format!(
+                "its pod was deleted while node {node} did not answer, so nobody can say whether the guest still runs there; \
+                 make sure that the node is off, then delete the Node or taint it node.kubernetes.io/out-of-service"
+            ),
+        )),
+    }
 }
 
 /// What is said of a running guest of whose node nothing is heard. What its agent has said since then stands, as only

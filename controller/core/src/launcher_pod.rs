@@ -34,11 +34,11 @@ mod security;
 mod target;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use drydock_api::{
     kubevirt::{
-        VirtualMachineInstance,
+        VirtualMachineInstance, VirtualMachineInstanceSpec,
         devices::Protocol,
         names::{APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
     },
@@ -109,6 +109,16 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// What kubectl remembers of an object that it applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
+/// How long a guest may take to shut down, in seconds.
+fn grace_seconds(spec: &VirtualMachineInstanceSpec) -> i64 {
+    spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD)
+}
+
+/// How long a guest may take to shut down.
+pub fn grace_period(spec: &VirtualMachineInstanceSpec) -> Duration {
+    Duration::from_secs(u64::try_from(grace_seconds(spec)).unwrap_or(0))
+}
+
 /// The end of a name that is always the same for the same text: ten hexadecimal digits. With half as many, one of two
 /// thousand names in a namespace would likely be another's.
 pub fn suffix(text: &str) -> String {
@@ -149,7 +159,7 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
         instance, requirements, ..
     } = *input;
     let spec = &instance.spec;
-    let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD);
+    let grace = grace_seconds(spec);
     let (volumes, mounts, devices) = volumes::of(input);
     let pull_secrets = volumes::pull_secrets(spec);
     let annotations = instance.metadata.annotations.as_ref();

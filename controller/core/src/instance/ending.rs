@@ -15,6 +15,10 @@ pub use drydock_api::kubevirt::names::reasons::{EVICTED, EVICTED_BY_KUBELET};
 /// What kubelets give as the reason of pods that they evict for resources.
 const KUBELETS_REASON: &str = "Evicted";
 
+/// Reason of the condition `DisruptionTarget` of a pod that kube-controller-manager's garbage collector has marked as
+/// failed and deleted because its Node object is gone (`PodReasonDeletionByPodGC` of Kubernetes' API).
+const POD_GC: &str = "DeletionByPodGC";
+
 /// The end of a guest in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -97,7 +101,15 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
         waiting && container.container_id.is_none() && container.started != Some(true)
     });
     let phase = status.and_then(|status| status.phase.as_deref());
-    let refused = matches!(phase, Some("Failed" | "Succeeded")) && never_ran;
+    // Of a pod whose Node is gone its kubelet has not said so: what it last wrote may be old.
+    let by_pod_gc = status
+        .and_then(|status| status.conditions.as_ref())
+        .is_some_and(|conditions| {
+            conditions
+                .iter()
+                .any(|condition| condition.reason.as_deref() == Some(POD_GC))
+        });
+    let refused = matches!(phase, Some("Failed" | "Succeeded")) && never_ran && !by_pod_gc;
     refused.then(|| Ended {
         outcome: Some(Outcome::NotStarted),
         message: if kubelet.is_empty() {
@@ -196,6 +208,18 @@ mod tests {
         let ended = ended(&refused).unwrap();
         assert_eq!(ended.outcome, Some(Outcome::NotStarted));
         assert_eq!(ended.message, "OutOfmemory: Pod was rejected");
+    }
+
+    #[test]
+    fn pod_that_pod_gc_marked_as_failed_has_not_ended() {
+        let waiting = json!({"name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "started": false, "state": {"waiting": {"reason": "ContainerCreating"}}});
+        for containers in [json!([]), json!([waiting])] {
+            let mut status = json!({"phase": "Failed", "containerStatuses": containers});
+            assert!(ended(&pod(&status)).is_some(), "its kubelet says so");
+            status["conditions"] = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]);
+            assert_eq!(ended(&pod(&status)), None, "{status}");
+        }
     }
 
     #[test]

@@ -336,7 +336,54 @@ fn the_agents_word_ends_an_instance_whose_pod_was_deleted_by_force() {
     let mut status = up();
     status["drydock"] = json!({"endedPods": ["p"]});
     let plan = at(&instance(&status), &[], true, NodeState::Ready);
-    assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), "LauncherLost"));
+    assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), "Evicted"));
+}
+
+#[test]
+fn deleted_node_proves_nothing_while_its_agent_may_live() {
+    assert_eq!(NodeState::of_deleted(AgentSign::Silent), NodeState::Gone);
+    assert_eq!(NodeState::of_deleted(AgentSign::MayLive), NodeState::Deleted);
+    let here = |pods: &[Arc<Pod>], status: &Value| at(&instance(status), pods, true, NodeState::Deleted);
+    let alive = [pod("p", Some("a"), &running())];
+    let plan = here(&alive, &up());
+    assert_eq!(
+        (phase(&plan), plan.steps.len()),
+        (None, 0),
+        "the agent ends its guest first"
+    );
+
+    // Kubernetes' garbage collector deletes the pod, and the agent is about to report.
+    let plan = here(&[], &up());
+    let condition = &plan.status.as_ref().unwrap().conditions[0];
+    assert_eq!(phase(&plan), None);
+    assert_eq!(
+        (condition.type_.as_str(), condition.reason.as_deref()),
+        ("FencingRequired", Some("NodeDeletedButAgentAlive"))
+    );
+    assert_eq!(
+        here(
+            &[],
+            &json!({"phase": "Scheduled", "nodeName": "a", "activePods": {"p": "a"}})
+        )
+        .steps,
+        []
+    );
+    assert_eq!(at(&deleted(instance(&up())), &[], true, NodeState::Deleted).steps, []);
+
+    // It has reported the end, whether or not the pod is still there.
+    let mut reported = up();
+    reported["drydock"] = json!({"endedPods": ["p"]});
+    for pods in [&alive[..], &[]] {
+        let plan = here(pods, &reported);
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), "Evicted"));
+    }
+    // Then a pod without a guest is cleared away.
+    reported["phase"] = json!("Failed");
+    assert_eq!(here(&alive, &reported).steps.len(), 1);
+    // The launcher takes the agent's power button for the guest's own decision.
+    let shut_down = [pod("p", Some("a"), &said("Shutdown"))];
+    let plan = here(&shut_down, &up());
+    assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "Evicted"));
 }
 
 #[test]
@@ -544,7 +591,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
 fn a_plan_that_was_carried_out_is_empty() {
     for status in [json!({"phase": "Pending"}), json!({"phase": "Scheduling"}), up()] {
         for state in [Value::Null, running(), said("Shutdown"), said("Crashed")] {
-            for node in [NodeState::Ready, SILENT, NodeState::Gone] {
+            for node in [NodeState::Ready, SILENT, NodeState::Gone, NodeState::Deleted] {
                 let mut instance = instance(&status);
                 let pods = [pod("p", Some("a"), &state)];
                 for _ in 0..2 {

@@ -62,7 +62,10 @@ pub(crate) fn is_settled(world: &World) -> bool {
     if !world.api.is_over() || (world.api.deleted && world.finalizer) {
         return false;
     }
-    let down = world.source_node == Node::Down || world.target_node == Node::Down;
+    let down = world.source_node == Node::Down
+        || world.target_node == Node::Down
+        || world.source_deleted
+        || world.target_deleted;
     let at_work = world.source_session.is_some() || world.target_session.is_some() || world.move_ != Move::None;
     let waits = (matches!(world.here, SourceDomain::Leaving | SourceDomain::PostCopy) && world.source_node == Node::Up)
         || (matches!(world.there, TargetDomain::Incoming | TargetDomain::Complete) && world.target_node == Node::Up)

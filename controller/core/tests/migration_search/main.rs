@@ -14,13 +14,14 @@
 //!
 //! | from | faults | what else | worlds | depth |
 //! |---|---|---|---|---|
-//! | a new object | 1 | | 253 thousand | 52 |
-//! | the target ready | 2 | | 3.7 million | 40 |
-//! | the target ready | 1 | the controller has old copies of the object, and is interrupted | 1.8 million | 47 |
-//! | the target ready | 1 | domain and job are read one after the other | 649 thousand | 50 |
-//! | the target ready | 1 | the guest may be switched to post-copy | 360 thousand | 38 |
+//! | a new object | 1 | | 326 thousand | 52 |
+//! | the target ready | 2 | | 5.6 million | 40 |
+//! | the target ready | 1 | the controller has old copies of the object, and is interrupted | 2.3 million | 47 |
+//! | the target ready | 1 | domain and job are read one after the other | 823 thousand | 50 |
+//! | the target ready | 1 | the guest may be switched to post-copy | 477 thousand | 38 |
 //!
-//! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, a cut
+//! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, the deletion of a Node
+//! object whose agent lives, a cut
 //! connection, an end of the guest on either side, an agent that learns of everything late, a deletion of
 //! the object, of the instance or of the target's pod, or a deadline. The ignored test goes further.
 

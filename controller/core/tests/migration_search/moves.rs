@@ -55,6 +55,7 @@ pub(crate) enum Event {
     SourcePodEnds,
     TargetPodEnds,
     NodeIsGone(Side),
+    AgentIsSilent(Side),
     GuestIsEnded(Side),
     // Faults, and what users do.
     Deleted,
@@ -63,6 +64,7 @@ pub(crate) enum Event {
     TargetPodDeleted,
     GuestKilled(Side),
     NodeDies(Side),
+    NodeDeleted(Side),
     AgentIsLate(Side),
     AgentCrashes(Side),
     TunnelCrashes(Side),
@@ -301,7 +303,7 @@ impl Out<'_, '_> {
             return;
         }
         let seen = if self.how.stale { controller.seen } else { world.api };
-        let view = cluster_view(world, seen);
+        let view = cluster_view(world, seen, self.how.mutant);
         let mut orders = Vec::new();
         let whereabouts = Mutant::whereabouts(self.how.mutant, &view, whereabouts);
         if whereabouts == Whereabouts::Target && !world.moved && !seen.is_over() {
@@ -492,6 +494,7 @@ impl Out<'_, '_> {
                 _ => {}
             }
         }
+        self.deleted_nodes();
         if world.source_node == Node::Down {
             self.happens(Event::NodeIsGone(Side::Source), |w| w.source_node = Node::Gone);
         }
@@ -501,6 +504,42 @@ impl Out<'_, '_> {
         if world.ended {
             self.happens(Event::GuestIsEnded(Side::Source), end_here);
             self.happens(Event::GuestIsEnded(Side::Target), end_there);
+        }
+    }
+
+    /// What follows from the deletion of a Node object: its agent ends the guests there, and falls silent when none is
+    /// left, as its pod is deleted with the Node.
+    fn deleted_nodes(&mut self) {
+        let world = self.world;
+        if world.source_deleted {
+            if world.lives_here() || world.here == SourceDomain::PostCopy {
+                self.happens(Event::GuestIsEnded(Side::Source), |w| {
+                    w.struck = true;
+                    end_here(w);
+                });
+            } else {
+                self.happens(Event::AgentIsSilent(Side::Source), |w| {
+                    // As where a node dies: the target may not have been told that it has the last state.
+                    w.struck |= !w.ran_there && !w.api.source_has_let_go();
+                    w.source_node = Node::Down;
+                    w.source_session = None;
+                    w.move_ = Move::None;
+                });
+            }
+        }
+        if world.target_deleted {
+            if matches!(world.there, TargetDomain::Absent | TargetDomain::Over) {
+                self.happens(Event::AgentIsSilent(Side::Target), |w| {
+                    w.target_node = Node::Down;
+                    w.target_session = None;
+                    w.cut();
+                });
+            } else {
+                self.happens(Event::GuestIsEnded(Side::Target), |w| {
+                    w.struck = true;
+                    end_there(w);
+                });
+            }
         }
     }
 
@@ -560,6 +599,7 @@ impl Out<'_, '_> {
                 w.target_session = None;
                 w.cut();
             });
+            self.strikes(Event::NodeDeleted(Side::Target), |w| w.target_deleted = true);
             self.strikes(Event::NodeDies(Side::Target), |w| {
                 if matches!(
                     w.there,
@@ -587,6 +627,7 @@ impl Out<'_, '_> {
                 w.source_session = None;
                 w.cut();
             });
+            self.strikes(Event::NodeDeleted(Side::Source), |w| w.source_deleted = true);
             self.strikes(Event::NodeDies(Side::Source), |w| {
                 // Until the object says so nobody need know that the target has the last state: a
                 // tunnel that was told lets the guest go on if it can before the node is said to be gone.
@@ -623,7 +664,8 @@ fn fill<T: Copy, const N: usize>(todo: &mut [Option<T>; N], steps: &[T]) {
 }
 
 /// What a controller sees now: pods, nodes and instance as they are, the object as it last saw it.
-fn cluster_view(world: &World, record: Record) -> ClusterView {
+fn cluster_view(world: &World, record: Record, mutant: Option<Mutant>) -> ClusterView {
+    let believes = mutant == Some(Mutant::TakesADeletedNodeForGone);
     ClusterView {
         record,
         another: false,
@@ -634,8 +676,8 @@ fn cluster_view(world: &World, record: Record) -> ClusterView {
         },
         target_pod: world.target_pod,
         source_pod: world.source_pod,
-        source_node_gone: world.source_node == Node::Gone,
-        target_node_gone: world.target_node == Node::Gone,
+        source_node_gone: world.source_node == Node::Gone || (believes && world.source_deleted),
+        target_node_gone: world.target_node == Node::Gone || (believes && world.target_deleted),
         may_place: true,
         has_slot: true,
         overdue: world.overdue,

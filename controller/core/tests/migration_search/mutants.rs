@@ -61,6 +61,8 @@ pub(crate) enum Mutant {
     MovesBeforeTheSourceStopped,
     /// Nobody is told that the source's node is gone.
     NeverTellsThatTheSourceIsGone,
+    /// The controller takes a node for gone whose Node object was deleted, though its agent lives.
+    TakesADeletedNodeForGone,
     /// The source ends what it has of a guest that was switched while the target still needs it.
     DestroysWhatIsToFollow,
     /// The target says that a guest that was switched is there before all of it is.
@@ -71,7 +73,7 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 29] = [
         Self::ReleasesWithoutProof,
         Self::HandsOverWithoutHearing,
         Self::HandsOverWhatHasNotLeft,
@@ -97,6 +99,7 @@ impl Mutant {
         Self::FailsWhenOverdue,
         Self::MovesBeforeTheSourceStopped,
         Self::NeverTellsThatTheSourceIsGone,
+        Self::TakesADeletedNodeForGone,
         Self::DestroysWhatIsToFollow,
         Self::SaysThatItRunsBeforeItIsThere,
         Self::DiscardsWhatWasSwitched,

@@ -28,6 +28,10 @@ pub(crate) struct World {
     pub(crate) target_pod: TargetPod,
     pub(crate) source_node: Node,
     pub(crate) target_node: Node,
+    /// The Node object of the source was deleted, whose agent lives.
+    pub(crate) source_deleted: bool,
+    /// The same of the target.
+    pub(crate) target_deleted: bool,
     /// How far libvirt is.
     pub(crate) move_: Move,
     /// The guest on the source: never unknown.
@@ -162,6 +166,8 @@ impl World {
             target_pod: TargetPod::Missing,
             source_node: Node::Up,
             target_node: Node::Up,
+            source_deleted: false,
+            target_deleted: false,
             move_: Move::None,
             here: SourceDomain::Running,
             there: TargetDomain::Absent,
@@ -312,6 +318,8 @@ impl World {
         if self.api.target.is_some() {
             self.target.fits = None;
         }
+        self.source_deleted &= self.source_node == Node::Up;
+        self.target_deleted &= self.target_node == Node::Up;
         // Nobody acts, or on nothing any more.
         if self.source_node != Node::Up || !self.exists() {
             self.source = SourceAgent {

@@ -20,6 +20,10 @@ pub struct Staleness<Stamp> {
     /// The same, in the order in which they become stale.
     order: BTreeSet<(Instant, Arc<str>)>,
     blind: bool,
+    /// Since when all Leases have been seen without a gap.
+    complete_since: Option<Instant>,
+    /// When Leases were deleted, for as long as their holders may not have made them again.
+    deleted: HashMap<Arc<str>, Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
             seen: HashMap::new(),
             order: BTreeSet::new(),
             blind: false,
+            complete_since: None,
+            deleted: HashMap::new(),
         }
     }
 
@@ -44,15 +50,23 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         if self.seen.get(name).is_some_and(|seen| seen.stamp == stamp) {
             return false;
         }
-        self.forget(name);
+        self.remove(name);
         let name: Arc<str> = name.into();
+        self.deleted.remove(&name);
         self.order.insert((now, name.clone()));
         self.seen.insert(name, Seen { stamp, since: now });
         true
     }
 
     /// The Lease is gone.
-    pub fn forget(&mut self, name: &str) {
+    pub fn forget(&mut self, name: &str, now: Instant) {
+        self.remove(name);
+        let after = self.after;
+        self.deleted.retain(|_, since| now < *since + after);
+        self.deleted.insert(name.into(), now);
+    }
+
+    fn remove(&mut self, name: &str) {
         if let Some((name, seen)) = self.seen.remove_entry(name) {
             self.order.remove(&(seen.since, name));
         }
@@ -61,11 +75,13 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
     /// Sight is lost: none is stale until it is back.
     pub fn blind(&mut self) {
         self.blind = true;
+        self.complete_since = None;
     }
 
     /// Sight was lost until `now`: every Lease has its whole time again.
     pub fn restart(&mut self, now: Instant) {
         self.blind = false;
+        self.complete_since = Some(now);
         self.order = self.seen.keys().map(|name| (now, name.clone())).collect();
         for seen in self.seen.values_mut() {
             seen.since = now;
@@ -75,6 +91,22 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
     /// Whether this Lease is stale; none that was never seen is.
     pub fn is_stale(&self, name: &str, now: Instant) -> bool {
         !self.blind && self.seen.get(name).is_some_and(|seen| now >= seen.since + self.after)
+    }
+
+    /// Whether there is no such Lease: all have been seen for as long as a holder may leave one unrenewed, so that
+    /// a living holder has had the time to make a deleted Lease again.
+    pub fn is_absent(&self, name: &str, now: Instant) -> bool {
+        let passed = |since: Instant| now >= since + self.after;
+        self.complete_since.is_some_and(passed)
+            && !self.seen.contains_key(name)
+            && self.deleted.get(name).copied().is_none_or(passed)
+    }
+
+    /// When more Leases begin to count as absent, if nothing changes until then.
+    pub fn next_absence(&self, now: Instant) -> Option<Instant> {
+        let complete = self.complete_since?;
+        let due = self.deleted.values().map(|since| (*since).max(complete) + self.after);
+        due.chain([complete + self.after]).filter(|due| *due > now).min()
     }
 
     /// Those that are stale, the longest first.
@@ -124,7 +156,7 @@ mod tests {
         assert_eq!(staleness.next(at(40)), Some(at(45)));
         assert!(staleness.observe("n1", 2, at(41)));
         assert_eq!(names(&staleness, at(45)), ["n2"]);
-        staleness.forget("n2");
+        staleness.forget("n2", at(45));
         assert!(names(&staleness, at(80)).is_empty());
         assert!(staleness.is_stale("n1", at(81)) && !staleness.is_stale("n2", at(81)));
     }
@@ -146,6 +178,31 @@ mod tests {
         assert_eq!(staleness.next(back), Some(back + AFTER));
     }
 
+    #[test]
+    fn a_lease_is_absent_only_after_a_whole_time_of_sight() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut staleness = Staleness::new(AFTER);
+        staleness.observe("n1", 1, at(0));
+        assert!(!staleness.is_absent("n2", at(1000)), "nothing was listed yet");
+        staleness.restart(at(1000));
+        assert!(!staleness.is_absent("n2", at(1039)) && staleness.is_absent("n2", at(1040)));
+        assert!(
+            !staleness.is_absent("n1", at(1040)),
+            "it is stale, which is not the same"
+        );
+        assert_eq!(staleness.next_absence(at(1000)), Some(at(1040)));
+        staleness.forget("n1", at(1050));
+        assert_eq!(staleness.next_absence(at(1050)), Some(at(1090)));
+        assert!(!staleness.is_absent("n1", at(1089)), "its holder may make it again");
+        assert!(staleness.is_absent("n1", at(1090)));
+        staleness.blind();
+        assert!(!staleness.is_absent("n2", at(1090)));
+        assert_eq!(staleness.next_absence(at(1090)), None);
+        staleness.restart(at(1100));
+        assert_eq!(staleness.next_absence(at(1100)), Some(at(1140)));
+    }
+
     proptest! {
         /// Against a model that looks at every Lease each time.
         #[test]
@@ -159,7 +216,7 @@ mod tests {
                 let name = format!("n{name}");
                 match action {
                     0 => {
-                        staleness.forget(&name);
+                        staleness.forget(&name, now);
                         model.remove(&name);
                     }
                     1 => {

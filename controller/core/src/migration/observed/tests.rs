@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::instance::AgentSign;
 use crate::launcher_pod::MIGRATION_UID;
 use crate::migration::cluster::{ClusterStep, Failure, step};
 use drydock_api::kubevirt::migration::MigrationPhase;
@@ -189,4 +190,26 @@ fn a_node_that_is_not_named_cannot_be_gone() {
     let seen = view(&facts);
     assert!(!seen.source_node_gone && !seen.target_node_gone && seen.has_finalizer);
     assert_eq!(seen.record.phase, Some(MigrationPhase::Pending));
+}
+
+#[test]
+fn node_of_a_side_is_gone_only_with_a_silent_agent() {
+    let sides = json!({"source": {"node": "a"}, "target": {"node": "b"}});
+    let migration = migration(&sides);
+    for (state, gone) in [
+        (NodeState::Ready, false),
+        (NodeState::Unknown, false),
+        (NodeState::of_deleted(AgentSign::MayLive), false),
+        (NodeState::of_deleted(AgentSign::Silent), true),
+        (NodeState::OutOfService, true),
+    ] {
+        let mut facts = facts(&migration, None, &[]);
+        (facts.source_node, facts.target_node) = (state, state);
+        let seen = view(&facts);
+        assert_eq!(
+            (seen.source_node_gone, seen.target_node_gone),
+            (gone, gone),
+            "{state:?}"
+        );
+    }
 }

@@ -1,0 +1,176 @@
+//! The end of a guest whose Node object was deleted while this agent lives.
+
+use std::path::Path;
+
+use drydock_api::{
+    kubevirt::{Phase, VirtualMachineInstance},
+    launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME},
+};
+use drydock_core::{
+    domain::domain_name,
+    guest::{
+        self,
+        node_deleted::{self, Guest, Step},
+    },
+    launcher_pod::grace_period,
+};
+use drydock_host::{
+    domain::{CallError, Deadlines, DomainHandle, ShutOffReason, ShutdownBy, State},
+    pod_folder::{FolderError, PodFolder},
+};
+use drydock_runtime::{Severity, chain, clock};
+use kube::ResourceExt;
+use tracing::{info, warn};
+
+use super::{GuestTask, READY_BYTES, Then, Trouble};
+use crate::{folder_watch::FolderWatch, guests::report::tell};
+
+impl GuestTask {
+    /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when it was
+    /// confirmed that the Node is deleted.
+    pub(super) async fn end_with_node(&mut self, pod_uid: &str, since: clock::Instant) -> Result<Then, Trouble> {
+        let instance = self.instance();
+        if is_reported(&instance, pod_uid) {
+            return Ok(Then::OnChange);
+        }
+        let kubelet = self.shared.kubelet.clone();
+        let folder = PodFolder::new(&kubelet, pod_uid, RUN_VOLUME)?;
+        match folder.read(READY_FILE, READY_BYTES) {
+            Ok(_) => {}
+            // No guest was started where no libvirt was ready, and none is started once this is reported.
+            Err(FolderError::NotThere { .. }) if is_empty(&instance, &kubelet, pod_uid) => {
+                self.report_end(pod_uid).await;
+                return Ok(Then::OnChange);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let namespace = instance.namespace().unwrap_or_default();
+        let name = domain_name(&namespace, &instance.name_any());
+        let connected = tokio::select! {
+            connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, Deadlines::default()) => connected,
+            gone = folder_is_gone(&kubelet, pod_uid) => {
+                gone?;
+                self.report_end(pod_uid).await;
+                return Ok(Then::OnChange);
+            }
+            _ = self.seen.changed() => return Ok(Then::Again),
+        };
+        let (handle, mut events) = connected?;
+        let vmi = format!("{namespace}/{}", instance.name_any());
+        let mut pressed = None;
+        loop {
+            let passed = clock::Instant::now().saturating_duration_since(since);
+            let step = node_deleted::step(&node_deleted::Observed {
+                guest: guest(&handle).await?,
+                passed,
+                grace: grace_period(&instance.spec),
+                pressed,
+            });
+            let wake = match step {
+                Step::Report => {
+                    info!(
+                        vmi,
+                        node = self.shared.node,
+                        "the guest has ended, as its Node was deleted"
+                    );
+                    self.report_end(pod_uid).await;
+                    return Ok(Then::OnChange);
+                }
+                Step::PressPowerButton => {
+                    if pressed.is_none() {
+                        self.announce(&instance, &vmi);
+                    }
+                    pressed = Some(passed);
+                    // It is pressed again, and the guest destroyed at last.
+                    if let Err(error) = handle.shutdown(ShutdownBy::PowerButton).await {
+                        warn!(vmi, error = %chain(&error), "libvirt did not press the guest's power button");
+                    }
+                    continue;
+                }
+                Step::Destroy => {
+                    warn!(
+                        vmi,
+                        node = self.shared.node,
+                        "the guest did not shut down in time, and is destroyed"
+                    );
+                    match handle.destroy().await {
+                        // It ended meanwhile.
+                        Ok(()) | Err(CallError::NoDomain) => continue,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Step::Wait(until) => until.map(|until| since + until),
+            };
+            tokio::select! {
+                event = events.recv() => if event.is_none() {
+                    return Ok(Then::Again);
+                },
+                changed = self.seen.changed() => match changed {
+                    Err(_) => return Ok(Then::OnChange),
+                    Ok(()) if self.seen.borrow_and_update().node_deleted.is_none() => return Ok(Then::Again),
+                    Ok(()) => {}
+                },
+                () = clock::sleep_until_instant(wake) => {}
+            }
+        }
+    }
+
+    /// Reports that no guest is in a pod any more, and none comes.
+    pub(super) async fn report_end(&mut self, pod_uid: &str) {
+        let instance = self.instance();
+        let before = instance.status.clone().unwrap_or_default();
+        let wanted = guest::with_ended_pod(&before, pod_uid, clock::now());
+        let written = self.write(&instance, &wanted).await;
+        self.remember(written);
+    }
+
+    fn announce(&self, instance: &VirtualMachineInstance, vmi: &str) {
+        let node = &self.shared.node;
+        warn!(vmi, node, "the guest is shut down, as its Node was deleted");
+        let note = format!("Node {node} was deleted: the guest is shut down, and may start elsewhere then.");
+        tell(&self.shared.events, instance, Severity::Warning, "NodeDeleted", note);
+    }
+}
+
+/// The guest as libvirt has it.
+async fn guest(handle: &DomainHandle) -> Result<Guest, CallError> {
+    let state = match handle.state().await {
+        Ok(state) => state,
+        Err(CallError::NoDomain) => return Ok(Guest::Over),
+        Err(error) => return Err(error),
+    };
+    Ok(match state {
+        State::ShutOff(ShutOffReason::Migrated) => Guest::Left,
+        State::ShutOff(_) => Guest::Over,
+        state => match (handle.job().await, state) {
+            (Err(CallError::NoDomain), _) => Guest::Over,
+            (Err(error), _) => return Err(error),
+            (Ok(Some(_)), _) => Guest::Leaving,
+            (Ok(None), State::Running(_) | State::Blocked) => Guest::Running,
+            (Ok(None), _) => Guest::Still,
+        },
+    })
+}
+
+fn is_reported(instance: &VirtualMachineInstance, pod_uid: &str) -> bool {
+    let drydock = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
+    drydock.is_some_and(|drydock| drydock.ended_pods.iter().any(|uid| uid == pod_uid))
+}
+
+/// Whether no guest can be in a pod whose launcher has not left word that it was ever ready: nothing was started in
+/// it, or the kubelet has taken its folder away, which it does when its containers have ended.
+fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) -> bool {
+    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let pods = kubelet.join("pods");
+    pods.is_dir() && (phase.unwrap_or_default() < Phase::Running || !pods.join(pod_uid).exists())
+}
+
+/// Waits until the kubelet has taken a pod's folder away.
+pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), Trouble> {
+    let pods = kubelet.join("pods");
+    let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(Trouble::Watch)?;
+    while pods.join(pod_uid).exists() {
+        watch.next().await.map_err(Trouble::Watch)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! What an agent does about a guest when the Node object of its node was deleted while the agent lives.
+//!
+//! The controller starts the guest elsewhere once the agent has reported its end, or once the agent is silent. So the
+//! agent ends the guest within less time than it takes until it can count as silent, whatever happens to its token:
+//!
+//! ```text
+//!  0 s      the Node is deleted: a watch shows it, and a list of the API server confirms it
+//!  at once  the power button is pressed, again and again
+//!  15 s     the guest is destroyed                                       SHUTDOWN_WITHIN
+//!  25 s     libvirt has killed a QEMU that did not end when asked to     DESTROYED_WITHIN
+//!  30 s     at the earliest, the Lease is stale: its last renewal was
+//!           up to 10 s before the deletion                               STALE_AFTER - RENEW_EVERY
+//!  40 s     at the earliest, Kubernetes deletes the pods of the node,
+//!           also the agent's own, whose token is invalid from then on    POD_GC_QUARANTINE
+//! ```
+//!
+//! An agent that was already silent when the Node was deleted ends nothing before it learns of the deletion: there the
+//! deletion is the administrator's confirmation that the node is off.
+
+use std::time::Duration;
+
+use drydock_api::leases::{RENEW_EVERY, STALE_AFTER};
+
+/// How long a guest may take to shut down. What its pod grants it may be less.
+pub const SHUTDOWN_WITHIN: Duration = Duration::from_secs(15);
+/// How long libvirt may take to destroy a guest: it asks QEMU to end, and kills it after 10 s
+/// (`qemuProcessKill`).
+pub const DESTROYED_WITHIN: Duration = Duration::from_secs(10);
+/// How long kube-controller-manager leaves pods alone whose node has no Node object
+/// (`quarantineTime` of its pod garbage collector).
+pub const POD_GC_QUARANTINE: Duration = Duration::from_secs(40);
+/// Time between two presses of the power button: a guest that is booting misses one.
+pub const PRESS_AGAIN: Duration = Duration::from_secs(5);
+/// Time that is left after a guest was destroyed at the latest: for the confirmation and for the report.
+pub const MARGIN: Duration = Duration::from_secs(5);
+
+const _: () = {
+    let ended = SHUTDOWN_WITHIN.as_secs() + DESTROYED_WITHIN.as_secs() + MARGIN.as_secs();
+    assert!(
+        ended <= STALE_AFTER.as_secs() - RENEW_EVERY.as_secs(),
+        "a guest may run on when its agent counts as silent"
+    );
+    assert!(
+        ended <= POD_GC_QUARANTINE.as_secs(),
+        "the end of a guest cannot be reported with the token of a deleted pod"
+    );
+};
+
+/// A guest, as far as its end is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guest {
+    /// There is none: it never ran in this pod, or has ended.
+    Over,
+    /// It went on elsewhere, which its migration tells.
+    Left,
+    /// It runs.
+    Running,
+    /// It is being moved elsewhere.
+    Leaving,
+    /// It is there and does not run, or libvirt does not say whether it does.
+    Still,
+}
+
+/// What the agent sees of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed {
+    /// The guest.
+    pub guest: Guest,
+    /// Time since it was confirmed that the Node is deleted.
+    pub passed: Duration,
+    /// What its pod grants it to shut down.
+    pub grace: Duration,
+    /// When the power button was last pressed, as time since the confirmation.
+    pub pressed: Option<Duration>,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Its end is reported.
+    Report,
+    /// Its power button is pressed.
+    PressPowerButton,
+    /// It is destroyed.
+    Destroy,
+    /// Nothing, before something changes or this time has passed since the confirmation.
+    Wait(Option<Duration>),
+}
+
+/// What is to be done about a guest whose Node was deleted.
+pub fn step(observed: &Observed) -> Step {
+    let end = SHUTDOWN_WITHIN.min(observed.grace);
+    match observed.guest {
+        Guest::Over => Step::Report,
+        Guest::Left => Step::Wait(None),
+        Guest::Running | Guest::Leaving | Guest::Still if observed.passed >= end => Step::Destroy,
+        // It is on its way to where it may live; one that stands still hears no button.
+        Guest::Leaving | Guest::Still => Step::Wait(Some(end)),
+        Guest::Running => match observed.pressed.map(|pressed| pressed + PRESS_AGAIN) {
+            Some(again) if observed.passed < again => Step::Wait(Some(again.min(end))),
+            _ => Step::PressPowerButton,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_of_deleted_node_is_ended_in_time() {
+        let s = Duration::from_secs;
+        let long = s(180);
+        for (guest, passed, grace, pressed, wanted) in [
+            (Guest::Running, s(0), long, None, Step::PressPowerButton),
+            (Guest::Running, s(1), long, Some(s(0)), Step::Wait(Some(s(5)))),
+            (Guest::Running, s(5), long, Some(s(0)), Step::PressPowerButton),
+            (
+                Guest::Running,
+                s(11),
+                long,
+                Some(s(10)),
+                Step::Wait(Some(SHUTDOWN_WITHIN)),
+            ),
+            (Guest::Running, SHUTDOWN_WITHIN, long, Some(s(10)), Step::Destroy),
+            (Guest::Running, s(3), s(3), Some(s(0)), Step::Destroy),
+            (Guest::Running, s(0), s(0), None, Step::Destroy),
+            (Guest::Leaving, s(0), long, None, Step::Wait(Some(SHUTDOWN_WITHIN))),
+            (Guest::Leaving, SHUTDOWN_WITHIN, long, None, Step::Destroy),
+            (Guest::Still, s(2), long, Some(s(0)), Step::Wait(Some(SHUTDOWN_WITHIN))),
+            (Guest::Still, s(600), long, None, Step::Destroy),
+            (Guest::Left, s(600), long, None, Step::Wait(None)),
+            (Guest::Over, s(0), long, None, Step::Report),
+            (Guest::Over, s(600), s(0), Some(s(0)), Step::Report),
+        ] {
+            let observed = Observed {
+                guest,
+                passed,
+                grace,
+                pressed,
+            };
+            assert_eq!(step(&observed), wanted, "{observed:?}");
+        }
+    }
+}
