@@ -180,6 +180,7 @@ impl Kubelets {
                 let message = serde_json::to_string(&Ending {
                     outcome,
                     message: "as simulated".into(),
+                    requested: None,
                 });
                 let status = json!({
                     "phase": "Succeeded",

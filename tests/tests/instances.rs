@@ -222,7 +222,7 @@ async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
     let socket = "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock";
     for (case, phase, reason) in [
         ("poweroff", Phase::Succeeded, "GuestShutdown"),
-        ("pod-deleted", Phase::Succeeded, "GuestShutdown"),
+        ("pod-deleted", Phase::Succeeded, names::reasons::EVICTED),
         ("pod-evicted", Phase::Succeeded, names::reasons::EVICTED),
         ("qemu-killed", Phase::Failed, "GuestCrashed"),
         ("destroyed", Phase::Failed, "GuestDestroyed"),

@@ -60,7 +60,7 @@ impl Args {
             (Ok(guest), None) => ExitCode::from(supervisor::run(guest, &root, &termination_log)),
             (Err(why), _) => {
                 if let Ok(stderr) = supervisor::standard(&io::stderr()) {
-                    let ending = bounded(Outcome::Failed, &format!("The launcher cannot begin: {why}."));
+                    let ending = bounded(Outcome::Failed, &format!("The launcher cannot begin: {why}."), false);
                     supervisor::tell(&ending, &termination_log, &mut Outlet::new(stderr, "of the launcher"));
                 }
                 ExitCode::FAILURE

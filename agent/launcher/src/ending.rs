@@ -18,6 +18,8 @@ pub(crate) struct Circumstances {
     pub(crate) qemu: Option<ProcessEnd>,
     /// Whether the pod was told to end before.
     pub(crate) asked: bool,
+    /// Whether this launcher had begun to end the guest before it ended, as the pod was told to end.
+    pub(crate) requested: bool,
     /// Whether this launcher killed QEMU itself, past libvirt.
     pub(crate) forced: bool,
     /// Why libvirt could not be kept alive, if so.
@@ -35,11 +37,11 @@ pub(crate) struct Circumstances {
 pub(crate) fn ending(seen: &Circumstances) -> Ending {
     if seen.has_left {
         let message = format!("The guest went on elsewhere{}.", detail(seen, Outcome::Migrated));
-        return bounded(Outcome::Migrated, &message);
+        return bounded(Outcome::Migrated, &message, seen.requested);
     }
     if let Some(why) = &seen.libvirt {
         let message = format!("libvirt could not be kept alive, so the guest was ended: {why}");
-        return bounded(Outcome::Failed, &message);
+        return bounded(Outcome::Failed, &message, seen.requested);
     }
     let reason = seen
         .reason
@@ -56,7 +58,7 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
             Outcome::Destroyed,
             "The guest did not shut down in time, libvirt did not destroy it, and its QEMU was killed",
         ),
-        Some(OffReason::Shutdown) if seen.asked => (Outcome::Shutdown, "The guest shut down as it was asked to"),
+        Some(OffReason::Shutdown) if seen.requested => (Outcome::Shutdown, "The guest shut down as it was asked to"),
         Some(OffReason::Shutdown) => (Outcome::Shutdown, "The guest shut itself down"),
         Some(OffReason::Destroyed) if seen.asked => (
             Outcome::Destroyed,
@@ -78,7 +80,11 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
             None => (Outcome::Failed, "The guest is gone, and nobody knows how it ended"),
         },
     };
-    bounded(outcome, &format!("{sentence}{}.", detail(seen, outcome)))
+    bounded(
+        outcome,
+        &format!("{sentence}{}.", detail(seen, outcome)),
+        seen.requested,
+    )
 }
 
 /// What libvirt, the kernel and QEMU say, for people.
@@ -104,8 +110,8 @@ fn detail(seen: &Circumstances, outcome: Outcome) -> String {
     }
 }
 
-/// An ending whose message fits.
-pub(crate) fn bounded(outcome: Outcome, message: &str) -> Ending {
+/// An ending whose message fits. `requested` as in [`Ending::requested`].
+pub(crate) fn bounded(outcome: Outcome, message: &str, requested: bool) -> Ending {
     let mut end = message.len().min(MESSAGE);
     while !message.is_char_boundary(end) {
         end -= 1;
@@ -113,6 +119,7 @@ pub(crate) fn bounded(outcome: Outcome, message: &str) -> Ending {
     Ending {
         outcome,
         message: message[..end].to_owned(),
+        requested: Some(requested),
     }
 }
 
@@ -121,7 +128,7 @@ pub(crate) fn exit_code(outcome: Outcome, asked: bool) -> u8 {
     match outcome {
         Outcome::Shutdown | Outcome::Migrated => 0,
         Outcome::Destroyed if asked => 0,
-        Outcome::Destroyed | Outcome::Crashed | Outcome::Failed | Outcome::NotStarted => 1,
+        Outcome::Destroyed | Outcome::Crashed | Outcome::Failed | Outcome::NotStarted | Outcome::Unknown => 1,
     }
 }
 
@@ -283,8 +290,27 @@ mod tests {
     }
 
     #[test]
+    fn shutdown_is_requested_only_if_the_launcher_began_it() {
+        // The pod may be told to end just after the guest has powered itself off.
+        for (asked, requested, words) in [
+            (false, false, "The guest shut itself down"),
+            (true, false, "The guest shut itself down"),
+            (true, true, "The guest shut down as it was asked to"),
+        ] {
+            let ending = ending(&Circumstances {
+                reason: Some(OffReason::Shutdown),
+                asked,
+                requested,
+                ..Circumstances::default()
+            });
+            assert_eq!((ending.outcome, ending.requested), (Outcome::Shutdown, Some(requested)));
+            assert!(ending.message.starts_with(words), "{}", ending.message);
+        }
+    }
+
+    #[test]
     fn a_message_is_cut_between_characters() {
-        let ending = bounded(Outcome::Failed, &"é".repeat(1500));
+        let ending = bounded(Outcome::Failed, &"é".repeat(1500), false);
         assert_eq!(ending.message, "é".repeat(1000));
     }
 

@@ -135,6 +135,8 @@ pub(crate) struct Lifecycle {
     /// When QEMU is killed, if it was ended past libvirt.
     kill_at: Option<Duration>,
     forced: bool,
+    /// The launcher has begun to end the guest: it has pressed the power button, or destroyed the guest.
+    ending_begun: bool,
     failed: Option<String>,
     /// How the guest's liveness probe has failed, if that is why it is ended.
     unhealthy: Option<String>,
@@ -166,6 +168,7 @@ impl Lifecycle {
             off: None,
             kill_at: None,
             forced: false,
+            ending_begun: false,
             failed: None,
             unhealthy: None,
             given_up: None,
@@ -241,7 +244,7 @@ impl Lifecycle {
             Event::Prepared(Ok(())) => self.prepared = true,
             Event::Prepared(Err(why)) => {
                 if self.stop.is_none() {
-                    self.end(bounded(Outcome::Failed, &why), actions);
+                    self.end(bounded(Outcome::Failed, &why, false), actions);
                 }
             }
             Event::LibvirtdListens => {
@@ -551,6 +554,7 @@ impl Lifecycle {
             log: traces.log,
             qemu,
             asked: self.stop.is_some(),
+            requested: self.stop.is_some() && (self.ending_begun || self.forced),
             forced: self.forced,
             libvirt: self.failed.clone(),
             unhealthy: self.unhealthy.clone(),
@@ -561,6 +565,7 @@ impl Lifecycle {
     }
 
     fn ask_for(&mut self, question: Question, actions: &mut Vec<Action>) {
+        self.ending_begun |= matches!(question, Question::PowerButton | Question::Destroy);
         self.asking = Some(question);
         actions.push(Action::Ask(question));
     }

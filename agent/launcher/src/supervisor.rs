@@ -137,7 +137,7 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
             (ending, asked)
         }
         Err(error) => (
-            bounded(Outcome::Failed, &format!("The launcher cannot begin: {error}.")),
+            bounded(Outcome::Failed, &format!("The launcher cannot begin: {error}."), false),
             false,
         ),
     };

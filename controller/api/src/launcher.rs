@@ -333,6 +333,10 @@ pub struct Ending {
     pub outcome: Outcome,
     /// The same for people, with libvirt's detail.
     pub message: String,
+    /// The launcher was told to end its pod, and had pressed the guest's power button or begun to destroy it before
+    /// the guest ended: the end is not the guest's own decision. `None` of a launcher that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested: Option<bool>,
 }
 
 /// How a guest ended in this pod.
@@ -350,6 +354,9 @@ pub enum Outcome {
     Failed,
     /// The pod was told to end before a guest ran in it.
     NotStarted,
+    /// An outcome that a later release has named.
+    #[serde(other)]
+    Unknown,
 }
 
 impl Outcome {
@@ -362,6 +369,7 @@ impl Outcome {
             Self::Migrated => "Migrated",
             Self::Failed => "Failed",
             Self::NotStarted => "NotStarted",
+            Self::Unknown => "Unknown",
         }
     }
 }

@@ -422,6 +422,8 @@ impl<'a> View<'a> {
                 Some(mut ended) => {
                     // Its agent has pressed the power button, which the launcher does not know.
                     ended.evicted |= reported || node.is_some_and(|node| observed.state_of(node).is_without_object());
+                    // Its user wanted it gone, and the controller has deleted the pod for that.
+                    ended.evicted &= observed.instance.metadata.deletion_timestamp.is_none();
                     Fate::Ended(ended)
                 }
                 // The agent knows it before the kubelet writes it, or while the kubelet cannot.

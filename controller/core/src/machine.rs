@@ -257,7 +257,7 @@ fn standing(instance: Option<&VirtualMachineInstance>, own: Option<&VirtualMachi
     }
 }
 
-/// Whether the guest of this instance was stopped by an eviction or because its node was emptied.
+/// Whether the cluster has ended the guest of this instance.
 fn was_evicted(instance: &VirtualMachineInstance) -> bool {
     let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
     reason == Some(EVICTED) || was_evicted_by_kubelet(instance)

@@ -51,7 +51,7 @@ impl Lifecycle {
         match self.libvirtd {
             Libvirtd::Off { .. } => {
                 let message = "The pod was told to end before its guest ran.";
-                self.end(bounded(Outcome::NotStarted, message), actions);
+                self.end(bounded(Outcome::NotStarted, message, true), actions);
             }
             Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
                 self.libvirtd = Libvirtd::Closing;
@@ -59,7 +59,7 @@ impl Lifecycle {
             }
             Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
                 let message = "The pod was told to end, and its libvirtd cannot be ended.";
-                self.end(bounded(Outcome::Failed, message), actions);
+                self.end(bounded(Outcome::Failed, message, true), actions);
             }
             Libvirtd::Closing => {}
         }

@@ -23,6 +23,8 @@ struct Story {
     now: Duration,
     log: DomainLog,
     ending: Option<(Outcome, String)>,
+    /// Whether the launcher says that the end was requested.
+    requested: Option<bool>,
     /// Whether nobody else waits for libvirt's answers.
     settles: bool,
 }
@@ -34,6 +36,7 @@ impl Story {
             now: Duration::ZERO,
             log: DomainLog::default(),
             ending: None,
+            requested: None,
             settles: true,
         }
     }
@@ -74,7 +77,10 @@ impl Story {
                 Action::Ask(Question::Settled) if self.settles => {
                     done.extend(self.happens(Event::Done(Question::Settled, Err("it is off".into()))));
                 }
-                Action::End(ending) => self.ending = Some((ending.outcome, ending.message)),
+                Action::End(ending) => {
+                    self.requested = ending.requested;
+                    self.ending = Some((ending.outcome, ending.message));
+                }
                 action => done.push(action),
             }
         }
@@ -371,7 +377,28 @@ fn a_guest_that_shuts_down_when_asked_has_shut_down() {
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.says(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+    assert_eq!(story.requested, Some(true));
     assert!(story.lifecycle.told_to_end());
+}
+
+#[test]
+fn guest_that_powers_off_before_the_button_shut_itself_down() {
+    // Before the pod is told to end, and before libvirt says that there is a guest to hear the button.
+    for told_first in [false, true] {
+        let mut story = Story::running(30);
+        if told_first {
+            assert_eq!(story.happens(Event::ToldToEnd), [STATE]);
+            story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+        } else {
+            assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
+            story.happens(Event::ToldToEnd);
+        }
+        story.says(off(OffReason::Shutdown));
+        assert_eq!(
+            (story.outcome(), story.requested),
+            (Some(Outcome::Shutdown), Some(false))
+        );
+    }
 }
 
 #[test]

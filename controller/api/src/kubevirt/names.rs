@@ -82,7 +82,7 @@ pub mod conditions {
 
 /// Reasons of final phases, which others decide by.
 pub mod reasons {
-    /// The guest was stopped because its pod was evicted or its node was emptied.
+    /// The cluster has ended the guest: its pod was evicted, preempted or deleted, or its node was emptied or shut down.
     pub const EVICTED: &str = "Evicted";
     /// The guest was stopped because its kubelet evicted its pod: it used more than it may, or its node ran out of something.
     pub const EVICTED_BY_KUBELET: &str = "EvictedByKubelet";

@@ -2,6 +2,18 @@
 //!
 //! The kubelet writes that a container has terminated only once it has, so that is proof. A pod's
 //! phase alone is not: others write it for pods on nodes that nobody can reach.
+//!
+//! An end that the cluster caused is not the guest's own, however clean it was. Whichever way it came, the launcher was
+//! told to end, pressed the guest's power button or destroyed it, and says so ([`Ending::requested`]):
+//!
+//! | way | launcher | what the pod shows |
+//! |---|---|---|
+//! | eviction, preemption, NoExecute taint | requested | condition `DisruptionTarget`, deletion |
+//! | deletion, `kubectl drain --disable-eviction` | requested | deletion |
+//! | node shutdown, kubelet eviction, rejection after a restart of the kubelet | requested | `status.reason` |
+//! | the guest's own shutdown, even if the pod is told to end then | not requested | – |
+//!
+//! Only of a launcher that does not say, or could not, what its pod shows decides.
 
 use drydock_api::{
     kubevirt::Phase,
@@ -9,10 +21,10 @@ use drydock_api::{
 };
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 
-/// Reason of a guest that was stopped because its pod was evicted.
+/// Reasons of a guest that the cluster has ended.
 pub use drydock_api::kubevirt::names::reasons::{EVICTED, EVICTED_BY_KUBELET};
 
-/// What kubelets give as the reason of pods that they evict for resources.
+/// The reason that kubelets give of pods that they evict for resources.
 const KUBELETS_REASON: &str = "Evicted";
 
 /// Reason of the condition `DisruptionTarget` of a pod that kube-controller-manager's garbage collector has marked as
@@ -26,7 +38,7 @@ pub struct Ended {
     pub outcome: Option<Outcome>,
     /// For people.
     pub message: String,
-    /// The pod had to go: it was evicted, preempted, or its node was shut down.
+    /// The cluster has ended the guest: its pod was evicted, preempted or deleted, or its node was shut down.
     pub evicted: bool,
     /// Its kubelet evicted it for what it used, or for what its node lacks.
     pub by_kubelet: bool,
@@ -54,6 +66,7 @@ impl Ended {
                 Outcome::Migrated => "GuestMigrated",
                 Outcome::Failed => "LauncherFailed",
                 Outcome::NotStarted => "GuestNotStarted",
+                Outcome::Unknown => "LauncherLost",
             },
             (false, None) => "LauncherLost",
         }
@@ -69,27 +82,19 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
     let terminated = container
         .and_then(|container| container.state.as_ref())
         .and_then(|state| state.terminated.as_ref());
-    let evicted = status
-        .and_then(|status| status.conditions.as_ref())
-        .is_some_and(|conditions| {
-            conditions
-                .iter()
-                .any(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
-        });
+    let disrupted = is_disrupted(pod);
     let words = [
         status.and_then(|status| status.reason.clone()),
         status.and_then(|status| status.message.clone()),
     ];
     let words: Vec<_> = words.iter().flatten().map(|word| word.trim()).collect();
     let kubelet = words.join(": ");
-    let by_kubelet = evicted && status.and_then(|status| status.reason.as_deref()) == Some(KUBELETS_REASON);
+    let by_kubelet = status.and_then(|status| status.reason.as_deref()) == Some(KUBELETS_REASON);
     if let Some(terminated) = terminated {
-        let mut ended = Ended {
-            by_kubelet,
-            ..said(terminated, evicted)
-        };
+        let mut ended = said(terminated, disrupted, had_to_go(pod));
+        ended.by_kubelet = by_kubelet && ended.evicted;
         // Why a kubelet evicted it, such as for more memory or disk than there is.
-        if evicted && !kubelet.is_empty() {
+        if ended.evicted && !kubelet.is_empty() {
             let words = [kubelet.trim_end_matches('.'), &ended.message];
             ended.message = words.join("; ").trim_end_matches("; ").into();
         }
@@ -117,15 +122,42 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
         } else {
             kubelet
         },
-        evicted,
-        by_kubelet,
+        evicted: disrupted,
+        by_kubelet: by_kubelet && disrupted,
     })
 }
 
-/// What a terminated container says.
-fn said(terminated: &ContainerStateTerminated, evicted: bool) -> Ended {
+/// Somebody has written that the pod has to go because of a disruption.
+fn is_disrupted(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|conditions| {
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
+    })
+}
+
+/// The pod had to go: it was disrupted or deleted, or its kubelet ended it, which gives a reason then (`Evicted`,
+/// `Preempting`, `Terminated` or `NodeShutdown`, `NodeAffinity` and other rejections).
+fn had_to_go(pod: &Pod) -> bool {
+    let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
+    is_disrupted(pod) || pod.metadata.deletion_timestamp.is_some() || reason.is_some_and(|reason| !reason.is_empty())
+}
+
+/// What a terminated container says. `disrupted` and `had_to_go` tell of its pod.
+fn said(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: bool) -> Ended {
     let text = terminated.message.as_deref().unwrap_or_default();
-    if let Ok(Ending { outcome, message }) = serde_json::from_str(text.trim()) {
+    if let Ok(Ending {
+        outcome,
+        message,
+        requested,
+    }) = serde_json::from_str(text.trim())
+    {
+        let evicted = match (requested, outcome) {
+            (Some(requested), Outcome::Shutdown) => requested,
+            (Some(requested), _) => requested || disrupted,
+            (None, _) => had_to_go,
+        };
         return Ended {
             outcome: Some(outcome),
             message,
@@ -141,7 +173,7 @@ fn said(terminated: &ContainerStateTerminated, evicted: bool) -> Ended {
         message: format!("the launcher ended without saying how its guest did ({reason}, exit code {code}) {detail}")
             .trim_end()
             .into(),
-        evicted,
+        evicted: had_to_go,
         by_kubelet: false,
     }
 }
@@ -184,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_launcher_that_said_nothing_or_nonsense_was_lost() {
-        for message in ["", "{}", "{\"outcome\":\"Won\",\"message\":\"\"}", "Segmentation fault"] {
+        for message in ["", "{}", "{\"outcome\":1,\"message\":\"\"}", "Segmentation fault"] {
             let ended = ended(&terminated(message)).unwrap();
             assert_eq!((ended.phase(), ended.reason()), (Some(Phase::Failed), "LauncherLost"));
             assert!(ended.message.contains("exit code 1"), "{}", ended.message);
@@ -220,6 +252,70 @@ mod tests {
             status["conditions"] = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]);
             assert_eq!(ended(&pod(&status)), None, "{status}");
         }
+    }
+
+    #[test]
+    fn end_of_each_way_is_the_clusters_or_the_guests() {
+        let disruption =
+            |reason: &str| json!({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]});
+        let ways = [
+            ("eviction", disruption("EvictionByEvictionAPI"), true),
+            ("taint", disruption("DeletionByTaintManager"), true),
+            ("preemption", disruption("PreemptionByScheduler"), true),
+            ("deletion", json!({}), true),
+            ("node shutdown", json!({"reason": "Terminated"}), false),
+            ("kubelet eviction", json!({"reason": "Evicted"}), false),
+            ("critical pod", json!({"reason": "Preempting"}), false),
+            ("rejection", json!({"reason": "NodeAffinity"}), false),
+        ];
+        for (way, status, deleted) in &ways {
+            // What the launcher says of it, whether the guest shut down cleanly, whether the cluster ended it.
+            for (requested, outcome, evicted) in [
+                (Some(true), Some("Shutdown"), true),
+                (Some(false), Some("Shutdown"), false),
+                (None, Some("Shutdown"), true),
+                (Some(true), Some("Destroyed"), true),
+                (None, Some("Destroyed"), true),
+                (None, None, true),
+            ] {
+                let message = outcome.map_or_else(String::new, |outcome| {
+                    let requested = requested
+                        .map(|requested| json!({"requested": requested}))
+                        .unwrap_or(json!({}));
+                    let mut ending = json!({"outcome": outcome, "message": ""});
+                    ending
+                        .as_object_mut()
+                        .unwrap()
+                        .extend(requested.as_object().unwrap().clone());
+                    ending.to_string()
+                });
+                let mut pod = serde_json::to_value(terminated(&message)).unwrap();
+                let shown = pod["status"].as_object_mut().unwrap();
+                shown.extend(status.as_object().unwrap().clone());
+                if *deleted {
+                    pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                }
+                let ended = ended(&serde_json::from_value(pod).unwrap()).unwrap();
+                assert_eq!(ended.evicted, evicted, "{way}, {requested:?}, {outcome:?}");
+                assert_eq!([EVICTED, EVICTED_BY_KUBELET].contains(&ended.reason()), evicted);
+            }
+        }
+        let own = json!({"outcome": "Shutdown", "message": ""}).to_string();
+        assert!(
+            !ended(&terminated(&own)).unwrap().evicted,
+            "nothing speaks of the cluster"
+        );
+    }
+
+    #[test]
+    fn outcome_of_a_later_release_is_a_failure() {
+        let message = json!({"outcome": "Hibernated", "message": "m", "requested": true, "more": 1}).to_string();
+        let ended = ended(&terminated(&message)).unwrap();
+        assert_eq!(ended.outcome, Some(Outcome::Unknown));
+        assert_eq!(
+            (ended.phase(), ended.reason(), ended.message.as_str()),
+            (Some(Phase::Failed), EVICTED, "m")
+        );
     }
 
     #[test]

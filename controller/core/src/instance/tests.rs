@@ -556,6 +556,25 @@ fn deletion_waits_for_the_guest_to_end() {
 }
 
 #[test]
+fn end_of_a_deleted_pod_is_its_users_if_the_instance_is_deleted() {
+    let message = json!({"outcome": "Shutdown", "message": "it ended", "requested": true}).to_string();
+    let ended = pod(
+        "p",
+        Some("a"),
+        &json!({"terminated": {"exitCode": 0, "message": message}}),
+    );
+    // What is left of a migration keeps the instance for a moment.
+    let pods = [ended, pod("q", Some("b"), &running())];
+    for (instance, expected) in [
+        (instance(&up()), "Evicted"),
+        (deleted(instance(&up())), "GuestShutdown"),
+    ] {
+        let plan = at(&instance, &pods, false, NodeState::Ready);
+        assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), expected));
+    }
+}
+
+#[test]
 fn an_instance_deleted_before_it_had_a_pod_goes_at_once() {
     let instance = deleted(instance(&json!({"phase": "Pending"})));
     assert!(at(&instance, &[], false, NodeState::Unknown).confirm);

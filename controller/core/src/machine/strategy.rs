@@ -1,6 +1,6 @@
 //! The table of run strategies: whether an instance is made, ended or left.
 //!
-//! | | no instance | live | ended well | failed | evicted, however it ended |
+//! | | no instance | live | ended well | failed | ended by the cluster |
 //! |---|---|---|---|---|---|
 //! | Always | make | leave | make anew | make anew | make anew |
 //! | RerunOnFailure | make if new or asked | leave | delete | make anew | make anew |
@@ -9,7 +9,8 @@
 //! | Halted | leave | delete | delete | delete | delete |
 //!
 //! It is KubeVirt's, but for the last column: there a guest that shut down cleanly because its node
-//! was drained counts as one that shut down of its own will.
+//! was drained, or its pod deleted, counts as one that shut down of its own will. `Manual` and `Once`
+//! start nothing that nobody has asked for, whoever has ended it: that is what people choose them for.
 
 use drydock_api::kubevirt::{
     RunStrategy,
@@ -29,7 +30,7 @@ pub enum Standing {
     Final {
         /// Not by shutting down cleanly.
         failed: bool,
-        /// It was stopped by an eviction or because its node was emptied.
+        /// The cluster has ended it: by an eviction, a deletion of its pod, or a shutdown of its node.
         evicted: bool,
     },
     /// Its guest runs, or will.

@@ -8,6 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use serde_json::json;
 
+use crate::instance::ending::ended;
+
 use super::{Decision, Deletion, Observed, Plan, Standing, Why, instance_of::instance_of, plan, printable::Printable};
 
 mod properties;
@@ -102,6 +104,63 @@ fn request(action: StateChange, uid: Option<&str>) -> StateChangeRequest {
     StateChangeRequest {
         action,
         uid: uid.map(Into::into),
+    }
+}
+
+#[test]
+fn run_strategy_follows_who_has_ended_the_guest() {
+    use RunStrategy::{Always, Manual, Once, RerunOnFailure};
+    let (again, by_request) = ("end, to run again", "end, then start by request");
+    let disrupted = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]);
+    let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    // Way, the pod's metadata, more of its status, what the launcher says.
+    let requested = json!({"outcome": "Shutdown", "message": "", "requested": true});
+    let own = json!({"outcome": "Shutdown", "message": "", "requested": false});
+    let older = json!({"outcome": "Shutdown", "message": ""});
+    for (way, metadata, status, says, reruns) in [
+        ("deletion", &deleted, json!({}), &requested, by_request),
+        ("deletion, older launcher", &deleted, json!({}), &older, by_request),
+        (
+            "eviction",
+            &deleted,
+            json!({"conditions": disrupted}),
+            &requested,
+            by_request,
+        ),
+        (
+            "node shutdown",
+            &json!({}),
+            json!({"reason": "Terminated"}),
+            &requested,
+            by_request,
+        ),
+        (
+            "rejection",
+            &json!({}),
+            json!({"reason": "NodeAffinity"}),
+            &requested,
+            by_request,
+        ),
+        ("own shutdown", &json!({}), json!({}), &own, "end"),
+        ("own shutdown just before a deletion", &deleted, json!({}), &own, "end"),
+    ] {
+        let mut pod = json!({"metadata": metadata, "status": status});
+        pod["status"]["containerStatuses"] = json!([{
+            "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 0, "message": says.to_string()}},
+        }]);
+        let ended = ended(&serde_json::from_value(pod).unwrap()).unwrap();
+        for (strategy, expected) in [
+            (Always, again),
+            (RerunOnFailure, reruns),
+            (Manual, "rest"),
+            (Once, "rest"),
+        ] {
+            let machine = machine(strategy);
+            let mut instance = ran(instance(&machine, "i1", ended.phase().unwrap()));
+            instance.status.get_or_insert_default().reason = Some(ended.reason().into());
+            assert_eq!(deed(&look(&machine, Some(&instance))), expected, "{way}, {strategy:?}");
+        }
     }
 }
 
