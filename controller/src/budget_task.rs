@@ -2,7 +2,7 @@
 //! has its budget, and no budget outlives what it protects.
 //!
 //! ```text
-//!  instances, pods, budgets ─▶ which instance ─▶ look ─▶ plan ─▶ budgets made, deleted; a conflict said
+//!  instances, pods, budgets, machines ─▶ which instance ─▶ look ─▶ plan ─▶ budgets made, deleted; a conflict said
 //! ```
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use drydock_core::eviction::{
     budget::{instance_of, is_ours},
     budgets::{Guarded, Observed, conflict, is_news, plan},
 };
-use drydock_runtime::{Change, Key, KeyedWork, Process, Wake, clock, lease::Leadership};
+use drydock_runtime::{Change, Key, KeyedWork, Process, Signal, Wake, clock, lease::Leadership};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
     Api, Client, ResourceExt,
@@ -44,8 +44,9 @@ impl BudgetTask {
         }
     }
 
-    /// Looks at instances while this process leads, until `process` stops.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+    /// Looks at instances while this process leads, until `process` stops. `configured` tells of changes of the
+    /// configuration, which concern every instance: it has the cluster's eviction strategy.
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork, configured: Signal) {
         let stopping = process.stopping();
         let task = Arc::new(self);
         let all = || {
@@ -59,7 +60,16 @@ impl BudgetTask {
             let task = Arc::clone(&task);
             async move { task.look(&key).await }
         };
-        work.run(&stopping, leadership, all, look).await;
+        let following = async {
+            loop {
+                configured.notified().await;
+                task.instances.keys().into_iter().for_each(|key| work.add(key));
+            }
+        };
+        tokio::join!(
+            work.run(&stopping, leadership, all, look),
+            stopping.run_until_cancelled(following),
+        );
     }
 
     /// Looks at one instance and does what is to be done.

@@ -19,8 +19,8 @@ use tokio::sync::watch;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigurationInForce {
     held: Arc<RwLock<Arc<Configuration>>>,
-    /// It has been resolved from what the API server has.
-    known: Arc<watch::Sender<bool>>,
+    /// Whether the objects were read; `None` if there are none to be read.
+    resolved: Option<watch::Receiver<bool>>,
 }
 
 impl ConfigurationInForce {
@@ -44,12 +44,17 @@ impl ConfigurationInForce {
                 object.spec.other.clear();
             })
             .wakes(&changed);
-        let in_force = Self::default();
+        let (read, resolved) = watch::channel(false);
+        let in_force = Self {
+            resolved: Some(resolved),
+            ..Self::default()
+        };
         let resolver = Resolver {
             config_maps: watches.start(config_maps),
             hyperconvergeds: watches.start(hyperconvergeds),
             namespaces,
             in_force: in_force.clone(),
+            read,
             changed,
         };
         let stopping = process.stopping();
@@ -60,28 +65,38 @@ impl ConfigurationInForce {
         in_force
     }
 
+    /// This one, once the returned sender says that it was resolved.
+    #[cfg(test)]
+    pub(crate) fn pending(configuration: Configuration) -> (Self, watch::Sender<bool>) {
+        let (read, resolved) = watch::channel(false);
+        let in_force = Self {
+            held: Arc::new(RwLock::new(Arc::new(configuration))),
+            resolved: Some(resolved),
+        };
+        (in_force, read)
+    }
+
     /// The configuration as it is now.
     pub(crate) fn get(&self) -> Arc<Configuration> {
         Arc::clone(&self.held.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until it is known. What is made before would be made under the built-in one.
-    pub(crate) async fn answered(&self) {
-        // An error would mean that the sender is gone, but it is ours.
-        let _ = self.known.subscribe().wait_for(|known| *known).await;
+    /// Waits until the objects were read once: before, the built-in defaults are in force, by which nobody may lose
+    /// what the administrator wants.
+    pub(crate) async fn resolved(&self) {
+        if let Some(mut resolved) = self.resolved.clone() {
+            // The resolver only ends with the process.
+            let _ = resolved.wait_for(|resolved| *resolved).await;
+        }
     }
 
     /// Puts another one in force. Returns whether it is another one.
     fn set(&self, configuration: Configuration) -> bool {
-        let changes = {
-            let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-            let changes = **held != configuration;
-            if changes {
-                *held = Arc::new(configuration);
-            }
-            changes
-        };
-        self.known.send_replace(true);
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let changes = **held != configuration;
+        if changes {
+            *held = Arc::new(configuration);
+        }
         changes
     }
 }
@@ -91,6 +106,7 @@ struct Resolver {
     hyperconvergeds: Cache<HyperConverged>,
     namespaces: Vec<String>,
     in_force: ConfigurationInForce,
+    read: watch::Sender<bool>,
     changed: Signal,
 }
 
@@ -105,6 +121,7 @@ impl Resolver {
             if self.in_force.set(resolution.configuration) {
                 told();
             }
+            self.read.send_replace(true);
             self.changed.notified().await;
         }
     }

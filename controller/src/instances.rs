@@ -16,7 +16,7 @@ use std::{
 };
 
 use drydock_api::kubevirt::VirtualMachineInstance;
-use drydock_core::eviction::mark;
+use drydock_core::eviction::{mark, strategy::clear_filled_in};
 use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
@@ -277,6 +277,8 @@ pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key
 /// Drops what is kept by others for themselves.
 fn prune(instance: &mut VirtualMachineInstance) {
     instance.metadata.managed_fields = None;
+    // By an annotation that is dropped.
+    clear_filled_in(instance);
     prune_annotations(&mut instance.metadata.annotations);
 }
 

@@ -9,13 +9,13 @@ use std::{
 use drydock_api::CONTROLLER_FIELD_MANAGER;
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_api::kubevirt::{
-    VirtualMachineInstance, VirtualMachineInstanceSpec,
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     names::{APP, CREATED_BY, VIRT_LAUNCHER},
     status::{ClaimInfo, VolumeStatus},
 };
 use drydock_core::{
     admission::defaults::{Named, default_instance},
-    eviction::budget::is_protected,
+    eviction::{budget::is_protected, strategy},
     launcher_pod::{self, Arriving, ClaimMode, MigrationTarget, PodInput, REQUIREMENTS_DIGEST, image_identity},
     migratable,
     placement::{self, BoundVolume, Requirements},
@@ -39,6 +39,7 @@ use crate::{
     nodes::{NodePair, Nodes},
     pods_by_owner::{PodsByOwner, controls, owner},
     rooms::Rooms,
+    written_objects::WrittenObjects,
 };
 
 /// Launcher pods, and what new ones are made of. Clones share the caches.
@@ -50,6 +51,7 @@ pub(crate) struct Launchers {
     claims: Cache<PersistentVolumeClaim>,
     volumes: Cache<PersistentVolume>,
     mount_failures: MountFailures,
+    machines: WrittenObjects<VirtualMachine>,
     pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
     pub(crate) rooms: Rooms,
@@ -78,9 +80,14 @@ struct Deletion<'a> {
 impl Launchers {
     /// Starts watching; `told` hears of which instance a pod has changed. `image` is that of
     /// launcher pods.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "these are the caches that it shares, put together once"
+    )]
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
+        machines: WrittenObjects<VirtualMachine>,
         (nodes, rooms): (Nodes, Rooms),
         budgets: Budgets,
         configuration: ConfigurationInForce,
@@ -127,6 +134,7 @@ impl Launchers {
             claims: watches.start(claims),
             volumes: watches.start(volumes),
             mount_failures,
+            machines,
             client: client.clone(),
             by_owner,
             budgets,
@@ -156,6 +164,7 @@ impl Launchers {
             claims: Cache::default(),
             volumes: Cache::default(),
             mount_failures: MountFailures::default(),
+            machines: WrittenObjects::filled([]),
             budgets,
             nodes,
             rooms: Rooms::default(),
@@ -169,10 +178,13 @@ impl Launchers {
         self.pods.get(key)
     }
 
-    /// What an eviction of a pod of an instance does: as the instance says, else the cluster.
+    /// What an eviction of a pod of an instance does: as the instance says, else the cluster, as it is configured now.
     pub(crate) fn eviction_strategy(&self, instance: &VirtualMachineInstance) -> EvictionStrategy {
-        let own = instance.spec.eviction_strategy;
-        own.unwrap_or_else(|| self.configuration.get().eviction_strategy)
+        let names_one = instance.spec.eviction_strategy.is_some();
+        let machine = names_one
+            .then(|| self.machines.shown().get(&Key::of(instance)))
+            .flatten();
+        strategy::in_force(instance, machine.as_deref(), self.configuration.get().eviction_strategy)
     }
 
     /// Waits until the API server has said everything once.
@@ -183,9 +195,10 @@ impl Launchers {
             self.volumes.answered(),
             self.rooms.answered(),
             self.mount_failures.answered(),
+            self.machines.shown().answered(),
+            self.configuration.resolved(),
             self.budgets.answered(),
             self.nodes.answered(),
-            self.configuration.answered()
         );
     }
 

@@ -50,24 +50,32 @@ pub(crate) enum LookError {
     NoInstance(String),
 }
 
+/// Starts watching all machines; each of `works` is told of those that change.
+pub(crate) fn watch_machines(
+    client: &Client,
+    watches: &Watches,
+    works: [KeyedWork; 2],
+) -> WrittenObjects<VirtualMachine> {
+    let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
+        .listing(Listing::Streamed)
+        .packed();
+    WrittenObjects::start(watches, machines, prune, move |change| {
+        works.iter().for_each(|work| work.hear(change));
+    })
+}
+
 impl MachineTask {
-    /// Starts watching; `work` is told which machines to look at. It also has to hear of the
-    /// changes of `instances` and of those that begin or end to move: each concerns the machine of
-    /// the same key.
+    /// The task over those caches. Its work also has to hear of the changes of `instances` and of those that begin
+    /// or end to move: each concerns the machine of the same key.
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        machines: WrittenObjects<VirtualMachine>,
         instances: Instances,
         migrations: Migrations,
         events: Events,
-        work: &KeyedWork,
     ) -> Self {
-        let queue = work.clone();
-        let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
-            .listing(Listing::Streamed)
-            .packed();
         Self {
-            machines: WrittenObjects::start(watches, machines, prune, move |change| queue.hear(change)),
+            machines,
             client,
             instances,
             migrations,

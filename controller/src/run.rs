@@ -24,7 +24,7 @@ use crate::{
     instances::{Instances, sets_of_change},
     launchers::Launchers,
     liveness_task::{LivenessTask, SilentAgents},
-    machine_task::{self, MachineTask},
+    machine_task::{self, MachineTask, watch_machines},
     maintenance_task::{self, MaintenanceTask, Places},
     maintenances::Maintenances,
     metrics::Metrics,
@@ -123,7 +123,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         &event_metrics,
     );
     let (surroundings, of_nodes) = (Signal::new(), Signal::new());
+    let (of_configuration, of_drains) = (Signal::new(), Signal::new());
+    let changes = Arc::new(tokio::sync::watch::Sender::new(0_u64));
     let told = (surroundings.clone(), of_nodes.clone());
+    // What an eviction does may be another thing by now.
+    let (of_budgets, drains, news) = (of_configuration.clone(), of_drains.clone(), Arc::clone(&changes));
     let configuration = ConfigurationInForce::start(
         &client,
         &watches,
@@ -132,6 +136,9 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         move || {
             told.0.notify();
             told.1.notify();
+            of_budgets.notify();
+            drains.notify();
+            news.send_modify(|number| *number = number.wrapping_add(1));
         },
     );
     let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
@@ -139,8 +146,6 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
     let migration_work = KeyedWork::new("migrations", migration_task::AT_ONCE);
     let budget_work = KeyedWork::new("budgets", budget_task::AT_ONCE);
-    let of_drains = Signal::new();
-    let changes = Arc::new(tokio::sync::watch::Sender::new(0_u64));
     let (of_machines, of_instances, of_migrations) = (machine_work.clone(), work.clone(), migration_work.clone());
     let drains = of_drains.clone();
     let all_migrations = Migrations::start(&client, &watches, move |change| {
@@ -208,9 +213,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
     let of_rooms = Signal::new();
     let rooms = Rooms::start(&client, &watches, of_rooms.clone());
+    let all_machines = watch_machines(&client, &watches, [machine_work.clone(), budget_work.clone()]);
     let launchers = Launchers::start(
         &client,
         &watches,
+        all_machines.clone(),
         (nodes, rooms),
         budgets,
         configuration.clone(),
@@ -307,7 +314,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let budgets = BudgetTask::new(client.clone(), all_instances.clone(), launchers.clone());
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after budgets", async move {
-        budgets.run(own, leads, budget_work).await;
+        budgets.run(own, leads, budget_work, of_configuration).await;
         Ok::<_, Infallible>(())
     });
     let instances = InstanceTask::new(
@@ -339,11 +346,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     });
     let machines = MachineTask::new(
         client.clone(),
-        &watches,
+        all_machines,
         all_instances.clone(),
         all_migrations,
         events.clone(),
-        &machine_work,
     );
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after machines", async move {

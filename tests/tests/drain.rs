@@ -19,7 +19,7 @@ use drydock_tests::{
         FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, immovable, left, mark_of, started_on_the_first,
         until_drain, until_node_says, until_on,
     },
-    guests::{NAMESPACE, condition, meanwhile},
+    guests::{NAMESPACE, condition, instance, meanwhile},
     migrations::{migrations_of, node_of, phase},
     watching::{until, until_some},
 };
@@ -462,6 +462,37 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
     })
     .await?;
     assert_eq!(node_of(&cluster.instances().get("kept").await?)?, first);
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    cluster.apply(&instance("silent", "count: 200ms"))?;
+    cluster
+        .until_vm_condition("silent", types::LIVE_MIGRATABLE, "True")
+        .await?;
+    let running = cluster.instances().get("silent").await?;
+    assert_eq!(running.spec.eviction_strategy, None, "it was filled in");
+    let configured = async {
+        for (strategy, wanted) in [("LiveMigrate", 1), ("None", 0)] {
+            let configuration = format!(
+                "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: kubevirt-hyperconverged\n  \
+                 namespace: drydock\nspec: {{evictionStrategy: {strategy}}}\n"
+            );
+            cluster.kubectl_with(&["apply"], &configuration)?;
+            until_some(&format!("{wanted} budgets by {strategy}"), || async {
+                let budgets = Api::<PodDisruptionBudget>::namespaced(cluster.client.clone(), NAMESPACE);
+                Ok((budgets.list(&ListParams::default()).await?.items.len() == wanted).then_some(()))
+            })
+            .await?;
+        }
+        anyhow::Ok(())
+    };
+    let configured = configured.await;
+    cluster.delete(&["hyperconverged", "--all", "-n", "drydock"])?;
+    configured?;
     cluster.no_guests().await
 }
 

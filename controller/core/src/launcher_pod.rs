@@ -107,7 +107,7 @@ pub(crate) const LEAST_GRACE_PERIOD: i64 = 5;
 /// The container that kubectl means if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// What kubectl remembers of an object that it applied.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// How long a guest may take to shut down, in seconds.
 fn grace_seconds(spec: &VirtualMachineInstanceSpec) -> i64 {

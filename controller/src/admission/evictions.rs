@@ -167,6 +167,8 @@ impl Evictions {
             Ok(eviction) => eviction,
             Err(detail) => return refused(response, Refusal::Unreadable, &Verdict::allow(), &detail),
         };
+        // Where the instance names no strategy, the cluster's counts.
+        self.launchers.configuration.resolved().await;
         let mut news = self.news.clone();
         news.mark_unchanged();
         let mut verdict = self.judge(&eviction.pod).await;

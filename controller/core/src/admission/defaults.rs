@@ -2,7 +2,8 @@
 //!
 //! One function, called by the webhook when an instance is created and again by the controller
 //! before its first pod, because the webhook may have been away. After that the spec stays as it is:
-//! a changed configuration concerns the next start.
+//! a changed configuration concerns the next start. What an eviction does is not filled in, as it is not the
+//! guest's: the cluster's default is the one in force at the eviction (`eviction::strategy`).
 //!
 //! ```text
 //!  manifest ─▶ default_instance() ─▶ everything that decides what the guest gets is in the spec
@@ -64,7 +65,6 @@ pub fn default_instance(
 ) {
     let architecture = spec.architecture.get_or_insert_with(|| architecture.into()).clone();
     spec.termination_grace_period_seconds.get_or_insert(GRACE);
-    spec.eviction_strategy.get_or_insert(configuration.eviction_strategy);
     let domain = &mut spec.domain;
     cpu(domain, configuration);
     memory(domain);

@@ -1,6 +1,7 @@
 //! Evictions as an API server asks about them, and what is asked of it meanwhile.
 
-use drydock_core::eviction::budget;
+use drydock_api::hyperconverged::EvictionStrategy;
+use drydock_core::{configuration::Configuration, eviction::budget};
 use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use kube::core::admission::AdmissionReview;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::{budgets::Budgets, nodes::Nodes};
+use crate::{budgets::Budgets, configuration_in_force::ConfigurationInForce, nodes::Nodes};
 
 fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({
@@ -119,6 +120,35 @@ async fn the_first_eviction_marks_the_instance_once_and_says_no_time_to_retry_af
             .is_none_or(|details| details.retry_after_seconds == 0)
     );
     assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn instance_without_strategy_follows_the_configuration() {
+    for (strategy, allowed) in [
+        (EvictionStrategy::LiveMigrate, false),
+        (EvictionStrategy::External, false),
+        (EvictionStrategy::None, true),
+    ] {
+        let silent = instance(|instance| {
+            instance["spec"] = json!({"domain": {"devices": {}}});
+            instance["status"]["evacuationNodeName"] = json!("a");
+        });
+        let (mut evictions, mut server, _changed) = evictions(vec![silent], vec![pod()], vec![]);
+        let (configuration, read) = ConfigurationInForce::pending(Configuration {
+            eviction_strategy: strategy,
+            ..Configuration::default()
+        });
+        evictions.launchers.configuration = configuration;
+        let question = asked(|_| {});
+        let mut review = std::pin::pin!(evictions.review(&question));
+        assert!(
+            futures::poll!(&mut review).is_pending(),
+            "built-in defaults are nobody's decision"
+        );
+        read.send_replace(true);
+        assert_eq!(review.await.allowed, allowed, "{strategy:?}");
+        assert!(server.is_left_alone().await);
+    }
 }
 
 #[tokio::test(start_paused = true)]
