@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Guests are run through the libvirt in their pods: [`pod_folder`] finds what a pod says and offers,
-//! [`domain`] asks its libvirt.
+//! [`domain`] asks its libvirt. [`rpc`] cuts what two libvirts send each other into frames.
 //!
 //! What guests' pods need of the machine is here too: [`seccomp`] and [`app_armor`] profiles,
 //! [`guest_devices`], [`user_namespaces`].
@@ -55,6 +55,7 @@ pub mod private_libvirtd;
 pub mod problem;
 mod qemu_capabilities;
 pub mod roots;
+pub mod rpc;
 pub mod seccomp;
 pub mod unread;
 pub mod user_namespaces;

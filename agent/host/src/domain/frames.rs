@@ -1,22 +1,15 @@
 //! The sizes and the rate of what a libvirt sends, before libvirt's client sees any of it.
 //!
-//! A message is its length (4 bytes, big-endian, itself included), then program, version, procedure,
-//! type, serial and status (4 bytes each), then what the procedure says. libvirt's client believes
-//! lengths up to 32 MiB and reads as long as there is something to read.
+//! libvirt's client believes lengths up to 32 MiB ([`MAX_FRAME`](crate::rpc::MAX_FRAME)) and reads as long as
+//! there is something to read.
 
 use tokio::time::Instant;
 
 use super::CloseReason;
-use crate::document::MAX_BYTES;
-
-/// Length of the length and the header.
-const HEADER: usize = 28;
-
-/// Where the type is.
-const TYPE: usize = 16;
-
-/// The type of what comes without being asked for: events and keep-alives.
-const MESSAGE: u32 = 2;
+use crate::{
+    document::MAX_BYTES,
+    rpc::{FrameParser, MESSAGE, Part},
+};
 
 /// As many events may come at once. A guest that starts, migrates or ends causes a handful.
 const BURST: u32 = 200;
@@ -27,11 +20,7 @@ const PER_SECOND: u32 = 50;
 /// Follows the messages of a stream.
 #[derive(Debug)]
 pub(super) struct Frames {
-    header: [u8; HEADER],
-    /// How much of the header has come.
-    known: usize,
-    /// How much of the message is still to come after the header.
-    left: usize,
+    parser: FrameParser,
     /// Events that may come now.
     allowed: u32,
     /// When they were counted up.
@@ -41,9 +30,7 @@ pub(super) struct Frames {
 impl Frames {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            header: [0; HEADER],
-            known: 0,
-            left: 0,
+            parser: FrameParser::with_longest(u32::try_from(MAX_BYTES).unwrap_or(u32::MAX)),
             allowed: BURST,
             counted: now,
         }
@@ -54,42 +41,15 @@ impl Frames {
     /// # Errors
     /// Why the connection has to end.
     pub(super) fn take(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), CloseReason> {
-        while let Some(byte) = bytes.first() {
-            if self.left > 0 {
-                let body = self.left.min(bytes.len());
-                self.left -= body;
-                bytes = &bytes[body..];
-                continue;
-            }
-            self.header[self.known] = *byte;
-            self.known += 1;
-            bytes = &bytes[1..];
-            // The length is looked at as soon as it is there: what is not libvirt may say no more.
-            if self.known == 4 {
-                self.length()?;
-            }
-            if self.known == HEADER {
-                self.left = self.length()? - HEADER;
-                self.known = 0;
-                if self.word(TYPE) == MESSAGE {
-                    self.count(now)?;
-                }
+        while let Some(part) = self.parser.next(&mut bytes).map_err(|_| CloseReason::Garbage)? {
+            // Events and keep-alives come without a call.
+            if let Part::Header(header) = part
+                && header.kind == MESSAGE
+            {
+                self.count(now)?;
             }
         }
         Ok(())
-    }
-
-    fn length(&self) -> Result<usize, CloseReason> {
-        usize::try_from(self.word(0))
-            .ok()
-            .filter(|length| (HEADER..=MAX_BYTES).contains(length))
-            .ok_or(CloseReason::Garbage)
-    }
-
-    fn word(&self, at: usize) -> u32 {
-        self.header[at..at + 4]
-            .iter()
-            .fold(0, |word, byte| word << 8 | u32::from(*byte))
     }
 
     fn count(&mut self, now: Instant) -> Result<(), CloseReason> {
@@ -109,6 +69,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::rpc::HEADER;
 
     fn message(length: u32, kind: u32) -> Vec<u8> {
         let words = [length, 0x2000_8086, 1, 1, kind, 0, 0];
@@ -129,7 +90,7 @@ mod tests {
             for piece in stream.chunks(size) {
                 assert_eq!(frames.take(piece, now), Ok(()), "in pieces of {size}");
             }
-            assert_eq!((frames.known, frames.left), (0, 0));
+            assert!(frames.parser.is_between_frames());
             assert_eq!(frames.allowed, BURST - 2);
         }
     }

@@ -1,0 +1,223 @@
+//! The frames of libvirt's RPC protocol (`virnetprotocol.x`), cut from a stream of bytes.
+//!
+//! ```text
+//!  length │ program │ version │ procedure │ type │ serial │ status │ body
+//!  4 bytes each, big-endian; the length counts all of the frame   │ what the procedure defines
+//! ```
+//!
+//! This is the only parser of frames. It serves the tunnel, which follows and changes the calls of a migration,
+//! and the relay, which limits what a launcher's libvirt sends. It allocates nothing: bodies are passed
+//! through as they come, and only a header is kept.
+
+use thiserror::Error;
+
+/// Bytes of a frame before its body: its length and `virNetMessageHeader`.
+pub const HEADER: usize = 28;
+
+/// Longest frame in bytes: libvirt's longest message (`VIR_NET_MESSAGE_MAX`) and the length itself
+/// (`VIR_NET_MESSAGE_LEN_MAX`).
+pub const MAX_FRAME: u32 = 33_554_432 + 4;
+
+/// libvirt's program for domains and connections (`REMOTE_PROGRAM`).
+pub const REMOTE_PROGRAM: u32 = 0x2000_8086;
+/// Version of [`REMOTE_PROGRAM`] (`REMOTE_PROTOCOL_VERSION`).
+pub const REMOTE_VERSION: u32 = 1;
+
+/// libvirt's program for keep-alive messages (`KEEPALIVE_PROGRAM`).
+pub const KEEPALIVE_PROGRAM: u32 = 0x6b65_6570;
+/// Version of [`KEEPALIVE_PROGRAM`] (`KEEPALIVE_PROTOCOL_VERSION`).
+pub const KEEPALIVE_VERSION: u32 = 1;
+
+/// Type of a frame: a call (`VIR_NET_CALL`).
+pub const CALL: u32 = 0;
+/// Type of a frame: the reply to a call (`VIR_NET_REPLY`).
+pub const REPLY: u32 = 1;
+/// Type of a frame: an event or a keep-alive (`VIR_NET_MESSAGE`).
+pub const MESSAGE: u32 = 2;
+
+/// Status of a reply: the call has succeeded (`VIR_NET_OK`).
+pub const OK: u32 = 0;
+
+/// The fixed part of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Header {
+    /// Length of the frame in bytes, [`HEADER`] included.
+    pub length: u32,
+    /// Program that the procedure belongs to.
+    pub program: u32,
+    /// Version of the program.
+    pub version: u32,
+    /// Procedure.
+    pub procedure: u32,
+    /// Type of the frame, such as [`CALL`].
+    pub kind: u32,
+    /// Number of the call that the frame belongs to.
+    pub serial: u32,
+    /// Status, such as [`OK`].
+    pub status: u32,
+}
+
+impl Header {
+    /// The header in these bytes, whatever its length says.
+    pub fn from_bytes(bytes: [u8; HEADER]) -> Self {
+        let (words, _) = bytes.as_chunks();
+        let word = |index: usize| words.get(index).map_or(0, |word| u32::from_be_bytes(*word));
+        Self {
+            length: word(0),
+            program: word(1),
+            version: word(2),
+            procedure: word(3),
+            kind: word(4),
+            serial: word(5),
+            status: word(6),
+        }
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let words = [
+            self.length,
+            self.program,
+            self.version,
+            self.procedure,
+            self.kind,
+            self.serial,
+            self.status,
+        ];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_be_bytes());
+        }
+        bytes
+    }
+
+    /// Bytes of the body.
+    pub fn body(&self) -> usize {
+        usize::try_from(self.length)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(HEADER)
+    }
+
+    /// It belongs to [`REMOTE_PROGRAM`].
+    pub fn is_remote(&self) -> bool {
+        self.program == REMOTE_PROGRAM && self.version == REMOTE_VERSION
+    }
+
+    /// It belongs to [`KEEPALIVE_PROGRAM`].
+    pub fn is_keepalive(&self) -> bool {
+        self.program == KEEPALIVE_PROGRAM && self.version == KEEPALIVE_VERSION
+    }
+}
+
+/// A length that no frame has. The end of such a frame cannot be found, nor the begin of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[error("a frame of {length} bytes; a frame has {HEADER} to {longest}")]
+pub struct InvalidLength {
+    /// The length that the frame claims to have, in bytes.
+    pub length: u32,
+    /// The longest that is accepted, in bytes.
+    pub longest: u32,
+}
+
+/// A part of a stream. Each frame gives its header, its body in any number of pieces, and its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// The header is complete.
+    Header(Header),
+    /// A piece of the body, never empty.
+    Body(&'a [u8]),
+    /// The frame is complete.
+    End,
+}
+
+/// Where in a frame the stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Position {
+    /// In the header, of which so many bytes have come.
+    Header(usize),
+    /// In the body, of which so many bytes are to come.
+    Body(usize),
+    /// Nowhere: the last frame has a length that no frame has.
+    Lost(InvalidLength),
+}
+
+/// Cuts one direction of a connection into frames.
+#[derive(Clone, Debug)]
+pub struct FrameParser {
+    header: [u8; HEADER],
+    position: Position,
+    longest: u32,
+}
+
+impl Default for FrameParser {
+    fn default() -> Self {
+        Self::with_longest(MAX_FRAME)
+    }
+}
+
+impl FrameParser {
+    /// A parser that accepts frames of up to `longest` bytes.
+    pub fn with_longest(longest: u32) -> Self {
+        Self {
+            header: [0; HEADER],
+            position: Position::Header(0),
+            longest,
+        }
+    }
+
+    /// The stream is between two frames.
+    pub fn is_between_frames(&self) -> bool {
+        self.position == Position::Header(0)
+    }
+
+    /// Takes the next part from `bytes` and shortens them by it. `None` once nothing is left to take. The
+    /// length is checked as soon as it is complete, before the rest of its header.
+    ///
+    /// # Errors
+    /// If a frame has a length that no frame has; then for all that follows, too.
+    pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Part<'a>>, InvalidLength> {
+        match self.position {
+            Position::Lost(error) => Err(error),
+            Position::Body(0) => {
+                self.position = Position::Header(0);
+                Ok(Some(Part::End))
+            }
+            Position::Body(_) if bytes.is_empty() => Ok(None),
+            Position::Body(left) => {
+                let (now, later) = bytes.split_at(bytes.len().min(left));
+                *bytes = later;
+                self.position = Position::Body(left - now.len());
+                Ok(Some(Part::Body(now)))
+            }
+            Position::Header(filled) => self.header(filled, bytes),
+        }
+    }
+
+    fn header<'a>(&mut self, filled: usize, bytes: &mut &'a [u8]) -> Result<Option<Part<'a>>, InvalidLength> {
+        let (now, later) = bytes.split_at(bytes.len().min(HEADER - filled));
+        *bytes = later;
+        let filled = filled + now.len();
+        self.header[filled - now.len()..filled].copy_from_slice(now);
+        self.position = Position::Header(filled);
+        if filled < 4 {
+            return Ok(None);
+        }
+        let header = Header::from_bytes(self.header);
+        if header.length > self.longest || usize::try_from(header.length).is_ok_and(|length| length < HEADER) {
+            let error = InvalidLength {
+                length: header.length,
+                longest: self.longest,
+            };
+            self.position = Position::Lost(error);
+            return Err(error);
+        }
+        if filled < HEADER {
+            return Ok(None);
+        }
+        self.position = Position::Body(header.body());
+        Ok(Some(Part::Header(header)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
