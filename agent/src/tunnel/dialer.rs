@@ -17,8 +17,8 @@ use tracing::{debug, info, warn};
 use super::{
     control::{self, Left},
     identity,
-    last_call::GuestLeft,
-    local::Reply,
+    last_call::{GuestLeft, NotUnderstood},
+    local::{LIBVIRT_NOT_UNDERSTOOD, Reply},
     session::{Session, lock},
     stream_header::Stream,
     streams::{self, Proving},
@@ -188,6 +188,15 @@ impl Proving for LibvirtProof<'_> {
 
     fn guest(&self) -> BoxFuture<'_, GuestLeft> {
         self.0.guests.leaving(&self.0.folder, &self.0.spec.domain)
+    }
+
+    fn last_call(&self) {
+        self.0.update(|facts| facts.last_call = true);
+    }
+
+    fn refused(&self, why: NotUnderstood) {
+        self.0.metrics.not_understood.inc();
+        self.0.end(LIBVIRT_NOT_UNDERSTOOD, why.to_string());
     }
 }
 

@@ -72,7 +72,7 @@ impl Guests for LibvirtGuests {
                 Ok(left) => info!(domain, ?left, "its libvirt is about to let it go on at its target"),
                 Err(error) => warn!(domain, error = %chain(error), "it cannot be told how a guest that leaves is"),
             }
-            left.unwrap_or(GuestLeft::MayReturn)
+            left.unwrap_or(GuestLeft::Unknown)
         })
     }
 }
@@ -82,6 +82,7 @@ impl Guests for LibvirtGuests {
 fn left_in(state: State) -> GuestLeft {
     match state {
         State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed) => GuestLeft::Switched,
+        State::NoState | State::Unknown { .. } => GuestLeft::Unknown,
         _ => GuestLeft::MayReturn,
     }
 }
@@ -280,7 +281,8 @@ mod tests {
             (State::Paused(PausedReason::User), GuestLeft::MayReturn),
             (State::Running(RunningReason::Booted), GuestLeft::MayReturn),
             (State::ShutOff(ShutOffReason::Migrated), GuestLeft::MayReturn),
-            (State::Unknown { state: 99, reason: 0 }, GuestLeft::MayReturn),
+            (State::NoState, GuestLeft::Unknown),
+            (State::Unknown { state: 99, reason: 0 }, GuestLeft::Unknown),
         ] {
             assert_eq!(left_in(state), expected, "{state}");
         }

@@ -16,6 +16,10 @@ use serde::{Deserialize, Serialize};
 /// Most bytes of a line.
 pub(crate) const LINE: usize = 1024 * 1024;
 
+/// Why a session carries nothing any more ([`SessionState::ended`]): the source's libvirt has sent something that
+/// might let the guest go on at the target without proof.
+pub(crate) const LIBVIRT_NOT_UNDERSTOOD: &str = "LibvirtNotUnderstood";
+
 /// Which side of a migration a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

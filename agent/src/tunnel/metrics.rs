@@ -29,6 +29,10 @@ pub(super) struct TunnelMetrics {
     pub(super) sent: Counter,
     /// Bytes that came from other nodes.
     pub(super) received: Counter,
+    /// Sessions that ended since a source's libvirt sent something unknown.
+    pub(super) not_understood: Counter,
+    /// Guests that left without a last call that was seen.
+    pub(super) missed: Counter,
     streams: Family<Kind, Counter>,
     refusals: Family<Reason, Counter>,
 }
@@ -56,6 +60,16 @@ impl TunnelMetrics {
             "drydock_tunnel_received_bytes",
             "Bytes of guests that came from other nodes",
             metrics.received.clone(),
+        );
+        registry.register(
+            "drydock_tunnel_libvirt_not_understood",
+            "Sessions that ended because a source's libvirt sent something that might resume its guest at the target",
+            metrics.not_understood.clone(),
+        );
+        registry.register(
+            "drydock_tunnel_last_calls_missed",
+            "Guests that left although this tunnel saw no last call of their libvirt",
+            metrics.missed.clone(),
         );
         registry.register(
             "drydock_tunnel_streams",

@@ -14,7 +14,7 @@ use drydock_host::pod_folder::{PodFolder, PodListener};
 use drydock_runtime::{CancellationToken, chain};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::{Notify, watch};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{
     guest::Guests,
@@ -33,6 +33,8 @@ const PARALLEL: usize = 32;
 pub(super) struct Facts {
     /// The control channel is open, and the other side has answered.
     pub(super) connected: bool,
+    /// Source: libvirt has made its last call.
+    pub(super) last_call: bool,
     /// How far the last reply is.
     pub(super) reply: Reply,
     /// The hand-over, as a source sees it.
@@ -53,6 +55,8 @@ pub(super) struct Changes {
     /// Bytes, which can wait.
     pub(super) bytes: Notify,
     bytes_told: AtomicBool,
+    /// A guest has left whose last call this process has not seen.
+    last_call_missed: AtomicBool,
 }
 
 impl Changes {
@@ -202,6 +206,39 @@ impl Session {
         }
     }
 
+    /// Ends the session here: nothing is carried any more, and the other side is told so.
+    pub(super) fn end(&self, reason: &'static str, message: String) {
+        warn!(
+            migration = self.spec.migration,
+            reason,
+            why = message,
+            "the session ends"
+        );
+        self.update(|facts| {
+            facts.ended = Some(reason);
+            facts.trouble = Some(message);
+        });
+        self.closed.cancel();
+    }
+
+    /// The agent has proven by libvirt's word that the guest has left. If this process has not seen the last call by
+    /// which it did, it does not understand this libvirt, and no more guests begin to move in a way that depends
+    /// on that call.
+    pub(super) fn check_last_call(&self, proof: Proof) {
+        let facts = self.facts.borrow().clone();
+        if !is_missed(proof, &facts) {
+            return;
+        }
+        warn!(
+            migration = self.spec.migration,
+            "a guest has left without a last call that this tunnel has seen: \
+             from now on guests on this node are not switched to post-copy"
+        );
+        self.metrics.missed.inc();
+        self.changes.last_call_missed.store(true, Ordering::Relaxed);
+        self.changes.facts.notify_one();
+    }
+
     /// The peer, if it is known.
     pub(super) fn peer(&self) -> Option<(Fingerprint, Paired)> {
         self.peer.borrow().clone()
@@ -290,12 +327,45 @@ impl Session {
             resumed: facts.target.taken_over().is_some(),
             trouble: facts.trouble,
             ended: facts.ended.map(str::to_owned),
-            holds_last_call: role == Role::Source,
+            holds_last_call: role == Role::Source && !self.changes.last_call_missed.load(Ordering::Relaxed),
         }
     }
+}
+
+/// libvirt says that the guest has left, and has made no last call. A guest that was released before, by another proof,
+/// was switched to post-copy, or its libvirtd was lost.
+fn is_missed(proof: Proof, facts: &Facts) -> bool {
+    proof == Proof::SourceStopped && facts.source.proof().is_none() && !facts.last_call
 }
 
 /// Takes a lock that a panic elsewhere may have poisoned: what these guard is whole at any time.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_call_is_missed_only_if_libvirt_says_the_guest_left() {
+        let released = || {
+            let mut facts = Facts::default();
+            facts.source.prove(Proof::SourceGone);
+            facts
+        };
+        let called = || Facts {
+            last_call: true,
+            ..Facts::default()
+        };
+        for (proof, facts, expected) in [
+            (Proof::SourceStopped, Facts::default(), true),
+            (Proof::SourceStopped, called(), false),
+            (Proof::SourceStopped, released(), false),
+            (Proof::SourceGone, Facts::default(), false),
+            (Proof::ReplyConsumed, called(), false),
+        ] {
+            assert_eq!(is_missed(proof, &facts), expected, "{proof:?} {facts:?}");
+        }
+    }
 }

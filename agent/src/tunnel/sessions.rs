@@ -233,6 +233,7 @@ impl Sessions {
     fn release(&self, migration: &str, proof: Proof) -> Result<(), CallRefusal> {
         let session = self.source(migration)?;
         info!(migration, proof = proof.as_str(), "guest released by the agent");
+        session.check_last_call(proof);
         session.prove(proof, |_| ());
         Ok(())
     }

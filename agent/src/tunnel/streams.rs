@@ -16,6 +16,7 @@ use std::{
 };
 
 use drydock_host::unread::{Unread, unread};
+use drydock_runtime::Backoff;
 use futures::future::BoxFuture;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
@@ -26,7 +27,7 @@ use tokio::{
 
 use super::{
     final_reply::FinalReply,
-    last_call::{GuestLeft, LastCalls, Piece},
+    last_call::{GuestLeft, LastCalls, NotUnderstood, Piece},
     session::Session,
 };
 
@@ -45,6 +46,11 @@ const UNANSWERED: u32 = 12;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Longest such wait.
 const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(256);
+
+/// First pause before a source's libvirt that did not answer is asked again how its guest is. It doubles.
+const ASK_GUEST_AGAIN: Duration = Duration::from_millis(50);
+/// Longest such pause.
+const ASK_GUEST_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 
 /// Sets up a connection between tunnels: answers are awaited, and who is gone is noticed.
 ///
@@ -84,6 +90,10 @@ pub(super) trait Proving: Sync {
     fn consumed(&self);
     /// How the guest is here: libvirtd is about to have the target let it go on.
     fn guest(&self) -> BoxFuture<'_, GuestLeft>;
+    /// libvirtd has made its last call.
+    fn last_call(&self);
+    /// libvirtd has sent something that might let the guest go on at the target, though it may go on here.
+    fn refused(&self, why: NotUnderstood);
 }
 
 /// Carries a stream. With `proving`, the unix side is a source's libvirtd, and it is told when that
@@ -153,9 +163,20 @@ async fn outward<S: AsyncWrite>(
                     let bytes = match piece {
                         Piece::Other(bytes) => bytes,
                         Piece::LetsGoOn(call) => call.decided(proving.guest().await),
+                        Piece::NotUnderstood(why, bytes) => {
+                            if !is_switched(proving).await {
+                                proving.refused(why);
+                                return Err(io::Error::new(ErrorKind::InvalidData, why));
+                            }
+                            calls.pass_all();
+                            bytes
+                        }
                     };
                     follower.called(&bytes);
                     to_peer.write_all(&bytes).await?;
+                }
+                if calls.has_seen_last_call() {
+                    proving.last_call();
                 }
             }
         }
@@ -163,8 +184,20 @@ async fn outward<S: AsyncWrite>(
         session.sent(length);
     }
     drop(buffer);
-    to_peer.write_all(&calls.rest()).await?;
     to_peer.shutdown().await
+}
+
+/// Whether the guest has been switched to post-copy, asked until its libvirt answers: a guest that has needs its
+/// session, and what it sends waits meanwhile.
+async fn is_switched(proving: &dyn Proving) -> bool {
+    let mut pause = Backoff::new(ASK_GUEST_AGAIN, ASK_GUEST_AGAIN_AT_MOST);
+    loop {
+        match proving.guest().await {
+            GuestLeft::Switched => return true,
+            GuestLeft::MayReturn => return false,
+            GuestLeft::Unknown => tokio::time::sleep(pause.delay()).await,
+        }
+    }
 }
 
 async fn inward<S: AsyncRead>(

@@ -14,6 +14,7 @@ use kube::ResourceExt;
 use tracing::info;
 
 use super::{SourceTask, Trouble, is_paused_to_move, said};
+use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
     /// Says how far the source is.
@@ -46,8 +47,11 @@ impl SourceTask {
             }
             SourceState::Stayed => {
                 self.resume_if_paused_to_move(migration, handle).await?;
-                let (reason, message) = self.why_stayed(migration, before.state);
-                side.reason = Some(reason.into());
+                let (reason, message) = self.why_session_ended(&uid).unwrap_or_else(|| {
+                    let (reason, message) = self.why_stayed(migration, before.state);
+                    (reason.to_owned(), message)
+                });
+                side.reason = Some(reason);
                 side.message = Some(message);
             }
             SourceState::Released if self.switched => side.mode = Some(MigrationMode::PostCopy),
@@ -93,6 +97,13 @@ impl SourceTask {
             handle.resume().await?;
         }
         Ok(())
+    }
+
+    /// Why this side's tunnel has ended the session by itself, if it has.
+    fn why_session_ended(&self, uid: &str) -> Option<(String, String)> {
+        let state = self.tunnels.session(uid)?.state;
+        let reason = state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
+        Some((reason, state.trouble?))
     }
 
     fn why_stayed(

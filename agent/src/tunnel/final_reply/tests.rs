@@ -1,6 +1,10 @@
 use proptest::{collection::vec, prelude::*};
 
-use super::{CALL, FinalReply, HEADER, LONGEST, PROGRAM, REPLY, VERSION};
+use drydock_host::rpc::{
+    HEADER, KEEPALIVE_PROGRAM, MAX_FRAME as LONGEST, REMOTE_PROGRAM as PROGRAM, REMOTE_VERSION as VERSION,
+};
+
+use super::{CALL, FinalReply, REPLY};
 
 /// A message of the domains' program.
 fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
@@ -43,7 +47,7 @@ fn proves(messages: &[(bool, Vec<u8>)]) -> bool {
 fn only_the_successful_reply_to_the_last_call_proves() {
     let other_program = words([PROGRAM + 1, VERSION, 306, REPLY, 9, 0], b"a domain");
     let other_version = words([PROGRAM, 2, 306, REPLY, 9, 0], b"a domain");
-    let keep_alive = words([0x6b65_6570, 1, 306, CALL, 9, 0], b"");
+    let keep_alive = words([KEEPALIVE_PROGRAM, 1, 306, CALL, 9, 0], b"");
     let call_of_another_program = words([PROGRAM + 1, VERSION, 306, CALL, 9, 0], &[0; 4]);
     let without_parameters = message(217, CALL, 9, 0, &[0; 8]);
     for (name, expected, messages) in [
@@ -129,6 +133,43 @@ fn only_the_successful_reply_to_the_last_call_proves() {
         ),
     ] {
         assert_eq!(proves(&messages), expected, "{name}");
+    }
+}
+
+/// Recorded migrations, which `agent/host/testdata/README.md` describes.
+#[test]
+fn recorded_last_replies_prove_when_they_are_complete() {
+    for (name, calls, replies, expected) in [
+        (
+            "bookworm-paused",
+            &include_bytes!("../../../host/testdata/rpc/bookworm-paused.calls")[..],
+            &include_bytes!("../../../host/testdata/rpc/bookworm-paused.replies")[..],
+            true,
+        ),
+        (
+            "trixie-paused",
+            include_bytes!("../../../host/testdata/rpc/trixie-paused.calls"),
+            include_bytes!("../../../host/testdata/rpc/trixie-paused.replies"),
+            true,
+        ),
+        (
+            "trixie-post-copy",
+            include_bytes!("../../../host/testdata/rpc/trixie-post-copy.calls"),
+            include_bytes!("../../../host/testdata/rpc/trixie-post-copy.replies"),
+            true,
+        ),
+        (
+            "bookworm-refused",
+            include_bytes!("../../../host/testdata/rpc/bookworm-refused.calls"),
+            include_bytes!("../../../host/testdata/rpc/bookworm-refused.replies"),
+            false,
+        ),
+    ] {
+        let both = |replies: &[u8]| proves(&[(true, calls.to_vec()), (false, replies.to_vec())]);
+        assert_eq!(both(replies), expected, "{name}");
+        // The two calls that close the connection follow, each with an empty reply.
+        let last = replies.len() - 2 * HEADER - 1;
+        assert!(!both(&replies[..last]), "{name}, but for its last byte");
     }
 }
 

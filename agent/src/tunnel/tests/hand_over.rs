@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::world::{DOMAIN, Network, World};
-use crate::tunnel::{client::TunnelError, local::Reply};
+use crate::tunnel::{client::TunnelError, last_call::GuestLeft, local::Reply};
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000002";
 
@@ -25,8 +25,10 @@ fn last_call() -> (Vec<u8>, Vec<u8>) {
     (last_call_with([0, 0, 0, 1 << 5]), message(306, 1, 12, 0, &[1; 60]))
 }
 
+/// Without parameters, and with a cookie of 4 bytes.
 fn last_call_with(flags: [u8; 4]) -> Vec<u8> {
-    message(306, 0, 12, 0, &[&[0; 32][..], &flags, &[0; 4]].concat())
+    let arguments = [[0; 4], [0, 0, 0, 4], [9; 4], flags, [0; 4]];
+    message(306, 0, 12, 0, arguments.as_flattened())
 }
 
 /// Two libvirts that are connected through the tunnels.
@@ -51,8 +53,8 @@ async fn the_guest_goes_on_once_the_source_has_read_the_reply_and_not_before() {
     let (mut source, mut target) = libvirts(&world).await;
     let (call, reply) = last_call();
     // Something before it, as in life.
-    pass(&mut source, &mut target, &message(305, 0, 11, 0, &[3; 100])).await;
-    pass(&mut target, &mut source, &message(305, 1, 11, 0, &[])).await;
+    pass(&mut source, &mut target, &message(303, 0, 11, 0, &[3; 100])).await;
+    pass(&mut target, &mut source, &message(303, 1, 11, 0, &[])).await;
     pass(&mut source, &mut target, &call).await;
     guest.becomes(GuestHere::Complete);
     target.write_all(&reply).await.unwrap();
@@ -85,15 +87,95 @@ async fn a_guest_that_may_be_switched_stands_still_at_its_target_unless_it_was()
     let (mut source, mut target) = libvirts(&world).await;
     let (paused, _) = last_call();
     let goes_on = last_call_with([0; 4]);
-    for (switched, expected) in [(false, &paused), (true, &goes_on)] {
-        if switched {
-            world.source.guests.of(DOMAIN).is_switched();
-        }
+    for (left, expected) in [
+        (GuestLeft::MayReturn, &paused),
+        (GuestLeft::Unknown, &paused),
+        (GuestLeft::Switched, &goes_on),
+    ] {
+        world.source.guests.of(DOMAIN).leaves(left);
         source.write_all(&goes_on).await.unwrap();
         let mut heard = vec![0; expected.len()];
         target.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, expected, "switched: {switched}");
+        assert_eq!(&heard, expected, "{left:?}");
     }
+}
+
+/// What a source's libvirt might send to let its guest go on there, which this version does not know.
+fn unknown_last_calls() -> [Vec<u8>; 4] {
+    [
+        // A last call of a later libvirt, and one of an earlier.
+        message(454, 0, 12, 0, &[0; 16]),
+        message(109, 0, 12, 0, &[0; 32]),
+        // With an argument more.
+        message(306, 0, 12, 0, &[0; 20]),
+        // Not libvirt's protocol.
+        b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
+    ]
+}
+
+#[tokio::test]
+async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
+    for call in unknown_last_calls() {
+        let world = World::new().await;
+        world.pair(MIGRATION, None).await;
+        let (mut source, mut target) = libvirts(&world).await;
+        let before = message(303, 0, 11, 0, &[3; 100]);
+        pass(&mut source, &mut target, &before).await;
+        source.write_all(&call).await.unwrap();
+        let mut heard = Vec::new();
+        let _ = target.read_to_end(&mut heard).await;
+        assert!(heard.is_empty(), "{call:?}: {heard:?}");
+        assert_eq!(source.read(&mut [0]).await.unwrap_or(0), 0);
+        let state = world.source.until(MIGRATION, |state| state.ended.is_some()).await;
+        assert_eq!(state.ended.as_deref(), Some("LibvirtNotUnderstood"));
+        assert!(state.trouble.unwrap().contains("source's libvirt"));
+        assert_eq!((state.reply, state.released), (Reply::None, None));
+        assert_eq!(world.source.metrics.not_understood.get(), 1);
+        let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
+        assert_eq!((state.ended.as_deref(), state.released), (Some("PeerClosed"), None));
+        // Its sockets are gone: a call of the same agent that comes late finds nothing.
+        assert_eq!(world.guest().resumed(), 0);
+    }
+}
+
+#[tokio::test]
+async fn unknown_call_passes_once_the_guest_has_been_switched() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (mut source, mut target) = libvirts(&world).await;
+    let [call, ..] = unknown_last_calls();
+    let guest = world.source.guests.of(DOMAIN);
+    // Its libvirt does not answer at first.
+    guest.leaves(GuestLeft::Unknown);
+    source.write_all(&call).await.unwrap();
+    guest.until_asked().await;
+    guest.leaves(GuestLeft::Switched);
+    let mut heard = vec![0; call.len()];
+    target.read_exact(&mut heard).await.unwrap();
+    assert_eq!(heard, call);
+    pass(&mut source, &mut target, &call).await;
+    assert_eq!(world.source.state(MIGRATION).unwrap().ended, None);
+}
+
+#[tokio::test]
+async fn missed_last_call_keeps_later_guests_from_being_switched() {
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    let (mut source, mut target) = libvirts(&world).await;
+    pass(&mut source, &mut target, &message(303, 0, 11, 0, &[3; 100])).await;
+    assert!(world.source.state(MIGRATION).unwrap().holds_last_call);
+    world.guest().becomes(GuestHere::Complete);
+    world
+        .source
+        .client
+        .release(MIGRATION, Proof::SourceStopped)
+        .await
+        .unwrap();
+    let state = world.source.until(MIGRATION, |state| !state.holds_last_call).await;
+    assert_eq!(state.released, Some(Proof::SourceStopped));
+    assert_eq!(world.source.metrics.missed.get(), 1);
+    // The guest has left for certain, so it goes on.
+    world.target.until(MIGRATION, |state| state.resumed).await;
 }
 
 #[tokio::test]

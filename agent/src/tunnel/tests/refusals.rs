@@ -9,7 +9,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::world::{Node, World};
+use super::world::{Node, World, frames};
 use crate::tunnel::{
     identity::{Identity, server_name},
     local::{Peer, Role},
@@ -310,8 +310,7 @@ async fn there_is_one_libvirt_stream_at_a_time() {
     let (mut theirs, _) = listener.accept().await.unwrap();
     let mut second = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
     assert_eq!(second.read(&mut [0]).await.unwrap_or(0), 0);
-    // As long as the header of a message.
-    first.write_all(&[b'x'; 28]).await.unwrap();
+    first.write_all(&frames(b"")).await.unwrap();
     theirs.read_exact(&mut [0; 28]).await.unwrap();
 }
 

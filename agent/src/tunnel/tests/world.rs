@@ -19,7 +19,10 @@ use std::{
 };
 
 use drydock_core::migration::hand_over::GuestHere;
-use drydock_host::pod_folder::{PodFolder, PodListener};
+use drydock_host::{
+    pod_folder::{PodFolder, PodListener},
+    rpc::{CALL, HEADER, Header, REMOTE_PROGRAM, REMOTE_VERSION},
+};
 use drydock_runtime::Process;
 use futures::future::BoxFuture;
 use tokio::{
@@ -65,6 +68,8 @@ pub(super) struct FakeGuest {
     state: watch::Sender<GuestHere>,
     resumed: Arc<AtomicUsize>,
     left: Arc<Mutex<GuestLeft>>,
+    /// How often its source's libvirt was asked.
+    asked: watch::Sender<usize>,
     /// So many attempts to resume it fail.
     pub(super) failures: Arc<AtomicUsize>,
 }
@@ -75,6 +80,7 @@ impl FakeGuest {
             state: watch::channel(GuestHere::Absent).0,
             resumed: Arc::default(),
             left: Arc::new(Mutex::new(GuestLeft::MayReturn)),
+            asked: watch::channel(0).0,
             failures: Arc::default(),
         }
     }
@@ -83,9 +89,14 @@ impl FakeGuest {
         self.state.send_replace(state);
     }
 
-    /// It was switched to post-copy.
-    pub(super) fn is_switched(&self) {
-        *self.left.lock().unwrap() = GuestLeft::Switched;
+    /// What its source's libvirt says of it.
+    pub(super) fn leaves(&self, left: GuestLeft) {
+        *self.left.lock().unwrap() = left;
+    }
+
+    /// Waits until its source's libvirt has been asked.
+    pub(super) async fn until_asked(&self) {
+        self.asked.subscribe().wait_for(|asked| *asked > 0).await.unwrap();
     }
 
     /// How often it was resumed.
@@ -152,7 +163,12 @@ impl Guests for FakeGuests {
     }
 
     fn leaving<'a>(&'a self, _: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft> {
-        Box::pin(async { *self.of(domain).left.lock().unwrap() })
+        Box::pin(async {
+            let guest = self.of(domain);
+            let left = *guest.left.lock().unwrap();
+            guest.asked.send_modify(|asked| *asked += 1);
+            left
+        })
     }
 }
 
@@ -399,6 +415,27 @@ pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     }
     bytes.truncate(length);
     bytes
+}
+
+/// The same bytes as the arguments of calls by which a libvirt prepares migrations (`REMOTE_PROC_DOMAIN_MIGRATE_PREPARE3_PARAMS`),
+/// a MiB at most in each.
+pub(super) fn frames(bytes: &[u8]) -> Vec<u8> {
+    let one = |body: &[u8]| {
+        let header = Header {
+            length: u32::try_from(HEADER + body.len()).unwrap(),
+            program: REMOTE_PROGRAM,
+            version: REMOTE_VERSION,
+            procedure: 303,
+            kind: CALL,
+            serial: 1,
+            status: 0,
+        };
+        [&header.to_bytes()[..], body].concat()
+    };
+    if bytes.is_empty() {
+        return one(bytes);
+    }
+    bytes.chunks(1 << 20).flat_map(one).collect()
 }
 
 /// A file with this content, for tests of what is in a socket's place.

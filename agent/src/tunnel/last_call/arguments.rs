@@ -1,0 +1,103 @@
+//! Where the flags are in the arguments of a migration's last call.
+//!
+//! The arguments are walked from their begin, as the other libvirtd decodes them (XDR, RFC 4506; the structures
+//! are those of libvirt's `remote_protocol.x`), and must end where they are said to: only so it is certain that
+//! what is taken for the flags here is taken for them there.
+
+/// Most parameters of a call (`REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX`).
+const MOST_PARAMETERS: u32 = 64;
+
+/// Flags of a last call, and whether it ends a migration that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Decision {
+    /// Offset of the low 32 bits of the flags in the body.
+    pub(super) flags_at: usize,
+    /// The low 32 bits of the flags.
+    pub(super) flags: u32,
+    /// The migration has failed.
+    pub(super) cancelled: bool,
+}
+
+/// The decision in the body of a call of `procedure`, one of [`super::LAST_CALLS`]; `None` if its arguments
+/// are not the ones of that procedure.
+pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<Decision> {
+    let mut arguments = Arguments { body, at: 0 };
+    match procedure {
+        // remote_domain_migrate_finish3_params_args
+        306 => {
+            let count = arguments.word()?;
+            if count > MOST_PARAMETERS {
+                return None;
+            }
+            for _ in 0..count {
+                arguments.opaque()?;
+                arguments.value()?;
+            }
+            arguments.opaque()?;
+        }
+        // remote_domain_migrate_finish3_args
+        217 => {
+            arguments.opaque()?;
+            arguments.opaque()?;
+            arguments.optional()?;
+            arguments.optional()?;
+            // The high half of the flags.
+            arguments.word()?;
+        }
+        _ => return None,
+    }
+    let flags_at = arguments.at;
+    let flags = arguments.word()?;
+    let cancelled = arguments.word()? != 0;
+    (arguments.at == body.len()).then_some(Decision {
+        flags_at,
+        flags,
+        cancelled,
+    })
+}
+
+struct Arguments<'a> {
+    body: &'a [u8],
+    at: usize,
+}
+
+impl Arguments<'_> {
+    fn skip(&mut self, bytes: usize) -> Option<()> {
+        self.at = self.at.checked_add(bytes).filter(|at| *at <= self.body.len())?;
+        Some(())
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        let bytes = self.body.get(self.at..)?.first_chunk()?;
+        self.at += 4;
+        Some(u32::from_be_bytes(*bytes))
+    }
+
+    /// A string, or bytes: their length, and then they themselves, filled up to a multiple of 4.
+    fn opaque(&mut self) -> Option<()> {
+        let length = usize::try_from(self.word()?).ok()?;
+        self.skip(length.checked_next_multiple_of(4)?)
+    }
+
+    /// A string that may be missing.
+    fn optional(&mut self) -> Option<()> {
+        match self.word()? {
+            0 => Some(()),
+            1 => self.opaque(),
+            _ => None,
+        }
+    }
+
+    /// The value of a parameter, by its type (`virTypedParameterType`).
+    fn value(&mut self) -> Option<()> {
+        match self.word()? {
+            // int, unsigned int, boolean
+            1 | 2 | 6 => self.skip(4),
+            // long long, unsigned long long, double
+            3..=5 => self.skip(8),
+            // string
+            7 => self.opaque(),
+            _ => None,
+        }
+    }
+}
