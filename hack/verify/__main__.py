@@ -11,6 +11,9 @@ Suites, in this order (name some to run only those):
 `--all-faults` runs none of these, but the whole matrix of faults while guests move, of which `cluster`
 tries a part. It can be interrupted and goes on where it was; its results are tests/faults.md.
 
+`--previous-release` runs none of these either, but tests of clusters of which some parts are of the previous release;
+its results are tests/previous-release.md.
+
 The last lines say how many tests passed and failed; the exit code is 1 if any failed.
 """
 
@@ -25,7 +28,7 @@ from embedded import interruption, prerequisites
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from . import cluster, faults, python, rust, style
+from . import cluster, faults, previous, python, rust, style
 from .outcome import Outcome
 
 SUITES = {
@@ -49,13 +52,22 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--keep", action="store_true", help="leave the clusters of the cluster tests running")
     parser.add_argument("--all-faults", action="store_true", help="run the whole matrix of faults instead, or the rest of it")
+    parser.add_argument(
+        "--previous-release", action="store_true", help="move guests between this version and the previous release instead"
+    )
     parser.add_argument("--again", action="store_true", help="with --all-faults: also what has passed before")
     arguments = parser.parse_args(argv)
     if arguments.all_faults and arguments.suites:
         parser.error("--all-faults runs no other suite")
+    if arguments.previous_release and (arguments.suites or arguments.all_faults):
+        parser.error("--previous-release runs no other suite")
     if arguments.again and not arguments.all_faults:
         parser.error("--again is for --all-faults")
-    suites = {"faults": faults.run} if arguments.all_faults else SUITES
+    suites = SUITES
+    if arguments.all_faults:
+        suites = {"faults": faults.run}
+    elif arguments.previous_release:
+        suites = {"previous": previous.run}
     unknown = [name for name in arguments.suites if name not in SUITES]
     if unknown:
         parser.error(f"there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")

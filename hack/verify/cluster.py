@@ -17,7 +17,7 @@ from embedded import registered
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from . import faults
+from . import faults, previous
 from .install import install
 from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY, interrupt
@@ -165,7 +165,7 @@ def _lane(
 
 def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """The tests of one file."""
-    argv = [str(program), "--ignored", "--test-threads=1", "--skip", faults.TEST]
+    argv = [str(program), "--ignored", "--test-threads=1", "--skip", faults.TEST, "--skip", previous.TESTS]
     argv += [arguments.only] if arguments.only else []
     environment = {
         "DRYDOCK_TEST_CLUSTER": name,

@@ -4,9 +4,10 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as types};
 use drydock_tests::{
     Cluster,
+    cluster::setting,
     guests::{Collector, instance, only, ticks, without_a_gap},
     migrations::{how_it_went, node_of, phase},
-    own_parts::AGENTS,
+    own_parts::{AGENTS, CONTROLLERS},
     watching::until_some,
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -92,6 +93,91 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     collector.until_more(&boot, 20).await?;
     without_a_gap(&ticks(&cluster.consoles(name).await?))?;
     without_a_gap(&only(collector.stop().await)?)?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+/// A folder for `kubectl apply -k` that `hack/test --previous-release` makes.
+fn folder(variable: &str) -> Result<String> {
+    setting(variable).with_context(|| format!("{variable} names no folder: run hack/test --previous-release"))
+}
+
+/// Moves a guest to another node, where it goes on as it was.
+async fn move_once(cluster: &Cluster, name: &str) -> Result<()> {
+    let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let migration = cluster.migrate(name).await?;
+    let (_, after) = cluster.until_migrated(&migration).await?;
+    let (from, to) = (node_of(&before)?, node_of(&after)?);
+    ensure!(from != to, "{name} is still on {from}");
+    let pod = cluster.until_one_pod(name).await?;
+    assert_eq!(pod.spec.and_then(|spec| spec.node_name), Some(to));
+    Ok(())
+}
+
+/// Puts everything back as this version has it.
+async fn restore(cluster: &Cluster) -> Result<()> {
+    cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_THIS_RELEASE")?])?;
+    cluster.rolled_out(AGENTS)?;
+    cluster.rolled_out(CONTROLLERS)?;
+    cluster.until_whole().await
+}
+
+/// A guest that counts, while parts of the cluster are of the previous release; none of its numbers may be missing.
+async fn counts_through<T: Future<Output = Result<()>>>(
+    cluster: &Cluster,
+    name: &str,
+    moves: impl FnOnce() -> T,
+) -> Result<()> {
+    let collector = Collector::start(cluster).await?;
+    let control = collector.ticking("50ms");
+    cluster.apply(&instance(name, &control))?;
+    collector.first_boot().await?;
+    moves().await?;
+    let boot = collector.first_boot().await?;
+    collector.until_more(&boot, 20).await?;
+    without_a_gap(&only(collector.stop().await)?)
+}
+
+#[tokio::test]
+#[ignore = "needs images of the previous release: hack/test --previous-release"]
+async fn mixed_versions_of_agents_move_a_guest_both_ways() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    // What runs goes on until it is deleted.
+    cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_PREVIOUS_AGENTS")?])?;
+    let name = "mixed";
+    let moved = counts_through(&cluster, name, || async {
+        for node in &cluster.nodes[..2] {
+            let agent = cluster.agent_pod(node).await?;
+            cluster.delete(&["pod", &agent.name_any(), "--namespace=drydock", "--timeout=90s"])?;
+            cluster.until_new_agent(node, &agent.uid().context("a UID")?).await?;
+            // From this version to the previous and back; then, as both nodes have it, within that.
+            move_once(&cluster, name).await?;
+            move_once(&cluster, name).await?;
+        }
+        Ok(())
+    })
+    .await;
+    restore(&cluster).await?;
+    moved?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs images of the previous release: hack/test --previous-release"]
+async fn mixed_versions_of_controller_and_agents_move_a_guest() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_PREVIOUS_CONTROLLERS")?])?;
+    cluster.rolled_out(CONTROLLERS)?;
+    cluster.until_whole().await?;
+    let name = "mixed";
+    let moved = counts_through(&cluster, name, || async {
+        move_once(&cluster, name).await?;
+        move_once(&cluster, name).await
+    })
+    .await;
+    restore(&cluster).await?;
+    moved?;
     cluster.reset().await?;
     cluster.no_guests().await
 }

@@ -1,0 +1,160 @@
+"""Parts of this version together with parts of the previous release: `hack/test --previous-release`.
+
+    git archive COMMIT ──▶ <cache>/previous/COMMIT/source ──its own hack/images──▶ the cluster's registry
+                                      │ its DaemonSet and Deployment, with these images
+                                      ▼
+                      tests/tests/migration_rollout.rs, `mixed_versions_…`
+
+The first run builds the previous release, which takes minutes, so it is none of the suites that always run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from embedded import cluster as clusters
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+from embedded.progress import Progress
+
+from .install import install, overlay
+from .outcome import Outcome, of_libtest
+from .runner import REPOSITORY
+from .runner import run as command
+from .rust import cluster_tests
+
+# The commit of the previous release. A part of a cluster may be of that version while it is updated.
+COMMIT = "a233b0678bd80e9e12902927295ed5a363fa40a2"
+NAME = "previous"
+FILE = "migration_rollout"
+# What the names of these tests begin with.
+TESTS = "mixed_versions_"
+RESULT = REPOSITORY / "tests" / "previous-release.md"
+
+# A cold build of all of the previous release, and then some.
+MOST_SECONDS = 3600
+
+HEAD = """# Parts of two versions together
+
+Written by `hack/test --previous-release`, which moves guests on a cluster of which some parts are of the previous
+release: the agent of one node, then of both, and the controllers.
+
+"""
+
+
+def folder_of(commit: str) -> Path:
+    """Where everything of a release is kept."""
+    return Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")) / "previous" / commit
+
+
+def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Path:
+    """The files of a release, taken from the history once."""
+    tree = folder_of(commit) / "source"
+    if tree.exists():
+        return tree
+    _, code = command(["git", "cat-file", "-e", f"{commit}^{{commit}}"], quiet=True, folder=repository)
+    if code != 0:
+        raise Failure(
+            f"the previous release, commit {commit}, is not in the history of this clone; "
+            "a shallow clone gets it by `git fetch --unshallow`"
+        )
+    partial = tree.with_name("source.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with progress.step(f"files of {commit[:7]}"):
+        archive = subprocess.run(["git", "archive", commit], cwd=repository, capture_output=True, check=True)
+        subprocess.run(["tar", "-x", "-C", str(partial)], input=archive.stdout, check=True)
+    partial.rename(tree)
+    return tree
+
+
+def images(tree: Path, made: Cluster, progress: Progress) -> dict[str, str]:
+    """Build the images of a release by its own scripts, push them, and return their digests by name."""
+    folder = tree.parent
+    environment = {"DRYDOCK_CACHE": str(folder / "cache"), "CARGO_TARGET_DIR": str(folder / "target")}
+    names = ("agent", "controller")
+    argv = [str(tree / "hack" / "images"), *names, "--debug", "--push", made.registry]
+    with progress.step(f"images of {folder.name[:7]}", announce=True):
+        _, code = command(argv, environment, most_seconds=MOST_SECONDS, folder=tree)
+    if code != 0:
+        raise Failure("the images of the previous release could not be built; see above")
+    digests = json.loads((folder / "cache" / "images" / "images.json").read_text())
+    return {name: digests[f"localhost/drydock/{name}:dev"] for name in names}
+
+
+def workload(folder: Path, manifest: Path, digests: dict[str, str], strategy: dict[str, object] | None = None) -> Path:
+    """A folder for `kubectl apply -k` with one workload of a release."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "workload.yaml").write_text(manifest.read_text())
+    fields = REPOSITORY / "deploy" / "image-fields.yaml"
+    (folder / fields.name).write_text(fields.read_text())
+    kustomization: dict[str, object] = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["workload.yaml"],
+        "configurations": [fields.name],
+        "images": [{"name": f"localhost/drydock/{name}", "digest": digest} for name, digest in sorted(digests.items())],
+    }
+    if strategy is not None:
+        change = [{"op": "replace", "path": "/spec/updateStrategy", "value": strategy}]
+        kustomization["patches"] = [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(change)}]
+    # JSON is YAML too.
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+    return folder
+
+
+def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """Move guests with parts of both versions, on a cluster of its own."""
+    tree = source(COMMIT, progress)
+    made = clusters.up(NAME, progress=progress)
+    try:
+        earlier = images(tree, made, progress)
+        # After those of the previous release, so that names without a digest are of this one.
+        install(made, progress, debug=True)
+        this = overlay(made)
+        images_of_this = json.loads((this / "kustomization.yaml").read_text())["images"]
+        digests = {image["name"].rpartition("/")[2]: image["digest"] for image in images_of_this}
+        agents = workload(
+            this.with_name("previous-agents"),
+            tree / "deploy" / "agent" / "daemonset.yaml",
+            {"agent": earlier["agent"]},
+            # One node at a time, as the test wants it.
+            {"type": "OnDelete"},
+        )
+        controllers = workload(
+            this.with_name("previous-controllers"),
+            tree / "deploy" / "controller" / "deployment.yaml",
+            {"controller": earlier["controller"], "launcher": digests["launcher"]},
+        )
+        program = cluster_tests(progress)[FILE]
+        environment = {
+            "DRYDOCK_TEST_CLUSTER": NAME,
+            "DRYDOCK_PREVIOUS_AGENTS": str(agents),
+            "DRYDOCK_PREVIOUS_CONTROLLERS": str(controllers),
+            "DRYDOCK_THIS_RELEASE": str(this),
+            "RUST_BACKTRACE": "0",
+        }
+        argv = [str(program), "--ignored", "--test-threads=1", TESTS]
+        output, code = command(argv, environment, most_seconds=MOST_SECONDS, folder=REPOSITORY / "tests")
+    finally:
+        if not arguments.keep:
+            clusters.down(NAME, progress)
+    found = of_libtest(output, code)
+    RESULT.write_text(HEAD + table(output))
+    progress.say(f"wrote {RESULT.relative_to(REPOSITORY)}")
+    return found
+
+
+def table(output: str) -> str:
+    """The table for people, of what libtest says of each test."""
+    lines = [f"The previous release is commit {COMMIT[:7]}.", "", "| test | result |", "|---|---|"]
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) >= 4 and words[0] == "test" and words[1].startswith(TESTS) and words[2] == "...":
+            lines.append(f"| `{words[1]}` | {'passed' if words[3] == 'ok' else '**failed**'} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,66 @@
+"""Parts of the previous release: where they come from, and what is told of them."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from embedded.errors import Failure
+from embedded.progress import Progress
+from verify.previous import COMMIT, FILE, TESTS, source, table, workload
+from verify.runner import REPOSITORY
+
+
+class Source(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        cache = mock.patch.dict(os.environ, {"DRYDOCK_CACHE": str(self.folder / "cache")})
+        cache.start()
+        self.addCleanup(cache.stop)
+        self.repository = self.folder / "repository"
+        self.repository.mkdir()
+        self.git("init", "-q")
+        (self.repository / "file").write_text("earlier")
+        self.git("add", "file")
+        self.git("-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-q", "-m", "first")
+
+    def git(self, *arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=self.repository, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def test_files_of_a_commit_are_taken_once(self) -> None:
+        commit = self.git("rev-parse", "HEAD")
+        (self.repository / "file").write_text("later")
+        tree = source(commit, Progress(), self.repository)
+        self.assertEqual((tree / "file").read_text(), "earlier")
+        (tree / "file").write_text("kept")
+        self.assertEqual((source(commit, Progress(), self.repository) / "file").read_text(), "kept")
+
+    def test_commit_that_is_not_in_the_history_is_named(self) -> None:
+        with self.assertRaisesRegex(Failure, COMMIT + ".*unshallow"):
+            source(COMMIT, Progress(), self.repository)
+
+    def test_workload_has_its_images_and_its_strategy(self) -> None:
+        manifest = REPOSITORY / "deploy" / "agent" / "daemonset.yaml"
+        made = workload(self.folder / "agents", manifest, {"agent": "sha256:1"}, {"type": "OnDelete"})
+        told = json.loads((made / "kustomization.yaml").read_text())
+        self.assertEqual(told["images"], [{"name": "localhost/drydock/agent", "digest": "sha256:1"}])
+        self.assertEqual(json.loads(told["patches"][0]["patch"])[0]["value"], {"type": "OnDelete"})
+        for name in [*told["resources"], *told["configurations"]]:
+            self.assertTrue((made / name).exists(), name)
+
+
+class Result(unittest.TestCase):
+    def test_each_test_has_a_row(self) -> None:
+        output = f"test {TESTS}a ... ok\nnoise\ntest {TESTS}b ... FAILED\ntest other ... ok\n"
+        rows = [line for line in table(output).splitlines() if line.startswith("| `")]
+        self.assertEqual(rows, [f"| `{TESTS}a` | passed |", f"| `{TESTS}b` | **failed** |"])
+
+    def test_there_are_such_tests(self) -> None:
+        text = (REPOSITORY / "tests" / "tests" / f"{FILE}.rs").read_text()
+        self.assertEqual(text.count(f"async fn {TESTS}"), 2)
