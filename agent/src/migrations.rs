@@ -153,7 +153,9 @@ impl Migrations {
         closing: &mut JoinSet<Result<(), TunnelError>>,
     ) {
         for (uid, session) in &known.sessions {
-            if present.contains(&(uid.clone(), session.state.role == Role::Source)) {
+            // A side of a later version may be needed by what only that version knows.
+            let is_unknown = session.state.role == Role::Unknown;
+            if is_unknown || present.contains(&(uid.clone(), session.state.role == Role::Source)) {
                 continue;
             }
             let (uid, tunnel) = (uid.clone(), session.tunnel.clone());
@@ -188,6 +190,8 @@ impl Migrations {
                     ended.run_until_cancelled(task.run()).await;
                 });
             }
+            // No migration has such a side.
+            Role::Unknown => return,
         }
         self.running.insert(key, Running { seen: sender, stop });
     }
@@ -199,6 +203,7 @@ fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
     let settled = match role {
         Role::Source => record.source_is_settled(),
         Role::Target => record.target_is_settled(),
+        Role::Unknown => true,
     };
     !(record.is_over() && settled)
 }

@@ -104,6 +104,7 @@ fn virtualization(page: &mut Page, facts: &NodeFacts, policy: &LabelPolicy) {
     let how = match virtualization.virt_type {
         VirtType::Kvm => "with KVM",
         VirtType::Qemu => "by emulation",
+        VirtType::Unknown => "in a way that this version does not know",
     };
     page.row("guests", format!("{how}, machine {}", virtualization.machine));
     page.row(

@@ -223,6 +223,10 @@ impl MigrationTask {
         if self.turns.observe(&uid, self.entry(&migration)) || freed {
             self.turn();
         }
+        // The version that has written it goes on with it. Nothing of it could be written here as it is.
+        if Record::of(&migration).is_unknown() {
+            return Ok(Wake::OnChange);
+        }
         let now = clock::now();
         let mut change = Change::default();
         let mut entered = Vec::new();

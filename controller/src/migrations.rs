@@ -251,9 +251,11 @@ pub(crate) fn begun_or_ended(change: &Change<VirtualMachineInstanceMigration>) -
 
 /// Whether the move itself has begun: one that waits for its turn or for a pod has not.
 fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
-    use MigrationPhase::{Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady};
+    use MigrationPhase::{
+        Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady, Unknown,
+    };
     match migration.status.as_ref().and_then(|status| status.phase) {
-        Some(PreparingTarget | TargetReady | Running) => true,
+        Some(PreparingTarget | TargetReady | Running | Unknown) => true,
         None | Some(Pending | Scheduling | Scheduled | Succeeded | Failed) => false,
     }
 }

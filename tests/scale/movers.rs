@@ -261,7 +261,8 @@ impl Mover {
             | SourceState::Released
             | SourceState::Stopped
             | SourceState::HandedOver
-            | SourceState::Ended => {}
+            | SourceState::Ended
+            | SourceState::Unknown => {}
         }
         self.write_source(migration, side).await
     }

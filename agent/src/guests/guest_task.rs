@@ -79,6 +79,8 @@ enum Trouble {
     Watch(#[source] std::io::Error),
     #[error("its launcher says that it is ready in a way that is not understood: {0}")]
     Ready(#[from] serde_json::Error),
+    #[error("its launcher has prepared the disk {0} in a format that this version does not know")]
+    DiskFormat(String),
     #[error("the API server does not say whether its pod is still there")]
     Api(#[from] kube::Error),
 }
@@ -91,7 +93,7 @@ impl Trouble {
             Self::Domain(problem) => problem.reason(),
             Self::Live(_) => "LibvirtAnswerNotUnderstood",
             Self::Watch(_) => "PodFolderNotWatched",
-            Self::Ready(_) => "LauncherNotUnderstood",
+            Self::Ready(_) | Self::DiskFormat(_) => "LauncherNotUnderstood",
             Self::Api(_) => "ApiServerNotAsked",
         }
     }
@@ -184,6 +186,9 @@ impl GuestTask {
             _ = self.seen.changed() => return Ok(Then::Again),
         };
         let ready: Ready = serde_json::from_slice(&text)?;
+        if let Some(disk) = ready.unknown_disk() {
+            return Err(Trouble::DiskFormat(disk.name.clone()));
+        }
         let name = domain_name(
             &seen.instance.namespace().unwrap_or_default(),
             &seen.instance.name_any(),

@@ -7,7 +7,10 @@ use drydock_api::{
         migration::{MigrationSource, MigrationTarget},
     },
 };
-use drydock_core::migration::status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_told_to_be_broken};
+use drydock_core::migration::{
+    record::Record,
+    status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_told_to_be_broken},
+};
 use drydock_runtime::{Event, Events, Severity};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -53,6 +56,7 @@ pub(super) async fn pod_has_gone(
     let name = match role {
         Role::Source => status.and_then(|status| status.source.as_ref()?.pod.as_deref()),
         Role::Target => status.and_then(|status| status.target.as_ref()?.pod.as_deref()),
+        Role::Unknown => None,
     };
     let Some((name, uid)) = name.zip(seen::pod_uid(migration, role)) else {
         return Ok(false);
@@ -83,7 +87,8 @@ pub(super) async fn tell_that_post_copy_is_broken(
     migration: &VirtualMachineInstanceMigration,
     role: Role,
 ) -> kube::Result<Option<VirtualMachineInstanceMigration>> {
-    if that_post_copy_is_broken(migration) {
+    // What a later version has said cannot be written here as it is.
+    if that_post_copy_is_broken(migration) || Record::of(migration).is_unknown() {
         return Ok(None);
     }
     let before = migration.status.clone().unwrap_or_default();
@@ -105,6 +110,7 @@ pub(super) async fn tell_that_post_copy_is_broken(
             };
             target(&shared.client, migration, &side).await?
         }
+        Role::Unknown => return Ok(None),
     };
     warn!(migration = migration.name_any(), "post-copy is broken");
     let note = POST_COPY_BROKEN_MESSAGE.into();

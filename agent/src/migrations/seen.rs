@@ -5,6 +5,7 @@ use drydock_core::{
     domain::domain_name,
     instance::ending::ended,
     migration::{
+        hand_over::Proof,
         source::{Job, SourceDomain, SourceTunnel},
         target::{TargetDomain, TargetTunnel},
     },
@@ -24,6 +25,7 @@ pub(super) fn pod_uid(migration: &VirtualMachineInstanceMigration, role: Role) -
     match role {
         Role::Source => status.source.as_ref()?.pod_uid.as_deref(),
         Role::Target => status.target.as_ref()?.pod_uid.as_deref(),
+        Role::Unknown => None,
     }
 }
 
@@ -53,11 +55,10 @@ pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
 
 /// The guest on its source, by the end of its pod; `None` if that has not ended.
 pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
-    let ended = ended(pod)?;
-    Some(if ended.outcome == Some(Outcome::Migrated) {
-        SourceDomain::Left
-    } else {
-        SourceDomain::Ended
+    Some(match ended(pod)?.outcome {
+        Some(Outcome::Migrated) => SourceDomain::Left,
+        Some(Outcome::Unknown) => SourceDomain::Unknown,
+        _ => SourceDomain::Ended,
     })
 }
 
@@ -76,6 +77,9 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
         Found::Unknown => SourceTunnel::Unknown,
         Found::Missing => SourceTunnel::Missing,
         Found::Open(state) => {
+            if state.reply == Reply::Unknown {
+                return SourceTunnel::Unknown;
+            }
             let reply_read = state.reply == Reply::Consumed;
             // One that carries nothing any more still knows what it has seen.
             if state.ended.is_some() && !reply_read {
@@ -124,6 +128,7 @@ pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
     let ended = ended(pod)?;
     Some(match ended.outcome {
         Some(Outcome::NotStarted) => TargetDomain::Absent,
+        Some(Outcome::Unknown) => TargetDomain::Unknown,
         _ => TargetDomain::Over,
     })
 }
@@ -133,6 +138,7 @@ pub(super) fn target_tunnel(tunnels: &Tunnels, migration: &str) -> TargetTunnel 
     match session(tunnels, migration, Role::Target) {
         Found::Unknown => TargetTunnel::Unknown,
         Found::Missing => TargetTunnel::Missing,
+        Found::Open(state) if state.released == Some(Proof::Unknown) => TargetTunnel::Unknown,
         Found::Open(state) => TargetTunnel::Open {
             paired: state.paired,
             released: state.released.is_some(),
@@ -152,6 +158,7 @@ fn session(tunnels: &Tunnels, migration: &str, role: Role) -> Found {
     let known = known.borrow();
     match known.sessions.get(migration) {
         Some(session) if session.state.role == role => Found::Open(session.state.clone()),
+        Some(session) if session.state.role == Role::Unknown => Found::Unknown,
         _ if known.is_complete => Found::Missing,
         _ => Found::Unknown,
     }

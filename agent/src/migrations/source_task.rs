@@ -303,7 +303,7 @@ impl SourceTask {
                 tunnel,
                 stood_still: self.stood_still,
             };
-            let moves = job == Job::Outgoing && !view.has_not_begun();
+            let moves = job == Job::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
                 let info = info
                     .as_ref()

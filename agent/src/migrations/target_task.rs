@@ -459,7 +459,7 @@ impl TargetTask {
             }
             // Whatever was in the way is over.
             TargetState::Running => (side.reason, side.message) = (None, None),
-            TargetState::Complete | TargetState::Gone | TargetState::Ended => {}
+            TargetState::Complete | TargetState::Gone | TargetState::Ended | TargetState::Unknown => {}
         }
         let (written, ()) = tokio::join!(said::target(&self.shared.client, migration, &side), async {
             if state == TargetState::Running {

@@ -50,6 +50,7 @@ impl MigrationWatches {
         match role {
             Role::Source => self.from.all(),
             Role::Target => self.to.all(),
+            Role::Unknown => Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::{collections::HashMap, io, path::Path, sync::Arc, time::Duration};
 use drydock_core::migration::hand_over::Proof;
 use drydock_runtime::chain;
 use futures::{SinkExt, StreamExt};
+use serde_json::Value;
 use thiserror::Error;
 use tokio::{
     net::UnixStream,
@@ -207,7 +208,13 @@ async fn converse(
                         // Whoever asked may wait no more.
                         let _ = waiting.remove(&id).map(|answered: oneshot::Sender<Answer>| answered.send(result));
                     }
-                    Err(error) => warn!(error = %chain(&error), "a tunnel said something that is not understood"),
+                    Err(error) => {
+                        warn!(error = %chain(&error), "a tunnel said something that is not understood");
+                        // Its sessions are not as they are known any more.
+                        if tells_of_sessions(&line) {
+                            return;
+                        }
+                    }
                 },
                 Some(Err(error)) => {
                     warn!(error = %chain(&error), "a tunnel cannot be heard any more");
@@ -219,7 +226,32 @@ async fn converse(
     }
 }
 
+/// A line that is not understood is about the tunnel's sessions, or no JSON at all.
+fn tells_of_sessions(line: &str) -> bool {
+    serde_json::from_str(line).map_or(true, |said: Value| said.get("sessions").is_some())
+}
+
 async fn send(lines: &mut Lines, request: &Request) -> Result<(), tokio_util::codec::LinesCodecError> {
     let line = serde_json::to_string(request).map_err(io::Error::from)?;
     lines.send(line).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreadable_sessions_end_the_conversation() {
+        for (line, expected) in [
+            (r#"{"sessions":[{"migration":1}]}"#, true),
+            (r#"{"sessions":null,"more":1}"#, true),
+            ("{", true),
+            (r#"{"answer":{"id":"one"}}"#, false),
+            (r#"{"farewell":{}}"#, false),
+            ("[]", false),
+        ] {
+            assert!(serde_json::from_str::<Said>(line).is_err(), "{line}");
+            assert_eq!(tells_of_sessions(line), expected, "{line}");
+        }
+    }
 }

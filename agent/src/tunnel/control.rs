@@ -1,12 +1,16 @@
 //! The control channel of a migration: what the two tunnels say to each other of the guest.
 //!
 //! ```text
-//!  source ── {"ping":{}} ──▶ target    at once, and as long as nothing else is said
-//!         ◀── {"pong":{}} ──
+//!  source ── {"ping":{"version":2}} ──▶ target    at once, and as long as nothing else is said
+//!         ◀── {"pong":{"version":2}} ──
 //!         ── {"release":{"proof":"ReplyConsumed","keepPaused":false}} ──▶   until it is acknowledged
 //!         ◀── {"takenOver":"Resumed"} ──
 //!         ◀── {"closed":{}} ──▶        the session is over on the side that says so
+//!         ◀── {"notUnderstood":{"word":"release"}} ──▶    nothing is done about the last such line
 //! ```
+//!
+//! Both sides say their version of this, which lets a later one know what an earlier one understands. What is not
+//! understood is answered so, and nothing is concluded from it.
 //!
 //! One JSON object a line. The source dials again as long as its session lives, and says again what has
 //! not been acknowledged; a newer channel takes the older one's place at the target.
@@ -17,6 +21,7 @@ use drydock_core::migration::hand_over::{Release, TakenOver};
 use drydock_runtime::{CancellationToken, chain, clock::Instant};
 use futures::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{interval_at, timeout},
@@ -34,18 +39,59 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(16);
 /// How long the last words may take.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// Version of what is said here. The first had no version in its lines, and no answer to what is not understood.
+const VERSION: u16 = 2;
+/// Most characters of a word that is not understood, in its answer.
+const WORD: usize = 40;
 /// Why a session carries nothing any more: the other side has closed it.
 pub(super) const PEER_CLOSED: &str = "PeerClosed";
 
-/// What one side says to the other. What is not known is passed over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What one side says to the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Word {
-    Ping {},
-    Pong {},
+pub(super) enum Word {
+    /// The source is there.
+    Ping {
+        /// What the source speaks.
+        #[serde(default = "first_version")]
+        version: u16,
+    },
+    /// So is the target.
+    Pong {
+        /// What the target speaks.
+        #[serde(default = "first_version")]
+        version: u16,
+    },
+    /// The guest is the target's.
     Release(Release),
+    /// The target has made this of it.
     TakenOver(TakenOver),
+    /// The session is over here.
     Closed {},
+    /// Nothing is done about the last line with this word.
+    NotUnderstood {
+        /// Its first key.
+        word: String,
+    },
+    /// Something of a later version: its first key.
+    #[serde(skip)]
+    Unknown(String),
+}
+
+/// Version of a side that says none.
+fn first_version() -> u16 {
+    1
+}
+
+impl Word {
+    /// The word in a line.
+    pub(super) fn of_line(line: &str) -> Self {
+        serde_json::from_str(line).unwrap_or_else(|_| {
+            let value: Value = serde_json::from_str(line).unwrap_or_default();
+            let key = value.as_object().and_then(|object| object.keys().next());
+            Self::Unknown(key.map_or_else(String::new, |key| key.chars().take(WORD).collect()))
+        })
+    }
 }
 
 /// Why a channel is no more.
@@ -60,6 +106,8 @@ pub(super) enum Left {
 struct Channel<S> {
     lines: Framed<S, LinesCodec>,
     heard: Instant,
+    /// The log has a line of the other side that was not understood.
+    warned: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
@@ -67,21 +115,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         Self {
             lines: Framed::new(stream, LinesCodec::new_with_max_length(LINE)),
             heard: Instant::now(),
+            warned: false,
         }
     }
 
     /// The next word; `None` at the end. Nothing is lost if the wait is given up.
     async fn hear(&mut self) -> Result<Option<Word>, LinesCodecError> {
-        loop {
-            let Some(line) = self.lines.next().await.transpose()? else {
-                return Ok(None);
-            };
-            self.heard = Instant::now();
-            match serde_json::from_str(&line) {
-                Ok(word) => return Ok(Some(word)),
-                Err(error) => debug!(error = %chain(&error), "a word of the other tunnel is not understood"),
-            }
+        let Some(line) = self.lines.next().await.transpose()? else {
+            return Ok(None);
+        };
+        self.heard = Instant::now();
+        Ok(Some(Word::of_line(&line)))
+    }
+
+    /// Answers that nothing is done about a line with this word. The log has the first of a channel.
+    async fn not_understood(&mut self, session: &Session, word: String) -> Result<(), LinesCodecError> {
+        if !std::mem::replace(&mut self.warned, true) {
+            warn!(
+                migration = session.spec.migration,
+                word, "the other tunnel says something that is not understood: it may be of a later version"
+            );
         }
+        self.say(Word::NotUnderstood { word }).await
     }
 
     async fn say(&mut self, word: Word) -> Result<(), LinesCodecError> {
@@ -131,7 +186,7 @@ async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<Left, LinesCodecError> {
     let mut facts = session.facts();
     // What the target answers says that it lets this side in.
-    channel.say(Word::Ping {}).await?;
+    channel.say(Word::Ping { version: VERSION }).await?;
     let mut tick = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut said = None;
     loop {
@@ -151,25 +206,40 @@ async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
             _ = facts.changed() => {}
             () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
             _ = tick.tick() => {
-                channel.say(Word::Ping {}).await?;
+                channel.say(Word::Ping { version: VERSION }).await?;
                 // Again, with the same words.
                 said = None;
             }
             word = channel.hear() => match word? {
                 Some(Word::Closed {}) => return Ok(ended(session)),
-                Some(word) => heard_from_target(session, word),
+                Some(Word::Unknown(word)) => channel.not_understood(session, word).await?,
+                Some(word) => heard_from_target(session, &word),
                 None => return Ok(Left::Broken),
             },
         }
     }
 }
 
-fn heard_from_target(session: &Session, word: Word) {
+fn heard_from_target(session: &Session, word: &Word) {
     let refused = session.update(|facts| {
         facts.connected = true;
-        facts.trouble = None;
         match word {
-            Word::TakenOver(taken_over) => facts.source.acknowledge(taken_over).err(),
+            Word::TakenOver(taken_over) => {
+                facts.trouble = None;
+                facts.source.acknowledge(*taken_over).err()
+            }
+            Word::Pong { version } => {
+                facts.peer_version = Some(*version);
+                // It may go on to say that it does not understand the release.
+                if facts.trouble.as_deref() != Some(NOT_UNDERSTOOD_THERE) {
+                    facts.trouble = None;
+                }
+                None
+            }
+            Word::NotUnderstood { .. } => {
+                facts.trouble = Some(NOT_UNDERSTOOD_THERE.to_owned());
+                None
+            }
             _ => None,
         }
     });
@@ -181,6 +251,9 @@ fn heard_from_target(session: &Session, word: Word) {
         );
     }
 }
+
+/// What hinders a source whose target is of an earlier version.
+const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel does not understand what it is told: it is of another version";
 
 /// Speaks as the target over one connection, until another takes its place.
 pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) {
@@ -214,14 +287,20 @@ async fn speak_as_target<S: AsyncRead + AsyncWrite + Unpin>(
             _ = facts.changed() => {}
             () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
             word = channel.hear() => match word? {
-                Some(Word::Ping {}) => channel.say(Word::Pong {}).await?,
+                Some(Word::Ping { version }) => {
+                    session.update(|facts| facts.peer_version = Some(version));
+                    channel.say(Word::Pong { version: VERSION }).await?;
+                }
                 Some(Word::Release(release)) => {
                     // What is said again is answered again.
                     said = false;
-                    session.update(|facts| facts.target.released(release));
+                    if session.update(|facts| facts.target.released(release)).is_err() {
+                        channel.not_understood(session, "release".to_owned()).await?;
+                    }
                 }
                 Some(Word::Closed {}) => return Ok(ended(session)),
-                Some(_) => {}
+                Some(Word::Unknown(word)) => channel.not_understood(session, word).await?,
+                Some(Word::Pong { .. } | Word::TakenOver(_) | Word::NotUnderstood { .. }) => {}
                 None => return Ok(Left::Broken),
             },
         }

@@ -28,8 +28,10 @@ use thiserror::Error;
 /// What the names of sessions end with: `<UID of the migration>.migration.drydock.dev`.
 const DOMAIN: &str = ".migration.drydock.dev";
 
-/// What both sides speak above TLS. Another version of it is refused by the handshake.
-const PROTOCOL: &[u8] = b"drydock-migration/1";
+/// What this side speaks above TLS (ALPN, RFC 7301), the preferred first. The handshake agrees on the first of the target's
+/// that the source offers too, and fails if there is none: a later version offers this one as well, for as long as
+/// nodes of both are in a cluster.
+const PROTOCOLS: [&[u8]; 1] = [b"drydock-migration/1"];
 
 /// SHA-256 of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,7 +141,7 @@ impl Identity {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = protocols();
         Ok(Arc::new(config))
     }
 
@@ -156,13 +158,17 @@ impl Identity {
             .with_client_auth_cert(vec![self.certificate.clone()], self.key())?;
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = protocols();
         Ok(Arc::new(config))
     }
 
     fn key(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
+}
+
+fn protocols() -> Vec<Vec<u8>> {
+    PROTOCOLS.iter().map(|protocol| protocol.to_vec()).collect()
 }
 
 fn pinned(peer: Fingerprint) -> (Arc<CryptoProvider>, Arc<Pinned>) {

@@ -8,10 +8,13 @@
 //!
 //! One JSON object a line, over the unix socket of the tunnel's process, which root alone can reach.
 //! What a call has changed is told before its answer. Agent and tunnel may be of different versions
-//! during an update, so what one does not know of the other's words is left out, not refused.
+//! during an update, so fields that one does not know are left out, and values that it does not know are
+//! [`Role::Unknown`], [`Reply::Unknown`] and their like, by which nothing is concluded; a call that a tunnel does
+//! not know is refused. `agent/testdata/wire` has what earlier versions write.
 
 use drydock_core::migration::hand_over::Proof;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 /// Most bytes of a line.
 pub(crate) const LINE: usize = 1024 * 1024;
@@ -28,6 +31,9 @@ pub(crate) enum Role {
     Source,
     /// The guest comes.
     Target,
+    /// A side of a later version: it is left alone.
+    #[serde(other)]
+    Unknown,
 }
 
 impl Role {
@@ -36,6 +42,7 @@ impl Role {
         match self {
             Self::Source => "source",
             Self::Target => "target",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -87,6 +94,9 @@ pub(crate) enum Reply {
     Forwarded,
     /// The source's libvirtd has read all of it.
     Consumed,
+    /// Something of a later version, by which nothing is known of it.
+    #[serde(other)]
+    Unknown,
 }
 
 /// A session as it is.
@@ -107,6 +117,9 @@ pub(crate) struct SessionState {
     /// The control channel to the other side is open, and the other side has answered.
     #[serde(default)]
     pub(crate) connected: bool,
+    /// Version of the control channel that the other side speaks, once it has said something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) peer_version: Option<u16>,
     /// Bytes of the guest and of libvirt that went to the other side. Told once a second at most.
     #[serde(default)]
     pub(crate) sent: u64,
@@ -199,6 +212,9 @@ pub(crate) enum Answer {
         /// The same for people.
         message: String,
     },
+    /// Something of a later version.
+    #[serde(skip)]
+    Unknown,
 }
 
 /// A line from the tunnel.
@@ -212,6 +228,13 @@ pub(crate) enum Said {
         /// The call.
         id: u64,
         /// What came of it.
+        #[serde(deserialize_with = "answer")]
         result: Answer,
     },
+}
+
+/// Whoever waits for an answer gets one, also of a tunnel of a later version.
+fn answer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Answer, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).unwrap_or(Answer::Unknown))
 }

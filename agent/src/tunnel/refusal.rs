@@ -25,6 +25,9 @@ pub(super) enum CallRefusal {
     /// Not a UID.
     #[error("{0:?} is not the UID of a migration")]
     BadMigration(String),
+    /// Neither source nor target.
+    #[error("the role of the session is neither source nor target")]
+    UnknownRole,
     /// The migration has a session, for something else.
     #[error("there is a session of migration {0} for another role, pod or domain")]
     OtherSession(String),
@@ -64,6 +67,7 @@ impl CallRefusal {
             Self::Draining => "Draining",
             Self::TooManySessions(_) => "TooManySessions",
             Self::BadMigration(_) => "BadMigration",
+            Self::UnknownRole => "UnknownRole",
             Self::OtherSession(_) => "OtherSession",
             Self::NoSession(_) => "NoSession",
             Self::OtherPeer(_) => "OtherPeer",

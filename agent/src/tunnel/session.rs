@@ -33,6 +33,8 @@ const PARALLEL: usize = 32;
 pub(super) struct Facts {
     /// The control channel is open, and the other side has answered.
     pub(super) connected: bool,
+    /// Version of the control channel that the other side speaks, once it has said something.
+    pub(super) peer_version: Option<u16>,
     /// Source: libvirt has made its last call.
     pub(super) last_call: bool,
     /// How far the last reply is.
@@ -316,12 +318,14 @@ impl Session {
             domain,
             paired: self.peer.borrow().is_some(),
             connected: facts.connected,
+            peer_version: facts.peer_version,
             sent: self.sent.load(Ordering::Relaxed),
             received: self.received.load(Ordering::Relaxed),
             reply: facts.reply,
             released: match role {
                 Role::Source => facts.source.proof(),
                 Role::Target => facts.target.release().map(|release| release.proof),
+                Role::Unknown => None,
             },
             acknowledged: facts.source.taken_over().is_some(),
             resumed: facts.target.taken_over().is_some(),

@@ -11,7 +11,7 @@ use std::{
 use drydock_api::launcher::{
     MIGRATION_DISKS_SOCKET, MIGRATION_LIBVIRT_SOCKET, MIGRATION_MEMORY_SOCKET, RUN_VOLUME, UID,
 };
-use drydock_core::migration::hand_over::Proof;
+use drydock_core::migration::hand_over::{HandOverRefusal, Proof};
 use drydock_host::pod_folder::{FolderError, PodFolder, PodListener};
 use drydock_runtime::{CancellationToken, Process, clock::Instant};
 use tokio::sync::watch;
@@ -146,6 +146,7 @@ impl Sessions {
         let sockets = match spec.role {
             Role::Source => self.sockets(&folder)?,
             Role::Target => Vec::new(),
+            Role::Unknown => return Err(CallRefusal::UnknownRole),
         };
         let identity = Identity::new(&spec.migration)?;
         info!(
@@ -194,6 +195,7 @@ impl Sessions {
             bad(format!("the peer's fingerprint is {shown:?}: {error}"))
         })?;
         let paired = match session.spec.role {
+            Role::Unknown => return Err(CallRefusal::UnknownRole),
             Role::Target => {
                 let tls = session.identity.server(fingerprint)?;
                 Paired::Source { tls }
@@ -232,6 +234,9 @@ impl Sessions {
 
     fn release(&self, migration: &str, proof: Proof) -> Result<(), CallRefusal> {
         let session = self.source(migration)?;
+        if proof == Proof::Unknown {
+            return Err(HandOverRefusal::NotUnderstood.into());
+        }
         info!(migration, proof = proof.as_str(), "guest released by the agent");
         session.check_last_call(proof);
         session.prove(proof, |_| ());
@@ -258,7 +263,7 @@ impl Sessions {
         let session = self.session(migration)?;
         match session.spec.role {
             Role::Source => Ok(session),
-            Role::Target => Err(CallRefusal::NotSource(migration.to_owned())),
+            Role::Target | Role::Unknown => Err(CallRefusal::NotSource(migration.to_owned())),
         }
     }
 

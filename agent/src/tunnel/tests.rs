@@ -5,4 +5,5 @@ mod local_api;
 mod node;
 mod refusals;
 mod streams;
+mod versions;
 mod world;

@@ -103,6 +103,10 @@ pub enum KvmState {
     OpenFailed,
     /// /dev/kvm opens, but libvirt finds not one CPU model that a guest could have with it.
     NoUsableModel,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// How guests run.
@@ -114,6 +118,10 @@ pub enum VirtType {
     /// By emulation (TCG): correct, slow, and with the emulator's CPU features, not the host's.
     #[default]
     Qemu,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl VirtType {
@@ -122,6 +130,7 @@ impl VirtType {
         match self {
             Self::Kvm => "kvm",
             Self::Qemu => "qemu",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -203,8 +212,9 @@ pub enum Usable {
     Yes,
     /// A guest cannot.
     No,
-    /// libvirt cannot tell; KubeVirt's rule counts it as usable.
+    /// libvirt cannot tell; KubeVirt's rule counts it as usable. So does a value of a later version.
     #[default]
+    #[serde(other)]
     Unknown,
 }
 

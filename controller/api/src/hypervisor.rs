@@ -144,6 +144,10 @@ pub enum RemainingState {
     Moving,
     /// It is being shut down, or will be once it is evicted.
     ShuttingDown,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// When and how the facts were found.

@@ -266,6 +266,16 @@ pub struct Ready {
     pub probes_readiness: bool,
 }
 
+impl Ready {
+    /// The first disk whose content is in a format that this version does not know. A guest is not started on it.
+    pub fn unknown_disk(&self) -> Option<&PreparedDisk> {
+        self.disks.iter().find(|disk| {
+            let below = disk.backing.as_ref().map(|backing| backing.format);
+            disk.format == DiskFormat::Unknown || below == Some(DiskFormat::Unknown)
+        })
+    }
+}
+
 /// An address of a pod, with the network that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -313,6 +323,9 @@ pub enum DiskFormat {
     Qcow2,
     /// The bytes themselves.
     Raw,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    Unknown,
 }
 
 impl DiskFormat {
@@ -321,6 +334,7 @@ impl DiskFormat {
         match self {
             Self::Qcow2 => "qcow2",
             Self::Raw => "raw",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -354,7 +368,7 @@ pub enum Outcome {
     Failed,
     /// The pod was told to end before a guest ran in it.
     NotStarted,
-    /// An outcome that a later release has named.
+    /// A value of a later version, of which nothing is concluded. It is never written.
     #[serde(other)]
     Unknown,
 }

@@ -98,7 +98,8 @@ impl NodeMarks {
     /// Who asked for a guest to go still wants that.
     fn holds(self, by: DrainRequest) -> bool {
         match by {
-            DrainRequest::Eviction => true,
+            // What is not known may still want it.
+            DrainRequest::Eviction | DrainRequest::Unknown => true,
             DrainRequest::Cordon => self.cordoned || self.asks().is_some(),
             DrainRequest::Taint | DrainRequest::Maintenance => self.asks().is_some(),
         }

@@ -103,6 +103,7 @@ impl fmt::Display for Explanation {
         let how = match known.virt_type {
             VirtType::Kvm => "with KVM",
             VirtType::Qemu => "by emulation",
+            VirtType::Unknown => "in a way that this version does not know",
         };
         match known.usable {
             Usable::Yes => writeln!(f, "{}: usable {how}", self.model)?,

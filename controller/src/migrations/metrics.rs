@@ -75,7 +75,12 @@ fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {
             Some(MigrationPhase::Pending) => under_way.pending += 1,
             // As KubeVirt counts: what has a pod, or is about to.
             Some(MigrationPhase::Scheduling | MigrationPhase::Scheduled) => under_way.scheduling += 1,
-            Some(MigrationPhase::PreparingTarget | MigrationPhase::TargetReady | MigrationPhase::Running) => {
+            Some(
+                MigrationPhase::PreparingTarget
+                | MigrationPhase::TargetReady
+                | MigrationPhase::Running
+                | MigrationPhase::Unknown,
+            ) => {
                 under_way.running += 1;
             }
             Some(phase @ (MigrationPhase::Succeeded | MigrationPhase::Failed)) => all.push(Over {

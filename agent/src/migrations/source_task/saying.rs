@@ -59,7 +59,8 @@ impl SourceTask {
             | SourceState::Released
             | SourceState::Stopped
             | SourceState::HandedOver
-            | SourceState::Ended => {}
+            | SourceState::Ended
+            | SourceState::Unknown => {}
         }
         self.written = Some(said::source(&self.shared.client, migration, &side).await?);
         info!(migration = migration.name_any(), ?state, "its source");

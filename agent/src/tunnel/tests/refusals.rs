@@ -88,9 +88,21 @@ async fn still_good(node: &Node, caller: &Caller) {
 /// Whoever has the other end of a control channel answers.
 async fn answers(control: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) {
     control.write_all(b"{\"ping\":{}}\n").await.unwrap();
-    let mut answer = [0; 12];
-    control.read_exact(&mut answer).await.unwrap();
-    assert_eq!(&answer, b"{\"pong\":{}}\n");
+    assert_eq!(line(control).await, PONG);
+}
+
+/// The answer to a ping.
+const PONG: &str = r#"{"pong":{"version":2}}"#;
+
+/// The next line that the other side says.
+async fn line(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
+    let mut line = Vec::new();
+    loop {
+        match stream.read_u8().await.unwrap() {
+            b'\n' => return String::from_utf8(line).unwrap(),
+            byte => line.push(byte),
+        }
+    }
 }
 
 #[tokio::test]
@@ -253,9 +265,12 @@ async fn garbage_harms_nobody() {
     let mut stream = caller.open(&node, Stream::Control.header()).await;
     let words = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
     stream.write_all(words).await.unwrap();
-    let mut answer = [0; 12];
-    stream.read_exact(&mut answer).await.unwrap();
-    assert_eq!(&answer, b"{\"pong\":{}}\n");
+    // Each is answered, so that a side of a later version does not wait for ever.
+    for word in ["", "release", "release"] {
+        let expected = format!(r#"{{"notUnderstood":{{"word":"{word}"}}}}"#);
+        assert_eq!(line(&mut stream).await, expected);
+    }
+    assert_eq!(line(&mut stream).await, PONG);
     assert_eq!(node.state(MIGRATION).unwrap().released, None);
 }
 
@@ -352,8 +367,49 @@ async fn the_newest_control_channel_counts() {
         Proof::SourceGone.as_str()
     );
     second.write_all(release.as_bytes()).await.unwrap();
-    let mut answer = vec![0; 24];
-    second.read_exact(&mut answer).await.unwrap();
-    assert_eq!(answer, b"{\"takenOver\":\"Resumed\"}\n");
+    assert_eq!(line(&mut second).await, r#"{"takenOver":"Resumed"}"#);
     assert!(node.until(MIGRATION, |state| state.resumed).await.connected);
+}
+
+#[tokio::test]
+async fn protocol_is_the_first_that_both_sides_speak() {
+    for (offered, accepted) in [
+        (&["drydock-migration/1"][..], true),
+        (&["drydock-migration/2", "drydock-migration/1"], true),
+        (&["drydock-migration/2"], false),
+    ] {
+        let node = Node::new().await;
+        let caller = Caller::new(&node, true).await;
+        let tls = caller.identity.client(caller.target.parse().unwrap()).unwrap();
+        let mut tls = (*tls).clone();
+        tls.alpn_protocols = offered.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        let stream = TcpStream::connect(node.address).await.unwrap();
+        let name = ServerName::try_from(server_name(MIGRATION)).unwrap();
+        let connected = TlsConnector::from(Arc::new(tls)).connect(name, stream).await;
+        assert_eq!(connected.is_ok(), accepted, "{offered:?}");
+        if let Ok(mut stream) = connected {
+            assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"drydock-migration/1"[..]));
+            stream.write_all(&Stream::Control.header()).await.unwrap();
+            answers(&mut stream).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn tunnels_know_the_version_of_each_other() {
+    let node = Node::new().await;
+    let caller = Caller::new(&node, true).await;
+    let mut control = caller.open(&node, Stream::Control.header()).await;
+    for (ping, version) in [
+        (&b"{\"ping\":{}}\n"[..], 1),
+        (b"{\"ping\":{\"version\":7,\"more\":true}}\n", 7),
+    ] {
+        control.write_all(ping).await.unwrap();
+        node.until(MIGRATION, |state| state.peer_version == Some(version)).await;
+    }
+    let world = World::new().await;
+    world.pair(MIGRATION, None).await;
+    for side in [&world.source, &world.target] {
+        side.until(MIGRATION, |state| state.peer_version == Some(2)).await;
+    }
 }

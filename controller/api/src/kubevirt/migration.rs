@@ -169,6 +169,10 @@ pub enum MigrationPhase {
     Succeeded,
     /// The guest stayed where it was.
     Failed,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl MigrationPhase {
@@ -188,6 +192,7 @@ impl MigrationPhase {
             Self::Running => "Running",
             Self::Succeeded => "Succeeded",
             Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
         }
     }
 }
@@ -274,7 +279,7 @@ pub struct MigrationSource {
     #[schemars(schema_with = "super::time")]
     pub start_timestamp: Option<Timestamp>,
     /// How the guest moves now.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "MigrationMode::is_not_written")]
     pub mode: Option<MigrationMode>,
     /// How much has moved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -299,10 +304,14 @@ pub enum SourceState {
     Stayed,
     /// The guest has ended here, and not by leaving.
     Ended,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl SourceState {
-    /// All of them.
+    /// All that this version writes.
     pub const ALL: [Self; 7] = [
         Self::Migrating,
         Self::Halted,
@@ -316,9 +325,9 @@ impl SourceState {
     /// A source that has said `before` may say this next. Nothing is taken back.
     pub fn may_follow(self, before: Self) -> bool {
         match before {
-            Self::Migrating | Self::Halted => self >= before,
+            Self::Migrating | Self::Halted => self >= before && self != Self::Unknown,
             Self::Released => matches!(self, Self::Released | Self::Stopped | Self::HandedOver),
-            Self::Stopped | Self::HandedOver | Self::Stayed | Self::Ended => self == before,
+            Self::Stopped | Self::HandedOver | Self::Stayed | Self::Ended | Self::Unknown => self == before,
         }
     }
 }
@@ -381,10 +390,14 @@ pub enum TargetState {
     Gone,
     /// The guest has ended here, after it ran here or may have run.
     Ended,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl TargetState {
-    /// All of them.
+    /// All that this version writes.
     pub const ALL: [Self; 6] = [
         Self::Prepared,
         Self::Refused,
@@ -397,10 +410,9 @@ impl TargetState {
     /// A target that has said `before` may say this next. Nothing is taken back.
     pub fn may_follow(self, before: Self) -> bool {
         match before {
-            Self::Prepared => true,
-            Self::Complete => self >= before,
+            Self::Prepared | Self::Complete => self >= before && self != Self::Unknown,
             Self::Running => matches!(self, Self::Running | Self::Ended),
-            Self::Refused | Self::Gone | Self::Ended => self == before,
+            Self::Refused | Self::Gone | Self::Ended | Self::Unknown => self == before,
         }
     }
 }
@@ -414,6 +426,17 @@ pub enum MigrationMode {
     PostCopy,
     /// It is paused until all of it is on the target.
     Paused,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+impl MigrationMode {
+    /// There is nothing to write: no mode, or one of a later version.
+    fn is_not_written(mode: &Option<Self>) -> bool {
+        mode.is_none_or(|mode| mode == Self::Unknown)
+    }
 }
 
 /// How much of a guest has moved.
@@ -462,7 +485,7 @@ pub struct MigrationState {
     #[schemars(schema_with = "super::time")]
     pub end_timestamp: Option<Timestamp>,
     /// How the guest moves.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "MigrationMode::is_not_written")]
     pub mode: Option<MigrationMode>,
     /// Node that it comes from.
     #[serde(skip_serializing_if = "Option::is_none")]

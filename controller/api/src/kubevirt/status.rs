@@ -102,7 +102,8 @@ pub enum Phase {
     Succeeded,
     /// The guest was lost, crashed, or never started.
     Failed,
-    /// What has become of it cannot be known now.
+    /// What has become of it cannot be known now, or the phase is one of a later version.
+    #[serde(other)]
     Unknown,
 }
 
@@ -204,6 +205,10 @@ pub enum MigrationMethod {
     BlockMigration,
     /// All disks are shared.
     LiveMigration,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// The machine type that a guest got.
@@ -319,6 +324,10 @@ pub enum DrainRequest {
     Cordon,
     /// An eviction alone.
     Eviction,
+    /// A value of a later version, of which nothing is concluded. It is never written.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl DrainRequest {
@@ -329,6 +338,7 @@ impl DrainRequest {
             Self::Taint => "Taint",
             Self::Cordon => "Cordon",
             Self::Eviction => "Eviction",
+            Self::Unknown => "Unknown",
         }
     }
 }

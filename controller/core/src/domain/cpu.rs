@@ -120,7 +120,7 @@ pub(super) fn element(
     let model = given.and_then(|cpu| cpu.model.as_deref()).unwrap_or(HOST_MODEL);
     let cpu = Element::new("cpu");
     let mut cpu = match (model, virt_type) {
-        (HOST_MODEL, _) | (HOST_PASSTHROUGH, VirtType::Qemu) => cpu.with("mode", HOST_MODEL),
+        (HOST_MODEL, _) | (HOST_PASSTHROUGH, VirtType::Qemu | VirtType::Unknown) => cpu.with("mode", HOST_MODEL),
         // Without features that cannot be migrated.
         (HOST_PASSTHROUGH, VirtType::Kvm) => cpu.with("mode", HOST_PASSTHROUGH).with("migratable", "on"),
         (model, _) => cpu

@@ -65,7 +65,7 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
     });
     for (instance, guest) in sorted.iter().take(TOLD) {
         let does = match guest.state {
-            RemainingState::Moving | RemainingState::Waiting => "would move",
+            RemainingState::Moving | RemainingState::Waiting | RemainingState::Unknown => "would move",
             RemainingState::ShuttingDown => "would be shut down",
             RemainingState::Blocked => "would block",
         };

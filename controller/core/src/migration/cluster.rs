@@ -203,6 +203,9 @@ pub enum Whereabouts {
 /// Where the instance of a migration is.
 pub fn whereabouts(view: &ClusterView) -> Whereabouts {
     let record = &view.record;
+    if record.is_unknown() {
+        return Whereabouts::Source;
+    }
     let arrived = record.target == Some(TargetState::Running);
     let lost_there = matches!(record.target, Some(TargetState::Ended | TargetState::Gone)) || view.target_node_gone;
     let over_here = view.source_pod == SourcePod::Over || view.source_node_gone;
@@ -221,12 +224,16 @@ pub fn whereabouts(view: &ClusterView) -> Whereabouts {
 
 /// What the controller does, in this order; none if it waits. Each is safe to repeat.
 pub fn step(view: &ClusterView) -> Vec<ClusterStep> {
+    if view.record.is_unknown() {
+        return Vec::new();
+    }
     match view.record.phase {
         None if view.another => vec![ClusterStep::Fail(Failure::AnotherMigration)],
         None => vec![ClusterStep::Enter(MigrationPhase::Pending)],
         Some(MigrationPhase::Succeeded | MigrationPhase::Failed) => over(view),
         Some(MigrationPhase::Pending | MigrationPhase::Scheduling | MigrationPhase::Scheduled) => before(view),
         Some(MigrationPhase::PreparingTarget | MigrationPhase::TargetReady | MigrationPhase::Running) => moving(view),
+        Some(MigrationPhase::Unknown) => Vec::new(),
     }
 }
 

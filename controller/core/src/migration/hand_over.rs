@@ -24,6 +24,9 @@ pub enum Proof {
     SourceStopped,
     /// There is no guest at the source any more.
     SourceGone,
+    /// A proof of a later version, by which nothing is known here. It is never given.
+    #[serde(other)]
+    Unknown,
 }
 
 impl Proof {
@@ -33,6 +36,7 @@ impl Proof {
             Self::ReplyConsumed => "ReplyConsumed",
             Self::SourceStopped => "SourceStopped",
             Self::SourceGone => "SourceGone",
+            Self::Unknown => "Unknown",
         }
     }
 }
@@ -54,6 +58,9 @@ pub enum TakenOver {
     Resumed,
     /// The guest is complete at the target and paused, as it was at the source.
     LeftPaused,
+    /// Something of a later version, of which nothing is known here. It is never made of one.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Why something of a hand-over is refused.
@@ -65,6 +72,9 @@ pub enum HandOverRefusal {
     /// The target says that it took over what nobody gave it.
     #[error("the target says that it took the guest over, which was not released")]
     NotReleased,
+    /// The other side's tunnel is of a later version, and says something that is not understood here.
+    #[error("the other tunnel is of a later version, and what it says of the guest is not understood")]
+    NotUnderstood,
 }
 
 impl HandOverRefusal {
@@ -73,6 +83,7 @@ impl HandOverRefusal {
         match self {
             Self::AlreadyReleased => "AlreadyReleased",
             Self::NotReleased => "NotReleased",
+            Self::NotUnderstood => "NotUnderstood",
         }
     }
 }
@@ -100,9 +111,12 @@ impl SourceSide {
         Ok(())
     }
 
-    /// The guest can never go on at the source. The first proof is the one that is told.
+    /// The guest can never go on at the source. The first proof is the one that is told; one that is not known
+    /// proves nothing.
     pub fn prove(&mut self, proof: Proof) {
-        self.proof.get_or_insert(proof);
+        if proof != Proof::Unknown {
+            self.proof.get_or_insert(proof);
+        }
     }
 
     /// What the target is to be told now, on every connection and until it has acknowledged. From
@@ -119,8 +133,11 @@ impl SourceSide {
     /// The target has taken over; the first such word counts.
     ///
     /// # Errors
-    /// If nothing was released to it.
+    /// If nothing was released to it, or it is not known how it has taken over.
     pub fn acknowledge(&mut self, taken_over: TakenOver) -> Result<(), HandOverRefusal> {
+        if taken_over == TakenOver::Unknown {
+            return Err(HandOverRefusal::NotUnderstood);
+        }
         if self.sent.is_none() {
             return Err(HandOverRefusal::NotReleased);
         }
@@ -176,8 +193,15 @@ pub struct TargetSide {
 
 impl TargetSide {
     /// The source has released the guest. The first such word counts, as the source repeats itself.
-    pub fn released(&mut self, release: Release) {
+    ///
+    /// # Errors
+    /// If its proof is not known: the guest waits, and its agent takes over by what the object says.
+    pub fn released(&mut self, release: Release) -> Result<(), HandOverRefusal> {
+        if release.proof == Proof::Unknown {
+            return Err(HandOverRefusal::NotUnderstood);
+        }
         self.release.get_or_insert(release);
+        Ok(())
     }
 
     /// What to do with a guest that is in this state.

@@ -185,6 +185,8 @@ fn source_pod(facts: &Facts<'_>) -> SourcePod {
         return match ended(pod) {
             None => SourcePod::Alive,
             Some(ended) if ended.outcome == Some(Outcome::Migrated) => SourcePod::Left,
+            // It may have left.
+            Some(ended) if ended.outcome == Some(Outcome::Unknown) => SourcePod::Alive,
             Some(_) => SourcePod::Over,
         };
     }

@@ -49,6 +49,14 @@ impl Record {
         (self.source, self.target) = both(Some(said), self.target);
     }
 
+    /// A part of it says something that only a later version knows. Nothing is done for such a migration, and nothing
+    /// about it, until it says something else or that version is back.
+    pub fn is_unknown(&self) -> bool {
+        self.phase == Some(MigrationPhase::Unknown)
+            || self.source == Some(SourceState::Unknown)
+            || self.target == Some(TargetState::Unknown)
+    }
+
     /// Nothing of it is to begin any more.
     pub fn is_given_up(&self) -> bool {
         self.deleted || self.abort || self.is_over()
@@ -114,6 +122,20 @@ fn both(source: Option<SourceState>, target: Option<TargetState>) -> (Option<Sou
     }
 }
 
+/// A record of which a part says something that only a later version knows.
+#[cfg(test)]
+pub(super) fn any_unknown_record() -> impl proptest::strategy::Strategy<Value = Record> {
+    use proptest::prelude::*;
+    (any_record(), 0..3).prop_map(|(mut record, part)| {
+        match part {
+            0 => record.phase = Some(MigrationPhase::Unknown),
+            1 => record.source = Some(SourceState::Unknown),
+            _ => record.target = Some(TargetState::Unknown),
+        }
+        record
+    })
+}
+
 /// Any record that objects can say.
 #[cfg(test)]
 pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> {
@@ -152,4 +174,80 @@ pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> 
                 target,
             },
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::migration::{
+        cluster::{self, ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
+        source::{self, Call, Job, SourceDomain, SourceTunnel, SourceView},
+        target::{self, TargetDomain, TargetTunnel, TargetView},
+    };
+
+    proptest! {
+        /// The search of all that can happen checks the same of each world that it reaches.
+        #[test]
+        fn unknown_values_make_every_party_wait(
+            record in any_unknown_record(),
+            domain in prop::sample::select(vec![
+                SourceDomain::Running,
+                SourceDomain::Leaving,
+                SourceDomain::PostCopy,
+                SourceDomain::Left,
+                SourceDomain::Ended,
+            ]),
+            there in prop::sample::select(vec![
+                TargetDomain::Absent,
+                TargetDomain::Incoming,
+                TargetDomain::Complete,
+                TargetDomain::Running,
+                TargetDomain::Over,
+            ]),
+            [open, flag, late] in any::<[bool; 3]>(),
+        ) {
+            let source = SourceView {
+                record,
+                domain,
+                job: Job::None,
+                call: Call::Failed,
+                tunnel: if open {
+                    SourceTunnel::Open { paired: flag, reply_read: flag, acknowledged: late }
+                } else {
+                    SourceTunnel::Missing
+                },
+                stood_still: flag,
+            };
+            prop_assert_eq!(source::step(&source), []);
+            let target = TargetView {
+                record,
+                tunnel: if open {
+                    TargetTunnel::Open { paired: flag, released: flag, taken_over: late }
+                } else {
+                    TargetTunnel::Missing
+                },
+                domain: there,
+                fits: Some(flag),
+                source_is_late: late,
+            };
+            prop_assert_eq!(target::step(&target), []);
+            let cluster = ClusterView {
+                record,
+                another: flag,
+                instance: if open { Instance::Moved } else { Instance::Running },
+                target_pod: if flag { TargetPod::Ready } else { TargetPod::Over },
+                source_pod: if late { SourcePod::Left } else { SourcePod::Alive },
+                source_node_gone: open,
+                target_node_gone: flag,
+                may_place: true,
+                has_slot: true,
+                overdue: true,
+                has_finalizer: true,
+            };
+            prop_assert_eq!(cluster::step(&cluster), []);
+            prop_assert_eq!(whereabouts(&cluster), Whereabouts::Source);
+        }
+    }
 }

@@ -166,6 +166,9 @@ pub enum SourceStep {
 /// What the source's agent does, in this order; none if it waits. Each is safe to repeat.
 pub fn step(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
+    if record.is_unknown() {
+        return Vec::new();
+    }
     let open = matches!(view.tunnel, SourceTunnel::Open { .. });
     let settled = matches!(record.source, Some(SourceState::Stayed | SourceState::Ended));
     if settled || (record.is_over() && record.source_is_settled()) {

@@ -271,6 +271,8 @@ fn transitions(
     now: Timestamp,
 ) -> Vec<MigrationPhaseTransition> {
     let mut all = before.phase_transition_timestamps.clone();
+    // What a later version has written cannot be written here as it is.
+    all.retain(|transition| transition.phase != MigrationPhase::Unknown);
     let began = before.source.as_ref().and_then(|source| source.start_timestamp);
     for phase in phases {
         if !all.iter().any(|transition| transition.phase == phase) {

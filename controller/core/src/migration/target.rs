@@ -101,6 +101,9 @@ pub enum TargetStep {
 
 /// What the target's agent does, in this order; none if it waits. Each is safe to repeat.
 pub fn step(view: &TargetView) -> Vec<TargetStep> {
+    if view.record.is_unknown() {
+        return Vec::new();
+    }
     match view.domain {
         // Without the source it would be lost, so it is not said to be here before all of it is.
         TargetDomain::Unknown | TargetDomain::PostCopy => Vec::new(),
@@ -151,6 +154,7 @@ fn absent(view: &TargetView) -> Vec<TargetStep> {
             (Some(true), TargetTunnel::Open { .. }) => vec![TargetStep::Say(TargetState::Prepared)],
         },
         Some(TargetState::Running) => vec![TargetStep::Say(TargetState::Ended)],
+        Some(TargetState::Unknown) => Vec::new(),
         Some(TargetState::Prepared | TargetState::Complete) => match view.tunnel {
             TargetTunnel::Unknown => Vec::new(),
             // Nothing can arrive any more.

@@ -142,6 +142,7 @@ fn running(
         found.insert(Misfit::OtherVirtType(match there.virt_type {
             VirtType::Kvm => "emulation",
             VirtType::Qemu => "KVM",
+            VirtType::Unknown => "a way that this version knows",
         }));
     }
     // An emulated CPU has the vendor of its model, not of the host.

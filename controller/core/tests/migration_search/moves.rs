@@ -1,6 +1,6 @@
 //! What can happen next in a world.
 
-use drydock_api::kubevirt::migration::{MigrationPhase, SourceState};
+use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
     cluster::{self, ClusterStep, ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
     hand_over::{self, GuestHere, Proof, Release, SourceSide, TakenOver, TargetSide},
@@ -215,6 +215,9 @@ impl Out<'_, '_> {
                     tunnel: world.source.tunnel,
                     stood_still: world.source.stood_still,
                 };
+                for record in unknown_records(view.record) {
+                    assert_eq!(source::step(&SourceView { record, ..view }), []);
+                }
                 let steps = Mutant::source(self.how.mutant, &view, source::step);
                 self.happens(Event::SourceLooks, |w| {
                     w.source.read = None;
@@ -273,6 +276,9 @@ impl Out<'_, '_> {
             // Whether it has waited long enough for its source's word, nobody can know.
             for source_is_late in [false, true] {
                 let view = TargetView { source_is_late, ..view };
+                for record in unknown_records(view.record) {
+                    assert_eq!(target::step(&TargetView { record, ..view }), []);
+                }
                 let mut steps = Mutant::target(self.how.mutant, &view, target::step);
                 steps.retain(|step| *step != TargetStep::Show);
                 self.happens(Event::TargetLooks, |w| fill(&mut w.target.todo, &steps));
@@ -304,6 +310,13 @@ impl Out<'_, '_> {
         }
         let seen = if self.how.stale { controller.seen } else { world.api };
         let view = cluster_view(world, seen, self.how.mutant);
+        for record in unknown_records(view.record) {
+            let view = ClusterView { record, ..view };
+            assert_eq!(
+                (cluster::step(&view), whereabouts(&view)),
+                (Vec::new(), Whereabouts::Source)
+            );
+        }
         let mut orders = Vec::new();
         let whereabouts = Mutant::whereabouts(self.how.mutant, &view, whereabouts);
         if whereabouts == Whereabouts::Target && !world.moved && !seen.is_over() {
@@ -433,7 +446,8 @@ impl Out<'_, '_> {
             side.released(Release {
                 proof: Proof::ReplyConsumed,
                 keep_paused: false,
-            });
+            })
+            .unwrap();
         }
         if session.taken_over {
             side.take_over(TakenOver::Resumed);
@@ -925,4 +939,23 @@ fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mu
         }
     }
     Ok(())
+}
+
+/// A record as a process of an earlier version reads it, of which a part was written by a later one: whatever else it sees,
+/// such a process waits, so that nothing follows on it in the search.
+fn unknown_records(record: Record) -> [Record; 3] {
+    [
+        Record {
+            phase: Some(MigrationPhase::Unknown),
+            ..record
+        },
+        Record {
+            source: Some(SourceState::Unknown),
+            ..record
+        },
+        Record {
+            target: Some(TargetState::Unknown),
+            ..record
+        },
+    ]
 }

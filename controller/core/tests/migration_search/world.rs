@@ -413,6 +413,7 @@ pub(crate) fn seen_by_target(record: Record) -> Record {
             SourceState::Halted => SourceState::Halted,
             SourceState::Released | SourceState::Stopped | SourceState::HandedOver => SourceState::Released,
             SourceState::Stayed | SourceState::Ended => SourceState::Stayed,
+            SourceState::Unknown => SourceState::Unknown,
         }),
         target: None,
         ..seen_by_a_side(record)

@@ -34,7 +34,7 @@ fn the_target_acts_on_a_release_and_a_complete_guest_only() {
         (true, G::HasRun, S::TakeOver(T::Resumed)),
     ] {
         let mut target = TargetSide::default();
-        target.released(release(keep_paused));
+        target.released(release(keep_paused)).unwrap();
         assert_eq!(target.step(guest), expected, "{keep_paused} {guest:?}");
         // Once taken over, the guest is not touched again: a user may have paused it.
         target.take_over(T::Resumed);
@@ -50,8 +50,8 @@ fn the_target_acts_on_a_release_and_a_complete_guest_only() {
 #[test]
 fn the_first_release_counts() {
     let mut target = TargetSide::default();
-    target.released(release(true));
-    target.released(release(false));
+    target.released(release(true)).unwrap();
+    target.released(release(false)).unwrap();
     assert_eq!(target.release(), Some(release(true)));
 }
 
@@ -171,7 +171,7 @@ proptest! {
                     if let Some(release) = source.release() {
                         prop_assert_eq!(*told_paused.get_or_insert(release.keep_paused), release.keep_paused);
                         if arrives {
-                            target.released(release);
+                            target.released(release).unwrap();
                         }
                     }
                 }
@@ -186,7 +186,7 @@ proptest! {
         }
         if source.proof().is_some() {
             if let Some(release) = source.release() {
-                target.released(release);
+                target.released(release).unwrap();
             }
             look(&mut source, &mut target, GuestHere::Complete, true, true);
             prop_assert!(source.taken_over().is_some());
@@ -194,4 +194,33 @@ proptest! {
             prop_assert_eq!(source.release(), None);
         }
     }
+}
+
+#[test]
+fn values_of_a_later_version_release_and_acknowledge_nothing() {
+    let mut source = SourceSide::default();
+    source.prove(Proof::Unknown);
+    assert_eq!((source.proof(), source.release()), (None, None));
+    source.prove(Proof::SourceStopped);
+    assert!(source.release().is_some());
+    assert_eq!(
+        source.acknowledge(TakenOver::Unknown),
+        Err(HandOverRefusal::NotUnderstood)
+    );
+    assert_eq!(source.taken_over(), None);
+    let mut target = TargetSide::default();
+    let unknown = Release {
+        proof: Proof::Unknown,
+        keep_paused: false,
+    };
+    assert_eq!(target.released(unknown), Err(HandOverRefusal::NotUnderstood));
+    assert_eq!(target.step(GuestHere::Complete), TargetStep::Wait);
+    // What is known counts also after that.
+    target
+        .released(Release {
+            proof: Proof::SourceStopped,
+            ..unknown
+        })
+        .unwrap();
+    assert_eq!(target.step(GuestHere::Complete), TargetStep::Resume);
 }

@@ -1,0 +1,106 @@
+use std::fmt::Debug;
+
+use drydock_core::migration::hand_over::{Proof, Release, TakenOver};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+
+use crate::tunnel::{
+    control::Word,
+    local::{Answer, Call, Reply, Request, Role, Said},
+};
+
+/// Each line means what it meant, and is still written so, but for what `adds` something.
+fn read<T: Debug + Serialize + DeserializeOwned>(lines: &str, adds: impl Fn(&T) -> bool) -> Vec<T> {
+    let read = lines.lines().map(|line| {
+        let value: T = serde_json::from_str(line).unwrap();
+        let written = serde_json::to_string(&value).unwrap();
+        assert_eq!(written != line, adds(&value), "{line}: {written}");
+        value
+    });
+    read.collect()
+}
+
+#[test]
+fn lines_of_the_previous_release_are_read() {
+    let words = read(include_str!("../../../testdata/a233b06/control.jsonl"), |word| {
+        matches!(word, Word::Ping { .. } | Word::Pong { .. })
+    });
+    let release = |proof, keep_paused| Word::Release(Release { proof, keep_paused });
+    let expected = [
+        Word::Ping { version: 1 },
+        Word::Pong { version: 1 },
+        release(Proof::ReplyConsumed, false),
+        release(Proof::SourceStopped, true),
+        release(Proof::SourceGone, false),
+        Word::TakenOver(TakenOver::Resumed),
+        Word::TakenOver(TakenOver::LeftPaused),
+        Word::Closed {},
+    ];
+    assert_eq!(words, expected);
+    let calls: Vec<Request> = read(include_str!("../../../testdata/a233b06/calls.jsonl"), |_| false);
+    assert_eq!(calls.len(), 7);
+    let answers: Vec<Said> = read(include_str!("../../../testdata/a233b06/answers.jsonl"), |_| false);
+    let unknown = |said: &Said| match said {
+        Said::Sessions(sessions) => sessions.iter().any(|session| {
+            session.role == Role::Unknown || session.reply == Reply::Unknown || session.released == Some(Proof::Unknown)
+        }),
+        Said::Answer { result, .. } => *result == Answer::Unknown,
+    };
+    assert!(!answers.iter().any(unknown));
+}
+
+/// The previous release reads a version in a ping as what it passes over.
+#[test]
+fn lines_for_the_previous_release_have_all_that_it_needs() {
+    let ping = serde_json::to_value(Word::Ping { version: 2 }).unwrap();
+    assert_eq!(ping, json!({"ping": {"version": 2}}));
+    let pong = serde_json::to_value(Word::Pong { version: 2 }).unwrap();
+    assert_eq!(pong, json!({"pong": {"version": 2}}));
+}
+
+fn unknown<T: Debug + PartialEq + DeserializeOwned>(expected: &T) {
+    assert_eq!(
+        serde_json::from_value::<T>(json!("valueOfALaterVersion")).unwrap(),
+        *expected
+    );
+}
+
+#[test]
+fn values_of_a_later_version_are_unknown() {
+    unknown(&Role::Unknown);
+    unknown(&Reply::Unknown);
+    unknown(&Proof::Unknown);
+    unknown(&TakenOver::Unknown);
+    for (line, key) in [
+        (r#"{"hibernate":{"seconds":1}}"#, "hibernate"),
+        (r#"{"release":{"proof":1}}"#, "release"),
+        (r#""hibernate""#, ""),
+        ("{", ""),
+    ] {
+        assert_eq!(Word::of_line(line), Word::Unknown(key.to_owned()), "{line}");
+    }
+    // One session that is of a later version in part leaves the others as they are.
+    let sessions = include_str!("../../../testdata/a233b06/answers.jsonl")
+        .lines()
+        .nth(1)
+        .unwrap();
+    let later = sessions
+        .replacen(r#""role":"source""#, r#""role":"witness""#, 1)
+        .replacen("SourceGone", "SourceMelted", 1);
+    let Said::Sessions(sessions) = serde_json::from_str(&later).unwrap() else {
+        panic!("{later}");
+    };
+    assert_eq!((sessions[0].role, sessions[1].role), (Role::Unknown, Role::Target));
+    assert_eq!(sessions[1].released, Some(Proof::Unknown));
+    let answer = r#"{"answer":{"id":7,"result":{"postponed":{}}}}"#;
+    let answer: Said = serde_json::from_str(answer).unwrap();
+    assert_eq!(
+        answer,
+        Said::Answer {
+            id: 7,
+            result: Answer::Unknown
+        }
+    );
+    // A call is refused instead, with the reason.
+    assert!(serde_json::from_value::<Call>(json!({"hibernate": {}})).is_err());
+}
