@@ -33,7 +33,10 @@ KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 def cpu_map_features(folder: Path, model: str) -> set[str]:
-    """The features of a model of libvirt's CPU map, those of its ancestors included."""
+    """The features of a model of libvirt's CPU map, those of its ancestors included.
+
+    Those that QEMU gave the model later are no part of it: libvirt keeps them apart.
+    """
     for file in sorted(folder.glob("*.xml")):
         for element in ElementTree.parse(file).getroot().iter("model"):
             if element.get("name") != model or element.find("feature") is None and element.find("model") is None:
@@ -46,7 +49,7 @@ def cpu_map_features(folder: Path, model: str) -> set[str]:
                 name = feature.get("name", "")
                 if feature.get("removed") == "yes":
                     found.discard(name)
-                else:
+                elif feature.get("added") != "yes":
                     found.add(name)
             return found
     return set()

@@ -1,9 +1,11 @@
 //! libvirt's CPU map: which features a named CPU model has.
 //!
 //! The map is a folder: `index.xml` includes one file for each model. A model may be built on
-//! others: it has their features and adds its own; a feature marked `removed` is one that QEMU has
-//! taken away from the model, which libvirt no longer counts in. s390x has no models here: there
-//! they are QEMU's alone.
+//! others: it has their features and adds its own. A feature marked `removed` is one that QEMU has
+//! taken away from the model; one marked `added` is one that QEMU gave the model later (the `vmx-*`,
+//! which say nothing without `vmx`). libvirt's `x86ModelParseFeatures` keeps both apart from the
+//! model's features, so a host without them has the model all the same. s390x has no models here:
+//! there they are QEMU's alone.
 //!
 //! Loading takes a few milliseconds and about a megabyte, so a map is loaded for a question and
 //! dropped.
@@ -134,7 +136,12 @@ impl CpuMap {
                 reading.push("model", &mut model.ancestors, ancestor)?;
             }
         }
-        for feature in children(node, "feature").filter(|feature| feature.attribute("removed") != Some("yes")) {
+        let is_own = |feature: &Node<'_, '_>| {
+            ["removed", "added"]
+                .iter()
+                .all(|&mark| feature.attribute(mark) != Some("yes"))
+        };
+        for feature in children(node, "feature").filter(is_own) {
             if let Some(feature) = reading.attribute("feature", feature, "name")? {
                 reading.push("feature", &mut model.features, feature)?;
             }

@@ -44,7 +44,7 @@ fn models_are_built_on_models() {
         ),
         (
             "b.xml",
-            "<include filename='a.xml'/><model name='B'><model name='A'/><feature name='y' added='yes'/></model>
+            "<include filename='a.xml'/><model name='B'><model name='A'/><feature name='y'/></model>
             <model name='C'><model name='B'/><model name='A'/><vendor name='W'/></model>
             <model name='Orphan'><model name='absent'/><feature name='z'/></model>
             <model name='A'><feature name='second'/></model>",
@@ -63,6 +63,25 @@ fn models_are_built_on_models() {
     assert_eq!(map.features("B-v1"), map.features("B"));
     assert_eq!(map.features("B-v2"), None);
     assert!(map.has("B-v1") && !map.has("B-v2"));
+}
+
+/// Lines of the CPU map of libvirt 11.3: a model, and the next version of it.
+#[test]
+fn features_added_later_are_not_of_the_model() {
+    let folder = Folder::new(&[(
+        "index.xml",
+        "<model name='Nehalem'><vendor name='Intel'/><feature name='popcnt'/><feature name='sse4.2'/>
+        <feature name='vmx-activity-hlt' added='yes'/><feature name='vmx-ept' added='yes'/></model>
+        <model name='Nehalem-v2'><model name='Nehalem'/><feature name='spec-ctrl' added='no'/></model>",
+    )]);
+    let map = folder.load().unwrap();
+    assert_eq!(map.features("Nehalem"), Some(set(&["popcnt", "sse4.2"])));
+    assert_eq!(
+        map.features("Nehalem-v2"),
+        Some(set(&["popcnt", "sse4.2", "spec-ctrl"]))
+    );
+    // So a node that masks one of them keeps the models.
+    assert_eq!(map.models_with("vmx-ept"), set(&[]));
 }
 
 #[test]
@@ -117,6 +136,8 @@ fn the_installed_map() {
     assert!(map.models_with("avx2").contains("Haswell"));
     assert_eq!(map.vendor("EPYC").as_deref(), Some("AMD"));
     assert_eq!(map.features("Penryn-v1"), Some(penryn));
+    let later = |name: &String| name.starts_with("vmx-");
+    assert!(!map.features("Haswell").unwrap().iter().any(later));
 }
 
 #[test]

@@ -1,0 +1,143 @@
+//! libvirt's own recordings of machines, read by the agent's parsers and judged by its rules.
+//!
+//! libvirt's source has domain capabilities of many machines under `tests/domaincapsdata`, and its CPU
+//! map under `src/cpu_map`. Their licence is not this repository's, so they are not kept here: the
+//! test reads the source in the folder `DRYDOCK_LIBVIRT_SOURCE` and compares the outcome with the
+//! table in `snapshots`. `hack/record-libvirt-verdicts` runs it.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use drydock_api::facts::Usable;
+use drydock_core::minimum::Minimum;
+use drydock_host::{
+    architecture::Architecture,
+    cpu_map::CpuMap,
+    domain_capabilities::{self, DomainCapabilities},
+};
+use roxmltree::Document;
+
+/// The variable that names the folder of libvirt's source.
+const SOURCE: &str = "DRYDOCK_LIBVIRT_SOURCE";
+/// Minimum models that are judged.
+const MINIMA: [&str; 3] = ["Penryn", "Nehalem", "Haswell-noTSX"];
+
+/// A machine of which libvirt has a recording.
+struct Machine {
+    name: String,
+    kind: String,
+    architecture: Architecture,
+    found: DomainCapabilities,
+}
+
+fn machines(folder: &Path) -> Vec<Machine> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "xml"))
+        .collect();
+    files.sort();
+    files
+        .iter()
+        .map(|path| {
+            let text = fs::read_to_string(path).unwrap();
+            let document = Document::parse(&text).unwrap();
+            let content = |name: &str| {
+                let mut children = document.root_element().children();
+                let found = children.find(|node| node.has_tag_name(name));
+                found.and_then(|node| node.text()).unwrap_or("-").to_owned()
+            };
+            let architecture = Architecture::from_kernel(&content("arch"));
+            Machine {
+                name: path.file_stem().unwrap().to_string_lossy().into_owned(),
+                kind: content("domain"),
+                found: domain_capabilities::parse(&text, &architecture).unwrap(),
+                architecture,
+            }
+        })
+        .collect()
+}
+
+/// Every feature that a guest can have: the host model, expanded as libvirt's baseline does it.
+fn features(machine: &Machine, map: &CpuMap) -> Option<BTreeSet<String>> {
+    let host = machine.found.host_model.as_ref()?;
+    let mut features = map.features(&host.name)?;
+    features.extend(host.required.iter().cloned());
+    features.retain(|name| !host.disabled.contains(name));
+    Some(features)
+}
+
+/// Whether the machine has a minimum model: libvirt's own verdict, and ours.
+fn verdicts(machine: &Machine, map: &CpuMap, model: &str) -> [Option<bool>; 2] {
+    let listed = machine.found.models.iter().find(|known| known.name == model);
+    let theirs = listed.and_then(|listed| match listed.usable {
+        Usable::Yes => Some(true),
+        Usable::No => Some(false),
+        Usable::Unknown => None,
+    });
+    let minimum = Minimum::resolve(model, |name| map.features(name)).unwrap();
+    let ours = (machine.architecture == Architecture::Amd64)
+        .then(|| features(machine, map))
+        .flatten()
+        .map(|all| minimum.met_by(&all.iter().map(String::as_str).collect()));
+    [theirs, ours]
+}
+
+fn as_text(verdict: Option<bool>) -> &'static str {
+    match verdict {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "-",
+    }
+}
+
+#[test]
+fn minimum_models_by_libvirt_and_by_our_rules() {
+    let Some(source) = std::env::var_os(SOURCE).map(PathBuf::from) else {
+        eprintln!("skipped: minimum_models_by_libvirt_and_by_our_rules: {SOURCE} is not set");
+        return;
+    };
+    let map = CpuMap::load(&source.join("src/cpu_map")).unwrap();
+    let mut table = format!(
+        "{:<36} {:<5} {:<26} {:>9}  minimum met by libvirt's verdict / by ours: {}\n",
+        "recording",
+        "type",
+        "host model",
+        "usable/of",
+        MINIMA.join(", ")
+    );
+    let mut differing = [0; MINIMA.len()];
+    let machines = machines(&source.join("tests/domaincapsdata"));
+    for machine in &machines {
+        let models = &machine.found.models;
+        let usable = models.iter().filter(|model| model.usable != Usable::No).count();
+        let host = machine.found.host_model.as_ref();
+        write!(
+            table,
+            "{:<36} {:<5} {:<26} {:>9} ",
+            machine.name,
+            machine.kind,
+            host.map_or("-", |host| host.name.as_str()),
+            format!("{usable}/{}", models.len())
+        )
+        .unwrap();
+        for (model, count) in MINIMA.iter().zip(&mut differing) {
+            let [theirs, ours] = verdicts(machine, &map, model);
+            *count += usize::from(theirs.zip(ours).is_some_and(|(theirs, ours)| theirs != ours));
+            write!(table, " {:>3}/{:<3}", as_text(theirs), as_text(ours)).unwrap();
+        }
+        table.truncate(table.trim_end().len());
+        table.push('\n');
+    }
+    write!(table, "{} recordings; verdicts differ on", machines.len()).unwrap();
+    for (model, count) in MINIMA.iter().zip(differing) {
+        write!(table, " {count} ({model})").unwrap();
+    }
+    insta::assert_snapshot!(table);
+}
