@@ -28,7 +28,7 @@ use drydock_api::{
     facts::{NodeFacts, VirtType},
     kubevirt::VirtualMachineInstance,
 };
-use drydock_core::instance::ending::ended;
+use drydock_core::{instance::ending::ended, processor};
 use drydock_runtime::{CancellationToken, Events, Process, clock::Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
@@ -53,6 +53,13 @@ pub(crate) struct Host {
     pub(crate) features: BTreeSet<String>,
     /// libvirt knows a host model here.
     pub(crate) host_model_known: bool,
+    /// Whether libvirt can leave out of the host's own CPU what cannot be migrated; `None` if it is not
+    /// known.
+    pub(crate) host_passthrough_migratable: Option<bool>,
+    /// Bits of a physical address that guests have by the host's.
+    pub(crate) address_bits: Option<u32>,
+    /// Which processor guests with the host's own CPU get.
+    pub(crate) processor: Option<String>,
 }
 
 impl Host {
@@ -65,6 +72,9 @@ impl Host {
             masked: masked.clone(),
             features: virtualization.features.iter().chain(masked).cloned().collect(),
             host_model_known: virtualization.host_model.is_some(),
+            host_passthrough_migratable: virtualization.host_passthrough_migratable,
+            address_bits: facts.guest_address_bits(),
+            processor: processor::identity(facts),
         })
     }
 }

@@ -190,7 +190,7 @@ pub(crate) fn models(facts: &NodeFacts, policy: &LabelPolicy) -> String {
         .max()
         .unwrap_or(0);
     let mut text = format!("{:width$}  USABLE   OBSOLETE  MISSING\n", "MODEL");
-    for model in &virtualization.models {
+    for model in virtualization.models.iter() {
         let usable = match model.usable {
             Usable::Yes => "yes",
             Usable::No => "no",

@@ -321,7 +321,7 @@ impl InstanceTask {
         let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
         let here = here.and_then(|name| nodes.pair(name));
         let source = here.as_ref().map(NodePair::view);
-        let targets = placement::migration_targets(&instance, &requirements, source.as_ref(), views);
+        let targets = placement::migration_targets(&instance, &requirements, source.as_ref(), &views);
         (None, Some(targets))
     }
 

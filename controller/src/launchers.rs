@@ -292,7 +292,9 @@ impl Launchers {
     pub(crate) fn requirements(&self, spec: &VirtualMachineInstanceSpec) -> Requirements {
         let configuration = self.configuration.get();
         let minimum = self.nodes.minimum(&configuration.min_cpu_model);
-        placement::requirements(spec, &configuration, &minimum)
+        let mut needs = placement::requirements(spec, &configuration, &minimum);
+        placement::admit_partial_models(&mut needs, self.nodes.pairs().iter().map(NodePair::view));
+        needs
     }
 
     /// Digest of what a pod in which the guest of an instance starts would require of a node, if it was made now.
@@ -325,7 +327,9 @@ impl Launchers {
                 let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
                 let here = here.and_then(|name| self.nodes.pair(name));
                 let source = here.as_ref().map(NodePair::view);
-                placement::require_recorded_cpu(&mut requirements, &instance, &minimum, source.as_ref());
+                let pairs = self.nodes.pairs();
+                let views = pairs.iter().map(NodePair::view);
+                placement::require_recorded_cpu(&mut requirements, &instance, &minimum, source.as_ref(), views);
                 let images = if migration.by_manifest {
                     BTreeMap::new()
                 } else {

@@ -205,6 +205,7 @@ fn domain() -> Domain {
             vendor: Some("AMD".into()),
             required: names(&REQUIRED),
             disabled: names(&DISABLED),
+            ..GuestCpu::default()
         }),
         machine: Some("pc-q35-10.0".into()),
         virt_type: "qemu".into(),

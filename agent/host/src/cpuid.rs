@@ -2,7 +2,7 @@
 //!
 //! Everything goes through a reader, so that recorded dumps are read by the same code.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_api::facts::{CpuFacts, CpuidTsc};
 use raw_cpuid::{CpuId, CpuIdReader, CpuIdReaderNative, CpuIdResult};
@@ -40,7 +40,7 @@ pub fn facts<R: CpuIdReader>(reader: &R) -> CpuFacts {
         model: signature.as_ref().map(|info| info.model_id().into()),
         stepping: signature.as_ref().map(|info| info.stepping_id().into()),
         microcode: None,
-        features: features(reader).into_iter().map(Into::into).collect(),
+        features: Arc::new(features(reader).into_iter().map(Into::into).collect()),
         physical_address_bits: cpuid
             .get_processor_capacity_feature_info()
             .map(|info| info.physical_address_bits().into()),

@@ -3,7 +3,7 @@
 //! On amd64 only the microcode is taken from here; on the other architectures everything is. The
 //! file has one block for each CPU, or (s390x) one for all before those of each.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use drydock_api::facts::CpuFacts;
 
@@ -39,7 +39,7 @@ pub fn facts(text: &str, architecture: &Architecture) -> CpuFacts {
             .unwrap_or_default();
         features.sort_unstable();
         features.dedup();
-        features
+        Arc::new(features)
     };
     match architecture {
         Architecture::Arm64 => CpuFacts {
@@ -105,7 +105,7 @@ mod tests {
             (facts.family, facts.model, facts.stepping),
             (Some(8), Some(0xd0c), Some(1))
         );
-        assert_eq!(facts.features, ["aes", "asimd", "evtstrm", "fp"]);
+        assert_eq!(*facts.features, ["aes", "asimd", "evtstrm", "fp"]);
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
         let facts = facts(text, &Architecture::S390x);
         assert_eq!(facts.vendor, "IBM/S390");
         assert_eq!((facts.brand.as_str(), facts.model), ("IBM 3931", Some(3931)));
-        assert_eq!(facts.features, ["esan3", "msa", "stfle", "zarch"]);
+        assert_eq!(*facts.features, ["esan3", "msa", "stfle", "zarch"]);
     }
 
     #[test]

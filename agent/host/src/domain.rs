@@ -51,7 +51,7 @@ pub use lifecycle::{
     CrashedDetail, DefinedDetail, Lifecycle, PmSuspendedDetail, ResumedDetail, ShutdownDetail, StartedDetail,
     StoppedDetail, SuspendedDetail, UndefinedDetail,
 };
-pub use live_xml::{GuestCpu, LiveDomain};
+pub use live_xml::{AddressBits, GuestCpu, LiveDomain};
 pub use migration::{CopiedContent, DiskCopy, Migration};
 pub use state::{CrashedReason, PausedReason, RunningReason, ShutOffReason, State};
 

@@ -25,6 +25,11 @@ pub struct DomainCapabilities {
     /// The host model as a `<cpu>` element: the input of a baseline. Only if libvirt marks the
     /// mode as supported.
     pub host_model_cpu: Option<String>,
+    /// Most bits of a physical address that a guest with the host model can have.
+    pub physical_address_bits: Option<u32>,
+    /// Whether `host-passthrough` may be asked to leave out what cannot be migrated; `None` where the mode is
+    /// not supported, and of a libvirt that does not say (before 6.7).
+    pub host_passthrough_migratable: Option<bool>,
     /// All models, each name once.
     pub models: Vec<CpuModel>,
     /// Confidential computing.
@@ -60,8 +65,12 @@ pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabiliti
             let cpu = child(root, "cpu");
             let mut blockers = BTreeMap::new();
             for mode in cpu.iter().flat_map(|cpu| children(*cpu, "mode")) {
-                if mode.attribute("name") == Some("host-model") && architecture.has_host_model() {
-                    host_model(reading, mode, text, &mut found)?;
+                match mode.attribute("name") {
+                    Some("host-model") if architecture.has_host_model() => {
+                        host_model(reading, mode, text, &mut found)?;
+                    }
+                    Some("host-passthrough") => found.host_passthrough_migratable = migratable(mode),
+                    _ => {}
                 }
                 models(reading, mode, &mut found.models)?;
                 read_blockers(reading, mode, &mut blockers)?;
@@ -110,6 +119,12 @@ fn host_model(
             _ => {}
         }
     }
+    if let Some(bits) = child(mode, "maxphysaddr") {
+        // `limit` in the mode `passthrough`, `bits` in the mode `emulate`.
+        let limit = reading.attribute("maxphysaddr", bits, "limit")?;
+        let exact = reading.attribute("maxphysaddr", bits, "bits")?;
+        found.physical_address_bits = limit.or(exact).and_then(|bits| bits.parse().ok());
+    }
     found.host_model = Some(HostModel {
         name,
         fallback,
@@ -120,6 +135,14 @@ fn host_model(
         found.host_model_cpu = Some(as_cpu(mode, text));
     }
     Ok(())
+}
+
+/// Whether the enum of the mode `host-passthrough` has `on`. QEMU has no such switch on arm64 and s390x:
+/// there libvirt refuses every value but `off`.
+fn migratable(mode: Node<'_, '_>) -> Option<bool> {
+    let mut enums = children(mode, "enum");
+    let offered = enums.find(|node| node.attribute("name") == Some("hostPassthroughMigratable"))?;
+    Some(children(offered, "value").any(|value| value.text().map(str::trim) == Some("on")))
 }
 
 /// The mode as the `<cpu>` element that libvirt's baseline takes: what virsh makes of domain

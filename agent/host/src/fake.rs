@@ -7,6 +7,8 @@
 pub mod guest;
 pub mod migration;
 
+use std::sync::Arc;
+
 use drydock_api::facts::{
     CpuFacts, CpuidTsc, KvmFacts, KvmState, NodeFacts, Topology, TscCounter, VirtType, VirtualizationFacts,
 };
@@ -87,7 +89,7 @@ pub fn arm64_node() -> NodeFacts {
             family: Some(8),
             model: Some(0xd0c),
             stepping: Some(1),
-            features: ["aes", "asimd", "fp", "sha2"].map(Into::into).into(),
+            features: Vec::from(["aes", "asimd", "fp", "sha2"].map(Into::into)).into(),
             online: Some(8),
             ..CpuFacts::default()
         },
@@ -112,7 +114,7 @@ pub fn s390x_node() -> NodeFacts {
             vendor: "IBM/S390".into(),
             brand: "IBM 3931".into(),
             model: Some(3931),
-            features: ["esan3", "msa", "stfle", "vx", "zarch"].map(Into::into).into(),
+            features: Vec::from(["esan3", "msa", "stfle", "vx", "zarch"].map(Into::into)).into(),
             online: Some(4),
             ..CpuFacts::default()
         },
@@ -166,7 +168,7 @@ fn skylake_processor() -> CpuFacts {
         model: Some(94),
         stepping: Some(3),
         microcode: Some("0xf0".into()),
-        features: features.split_whitespace().map(Into::into).collect(),
+        features: Arc::new(features.split_whitespace().map(Into::into).collect()),
         physical_address_bits: Some(39),
         hypervisor: false,
         online: Some(8),

@@ -17,7 +17,7 @@ use crate::{architecture::Architecture, inspection, kernel, roots::Roots};
 
 /// Counts changes of what the inspection finds out or of how it reads the answers: an agent that
 /// knows more asks again.
-pub const FACTS_FORMAT: u32 = 1;
+pub const FACTS_FORMAT: u32 = 2;
 
 /// Programs and files that answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -54,6 +54,7 @@ fn described(
         architecture: "x86_64",
         masked_features: masked,
         host_features: features,
+        host_passthrough_migratable: None,
         disks,
         addresses: &[],
     })

@@ -135,7 +135,7 @@ fn emulation_is_described_as_virsh_describes_it() {
             .iter()
             .any(|machine| machine.name == "q35" && machine.canonical.is_some())
     );
-    for machine in &found.machine_types {
+    for machine in found.machine_types.iter() {
         assert!(
             capabilities.contains(&format!(">{}</machine>", machine.name)),
             "{}",

@@ -506,6 +506,7 @@ async fn a_cpu_that_the_host_does_not_have_is_refused_by_the_name_of_the_feature
         vendor: live.vendor.clone(),
         required: with("require"),
         disabled: with("disable"),
+        ..GuestCpu::default()
     };
     let compare = async |cpu: &GuestCpu| side.guest.compare_cpu(&full_cpu(cpu).unwrap(), VirtType::Qemu).await;
     assert_eq!(compare(&cpu).await, Ok(CpuComparison::Fits));

@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
 use drydock_core::guest::{GuestAgent, GuestState, PauseCause};
-use drydock_host::domain::{self, GuestInfo, PausedReason, ShutOffReason, State};
+use drydock_host::domain::{self, AddressBits, GuestInfo, PausedReason, ShutOffReason, State};
 
 /// Whether a guest runs, by the state of its domain.
 ///
@@ -25,8 +25,15 @@ pub(super) fn guest_state(state: State) -> Option<GuestState> {
     })
 }
 
-/// A guest's CPU: what it has beyond its model, and what it lacks of it.
-pub(super) fn guest_cpu(cpu: &domain::GuestCpu) -> GuestCpu {
+/// A guest's CPU: what it has beyond its model, and what it lacks of it. `host_bits` are those of a
+/// physical address on this node.
+pub(super) fn guest_cpu(cpu: &domain::GuestCpu, host_bits: Option<u32>) -> GuestCpu {
+    let address_bits = match cpu.address_bits {
+        None => None,
+        Some(AddressBits::Emulated(bits)) => Some(bits),
+        // The limit alone, where the host's are not known: a guest has no more.
+        Some(AddressBits::OfHost(limit)) => [limit, host_bits].into_iter().flatten().min(),
+    };
     let with = |lacks: bool| {
         cpu.features
             .iter()
@@ -39,6 +46,7 @@ pub(super) fn guest_cpu(cpu: &domain::GuestCpu) -> GuestCpu {
         vendor: cpu.vendor.clone(),
         required: with(false),
         disabled: with(true),
+        physical_address_bits: address_bits,
     }
 }
 
@@ -109,8 +117,32 @@ mod tests {
             ]),
             ..domain::GuestCpu::default()
         };
-        let told = guest_cpu(&cpu);
+        let told = guest_cpu(&cpu, None);
         assert_eq!(told.required, ["avx2"]);
         assert_eq!(told.disabled, ["monitor", "svm"]);
+    }
+
+    #[test]
+    fn address_bits_are_the_least_of_host_and_limit() {
+        use AddressBits::{Emulated, OfHost};
+        for (said, host, expected) in [
+            (None, Some(52), None),
+            (Some(Emulated(42)), Some(52), Some(42)),
+            (Some(OfHost(Some(46))), Some(52), Some(46)),
+            (Some(OfHost(Some(52))), Some(46), Some(46)),
+            (Some(OfHost(None)), Some(46), Some(46)),
+            (Some(OfHost(Some(46))), None, Some(46)),
+            (Some(OfHost(None)), None, None),
+        ] {
+            let cpu = domain::GuestCpu {
+                address_bits: said,
+                ..domain::GuestCpu::default()
+            };
+            assert_eq!(
+                guest_cpu(&cpu, host).physical_address_bits,
+                expected,
+                "{said:?} {host:?}"
+            );
+        }
     }
 }

@@ -15,7 +15,6 @@ mod node_deleted;
 use std::{path::Path, time::Duration};
 
 use drydock_api::{
-    facts::VirtType,
     kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, instance::StartStrategy},
     launcher::{LIBVIRT_SOCKET, READINESS_FILE, READY_FILE, RUN_VOLUME, Readiness, Ready},
 };
@@ -40,7 +39,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    Seen, Shared,
+    Host, Seen, Shared,
     events::{alongside, record_event},
     facts, readiness,
     report::{self, tell},
@@ -299,7 +298,7 @@ impl GuestTask {
             // That there is no agent is no trouble, and asking is how that is found out.
             known.agent = handle.guest_info().await.ok().map(facts::guest_agent);
         }
-        let domain = described(running, known, self.seen.borrow().host.virt_type, &instance);
+        let domain = described(running, known, &self.seen.borrow().host, &instance);
         self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
             .await;
         Ok(())
@@ -323,6 +322,7 @@ impl GuestTask {
             architecture: &host.architecture,
             masked_features: &host.masked,
             host_features: Some(&host.features),
+            host_passthrough_migratable: host.host_passthrough_migratable,
             disks: &ready.disks,
             addresses: &ready.addresses,
         })?;
@@ -523,16 +523,16 @@ fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
 }
 
 /// A domain as decisions take it.
-fn described(state: GuestState, known: &Known, virt_type: VirtType, instance: &VirtualMachineInstance) -> Domain {
+fn described(state: GuestState, known: &Known, host: &Host, instance: &VirtualMachineInstance) -> Domain {
     let live = known.live.as_ref();
     Domain {
         state,
         cpu: live
             .and_then(|live| live.cpu.as_ref())
             .filter(|cpu| cpu.is_complete())
-            .map(facts::guest_cpu),
+            .map(|cpu| facts::guest_cpu(cpu, host.address_bits)),
         machine: live.map(|live| live.machine.clone()),
-        virt_type: virt_type.as_str().into(),
+        virt_type: host.virt_type.as_str().into(),
         memory: guest_memory(&instance.spec).ok(),
         qemu_version: known.versions.map(|versions| versions.qemu.to_string()),
         libvirt_version: known.versions.map(|versions| versions.libvirt.to_string()),

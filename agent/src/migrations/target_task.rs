@@ -6,7 +6,7 @@ use drydock_api::{
     facts::VirtType,
     kubevirt::{
         VirtualMachineInstanceMigration,
-        migration::{MigrationTarget, TargetState},
+        migration::{MigratedGuest, MigrationTarget, TargetState},
     },
     launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME, Ready},
 };
@@ -16,6 +16,7 @@ use drydock_core::{
         record::Record,
         target::{TargetDomain, TargetStep, TargetView, step},
     },
+    processor,
 };
 use drydock_host::{
     domain::{CallError, CpuComparison, Deadlines, DomainEvents, DomainHandle},
@@ -29,7 +30,7 @@ use tracing::{info, warn};
 
 use super::{Seen, said, seen};
 use crate::{
-    guests::Shared,
+    guests::{Host, Shared},
     tunnel::{
         client::TunnelError,
         local::{Peer, Role, SessionSpec},
@@ -76,6 +77,14 @@ pub(super) struct TargetTask {
 struct Refusal {
     reason: &'static str,
     message: String,
+}
+
+/// Whether a guest can go on here that has the CPU of its host, which no libvirt can compare.
+fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), Refusal> {
+    match processor::refusal(guest.processor.as_deref(), host.processor.as_deref()) {
+        Some((reason, message)) => Err(Refusal { reason, message }),
+        None => Ok(()),
+    }
 }
 
 /// Why a step could not be taken now.
@@ -393,7 +402,7 @@ impl TargetTask {
             return refuse("OtherVirtType", message);
         }
         let Some(cpu) = &guest.cpu else {
-            return refuse("GuestCPUUnknown", "the CPU that the guest has is not known".into());
+            return Ok(same_processor(&guest, &host));
         };
         let masked: Vec<&str> = cpu
             .required

@@ -3,7 +3,7 @@
 //!
 //! Nothing in here is a guess: a source that did not answer leaves its field empty.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,17 @@ pub struct NodeFacts {
     pub virtualization: Option<VirtualizationFacts>,
 }
 
+impl NodeFacts {
+    /// Bits of a physical address that guests have with KVM: libvirt's limit, else the processor's own.
+    pub fn guest_address_bits(&self) -> Option<u32> {
+        let limit = self
+            .virtualization
+            .as_ref()
+            .and_then(|facts| facts.physical_address_bits);
+        limit.or(self.cpu.physical_address_bits)
+    }
+}
+
 /// The processor, by its own instructions (cpuid) and by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -47,8 +58,8 @@ pub struct CpuFacts {
     /// Microcode revision as the kernel prints it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub microcode: Option<String>,
-    /// Feature flags of the host as the kernel names them.
-    pub features: Vec<String>,
+    /// Feature flags of the host as the kernel names them. Equal processors share them in memory.
+    pub features: Arc<Vec<String>>,
     /// Bits of a physical address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_address_bits: Option<u32>,
@@ -152,12 +163,22 @@ pub struct VirtualizationFacts {
     /// What a guest with `host-model` gets; absent where libvirt does not support it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_model: Option<HostModel>,
-    /// All CPU models libvirt knows here, usable or not.
-    pub models: Vec<CpuModel>,
+    /// All CPU models libvirt knows here, usable or not. Nodes that are alike in this share the list in
+    /// memory, as they do the next two.
+    pub models: Arc<Vec<CpuModel>>,
     /// All CPU features that a guest can have: the baseline of the host, expanded.
-    pub features: Vec<String>,
+    pub features: Arc<Vec<String>>,
     /// Machine types of the native architecture, aliases included.
-    pub machine_types: Vec<MachineType>,
+    pub machine_types: Arc<Vec<MachineType>>,
+    /// Whether a guest can have the host's own CPU without the features that cannot be migrated
+    /// (`on` in libvirt's `hostPassthroughMigratable`). Absent if libvirt does not say, and in the facts
+    /// of agents that did not read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_passthrough_migratable: Option<bool>,
+    /// Most bits of a physical address that a guest can have (`maxphysaddr` of the host model). Absent if
+    /// libvirt does not say, and in the facts of agents that did not read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub physical_address_bits: Option<u32>,
     /// The host's time stamp counter as libvirt measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tsc: Option<TscCounter>,

@@ -75,6 +75,10 @@ pub struct DomainInput<'a> {
     /// Features that a guest could have on this node, masked or not: no other need be withheld.
     /// `None` if they are not known; then libvirt must know the name of each masked feature.
     pub host_features: Option<&'a BTreeSet<String>>,
+    /// Whether libvirt can leave out of the host's own CPU what cannot be migrated (the enum
+    /// `hostPassthroughMigratable`). `None` if it is not known: then it is asked for on x86_64 only, where
+    /// every QEMU can.
+    pub host_passthrough_migratable: Option<bool>,
     /// What the launcher has prepared.
     pub disks: &'a [PreparedDisk],
     /// Addresses of the pod that the guest starts in.
@@ -120,6 +124,9 @@ pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
         masked: input.masked_features,
         host: input.host_features,
     };
+    let migratable = input
+        .host_passthrough_migratable
+        .unwrap_or(input.architecture == "x86_64");
     Element::new("domain")
         .with("type", input.virt_type.as_str())
         .child(Element::text("name", domain_name(input.namespace, input.name)))
@@ -131,7 +138,7 @@ pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
         .children(serial.map(system_serial))
         .child(os(input, serial.is_some())?)
         .child(features(input.virt_type))
-        .child(cpu::element(input.spec, topology, input.virt_type, mask)?)
+        .child(cpu::element(input.spec, topology, input.virt_type, migratable, mask)?)
         .child(clock::element(hardware.clock.as_ref())?)
         .child(Element::text("on_poweroff", "destroy"))
         .child(Element::text("on_reboot", "restart"))

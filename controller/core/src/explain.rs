@@ -171,7 +171,8 @@ mod tests {
                     model("Haswell-v1", None, Usable::No, &["hle", "rtm"]),
                     model("Haswell-noTSX", None, Usable::Yes, &[]),
                     model("qemu64", None, Usable::Yes, &[]),
-                ],
+                ]
+                .into(),
                 host_model: Some(HostModel {
                     name: "Haswell".into(),
                     ..HostModel::default()

@@ -1,6 +1,9 @@
 //! Features that a node has and shall not offer, to level a mixed cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use drydock_api::facts::{NodeFacts, Usable};
 
@@ -55,7 +58,7 @@ pub fn apply(facts: &NodeFacts, mask: &BTreeSet<String>, masked_models: &MaskedM
     let Some(virtualization) = &mut offered.virtualization else {
         return offered;
     };
-    virtualization.features.retain(|feature| !mask.contains(feature));
+    Arc::make_mut(&mut virtualization.features).retain(|feature| !mask.contains(feature));
     if let Some(host_model) = &mut virtualization.host_model {
         host_model.required.retain(|feature| !mask.contains(feature));
         if let Some(lost) = masked_models.get(&host_model.name) {
@@ -67,7 +70,7 @@ pub fn apply(facts: &NodeFacts, mask: &BTreeSet<String>, masked_models: &MaskedM
             host_model.disabled.extend(more);
         }
     }
-    for model in &mut virtualization.models {
+    for model in Arc::make_mut(&mut virtualization.models) {
         let lost = masked_models.get(&model.name).or_else(|| {
             model
                 .canonical
@@ -118,7 +121,7 @@ mod tests {
     fn masked_features_vanish_and_block_the_models_that_need_them() {
         let facts = NodeFacts {
             virtualization: Some(VirtualizationFacts {
-                features: vec!["avx".into(), "avx2".into()],
+                features: vec!["avx".into(), "avx2".into()].into(),
                 host_model: Some(HostModel {
                     name: "Haswell".into(),
                     required: vec!["avx2".into(), "ss".into()],
@@ -141,14 +144,15 @@ mod tests {
                         usable: Usable::Yes,
                         ..CpuModel::default()
                     },
-                ],
+                ]
+                .into(),
                 ..VirtualizationFacts::default()
             }),
             ..NodeFacts::default()
         };
         let map = MaskedModels::from([("Haswell".into(), names(&["avx2"])), ("Penryn".into(), names(&[]))]);
         let offered = apply(&facts, &names(&["avx2"]), &map).virtualization.unwrap();
-        assert_eq!(offered.features, ["avx"]);
+        assert_eq!(*offered.features, ["avx"]);
         let host_model = offered.host_model.unwrap();
         assert_eq!(
             (host_model.required, host_model.disabled),

@@ -19,11 +19,12 @@
 mod affinity;
 mod fit;
 mod misfit;
+mod models;
 mod pack;
 pub mod room;
 mod targets;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drydock_api::{
     kubevirt::{VirtualMachineInstanceSpec, domain::FeaturePolicy},
@@ -35,6 +36,7 @@ use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
 
 use crate::{
     configuration::Configuration,
+    default_cpu::{HOST_MODEL, default_model, is_hosts_own},
     launcher_pod::{Demand, requests},
     minimum::Minimum,
     obsolete::ObsoleteModels,
@@ -43,12 +45,15 @@ use crate::{
 pub use affinity::keeps_off;
 pub use fit::{Fit, NodeView, fit};
 pub use misfit::Misfit;
+pub use models::admit_partial_models;
 pub use pack::{Leaving, Outlook, pack};
 pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu};
 
 /// The label that Kubernetes puts on nodes.
 const ARCHITECTURE: &str = "kubernetes.io/arch";
+/// The label with a node's own name, which the kubelet puts on it.
+const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Families of machine types: how the names of their versions begin, and the name without a version.
 const FAMILIES: [(&str, &str); 4] = [
     ("pc-q35-", "q35"),
@@ -70,6 +75,10 @@ pub struct Requirements {
     pub obsolete: ObsoleteModels,
     /// Features that the node must have, those of the minimum model among them.
     pub features: Vec<String>,
+    /// Features of the model that the guest does without, so that its node need not have them.
+    pub disabled: Vec<String>,
+    /// Features of the minimum CPU model, where the node must have the whole of it.
+    pub minimum: BTreeSet<String>,
     /// Features that the node must not have.
     pub forbidden: Vec<String>,
     /// Features that are forbidden though they are of the minimum CPU model: no node can be told
@@ -112,6 +121,7 @@ pub fn architecture(spec: &VirtualMachineInstanceSpec) -> &str {
 ///   about to drop have no labels and run all the same, and all versions come with the launcher's
 ///   image, not with the node. [`fit`] looks each version up in the full sets.
 /// - `<model>-v1` is another name of `<model>`, by which nodes offer it.
+/// - Without a model, the guest has the one that exists on its architecture ([`default_model`]).
 /// - A feature of the minimum CPU model selects on the label of the whole minimum.
 /// - To forbid a feature of the minimum CPU model is refused by a selector that no node meets: which
 ///   nodes lack it cannot be told from labels, and a guest on one that has it would never start.
@@ -144,15 +154,12 @@ pub fn requirements(
     }
     let cpu = spec.domain.cpu.clone().unwrap_or_default();
     let model = cpu.model.as_deref().filter(|model| !model.is_empty());
-    match model
-        .or(configuration.default_cpu_model.as_deref())
-        .unwrap_or("host-model")
-    {
-        "host-model" => {
+    match model.unwrap_or_else(|| default_model(architecture(spec), configuration)) {
+        HOST_MODEL => {
             needs.host_model = true;
             needs.expressions.push(expression(OBSOLETE_HOST_MODEL, "DoesNotExist"));
         }
-        "host-passthrough" => {}
+        model if is_hosts_own(model) => {}
         named => {
             needs.select(&model_key(named), TRUE);
             needs.model = Some(named.into());
@@ -165,8 +172,12 @@ pub fn requirements(
         let own = format!("{CPU_FEATURE}{}", feature.name);
         match feature.policy.unwrap_or(FeaturePolicy::Require) {
             FeaturePolicy::Require => {
-                let key = if implied(&feature.name) { &whole } else { &own };
-                needs.select(key, TRUE);
+                if implied(&feature.name) {
+                    needs.select(&whole, TRUE);
+                    needs.minimum.clone_from(&minimum.features);
+                } else {
+                    needs.select(&own, TRUE);
+                }
                 needs.features.push(feature.name);
             }
             FeaturePolicy::Forbid if implied(&feature.name) => {
@@ -179,7 +190,8 @@ pub fn requirements(
                 needs.expressions.push(expression(&own, "DoesNotExist"));
                 needs.forbidden.push(feature.name);
             }
-            FeaturePolicy::Force | FeaturePolicy::Optional | FeaturePolicy::Disable => {}
+            FeaturePolicy::Disable => needs.disabled.push(feature.name),
+            FeaturePolicy::Force | FeaturePolicy::Optional => {}
         }
     }
     needs
@@ -219,6 +231,16 @@ fn expression(key: &str, operator: &str) -> NodeSelectorRequirement {
         key: key.into(),
         operator: operator.into(),
         values: None,
+    }
+}
+
+/// Only these nodes, or none of them, by the label with their names: what is known of nodes and is in no
+/// label. It stays true of a pod that runs, as names do not change.
+fn nodes_by_name(operator: &str, mut names: Vec<String>) -> NodeSelectorRequirement {
+    names.sort_unstable();
+    NodeSelectorRequirement {
+        values: Some(names),
+        ..expression(HOSTNAME, operator)
     }
 }
 

@@ -143,10 +143,15 @@ impl MigrationTask {
                     .is_some_and(|spec| spec.node_name.as_deref() == Some(here))
                 && drydock_core::instance::ending::ended(candidate).is_none()
         })?;
+        let source = self.launchers.nodes.pair(here);
         Some(Sides {
             source: pod(leaves)?,
             target: pod(arrives)?,
-            guest: guest(instance, arrives),
+            guest: guest(
+                instance,
+                arrives,
+                source.as_ref().and_then(|source| source.view().facts),
+            ),
             configuration: configuration(&self.launchers.configuration.get().migrations),
         })
     }

@@ -1,5 +1,8 @@
-//! What nodes can do, held once for all nodes that are alike: of a machine it is a hundred and fifty KiB, and most
-//! clusters have many machines of few kinds.
+//! What nodes can do, with its large parts held once for all nodes that are alike in them: of a machine it is a
+//! hundred and fifty KiB, and most clusters have many machines of few kinds.
+//!
+//! Each list is shared by itself. Whole facts are hardly ever equal: the measured frequency of the time stamp
+//! counter differs between equal machines, and microcode and kernels differ while a cluster is updated.
 
 use std::{
     collections::HashMap,
@@ -7,26 +10,53 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use drydock_api::facts::NodeFacts;
+use drydock_api::facts::{CpuModel, MachineType, NodeFacts};
+use serde::Serialize;
 
-/// Facts that some node has.
+/// Lists that some node has.
 #[derive(Debug, Default)]
-pub(super) struct SharedFacts(Mutex<HashMap<u64, Weak<NodeFacts>>>);
+pub(super) struct SharedFacts {
+    names: SharedLists<String>,
+    models: SharedLists<CpuModel>,
+    machine_types: SharedLists<MachineType>,
+}
 
 impl SharedFacts {
-    /// Replaces facts by the same ones that another node has, if one does.
+    /// Replaces the lists in facts by the same ones that another node has, if one does.
     pub(super) fn share(&self, facts: &mut Arc<NodeFacts>) {
-        let Ok(text) = serde_json::to_vec(facts) else { return };
+        let facts = Arc::make_mut(facts);
+        self.names.share(&mut facts.cpu.features);
+        if let Some(virtualization) = &mut facts.virtualization {
+            self.names.share(&mut virtualization.features);
+            self.models.share(&mut virtualization.models);
+            self.machine_types.share(&mut virtualization.machine_types);
+        }
+    }
+}
+
+/// Lists of one kind, by a hash of their content.
+#[derive(Debug)]
+struct SharedLists<T>(Mutex<HashMap<u64, Weak<Vec<T>>>>);
+
+impl<T> Default for SharedLists<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: PartialEq + Serialize> SharedLists<T> {
+    fn share(&self, list: &mut Arc<Vec<T>>) {
+        let Ok(text) = serde_json::to_vec(list) else { return };
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
         let hash = hasher.finish();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.get(&hash).and_then(Weak::upgrade).filter(|same| same == facts) {
-            Some(same) => *facts = same,
+        match known.get(&hash).and_then(Weak::upgrade).filter(|same| same == list) {
+            Some(same) => *list = same,
             None => {
                 // A node that has changed leaves its old ones behind.
-                known.retain(|_, facts| facts.strong_count() > 0);
-                known.insert(hash, Arc::downgrade(facts));
+                known.retain(|_, list| list.strong_count() > 0);
+                known.insert(hash, Arc::downgrade(list));
             }
         }
     }
@@ -34,25 +64,64 @@ impl SharedFacts {
 
 #[cfg(test)]
 mod tests {
+    use drydock_api::facts::{TscCounter, VirtualizationFacts};
+
     use super::*;
 
-    #[test]
-    fn what_is_alike_is_held_once_and_what_nobody_has_not_at_all() {
-        let facts = |kernel: &str| {
-            Arc::new(NodeFacts {
-                kernel: kernel.into(),
-                ..NodeFacts::default()
-            })
+    fn facts(frequency: u64, features: &[&str]) -> Arc<NodeFacts> {
+        let names = |names: &[&str]| Arc::new(names.iter().map(|&name| name.into()).collect::<Vec<String>>());
+        let mut facts = NodeFacts {
+            virtualization: Some(VirtualizationFacts {
+                features: names(features),
+                models: Arc::new(vec![CpuModel::default()]),
+                machine_types: Arc::new(vec![MachineType::default()]),
+                tsc: Some(TscCounter {
+                    frequency_hz: frequency,
+                    scalable: true,
+                }),
+                ..VirtualizationFacts::default()
+            }),
+            ..NodeFacts::default()
         };
+        facts.cpu.features = names(&["fpu", "tsc"]);
+        Arc::new(facts)
+    }
+
+    #[test]
+    fn nodes_that_differ_in_frequency_share_the_large_parts() {
         let shared = SharedFacts::default();
-        let [mut one, mut same, mut other] = [facts("6.1"), facts("6.1"), facts("6.12")];
-        for facts in [&mut one, &mut same, &mut other] {
+        let [mut one, mut other, mut poorer] = [
+            facts(2_100_000_000, &["aes", "avx"]),
+            facts(2_100_003_000, &["aes", "avx"]),
+            facts(2_100_000_000, &["aes"]),
+        ];
+        for facts in [&mut one, &mut other, &mut poorer] {
             shared.share(facts);
         }
-        assert!(Arc::ptr_eq(&one, &same));
-        assert_eq!((&*one.kernel, &*other.kernel), ("6.1", "6.12"));
-        drop((one, same));
-        shared.share(&mut facts("6.6"));
-        assert_eq!(shared.0.lock().unwrap().len(), 2);
+        assert_ne!(one, other);
+        let [one, other, poorer] = [&one, &other, &poorer].map(|facts| {
+            let virtualization = facts.virtualization.clone().unwrap();
+            (virtualization, Arc::clone(&facts.cpu.features))
+        });
+        for (same, alike) in [(&other, true), (&poorer, false)] {
+            assert_eq!(Arc::ptr_eq(&one.0.features, &same.0.features), alike);
+            assert!(Arc::ptr_eq(&one.0.models, &same.0.models));
+            assert!(Arc::ptr_eq(&one.0.machine_types, &same.0.machine_types));
+            assert!(Arc::ptr_eq(&one.1, &same.1));
+        }
+    }
+
+    #[test]
+    fn lists_that_no_node_has_any_more_are_forgotten() {
+        let shared = SharedFacts::default();
+        let held = |shared: &SharedFacts| shared.names.0.lock().unwrap().len();
+        let mut gone = facts(1, &["aes"]);
+        shared.share(&mut gone);
+        assert_eq!(held(&shared), 2);
+        drop(gone);
+        let mut other = facts(1, &["avx"]);
+        shared.share(&mut other);
+        // The processor's flags and the one list of features.
+        assert_eq!(held(&shared), 2);
     }
 }

@@ -21,8 +21,19 @@ pub struct GuestCpu {
     pub features: BTreeMap<String, String>,
     /// Mode: `custom` if the model and the features say everything.
     pub mode: String,
+    /// Bits of a physical address, where it is said.
+    pub address_bits: Option<AddressBits>,
     /// How libvirt compared the CPU with what QEMU gave: `full` if the features are QEMU's own word.
     pub check: String,
+}
+
+/// How many bits a physical address has (`maxphysaddr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressBits {
+    /// This many, whatever the host has.
+    Emulated(u32),
+    /// As many as the host has, but no more than this.
+    OfHost(Option<u32>),
 }
 
 /// What is of interest of a running domain.
@@ -86,7 +97,22 @@ fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<GuestCpu, ParseError>
             return Err(reading.too_many("feature"));
         }
     }
+    let address_bits = match child(cpu, "maxphysaddr") {
+        Some(node) => {
+            let number = |name| {
+                let text = reading.attribute("maxphysaddr", node, name)?;
+                Ok::<_, ParseError>(text.and_then(|text| text.parse().ok()))
+            };
+            match node.attribute("mode") {
+                Some("emulate") => number("bits")?.map(AddressBits::Emulated),
+                Some("passthrough") => Some(AddressBits::OfHost(number("limit")?)),
+                _ => None,
+            }
+        }
+        None => None,
+    };
     Ok(GuestCpu {
+        address_bits,
         model: text("model")?.unwrap_or_default(),
         vendor: text("vendor")?.filter(|vendor| !vendor.is_empty()),
         features,

@@ -140,6 +140,45 @@ fn host_models() {
 }
 
 #[test]
+fn host_passthrough_is_migratable_where_the_enum_has_on() {
+    let mode = |content: &str| format!("<mode name='host-passthrough' supported='yes'>{content}</mode>");
+    let values = |values: &str| mode(&format!("<enum name='hostPassthroughMigratable'>{values}</enum>"));
+    for (modes, expected) in [
+        (values("<value>on</value><value>off</value>"), Some(true)),
+        (values("<value>off</value>"), Some(false)),
+        (values(""), Some(false)),
+        (mode(""), None),
+        (mode("<enum name='other'><value>on</value></enum>"), None),
+        ("<mode name='host-passthrough' supported='no'/>".into(), None),
+        (
+            "<mode name='maximum'><enum name='hostPassthroughMigratable'><value>on</value></enum></mode>".into(),
+            None,
+        ),
+    ] {
+        let found = parse(&document(&modes, ""), &Architecture::Arm64).unwrap();
+        assert_eq!(found.host_passthrough_migratable, expected, "{modes}");
+    }
+    assert_eq!(amd64(TRIXIE_KVM).host_passthrough_migratable, Some(true));
+    assert_eq!(amd64(TRIXIE_QEMU).host_passthrough_migratable, None);
+}
+
+#[test]
+fn address_bits_of_guests_are_those_of_the_host_model() {
+    for (element, expected) in [
+        ("<maxphysaddr mode='passthrough' limit='46'/>", Some(46)),
+        ("<maxphysaddr mode='emulate' bits='48'/>", Some(48)),
+        ("<maxphysaddr mode='passthrough'/>", None),
+        ("<maxphysaddr mode='passthrough' limit='many'/>", None),
+        ("", None),
+    ] {
+        let mode = format!("<mode name='host-model' supported='yes'><model>X</model>{element}</mode>");
+        let found = amd64(&document(&mode, ""));
+        assert_eq!(found.physical_address_bits, expected, "{element}");
+    }
+    assert_eq!(amd64(TRIXIE_KVM).physical_address_bits, Some(48));
+}
+
+#[test]
 fn no_host_model_is_no_error() {
     for mode in [
         "",

@@ -52,8 +52,8 @@ pub struct Cpu {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub threads: Option<u32>,
-    /// A model that libvirt knows, `host-model` or `host-passthrough`. host-model if not set and
-    /// the cluster's configuration names none.
+    /// A model that libvirt knows, `host-model`, `host-passthrough`, or `max`. If not set, the one of the
+    /// cluster's configuration, else host-model; on arm64 host-passthrough; on arm64 and s390x max by emulation.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"))]
     pub model: Option<String>,

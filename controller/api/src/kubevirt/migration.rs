@@ -219,6 +219,9 @@ pub struct MigratedGuest {
     /// Its CPU in full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<GuestCpu>,
+    /// Which processor it runs on, where it has the host's own CPU: its target must have the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processor: Option<String>,
     /// `kvm`, or `qemu` for emulation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_type: Option<String>,

@@ -387,6 +387,9 @@ pub struct GuestCpu {
     /// Features of the model that it lacks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled: Vec<String>,
+    /// Bits of a physical address, where they follow the host's. A node with fewer cannot take the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub physical_address_bits: Option<u32>,
 }
 
 /// The image below a containerDisk, as it was at the first start.

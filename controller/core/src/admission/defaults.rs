@@ -24,6 +24,7 @@ use serde_json::Value;
 use super::overlay::overlay;
 use crate::{
     configuration::Configuration,
+    default_cpu::default_model,
     domain::{firmware_uuid, mac_address},
     quantity,
 };
@@ -32,8 +33,6 @@ use crate::{
 pub const ARCHITECTURES: [&str; 3] = ["amd64", "arm64", "s390x"];
 /// Seconds that a guest may take to shut down.
 const GRACE: i64 = 30;
-/// CPU model where neither the manifest nor the configuration names one.
-const HOST_MODEL: &str = "host-model";
 /// Name of the network of a guest that names none.
 const NETWORK: &str = "default";
 
@@ -66,7 +65,7 @@ pub fn default_instance(
     let architecture = spec.architecture.get_or_insert_with(|| architecture.into()).clone();
     spec.termination_grace_period_seconds.get_or_insert(GRACE);
     let domain = &mut spec.domain;
-    cpu(domain, configuration);
+    cpu(domain, configuration, &architecture);
     memory(domain);
     let machine = domain.machine.get_or_insert_default();
     if machine.type_.as_ref().is_none_or(String::is_empty) {
@@ -95,7 +94,7 @@ pub fn defaulted(raw: &Value, named: Named<'_>, configuration: &Configuration, a
 }
 
 /// A topology that is not said at all follows the pod's CPUs, as KubeVirt does: so many sockets.
-fn cpu(domain: &mut Domain, configuration: &Configuration) {
+fn cpu(domain: &mut Domain, configuration: &Configuration, architecture: &str) {
     let resources = domain.resources.as_ref();
     let amount = resources.and_then(|all| all.limits.get("cpu").or_else(|| all.requests.get("cpu")));
     let sockets = amount
@@ -116,8 +115,7 @@ fn cpu(domain: &mut Domain, configuration: &Configuration) {
     counted.get_or_insert(if silent { sockets } else { 1 });
     threads.get_or_insert(1);
     if model.as_ref().is_none_or(String::is_empty) {
-        let named = configuration.default_cpu_model.clone();
-        *model = Some(named.unwrap_or_else(|| HOST_MODEL.into()));
+        *model = Some(default_model(architecture, configuration).into());
     }
 }
 

@@ -11,12 +11,11 @@ use drydock_api::{
 };
 
 use super::{element::Element, problem::DomainProblem};
-use crate::quantity;
+use crate::{
+    default_cpu::{HOST_MODEL, HOST_PASSTHROUGH, MAXIMUM},
+    quantity,
+};
 
-/// The model that is the host's, written down feature by feature.
-const HOST_MODEL: &str = "host-model";
-/// The host's CPU itself.
-const HOST_PASSTHROUGH: &str = "host-passthrough";
 /// Most CPUs of a guest whose interrupts are not remapped.
 const MOST: u64 = 255;
 
@@ -109,11 +108,13 @@ impl Mask<'_> {
 /// The element `cpu`.
 ///
 /// By emulation the emulator is the host: `host-passthrough`, which libvirt does not know there, is
-/// what `host-model` is.
+/// what `host-model` is. `migratable`: whether the host's own CPU may be asked to leave out what cannot
+/// be migrated, which libvirt refuses where QEMU has no such switch.
 pub(super) fn element(
     spec: &VirtualMachineInstanceSpec,
     topology: Topology,
     virt_type: VirtType,
+    migratable: bool,
     mask: Mask<'_>,
 ) -> Result<Element, DomainProblem> {
     let given = spec.domain.cpu.as_ref();
@@ -121,8 +122,9 @@ pub(super) fn element(
     let cpu = Element::new("cpu");
     let mut cpu = match (model, virt_type) {
         (HOST_MODEL, _) | (HOST_PASSTHROUGH, VirtType::Qemu | VirtType::Unknown) => cpu.with("mode", HOST_MODEL),
-        // Without features that cannot be migrated.
-        (HOST_PASSTHROUGH, VirtType::Kvm) => cpu.with("mode", HOST_PASSTHROUGH).with("migratable", "on"),
+        (HOST_PASSTHROUGH, VirtType::Kvm) if migratable => cpu.with("mode", HOST_PASSTHROUGH).with("migratable", "on"),
+        (HOST_PASSTHROUGH, VirtType::Kvm) => cpu.with("mode", HOST_PASSTHROUGH),
+        (MAXIMUM, _) => cpu.with("mode", "maximum"),
         (model, _) => cpu
             .with("mode", "custom")
             .with("match", "exact")

@@ -44,6 +44,7 @@ mod tests {
             vendor: Some("Intel".into()),
             required: vec!["vmx".into(), "ss".into()],
             disabled: vec!["hle".into()],
+            ..GuestCpu::default()
         };
         let expected = "<cpu mode=\"custom\" match=\"exact\" check=\"full\">
   <model fallback=\"forbid\">Skylake-Client-IBRS</model>

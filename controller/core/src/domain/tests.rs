@@ -86,6 +86,16 @@ fn masked_xml(
     masked: &[&str],
     host: Option<&[&str]>,
 ) -> Result<String, DomainProblem> {
+    described(spec, virt_type, masked, host, None)
+}
+
+fn described(
+    spec: &VirtualMachineInstanceSpec,
+    virt_type: VirtType,
+    masked: &[&str],
+    host: Option<&[&str]>,
+    migratable: Option<bool>,
+) -> Result<String, DomainProblem> {
     let (masked, host, disks) = (names(masked), host.map(names), prepared(spec));
     domain_xml(&DomainInput {
         namespace: "shop",
@@ -96,6 +106,7 @@ fn masked_xml(
         architecture: "x86_64",
         masked_features: &masked,
         host_features: host.as_ref(),
+        host_passthrough_migratable: migratable,
         disks: &disks,
         addresses: &[],
     })
@@ -220,6 +231,25 @@ fn cpu_models_are_the_hosts_or_exactly_the_named_one() {
         ],
         &["cpu"],
     ));
+}
+
+#[test]
+fn host_passthrough_is_migratable_where_libvirt_offers_it() {
+    let spec = spec(&json!({"cpu": {"model": "host-passthrough"}}));
+    for (offered, written) in [(Some(true), true), (Some(false), false), (None, true)] {
+        let xml = described(&spec, VirtType::Kvm, &[], None, offered).unwrap();
+        assert_eq!(xml.contains("migratable="), written, "{offered:?}");
+        assert!(xml.contains("<cpu mode=\"host-passthrough\""), "{xml}");
+    }
+}
+
+#[test]
+fn the_most_that_can_be_had_is_a_mode_of_its_own() {
+    let spec = spec(&json!({"cpu": {"model": "max"}}));
+    for virt_type in [VirtType::Kvm, VirtType::Qemu] {
+        let xml = masked_xml(&spec, virt_type, &[], None).unwrap();
+        assert!(xml.contains("<cpu mode=\"maximum\">"), "{xml}");
+    }
 }
 
 #[test]
@@ -512,6 +542,7 @@ fn a_guest_has_the_addresses_of_the_pod_that_it_starts_in() {
             architecture: "x86_64",
             masked_features: &masked,
             host_features: None,
+            host_passthrough_migratable: None,
             disks: &disks,
             addresses,
         });

@@ -125,7 +125,7 @@ fn the_documented_example_of_penryn_and_haswell() {
         "xsave",
     ];
     let facts = kvm(VirtualizationFacts {
-        features: strings(&HASWELL),
+        features: strings(&HASWELL).into(),
         ..VirtualizationFacts::default()
     });
     let desired = desired(&facts, &LabelPolicy::default());
@@ -151,7 +151,8 @@ fn models_are_written_by_the_name_that_manifests_use() {
             model("Mystery", Usable::Unknown),
             alias("qemu64", "qemu64-v1", Usable::Yes),
             model("qemu64-v1", Usable::Yes),
-        ],
+        ]
+        .into(),
         host_model: Some(HostModel {
             name: "Skylake".into(),
             ..HostModel::default()
@@ -216,8 +217,8 @@ fn each_architecture_gets_what_applies_to_it() {
             required: strings(&["aen"]),
             ..HostModel::default()
         }),
-        models: vec![model("z14", Usable::Yes)],
-        features: strings(&["aen", "sse2"]),
+        models: vec![model("z14", Usable::Yes)].into(),
+        features: strings(&["aen", "sse2"]).into(),
         machine_types: vec![
             MachineType {
                 name: "virt".into(),
@@ -232,7 +233,8 @@ fn each_architecture_gets_what_applies_to_it() {
                 name: "none".into(),
                 ..MachineType::default()
             },
-        ],
+        ]
+        .into(),
         tsc: Some(TscCounter {
             frequency_hz: 1,
             scalable: true,
@@ -279,7 +281,7 @@ fn each_architecture_gets_what_applies_to_it() {
 #[test]
 fn emulation_is_labelled_only_where_it_is_allowed() {
     let facts = node(VirtualizationFacts {
-        features: strings(&["avx2"]),
+        features: strings(&["avx2"]).into(),
         ..VirtualizationFacts::default()
     });
     let refused = desired(&facts, &LabelPolicy::default());
@@ -370,7 +372,7 @@ fn confidential_computing_and_timer_labels_follow_their_rules() {
 #[test]
 fn keys_that_kubernetes_refuses_are_left_out_and_named() {
     let facts = kvm(VirtualizationFacts {
-        features: strings(&["good", "", "bad name", &"x".repeat(64)]),
+        features: strings(&["good", "", "bad name", &"x".repeat(64)]).into(),
         host_model: Some(HostModel::default()),
         ..VirtualizationFacts::default()
     });
@@ -443,8 +445,8 @@ prop_compose! {
                     required: features.iter().take(20).cloned().collect(),
                     ..HostModel::default()
                 }),
-                models,
-                features,
+                models: models.into(),
+                features: features.into(),
                 vendor,
                 ..VirtualizationFacts::default()
             }),

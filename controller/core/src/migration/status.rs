@@ -1,10 +1,14 @@
 //! The controller's part of a migration's status, and what an instance says of its migration.
 
-use drydock_api::kubevirt::{
-    VirtualMachineInstance, VirtualMachineInstanceMigration,
-    migration::{
-        MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
-        MigrationSource, MigrationState, MigrationTarget, VirtualMachineInstanceMigrationStatus,
+use drydock_api::{
+    facts::NodeFacts,
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration,
+        migration::{
+            MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase,
+            MigrationPhaseTransition, MigrationSource, MigrationState, MigrationTarget,
+            VirtualMachineInstanceMigrationStatus,
+        },
     },
 };
 use jiff::Timestamp;
@@ -14,8 +18,9 @@ use super::{cluster::Failure, record::has_arrived};
 use crate::{
     conditions::{Status, whole_seconds},
     configuration::Migrations,
+    default_cpu::has_hosts_own,
     launcher_pod::image_identity,
-    migratable,
+    migratable, processor,
     vm_conditions::condition,
 };
 
@@ -47,12 +52,16 @@ pub struct Sides {
     pub configuration: MigrationConfiguration,
 }
 
-/// The guest of an instance, as the target must be able to run it, in this pod.
-pub fn guest(instance: &VirtualMachineInstance, target: &Pod) -> MigratedGuest {
+/// The guest of an instance, as the target must be able to run it, in this pod. `source` is what is known
+/// of the node that it is on.
+pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&NodeFacts>) -> MigratedGuest {
     let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     MigratedGuest {
         instance_uid: instance.metadata.uid.clone(),
         cpu: record.and_then(|record| record.guest_cpu.clone()),
+        processor: has_hosts_own(instance)
+            .then(|| source.and_then(processor::identity))
+            .flatten(),
         virt_type: record.and_then(|record| record.virt_type.clone()),
         copied_disks: migratable::copied_disks(&instance.spec),
         layers_only: image_identity::layers_only(instance, target),

@@ -46,8 +46,8 @@ impl Default for Scene {
                 virtualization: Some(VirtualizationFacts {
                     virt_type: VirtType::Kvm,
                     vendor: "Intel".into(),
-                    models: vec![model("Haswell"), model("Penryn")],
-                    features: vec!["avx2".into(), "sse2".into()],
+                    models: vec![model("Haswell"), model("Penryn")].into(),
+                    features: vec!["avx2".into(), "sse2".into()].into(),
                     host_model: Some(HostModel {
                         name: "Haswell".into(),
                         ..HostModel::default()

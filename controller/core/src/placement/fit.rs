@@ -9,7 +9,7 @@ use std::{
 };
 
 use drydock_api::{
-    facts::{CpuModel, NodeFacts, Usable, VirtualizationFacts},
+    facts::{NodeFacts, Usable, VirtualizationFacts},
     kubevirt::{Amount, VirtualMachineInstanceSpec},
     labels::{CPU_FEATURE, CPU_MINIMUM, CPU_MODEL, GUEST_NETWORK, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE},
     launcher::KVM_RESOURCE,
@@ -20,9 +20,10 @@ use k8s_openapi::{
 };
 
 use super::{
-    ARCHITECTURE, NodeRoom, Requirements, affinity, machine_key, misfit::Misfit, model_key, room::add_shortages,
+    ARCHITECTURE, NodeRoom, Requirements, affinity, machine_key, misfit::Misfit, model_key, models::lacks_part,
+    room::add_shortages,
 };
-use crate::{aliases, quantity};
+use crate::{aliases, processor, quantity};
 
 /// How many nodes are called by their names.
 const NAMED: usize = 3;
@@ -74,8 +75,13 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    fn label(&self, key: &str) -> Option<&str> {
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
         self.labels.and_then(|labels| labels.get(key)).map(String::as_str)
+    }
+
+    /// Which processor guests have there that have their host's own CPU, if that is known.
+    pub(super) fn processor(&self) -> Option<String> {
+        self.facts.and_then(processor::identity)
     }
 
     /// What guests can have there, if that is known.
@@ -283,10 +289,17 @@ fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Mi
         return missing(known, key, node, || Misfit::LacksFeature(feature.into()));
     }
     // The features that are asked for come by the full sets, if it is they.
-    let minimum = key
-        .strip_prefix(CPU_MINIMUM)
-        .map(|model| Misfit::LacksMinimum(model.into()));
-    minimum.or_else(|| Some(Misfit::Label(key.into())))
+    let Some(model) = key.strip_prefix(CPU_MINIMUM) else {
+        return Some(Misfit::Label(key.into()));
+    };
+    let lacking: Option<Vec<String>> = facts.filter(|_| !needs.minimum.is_empty()).map(|facts| {
+        let lacks = |feature: &&String| !facts.features.contains(feature);
+        needs.minimum.iter().filter(lacks).cloned().collect()
+    });
+    let known = lacking.as_ref().is_some_and(Vec::is_empty);
+    missing(known, key, node, || {
+        Misfit::LacksMinimum(model.into(), lacking.unwrap_or_default())
+    })
 }
 
 /// A label is missing, of what is `known` to be there or not. On a node that takes no virtual machines labels may be
@@ -309,7 +322,7 @@ fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -
     let Some(facts) = node.virtualization() else {
         return Some(lacks());
     };
-    if let Some(lack) = lacks_model(model, &facts.models) {
+    if let Some(lack) = lacks_model(needs, model, facts) {
         return Some(lack);
     }
     let other = aliases::names_of(model, &facts.models)
@@ -325,7 +338,7 @@ fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -
 fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     let Some(facts) = node.virtualization() else { return };
     if let Some(model) = &needs.model
-        && let Some(lack) = lacks_model(model, &facts.models)
+        && let Some(lack) = lacks_model(needs, model, facts)
         && !needs.obsolete.covers(model, &facts.models)
     {
         found.insert(lack);
@@ -344,7 +357,7 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
         .iter()
         .any(|feature| found.contains(&Misfit::LacksFeature(feature.clone())))
     {
-        found.retain(|misfit| !matches!(misfit, Misfit::LacksMinimum(_)));
+        found.retain(|misfit| !matches!(misfit, Misfit::LacksMinimum(..)));
     }
     if let Some(machine) = &needs.machine
         && !facts.machine_types.is_empty()
@@ -354,9 +367,12 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
     }
 }
 
-/// That guests cannot have a model, with what is missing for it.
-fn lacks_model(name: &str, models: &[CpuModel]) -> Option<Misfit> {
-    match models.iter().find(|model| model.name == name) {
+/// That guests cannot have a model, but for what the manifest disables, with what is missing for it.
+fn lacks_model(needs: &Requirements, name: &str, facts: &VirtualizationFacts) -> Option<Misfit> {
+    if !needs.disabled.is_empty() {
+        return lacks_part(name, &needs.disabled, facts);
+    }
+    match facts.models.iter().find(|model| model.name == name) {
         Some(model) if model.usable != Usable::No => None,
         Some(model) => Some(Misfit::LacksModel(name.into(), model.blockers.clone())),
         None => Some(Misfit::LacksModel(name.into(), Vec::new())),

@@ -20,12 +20,17 @@ pub enum Misfit {
     OtherName(String, String),
     /// Guests there cannot have a CPU feature.
     LacksFeature(String),
-    /// Guests there cannot have all of the minimum CPU model.
-    LacksMinimum(String),
+    /// Guests there cannot have all of the minimum CPU model, for want of these features.
+    LacksMinimum(String, Vec<String>),
     /// Guests there have a CPU feature that is forbidden.
     HasForbidden(String),
     /// CPUs of another vendor than that of the running guest.
     OtherVendor(String),
+    /// Another processor, microcode, kernel or set of features than that of a guest that has its host's own
+    /// CPU.
+    OtherProcessor,
+    /// Fewer bits of a physical address than these, which the running guest has.
+    FewerAddressBits(u32),
     /// Guests run there by hardware virtualization and this one by emulation, or the other way round.
     OtherVirtType(&'static str),
     /// Its host model is an obsolete one.
@@ -89,9 +94,11 @@ impl Misfit {
             Self::LacksModel(..) => "CPUModelMissing",
             Self::OtherName(..) => "CPUModelNamedOtherwise",
             Self::LacksFeature(_) => "CPUFeatureMissing",
-            Self::LacksMinimum(_) => "CPUMinimumMissing",
+            Self::LacksMinimum(..) => "CPUMinimumMissing",
             Self::HasForbidden(_) => "CPUFeatureForbidden",
             Self::OtherVendor(_) => "CPUVendorDiffers",
+            Self::OtherProcessor => "ProcessorDiffers",
+            Self::FewerAddressBits(_) => "AddressBitsMissing",
             Self::OtherVirtType(_) => "VirtTypeDiffers",
             Self::HostModelObsolete => "HostModelObsolete",
             Self::LacksMachineType(_) => "MachineTypeMissing",
@@ -122,15 +129,7 @@ impl Misfit {
             Self::ForbidsMinimum(feature) => {
                 format!("{has} the forbidden CPU feature {feature}, which is of the minimum CPU model")
             }
-            Self::LacksModel(model, missing) if missing.is_empty() => format!("{lacks} the CPU model {model}"),
-            Self::LacksModel(model, missing) => {
-                let named: Vec<&str> = missing.iter().map(String::as_str).take(FEATURES).collect();
-                let more = match missing.len().saturating_sub(FEATURES) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
-                format!("{lacks} the CPU model {model} for want of {}{more}", named.join(", "))
-            }
+            Self::LacksModel(model, missing) => format!("{lacks} the CPU model {model}{}", for_want_of(missing)),
             Self::OtherName(model, other) => {
                 format!(
                     "{} the CPU model {model} by its name {other} only",
@@ -138,9 +137,20 @@ impl Misfit {
                 )
             }
             Self::LacksFeature(feature) => format!("{lacks} the CPU feature {feature}"),
-            Self::LacksMinimum(model) => format!("{lacks} a part of the minimum CPU model {model}"),
+            Self::LacksMinimum(model, missing) => {
+                format!(
+                    "{lacks} a part of the minimum CPU model {model}{}",
+                    for_want_of(missing)
+                )
+            }
             Self::HasForbidden(feature) => format!("{has} the forbidden CPU feature {feature}"),
             Self::OtherVendor(vendor) => format!("{has} a CPU that is not of {vendor}"),
+            Self::OtherProcessor => {
+                format!(
+                    "{has} another processor, microcode, kernel or set of CPU features, and the guest has its host's own CPU"
+                )
+            }
+            Self::FewerAddressBits(bits) => format!("{has} fewer physical address bits than the {bits} of the guest"),
             Self::OtherVirtType(how) => format!("{does_not} run guests by {how}"),
             Self::HostModelObsolete => format!("{has} an obsolete host model"),
             Self::LacksMachineType(machine) => format!("{lacks} the machine type {machine}"),
@@ -183,4 +193,17 @@ fn room_lacked(resource: &str, requested: u64, free: u64, several: bool) -> Stri
         other => format!(" of {other}"),
     };
     format!("{has} {most}{free}{of} free of the {requested} that are requested")
+}
+
+/// Which features are missing, if that is known; at most [`FEATURES`] are named.
+fn for_want_of(missing: &[String]) -> String {
+    if missing.is_empty() {
+        return String::new();
+    }
+    let named: Vec<&str> = missing.iter().map(String::as_str).take(FEATURES).collect();
+    let more = match missing.len().saturating_sub(FEATURES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(" for want of {}{more}", named.join(", "))
 }

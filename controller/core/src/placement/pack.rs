@@ -19,7 +19,7 @@ use super::{
     fit::{Fit, judge},
     misfit::Misfit,
     room::{PODS, Requests, add_shortages, lacks, shortages},
-    targets::unsuitable,
+    targets::{unlisted_features, unsuitable},
 };
 
 /// A guest that more nodes than this suit is not constrained: others need not make way for it.
@@ -120,6 +120,8 @@ struct Class {
     key: ClassKey,
     /// For each node whether it suits, as far as that was evaluated.
     suits: Vec<Option<bool>>,
+    /// Features of these guests that no node lists.
+    unlisted: Vec<String>,
 }
 
 /// All that decides which nodes suit a guest, however full they are.
@@ -177,6 +179,7 @@ impl<'a> Places<'a> {
         self.classes.push(Class {
             key,
             suits: vec![None; self.nodes.len()],
+            unlisted: unlisted_features(guest.instance, guest.source.iter().chain(self.nodes)),
         });
         Some(self.classes.len() - 1)
     }
@@ -186,7 +189,7 @@ impl<'a> Places<'a> {
         if let Some(known) = self.classes[class].suits[node] {
             return known;
         }
-        let suits = static_misfits(guest, &self.nodes[node]).is_some_and(|found| found.is_empty());
+        let suits = static_misfits(guest, &self.classes[class].unlisted, &self.nodes[node]).is_some_and(|found| found.is_empty());
         self.classes[class].suits[node] = Some(suits);
         suits
     }
@@ -264,9 +267,10 @@ impl<'a> Places<'a> {
                 "no other node has room for it beside the others that leave: {reasons}"
             ));
         }
+        let unlisted = &self.classes[class].unlisted;
         let nodes = self.nodes.iter().filter(|node| Some(node.name) != here(guest));
         let fit = judge(nodes, 1, |node| {
-            let mut found = static_misfits(guest, node).unwrap_or_default();
+            let mut found = static_misfits(guest, unlisted, node).unwrap_or_default();
             if !found.contains(&Misfit::NoAgent) {
                 add_shortages(&guest.needs, node, &mut found);
             }
@@ -281,9 +285,9 @@ fn here<'a>(guest: &Leaving<'a>) -> Option<&'a str> {
 }
 
 /// What is in the way of a guest on a node, however full it is; `None` for the node that it is on.
-fn static_misfits(guest: &Leaving<'_>, node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
-    let record = guest.instance.status.as_ref()?.drydock.as_ref()?;
-    let cpu = record.guest_cpu.as_ref()?;
-    let source = guest.source.as_ref().and_then(NodeView::virtualization);
-    (here(guest) != Some(node.name)).then(|| unsuitable(guest.instance, &guest.needs, record, cpu, source, node))
+fn static_misfits(guest: &Leaving<'_>, unlisted: &[String], node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
+    if here(guest) == Some(node.name) {
+        return None;
+    }
+    unsuitable(guest.instance, &guest.needs, guest.source.as_ref(), unlisted, node)
 }

@@ -3,21 +3,20 @@
 use std::collections::BTreeSet;
 
 use drydock_api::{
-    facts::{Usable, VirtType, VirtualizationFacts},
-    kubevirt::{
-        VirtualMachineInstance,
-        status::{DrydockStatus, GuestCpu},
-    },
-    labels::{CPU_FEATURE, CPU_MINIMUM, TRUE},
+    facts::{NodeFacts, VirtType, VirtualizationFacts},
+    kubevirt::{VirtualMachineInstance, status::GuestCpu},
+    labels::{CPU_FEATURE, CPU_MINIMUM, CPU_VENDOR, TRUE},
 };
 
 use super::{
-    Requirements,
-    fit::{NodeView, judge, misfits},
+    HOSTNAME, Requirements,
+    fit::{Fit, NodeView, judge, misfits},
     misfit::Misfit,
+    models::lacks_part,
+    nodes_by_name,
     room::add_shortages,
 };
-use crate::{aliases, instance::Targets, minimum::Minimum};
+use crate::{default_cpu::has_hosts_own, instance::Targets, minimum::Minimum};
 
 /// So many other nodes are looked for: whether there is one, and whether it is the only one.
 const ENOUGH: usize = 2;
@@ -26,35 +25,48 @@ const ENOUGH: usize = 2;
 /// is compared with the full sets of what guests can have there, and by what its pod would need.
 /// A node of which nothing is known could not. libvirt has the last word when it comes to it.
 ///
+/// A guest with its host's own CPU, which libvirt never spells out, could go where the processor is the
+/// same in all that it sees.
+///
 /// Where several could, they are neither named nor counted: each node that is cordoned would be news of
-/// every guest in the cluster. `nodes` are all there are, and are looked at only until that is known;
-/// `source` is the one that it is on.
+/// every guest in the cluster. `nodes` are all there are, and are looked at only until that is known, and
+/// once more if none could for want of a feature that `source`, the one that it is on, does not list.
 pub fn migration_targets<'a>(
     instance: &VirtualMachineInstance,
     needs: &Requirements,
     source: Option<&NodeView<'_>>,
-    nodes: impl IntoIterator<Item = NodeView<'a>>,
+    nodes: &(impl IntoIterator<Item = NodeView<'a>> + Clone),
 ) -> Targets {
     let status = instance.status.as_ref();
     let here = status.and_then(|status| status.node_name.as_deref());
-    let Some((record, cpu)) = status
-        .and_then(|status| status.drydock.as_ref())
-        .and_then(|record| record.guest_cpu.as_ref().map(|cpu| (record, cpu)))
-    else {
+    let Some(guest) = Guest::of(instance, source) else {
         return none("GuestCPUUnknown", "the CPU that the guest has is not known yet".into());
     };
-    let source = source.and_then(NodeView::virtualization);
-    let mut others = nodes.into_iter().filter(|node| Some(node.name) != here).peekable();
-    if others.peek().is_none() {
+    let others = || {
+        let nodes = nodes.clone().into_iter();
+        nodes.filter(|node| Some(node.name) != here)
+    };
+    if others().next().is_none() {
         return none("NoOtherNode", "there is no other node".into());
     }
-    let fit = judge(others, ENOUGH, |node| {
-        let mut found = unsuitable(instance, needs, record, cpu, source, node);
-        if !found.contains(&Misfit::NoAgent) {
-            add_shortages(needs, node, &mut found);
+    let judged = |unlisted: &[String]| {
+        judge(others(), ENOUGH, |node| {
+            let mut found = misfits(needs, &instance.spec, node);
+            if !found.contains(&Misfit::NoAgent) {
+                guest.compare(node, unlisted, &mut found);
+                add_shortages(needs, node, &mut found);
+            }
+            found
+        })
+    };
+    let mut fit = judged(&[]);
+    let mut unlisted = Vec::new();
+    if fit.fits.is_empty() {
+        unlisted = guest.listed_nowhere(&fit, nodes);
+        if !unlisted.is_empty() {
+            fit = judged(&unlisted);
         }
-        found
-    });
+    }
     let message = match fit.fits.as_slice() {
         [] => {
             let reason = fit.first().map_or("NoOtherNode", Misfit::reason);
@@ -63,31 +75,67 @@ pub fn migration_targets<'a>(
         [one] => format!("node {one} could take it"),
         [_, _, ..] => "several nodes could take it".into(),
     };
+    if unlisted.is_empty() {
+        return Targets {
+            available: true,
+            reason: "TargetsFound".into(),
+            message,
+        };
+    }
+    let features = unlisted.join(", ");
     Targets {
         available: true,
-        reason: "TargetsFound".into(),
-        message,
+        reason: "FeatureListedNowhere".into(),
+        message: format!("{message}, if its libvirt agrees: the guest has CPU features that no node lists: {features}"),
     }
 }
 
-/// Adds what a node must have for a guest that runs: the features of the CPU that it really has, as
-/// far as nodes have labels for them. It narrows the choice only; [`migration_targets`] compares the full
-/// sets, and libvirt has the last word. `source` is the node that it is on.
-pub fn require_recorded_cpu(
+/// Adds what a node must have for a guest that runs: the vendor and the features of the CPU that it really
+/// has, as far as nodes have labels for them; or the same processor, for a guest that has its host's own
+/// CPU. It narrows the choice only; [`migration_targets`] compares the full sets, and libvirt has the last
+/// word. `source` is the node that it is on, `nodes` are all.
+pub fn require_recorded_cpu<'a>(
     needs: &mut Requirements,
     instance: &VirtualMachineInstance,
     minimum: &Minimum,
     source: Option<&NodeView<'_>>,
+    nodes: impl IntoIterator<Item = NodeView<'a>> + Clone,
 ) {
-    let status = instance.status.as_ref();
-    let recorded = status.and_then(|status| status.drydock.as_ref()?.guest_cpu.as_ref());
-    let source = source.and_then(NodeView::virtualization);
-    let (Some(cpu), Some(source)) = (recorded, source) else {
+    let Some((guest, source)) = Guest::of(instance, source).zip(source) else {
         return;
     };
-    let listed = Features::of(source);
-    for feature in cpu.required.iter().filter(|name| listed.contain(name)) {
+    let cpu = match guest.cpu {
+        GuestsCpu::SpelledOut(cpu) => cpu,
+        GuestsCpu::OfHost(processor) => {
+            let same = nodes
+                .into_iter()
+                .filter(|node| node.processor().as_ref() == Some(&processor));
+            // The source among them, to which the pod does not go: no list is empty, and one of it alone
+            // says that there is no other node.
+            let names = same.filter_map(|node| node.label(HOSTNAME).map(str::to_owned));
+            needs.expressions.push(nodes_by_name("In", names.collect()));
+            return;
+        }
+    };
+    let Some(facts) = source.virtualization() else { return };
+    if let Some(vendor) = guest.vendor.filter(|_| facts.virt_type == VirtType::Kvm) {
+        needs.node_selector.insert(format!("{CPU_VENDOR}{vendor}"), TRUE.into());
+    }
+    let listed = Features::of(facts);
+    let anywhere = |name: &str| {
+        let mut all = nodes.clone().into_iter();
+        all.any(|node| {
+            node.virtualization()
+                .is_some_and(|facts| Features::of(facts).contain(name))
+        })
+    };
+    for feature in cpu
+        .required
+        .iter()
+        .filter(|name| listed.contain(name) || anywhere(name))
+    {
         let key = if minimum.features.contains(feature) {
+            needs.minimum.clone_from(&minimum.features);
             format!("{CPU_MINIMUM}{}", minimum.model)
         } else {
             format!("{CPU_FEATURE}{feature}")
@@ -96,26 +144,156 @@ pub fn require_recorded_cpu(
     }
 }
 
-/// Everything that is in the way of a running guest on a node, whatever other pods are there.
+/// Everything that is in the way of a running guest on a node, whatever other pods are there, but for the features
+/// `unlisted`; `None` if its CPU is not known.
 pub(super) fn unsuitable(
     instance: &VirtualMachineInstance,
     needs: &Requirements,
-    record: &DrydockStatus,
-    cpu: &GuestCpu,
-    source: Option<&VirtualizationFacts>,
+    source: Option<&NodeView<'_>>,
+    unlisted: &[String],
     node: &NodeView<'_>,
-) -> BTreeSet<Misfit> {
+) -> Option<BTreeSet<Misfit>> {
+    let guest = Guest::of(instance, source)?;
     let mut found = misfits(needs, &instance.spec, node);
-    if found.contains(&Misfit::NoAgent) {
-        return found;
+    if !found.contains(&Misfit::NoAgent) {
+        guest.compare(node, unlisted, &mut found);
     }
-    match node.virtualization() {
-        Some(there) => running(record, cpu, source, there, &mut found),
-        None => {
-            found.insert(Misfit::NotInspected);
+    Some(found)
+}
+
+/// Features of a running guest that no node lists, the one that it is on included: of other nodes that proves nothing.
+pub(super) fn unlisted_features<'a>(
+    instance: &VirtualMachineInstance,
+    nodes: impl IntoIterator<Item = &'a NodeView<'a>>,
+) -> Vec<String> {
+    let status = instance.status.as_ref();
+    let cpu = status.and_then(|status| status.drydock.as_ref()?.guest_cpu.as_ref());
+    let mut missing: Vec<&String> = cpu.iter().flat_map(|cpu| &cpu.required).collect();
+    for node in nodes {
+        if missing.is_empty() {
+            break;
+        }
+        if let Some(facts) = node.virtualization() {
+            let listed = Features::of(facts);
+            missing.retain(|name| !listed.contain(name));
         }
     }
-    found
+    missing.into_iter().cloned().collect()
+}
+
+/// The CPU of a guest that runs.
+enum GuestsCpu<'a> {
+    /// libvirt spelled it out when it started the guest.
+    SpelledOut(&'a GuestCpu),
+    /// It is that of its host, which is this one.
+    OfHost(String),
+}
+
+/// A guest that runs, as far as other nodes are compared with it.
+struct Guest<'a> {
+    cpu: GuestsCpu<'a>,
+    /// How it runs, if that is known.
+    virt_type: Option<&'a str>,
+    /// Vendor of the CPU that it runs on, if that is known.
+    vendor: Option<&'a str>,
+    /// What guests can have where it runs, if that is known.
+    source: Option<&'a VirtualizationFacts>,
+}
+
+impl<'a> Guest<'a> {
+    /// `None` if its CPU is not known.
+    fn of(instance: &'a VirtualMachineInstance, source: Option<&NodeView<'a>>) -> Option<Self> {
+        let record = instance.status.as_ref()?.drydock.as_ref()?;
+        let cpu = match &record.guest_cpu {
+            Some(cpu) => GuestsCpu::SpelledOut(cpu),
+            None if has_hosts_own(instance) => GuestsCpu::OfHost(source.and_then(NodeView::processor)?),
+            None => return None,
+        };
+        let own_vendor = match cpu {
+            GuestsCpu::SpelledOut(cpu) => cpu.vendor.as_deref(),
+            GuestsCpu::OfHost(_) => None,
+        };
+        let source = source.and_then(NodeView::virtualization);
+        Some(Self {
+            cpu,
+            virt_type: record.virt_type.as_deref(),
+            // libvirt writes no vendor for a named model, and such a guest sees that of its host all the same.
+            vendor: own_vendor.or(source
+                .filter(|facts| facts.virt_type == VirtType::Kvm)
+                .map(|facts| facts.vendor.as_str())
+                .filter(|vendor| !vendor.is_empty())),
+            source,
+        })
+    }
+
+    /// Adds what is in the way of it on a node, but for the features `unlisted`.
+    fn compare(&self, node: &NodeView<'_>, unlisted: &[String], found: &mut BTreeSet<Misfit>) {
+        let Some(there) = node.virtualization() else {
+            found.insert(Misfit::NotInspected);
+            return;
+        };
+        if self.virt_type.is_some_and(|how| how != there.virt_type.as_str()) {
+            found.insert(Misfit::OtherVirtType(match there.virt_type {
+                VirtType::Kvm => "emulation",
+                VirtType::Qemu => "KVM",
+                VirtType::Unknown => "a way that this version knows",
+            }));
+        }
+        // An emulated CPU has the vendor of its model, not of the host.
+        let vendor = self.vendor.filter(|_| there.virt_type == VirtType::Kvm);
+        if let Some(vendor) = vendor.filter(|vendor| !there.vendor.is_empty() && *vendor != there.vendor) {
+            found.insert(Misfit::OtherVendor(vendor.into()));
+        }
+        let cpu = match &self.cpu {
+            GuestsCpu::SpelledOut(cpu) => cpu,
+            GuestsCpu::OfHost(processor) => {
+                if node.processor().as_ref() != Some(processor) {
+                    found.insert(Misfit::OtherProcessor);
+                }
+                return;
+            }
+        };
+        let bits = cpu.physical_address_bits.filter(|_| there.virt_type == VirtType::Kvm);
+        let bits_there = node.facts.and_then(NodeFacts::guest_address_bits);
+        if let Some(bits) = bits.filter(|bits| bits_there.is_some_and(|there| there < *bits)) {
+            found.insert(Misfit::FewerAddressBits(bits));
+        }
+        found.extend(lacks_part(&cpu.model, &cpu.disabled, there));
+        let can = Features::of(there);
+        let lacking = cpu
+            .required
+            .iter()
+            .filter(|name| !can.contain(name) && !unlisted.contains(name));
+        found.extend(lacking.cloned().map(Misfit::LacksFeature));
+    }
+
+    /// Features for want of which no node fits, though none at all lists them, the source included. A guest
+    /// may have what no inspection finds; then that it is not listed proves nothing of any node.
+    fn listed_nowhere<'n>(&self, fit: &Fit, nodes: &(impl IntoIterator<Item = NodeView<'n>> + Clone)) -> Vec<String> {
+        let GuestsCpu::SpelledOut(cpu) = &self.cpu else {
+            return Vec::new();
+        };
+        let here = self.source.map(Features::of);
+        let mut missing: Vec<&str> = fit
+            .misfits
+            .keys()
+            .filter_map(|misfit| match misfit {
+                Misfit::LacksFeature(name) if cpu.required.contains(name) => Some(name.as_str()),
+                _ => None,
+            })
+            .filter(|name| here.as_ref().is_none_or(|here| !here.contain(name)))
+            .collect();
+        for node in nodes.clone() {
+            if missing.is_empty() {
+                break;
+            }
+            if let Some(facts) = node.virtualization() {
+                let listed = Features::of(facts);
+                missing.retain(|name| !listed.contain(name));
+            }
+        }
+        missing.into_iter().map(str::to_owned).collect()
+    }
 }
 
 fn none(reason: &str, message: String) -> Targets {
@@ -124,40 +302,6 @@ fn none(reason: &str, message: String) -> Targets {
         reason: reason.into(),
         message,
     }
-}
-
-/// What is in the way of a guest with this CPU where guests can have what `there` says.
-fn running(
-    record: &DrydockStatus,
-    cpu: &GuestCpu,
-    source: Option<&VirtualizationFacts>,
-    there: &VirtualizationFacts,
-    found: &mut BTreeSet<Misfit>,
-) {
-    if record
-        .virt_type
-        .as_deref()
-        .is_some_and(|how| how != there.virt_type.as_str())
-    {
-        found.insert(Misfit::OtherVirtType(match there.virt_type {
-            VirtType::Kvm => "emulation",
-            VirtType::Qemu => "KVM",
-            VirtType::Unknown => "a way that this version knows",
-        }));
-    }
-    // An emulated CPU has the vendor of its model, not of the host.
-    let vendor = cpu.vendor.as_ref().filter(|_| there.virt_type == VirtType::Kvm);
-    if let Some(vendor) = vendor.filter(|vendor| !there.vendor.is_empty() && **vendor != there.vendor) {
-        found.insert(Misfit::OtherVendor(vendor.clone()));
-    }
-    found.extend(lacks_base(cpu, there));
-    let can = Features::of(there);
-    let source = source.map(Features::of);
-    // A guest may have features that no inspection lists: what is not listed where it runs either
-    // proves nothing of another node.
-    let listed = |name: &str| source.as_ref().is_none_or(|source| source.contain(name));
-    let lacking = cpu.required.iter().filter(|name| !can.contain(name) && listed(name));
-    found.extend(lacking.cloned().map(Misfit::LacksFeature));
 }
 
 /// Features that guests can have on a node, looked up quickly where they are listed in order.
@@ -180,41 +324,5 @@ impl<'a> Features<'a> {
         } else {
             self.names.iter().any(|name| name == wanted)
         }
-    }
-}
-
-/// That guests cannot have the model on which the guest's CPU is based, without what it lacks
-/// anyway.
-fn lacks_base(cpu: &GuestCpu, there: &VirtualizationFacts) -> Option<Misfit> {
-    let lack = |missing: &[String]| -> Vec<String> {
-        missing
-            .iter()
-            .filter(|feature| !cpu.disabled.contains(feature))
-            .cloned()
-            .collect()
-    };
-    let exact = |name: &str| there.models.iter().find(|model| model.name == name);
-    // A model is as usable by each of its names.
-    let model = exact(&cpu.model).or_else(|| aliases::names_of(&cpu.model, &there.models).find_map(exact));
-    let Some(model) = model else {
-        return Some(Misfit::LacksModel(cpu.model.clone(), Vec::new()));
-    };
-    if model.usable != Usable::No {
-        return None;
-    }
-    let missing = lack(&model.blockers);
-    let host = there
-        .host_model
-        .as_ref()
-        .filter(|host| aliases::names_of(&cpu.model, &there.models).any(|name| name == host.name));
-    match host {
-        _ if !missing.is_empty() => Some(Misfit::LacksModel(cpu.model.clone(), missing)),
-        _ if !model.blockers.is_empty() => None,
-        // libvirt does not say why the model is not usable; the host model is based on it without these.
-        Some(host) => {
-            let missing = lack(&host.disabled);
-            (!missing.is_empty()).then(|| Misfit::LacksModel(cpu.model.clone(), missing))
-        }
-        None => Some(Misfit::LacksModel(cpu.model.clone(), Vec::new())),
     }
 }

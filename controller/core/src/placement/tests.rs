@@ -1,11 +1,14 @@
 //! Who can run what, and why not.
 
 mod pack;
+mod partial_models;
 mod reasons;
 mod room;
 mod scheduling;
 mod selectors;
 mod targets;
+
+use std::sync::Arc;
 
 use drydock_api::facts::{CpuModel, HostModel, MachineType, NodeFacts, Usable, VirtType, VirtualizationFacts};
 use serde_json::Value;
@@ -51,8 +54,8 @@ fn facts(features: &[&str]) -> NodeFacts {
         virtualization: Some(VirtualizationFacts {
             virt_type: VirtType::Kvm,
             vendor: "AMD".into(),
-            features: features.iter().map(|&name| name.into()).collect(),
-            models: vec![
+            features: Arc::new(features.iter().map(|&name| name.into()).collect()),
+            models: Arc::new(vec![
                 model("Nehalem", Some("Nehalem-v1"), &[]),
                 model("Nehalem-v1", None, &[]),
                 model("Nehalem-IBRS", Some("Nehalem-v2"), &[]),
@@ -60,12 +63,12 @@ fn facts(features: &[&str]) -> NodeFacts {
                 model("Haswell", None, &["avx2", "bmi1"]),
                 model("EPYC", None, &[]),
                 model("qemu64", Some("qemu64-v1"), &[]),
-            ],
-            machine_types: vec![
+            ]),
+            machine_types: Arc::new(vec![
                 machine("q35", false),
                 machine("pc-q35-10.0", false),
                 machine("pc-q35-6.2", true),
-            ],
+            ]),
             host_model: Some(HostModel {
                 name: "EPYC".into(),
                 ..HostModel::default()

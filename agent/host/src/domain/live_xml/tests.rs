@@ -1,6 +1,6 @@
 //! Live XML of real guests, and documents of hostile libvirts.
 
-use super::{GuestCpu, LiveDomain};
+use super::{AddressBits, GuestCpu, LiveDomain};
 use crate::{document::ParseError, domain::AgentChannel};
 
 const NAMED: &str = include_str!("../../../testdata/trixie/named.domain.xml");
@@ -33,6 +33,7 @@ fn a_named_model_has_what_qemu_added() {
             features: features.map(|(name, policy)| (name.into(), policy.into())).into(),
             mode: "custom".into(),
             check: "full".into(),
+            address_bits: None,
         };
         assert_eq!(cpu, expected);
     }
@@ -47,6 +48,27 @@ fn a_host_model_is_spelled_out() {
         assert_eq!(cpu.features["hypervisor"], "require");
         assert!(cpu.features.values().any(|policy| policy == "disable"));
         assert_eq!(cpu.features.len(), xml.matches("<feature ").count());
+    }
+}
+
+#[test]
+fn address_bits_are_the_hosts_or_a_number() {
+    for (element, expected) in [
+        (
+            "<maxphysaddr mode='passthrough' limit='46'/>",
+            Some(AddressBits::OfHost(Some(46))),
+        ),
+        ("<maxphysaddr mode='passthrough'/>", Some(AddressBits::OfHost(None))),
+        (
+            "<maxphysaddr mode='emulate' bits='42'/>",
+            Some(AddressBits::Emulated(42)),
+        ),
+        ("<maxphysaddr mode='emulate' bits='x'/>", None),
+        ("<maxphysaddr bits='42'/>", None),
+        ("", None),
+    ] {
+        let cpu = cpu(&format!("<domain><cpu mode='custom'>{element}</cpu></domain>"));
+        assert_eq!(cpu.address_bits, expected, "{element}");
     }
 }
 

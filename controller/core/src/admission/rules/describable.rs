@@ -55,6 +55,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         architecture: ARCHITECTURE.1,
         masked_features: &BTreeSet::new(),
         host_features: None,
+        host_passthrough_migratable: None,
         disks: &disks,
         addresses: &[],
     });

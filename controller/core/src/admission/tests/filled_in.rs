@@ -160,6 +160,26 @@ fn the_configuration_decides_where_the_manifest_does_not() {
 }
 
 #[test]
+fn the_cpu_model_exists_on_the_architecture() {
+    for (architecture, use_emulation, expected) in [
+        ("amd64", false, "host-model"),
+        ("amd64", true, "host-model"),
+        ("arm64", false, "host-passthrough"),
+        ("arm64", true, "max"),
+        ("s390x", false, "host-model"),
+        ("s390x", true, "max"),
+    ] {
+        let configuration = Configuration {
+            use_emulation,
+            ..Configuration::default()
+        };
+        let whole = defaulted(&instance(), NAMED, &configuration, architecture).unwrap();
+        let model = &whole["spec"]["domain"]["cpu"]["model"];
+        assert_eq!(model, expected, "{architecture} {use_emulation}");
+    }
+}
+
+#[test]
 fn memory_and_cpus_follow_what_the_pod_asks_for() {
     for (given, guest, request, sockets) in [
         (json!({"memory": {"guest": "1Gi"}}), "1Gi", "1Gi", 1),
@@ -341,6 +361,7 @@ proptest! {
                 architecture: "x86_64",
                 masked_features: &BTreeSet::new(),
                 host_features: None,
+                host_passthrough_migratable: None,
                 disks: &disks,
                 addresses: &[],
             };

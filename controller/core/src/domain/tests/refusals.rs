@@ -131,6 +131,7 @@ fn what_the_launcher_has_not_prepared_is_refused() {
         architecture: "x86_64",
         masked_features: &none,
         host_features: None,
+        host_passthrough_migratable: None,
         disks: &[],
         addresses: &[],
     };
@@ -186,6 +187,7 @@ fn hostile_names_stay_names() {
             architecture: "x86_64",
             masked_features: &masked,
             host_features: host,
+            host_passthrough_migratable: None,
             disks: &disks,
             addresses: &[],
         })

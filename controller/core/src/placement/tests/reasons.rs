@@ -4,6 +4,7 @@ use k8s_openapi::{api::core::v1::Taint, apimachinery::pkg::api::resource::Quanti
 use serde_json::json;
 
 use super::*;
+use crate::minimum::PENRYN;
 
 fn taint(key: &str, effect: &str) -> Taint {
     Taint {
@@ -157,8 +158,24 @@ fn features_are_told_from_the_minimum_that_they_are_selected_by() {
     );
     assert_eq!(
         told(&manifest, &plain, &facts(&["sse2"])),
-        format!("{no_node} a part of the minimum CPU model Penryn (a)")
+        format!(
+            "{no_node} a part of the minimum CPU model Penryn for want of apic, clflush, cmov, cx16 and 24 more (a)"
+        )
     );
+    let all_but_one: Vec<&str> = PENRYN.into_iter().filter(|&name| name != "ssse3").collect();
+    assert_eq!(
+        told(&manifest, &plain, &facts(&all_but_one)),
+        format!("{no_node} a part of the minimum CPU model Penryn for want of ssse3 (a)")
+    );
+    assert_eq!(
+        told(&manifest, &plain, &facts(&PENRYN)),
+        format!("{no_node} the label cpu-minimum.node.drydock.dev/Penryn though it would be right (a)")
+    );
+    let unknown = NodeView {
+        labels: Some(&plain),
+        ..NodeView::default()
+    };
+    assert_eq!(reasons(&manifest, unknown), ["CPUMinimumMissing"]);
     assert_eq!(told(&manifest, &whole, &facts(&["sse2"])), "1 node could run it");
     assert_eq!(
         told(&manifest, &whole, &facts(&[])),

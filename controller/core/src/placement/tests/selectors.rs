@@ -40,6 +40,7 @@ fn a_cpu_becomes_selectors() {
         (json!({"model": ""}), &[OBSOLETE_HOST_MODEL]),
         (json!({"model": "host-model"}), &[OBSOLETE_HOST_MODEL]),
         (json!({"model": "host-passthrough"}), &[]),
+        (json!({"model": "max"}), &[]),
         (json!({"model": "Nehalem"}), &[]),
     ] {
         assert_eq!(absent(&needs(&json!({"domain": {"cpu": cpu}}))), expected, "{cpu}");
@@ -62,6 +63,29 @@ fn the_configured_model_is_that_of_those_who_name_none() {
     };
     assert_eq!(of(json!({})), (Some("Nehalem".into()), false));
     assert_eq!(of(json!({"model": "host-model"})), (None, true));
+}
+
+#[test]
+fn a_guest_without_a_model_is_selected_by_its_architectures_own() {
+    for (architecture, use_emulation, host_model) in [
+        ("amd64", false, true),
+        ("s390x", false, true),
+        ("s390x", true, false),
+        ("arm64", false, false),
+        ("arm64", true, false),
+    ] {
+        let configuration = Configuration {
+            use_emulation,
+            ..Configuration::default()
+        };
+        let value = json!({"architecture": architecture, "domain": {}});
+        let needs = requirements(&spec(&value), &configuration, &Minimum::default());
+        assert_eq!(
+            (needs.host_model, needs.model),
+            (host_model, None),
+            "{architecture} {use_emulation}"
+        );
+    }
 }
 
 #[test]

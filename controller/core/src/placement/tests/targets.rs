@@ -1,6 +1,6 @@
 //! Where a running guest could go.
 
-use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_api::{facts::CpuFacts, kubevirt::VirtualMachineInstance};
 use serde_json::json;
 
 use super::*;
@@ -28,7 +28,7 @@ fn targets(instance: &VirtualMachineInstance, nodes: &[(&str, &NodeFacts)]) -> T
         })
         .collect();
     let source = views.iter().find(|view| view.name == "here");
-    migration_targets(instance, &needs, source, views.clone())
+    migration_targets(instance, &needs, source, &views)
 }
 
 fn with(facts: NodeFacts, change: impl FnOnce(&mut VirtualizationFacts)) -> NodeFacts {
@@ -85,7 +85,7 @@ fn what_is_not_known_is_no_target() {
 fn a_guest_may_do_without_what_it_lacks_anyway() {
     let here = facts(&["avx2"]);
     let no_tsx = with(facts(&["avx2"]), |facts| {
-        facts.models.push(model("Skylake", Some("Skylake-v1"), &["hle", "rtm"]));
+        Arc::make_mut(&mut facts.models).push(model("Skylake", Some("Skylake-v1"), &["hle", "rtm"]));
     });
     for (disabled, reason) in [
         (json!(["hle", "rtm"]), "TargetsFound"),
@@ -114,7 +114,7 @@ fn a_guest_may_do_without_what_it_lacks_anyway() {
 #[test]
 fn a_host_model_says_what_it_lacks_where_the_model_does_not() {
     let there = with(facts(&[]), |facts| {
-        facts.models.push(CpuModel {
+        Arc::make_mut(&mut facts.models).push(CpuModel {
             name: "Rome".into(),
             usable: Usable::No,
             ..CpuModel::default()
@@ -148,15 +148,190 @@ fn a_host_model_says_what_it_lacks_where_the_model_does_not() {
 #[test]
 fn a_feature_that_no_inspection_lists_proves_nothing() {
     let guest = running(&json!({"model": "EPYC", "required": ["avx2", "hypervisor"]}));
-    let listing = facts(&["avx2", "hypervisor"]);
-    let not = facts(&["avx2"]);
-    assert_eq!(targets(&guest, &[("here", &not), ("b", &not)]).reason, "TargetsFound");
+    let (listing, not) = (facts(&["avx2", "hypervisor"]), facts(&["avx2"]));
+    let found = targets(&guest, &[("here", &not), ("b", &not)]);
+    assert_eq!((found.available, found.reason.as_str()), (true, "FeatureListedNowhere"));
+    assert_eq!(
+        found.message,
+        "node b could take it, if its libvirt agrees: the guest has CPU features that no node lists: hypervisor"
+    );
     assert_eq!(
         targets(&guest, &[("here", &listing), ("b", &not)]).reason,
         "CPUFeatureMissing"
     );
-    // Where nothing is known of the source, each of them counts.
-    assert_eq!(targets(&guest, &[("b", &not)]).reason, "CPUFeatureMissing");
+    // Nor where nothing is known of the source.
+    assert_eq!(targets(&guest, &[("b", &not)]).reason, "FeatureListedNowhere");
+    // It excuses no other lack.
+    let poor = facts(&[]);
+    assert_eq!(
+        targets(&guest, &[("here", &not), ("b", &poor)]).message,
+        "no other node can take it: 1 node lacks the CPU feature avx2 (b)"
+    );
+}
+
+/// After an update of its node a guest still has what the node no longer lists.
+#[test]
+fn a_feature_lost_by_the_source_is_demanded_of_a_target() {
+    let guest = running(&json!({"model": "EPYC", "required": ["avx2", "xsaves"]}));
+    let (updated, not_yet) = (facts(&["avx2"]), facts(&["avx2", "xsaves"]));
+    let found = targets(&guest, &[("here", &updated), ("b", &updated), ("c", &not_yet)]);
+    assert_eq!(
+        (found.reason.as_str(), found.message.as_str()),
+        ("TargetsFound", "node c could take it")
+    );
+    let mut needs = Requirements::default();
+    let (own, other) = (labels(&[]), labels(&[]));
+    let view = |name, labels, facts| NodeView {
+        name,
+        labels: Some(labels),
+        facts: Some(facts),
+        ..NodeView::default()
+    };
+    let nodes = [view("here", &own, &updated), view("c", &other, &not_yet)];
+    require_recorded_cpu(&mut needs, &guest, &Minimum::default(), Some(&nodes[0]), nodes.clone());
+    let selected = |needs: &Requirements, feature: &str| {
+        needs
+            .node_selector
+            .contains_key(&format!("cpu-feature.node.kubevirt.io/{feature}"))
+    };
+    assert!(selected(&needs, "xsaves") && selected(&needs, "avx2"));
+    assert!(needs.node_selector.contains_key("cpu-vendor.node.kubevirt.io/AMD"));
+
+    let mut needs = Requirements::default();
+    require_recorded_cpu(
+        &mut needs,
+        &guest,
+        &Minimum::default(),
+        Some(&nodes[0]),
+        [nodes[0].clone()],
+    );
+    assert!(
+        !selected(&needs, "xsaves") && selected(&needs, "avx2"),
+        "no node has the label"
+    );
+}
+
+#[test]
+fn a_named_model_does_not_cross_vendors() {
+    let guest = running(&json!({"model": "Nehalem"}));
+    let here = facts(&[]);
+    let intel = with(facts(&[]), |facts| facts.vendor = "Intel".into());
+    let silent = with(facts(&[]), |facts| facts.vendor = String::new());
+    assert_eq!(
+        targets(&guest, &[("here", &here), ("b", &intel)]).message,
+        "no other node can take it: 1 node has a CPU that is not of AMD (b)"
+    );
+    for (here, there) in [(&here, &silent), (&silent, &intel)] {
+        assert_eq!(targets(&guest, &[("here", here), ("b", there)]).reason, "TargetsFound");
+    }
+    // An emulated CPU is the emulator's, whatever runs below.
+    let mut emulated = guest;
+    emulated.status.as_mut().unwrap().drydock.as_mut().unwrap().virt_type = Some("qemu".into());
+    let [one, other] = ["AMD", "Intel"].map(|vendor| {
+        with(facts(&[]), |facts| {
+            facts.virt_type = VirtType::Qemu;
+            facts.vendor = vendor.into();
+        })
+    });
+    assert_eq!(
+        targets(&emulated, &[("here", &one), ("b", &other)]).reason,
+        "TargetsFound"
+    );
+}
+
+#[test]
+fn fewer_physical_address_bits_are_no_target() {
+    let bits = |limit, own| NodeFacts {
+        cpu: CpuFacts {
+            physical_address_bits: own,
+            ..CpuFacts::default()
+        },
+        ..with(facts(&[]), |facts| facts.physical_address_bits = limit)
+    };
+    let here = bits(Some(52), Some(52));
+    let guest = running(&json!({"model": "EPYC", "physicalAddressBits": 46}));
+    for (limit, own, reason) in [
+        (Some(46), Some(46), "TargetsFound"),
+        (Some(52), None, "TargetsFound"),
+        (None, Some(46), "TargetsFound"),
+        (None, None, "TargetsFound"),
+        (Some(45), Some(52), "AddressBitsMissing"),
+        (None, Some(39), "AddressBitsMissing"),
+    ] {
+        let there = bits(limit, own);
+        let found = targets(&guest, &[("here", &here), ("b", &there)]);
+        assert_eq!(found.reason, reason, "{limit:?} {own:?}");
+    }
+    let without = running(&json!({"model": "EPYC"}));
+    let small = bits(Some(36), None);
+    assert_eq!(
+        targets(&without, &[("here", &here), ("b", &small)]).reason,
+        "TargetsFound"
+    );
+}
+
+#[test]
+fn the_hosts_own_cpu_moves_to_an_equal_processor() {
+    let mut guest = running(&Value::Null);
+    guest.spec.domain.cpu = serde_json::from_value(json!({"model": "host-passthrough"})).unwrap();
+    let xeon = |stepping, features: &[&str]| {
+        let mut facts = with(facts(features), |_| {});
+        facts.kernel = "6.12".into();
+        facts.cpu = CpuFacts {
+            vendor: "GenuineIntel".into(),
+            model: Some(85),
+            stepping: Some(stepping),
+            ..CpuFacts::default()
+        };
+        facts
+    };
+    let (here, other, poor) = (xeon(7, &["avx2"]), xeon(4, &["avx2"]), xeon(7, &[]));
+    let found = targets(&guest, &[("here", &here), ("b", &here), ("c", &other)]);
+    assert_eq!(
+        (found.available, found.message.as_str()),
+        (true, "node b could take it")
+    );
+    let found = targets(&guest, &[("here", &here), ("c", &other), ("d", &poor)]);
+    assert_eq!(
+        (found.reason.as_str(), found.message.as_str()),
+        (
+            "ProcessorDiffers",
+            "no other node can take it: 2 nodes have another processor, microcode, kernel or set of CPU features, \
+             and the guest has its host's own CPU (c, d)"
+        )
+    );
+    // Its pod goes nowhere else either.
+    let of = ["here", "b", "c"].map(|name| labels(&[(HOSTNAME, name)]));
+    let view = |name, labels, facts| NodeView {
+        name,
+        labels: Some(labels),
+        facts: Some(facts),
+        ..NodeView::default()
+    };
+    let nodes = [
+        view("here", &of[0], &here),
+        view("b", &of[1], &here),
+        view("c", &of[2], &other),
+    ];
+    let mut needs = Requirements::default();
+    require_recorded_cpu(&mut needs, &guest, &Minimum::default(), Some(&nodes[0]), nodes.clone());
+    let [expression] = needs.expressions.as_slice() else {
+        panic!("{:?}", needs.expressions);
+    };
+    assert_eq!(
+        (expression.key.as_str(), expression.operator.as_str()),
+        (HOSTNAME, "In")
+    );
+    assert_eq!(
+        expression.values.as_deref(),
+        Some(&["b".to_owned(), "here".to_owned()][..])
+    );
+    // What is not known yet stays so.
+    let unknown = with(facts(&[]), |_| {});
+    assert_eq!(
+        targets(&guest, &[("here", &unknown), ("b", &here)]).reason,
+        "GuestCPUUnknown"
+    );
 }
 
 #[test]
