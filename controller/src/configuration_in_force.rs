@@ -1,15 +1,22 @@
 //! The configuration in force, for whoever decides by it.
 //!
 //! Each process reads the objects itself and resolves them by the same function as the agents do.
-//! Only the agents can tell whether a minimum CPU model exists; what they refuse, they report.
+//! Only the agents can tell whether a minimum CPU model exists; what they refuse, they report. Whether the
+//! CPU model of virtual machines that name none exists all nodes together tell, and only the controller
+//! uses it: it alone refuses that.
 
 use std::{
     convert::Infallible,
     sync::{Arc, PoisonError, RwLock},
 };
 
-use drydock_api::{HyperConverged, legacy::CONFIG_MAP};
-use drydock_core::configuration::{Configuration, gathering::sources, resolve};
+use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
+use drydock_core::configuration::{
+    Configuration,
+    default_model::{self, Choice, Verdict},
+    gathering::sources,
+    resolve,
+};
 use drydock_runtime::{Cache, Process, Signal, Watch, Watches};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
@@ -18,20 +25,20 @@ use tokio::sync::watch;
 /// The configuration in force, which is the built-in one until it is known. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigurationInForce {
-    held: Arc<RwLock<Arc<Configuration>>>,
+    held: Arc<RwLock<Held>>,
     /// Whether the objects were read; `None` if there are none to be read.
     resolved: Option<watch::Receiver<bool>>,
 }
 
+#[derive(Debug, Default)]
+struct Held {
+    configuration: Arc<Configuration>,
+    default_model: Option<Verdict>,
+}
+
 impl ConfigurationInForce {
-    /// Starts watching; `told` hears of each change.
-    pub(crate) fn start(
-        client: &Client,
-        watches: &Watches,
-        process: &Process,
-        namespaces: Vec<String>,
-        told: impl Fn() + Send + 'static,
-    ) -> Self {
+    /// Starts watching. The built-in configuration is in force until the resolver runs.
+    pub(crate) fn start(client: &Client, watches: &Watches, namespaces: Vec<String>) -> (Self, Resolver) {
         let changed = Signal::new();
         let config_maps = Watch::<ConfigMap>::all(client.clone(), "legacy configuration")
             .fields(format!("metadata.name={CONFIG_MAP}"))
@@ -57,12 +64,7 @@ impl ConfigurationInForce {
             read,
             changed,
         };
-        let stopping = process.stopping();
-        process.spawn_critical("resolving configuration", async move {
-            stopping.run_until_cancelled(resolver.run(told)).await;
-            Ok::<_, Infallible>(())
-        });
-        in_force
+        (in_force, resolver)
     }
 
     /// This one, once the returned sender says that it was resolved.
@@ -70,7 +72,10 @@ impl ConfigurationInForce {
     pub(crate) fn pending(configuration: Configuration) -> (Self, watch::Sender<bool>) {
         let (read, resolved) = watch::channel(false);
         let in_force = Self {
-            held: Arc::new(RwLock::new(Arc::new(configuration))),
+            held: Arc::new(RwLock::new(Held {
+                configuration: Arc::new(configuration),
+                default_model: None,
+            })),
             resolved: Some(resolved),
         };
         (in_force, read)
@@ -78,7 +83,7 @@ impl ConfigurationInForce {
 
     /// The configuration as it is now.
     pub(crate) fn get(&self) -> Arc<Configuration> {
-        Arc::clone(&self.held.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.held.read().unwrap_or_else(PoisonError::into_inner).configuration)
     }
 
     /// Waits until the objects were read once: before, the built-in defaults are in force, by which nobody may lose
@@ -90,18 +95,31 @@ impl ConfigurationInForce {
         }
     }
 
-    /// Puts another one in force. Returns whether it is another one.
-    fn set(&self, configuration: Configuration) -> bool {
+    /// What is said of the configured CPU model of virtual machines that name none.
+    pub(crate) fn default_model(&self) -> Option<Verdict> {
+        self.held
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .default_model
+            .clone()
+    }
+
+    /// Puts another one in force. Returns whether anything is another.
+    fn set(&self, configuration: Configuration, default_model: Option<Verdict>) -> bool {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        let changes = **held != configuration;
+        let changes = *held.configuration != configuration || held.default_model != default_model;
         if changes {
-            *held = Arc::new(configuration);
+            *held = Held {
+                configuration: Arc::new(configuration),
+                default_model,
+            };
         }
         changes
     }
 }
 
-struct Resolver {
+/// Resolves what the objects say.
+pub(crate) struct Resolver {
     config_maps: Cache<ConfigMap>,
     hyperconvergeds: Cache<HyperConverged>,
     namespaces: Vec<String>,
@@ -111,14 +129,43 @@ struct Resolver {
 }
 
 impl Resolver {
-    async fn run(self, told: impl Fn()) {
-        tokio::join!(self.config_maps.answered(), self.hyperconvergeds.answered());
-        let mut last_good = None;
+    /// Wakes it: nodes may know other CPU models.
+    pub(crate) fn nodes_changed(&self) -> Signal {
+        self.changed.clone()
+    }
+
+    /// Runs until the process stops; `told` hears of each change. `hypervisors` are all.
+    pub(crate) fn start(self, process: &Process, hypervisors: Cache<Hypervisor>, told: impl Fn() + Send + 'static) {
+        let stopping = process.stopping();
+        process.spawn_critical("resolving configuration", async move {
+            stopping.run_until_cancelled(self.run(hypervisors, told)).await;
+            Ok::<_, Infallible>(())
+        });
+    }
+
+    async fn run(self, hypervisors: Cache<Hypervisor>, told: impl Fn()) {
+        // What nodes say counts only once all of them are heard: absence would be taken for a typing error.
+        tokio::join!(
+            self.config_maps.answered(),
+            self.hyperconvergeds.answered(),
+            hypervisors.answered()
+        );
+        let (mut last_good, mut last_model) = (None, None);
         loop {
             let sources = sources(&self.config_maps.all(), &self.hyperconvergeds.all(), &self.namespaces);
             let resolution = resolve(sources, |_| None, last_good.as_ref());
-            last_good = Some(resolution.configuration.clone());
-            if self.in_force.set(resolution.configuration) {
+            let mut configuration = resolution.configuration.clone();
+            last_good = Some(resolution.configuration);
+            let Choice { model, verdict } = if configuration.default_cpu_model.is_some() {
+                let nodes = hypervisors.all();
+                let facts = nodes.iter().filter_map(|node| node.status.as_ref()?.facts.as_deref());
+                default_model::choose(&configuration, last_model.as_deref(), facts)
+            } else {
+                Choice::default()
+            };
+            last_model.clone_from(&model);
+            configuration.default_cpu_model = model;
+            if self.in_force.set(configuration, verdict) {
                 told();
             }
             self.read.send_replace(true);
@@ -134,16 +181,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_not_known_before_it_is_resolved() {
-        let in_force = ConfigurationInForce::default();
-        assert!(in_force.answered().now_or_never().is_none());
-        assert!(!in_force.set(Configuration::default()), "it is the built-in one");
-        assert!(in_force.answered().now_or_never().is_some());
+    fn configuration_is_awaited_until_it_is_resolved() {
         let emulating = Configuration {
             use_emulation: true,
             ..Configuration::default()
         };
-        assert!(in_force.set(emulating.clone()));
+        let (in_force, read) = ConfigurationInForce::pending(Configuration::default());
+        assert!(in_force.resolved().now_or_never().is_none());
+        assert!(!in_force.set(Configuration::default(), None), "it is the built-in one");
+        assert!(in_force.set(emulating.clone(), None));
+        read.send_replace(true);
+        assert!(in_force.resolved().now_or_never().is_some());
         assert_eq!(*in_force.get(), emulating);
+        assert!(ConfigurationInForce::default().resolved().now_or_never().is_some());
     }
 }

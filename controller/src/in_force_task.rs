@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use drydock_api::{
-    CONTROLLER_FIELD_MANAGER, HyperConverged, HyperConvergedStatus, Hypervisor, reasons::hyperconverged::IN_FORCE,
+    CONTROLLER_FIELD_MANAGER, HyperConverged, HyperConvergedStatus, Hypervisor,
+    reasons::hyperconverged::{DEFAULT_CPU_MODEL_OFFERED, IN_FORCE},
 };
 use drydock_core::{
     conditions::condition,
-    configuration::{Reference, choose, hyperconverged::KIND},
+    configuration::{Reference, choose, default_model::Verdict, hyperconverged::KIND},
     in_force::judge,
 };
 use drydock_runtime::{
@@ -23,7 +24,7 @@ use serde_json::json;
 use std::time::Duration;
 use tracing::warn;
 
-use crate::metrics::Metrics;
+use crate::{configuration_in_force::ConfigurationInForce, metrics::Metrics};
 
 /// Judges all HyperConvergeds.
 pub(crate) struct InForceTask {
@@ -31,6 +32,7 @@ pub(crate) struct InForceTask {
     hyperconvergeds: Cache<HyperConverged>,
     hypervisors: Cache<Hypervisor>,
     namespaces: Vec<String>,
+    configuration: ConfigurationInForce,
     changed: Signal,
     leadership: Leadership,
     metrics: Metrics,
@@ -38,11 +40,16 @@ pub(crate) struct InForceTask {
 }
 
 impl InForceTask {
-    /// Starts watching.
+    /// Starts watching. `changed` is also notified of each change of the configuration in force.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of the process are put together in one place"
+    )]
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
         namespaces: Vec<String>,
+        configuration: ConfigurationInForce,
         leadership: Leadership,
         changed: Signal,
         metrics: Metrics,
@@ -65,6 +72,7 @@ impl InForceTask {
             hypervisors: watches.start(hypervisors),
             client,
             namespaces,
+            configuration,
             changed,
             leadership,
             metrics,
@@ -125,19 +133,39 @@ impl InForceTask {
                 &self.namespaces,
                 nodes,
             );
+            let mut default_model = None;
             if choice.in_force == Some(index) {
                 self.metrics.following.set(found.following.into());
+                default_model = self.configuration.default_model();
             }
+            let found = found.with_default_model(default_model.as_ref());
             let before = object.status.clone().unwrap_or_default();
-            let status = HyperConvergedStatus {
-                conditions: vec![condition(
+            let mut conditions = vec![condition(
+                &before.conditions,
+                IN_FORCE,
+                found.status,
+                found.reason,
+                found.message,
+                now,
+            )];
+            conditions.extend(default_model.map(|verdict| {
+                let Verdict {
+                    status,
+                    reason,
+                    message,
+                    ..
+                } = verdict;
+                condition(
                     &before.conditions,
-                    IN_FORCE,
-                    found.status,
-                    found.reason,
-                    found.message,
+                    DEFAULT_CPU_MODEL_OFFERED,
+                    status,
+                    reason,
+                    message,
                     now,
-                )],
+                )
+            }));
+            let status = HyperConvergedStatus {
+                conditions,
                 observed_generation: object.metadata.generation,
                 nodes_in_force: Some(found.following),
                 nodes: Some(found.nodes),

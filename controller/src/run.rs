@@ -125,22 +125,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let (surroundings, of_nodes) = (Signal::new(), Signal::new());
     let (of_configuration, of_drains) = (Signal::new(), Signal::new());
     let changes = Arc::new(tokio::sync::watch::Sender::new(0_u64));
-    let told = (surroundings.clone(), of_nodes.clone());
-    // What an eviction does may be another thing by now.
-    let (of_budgets, drains, news) = (of_configuration.clone(), of_drains.clone(), Arc::clone(&changes));
-    let configuration = ConfigurationInForce::start(
-        &client,
-        &watches,
-        &process,
-        configuration_namespaces.clone(),
-        move || {
-            told.0.notify();
-            told.1.notify();
-            of_budgets.notify();
-            drains.notify();
-            news.send_modify(|number| *number = number.wrapping_add(1));
-        },
-    );
+    let (configuration, resolver) = ConfigurationInForce::start(&client, &watches, configuration_namespaces.clone());
     let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
     let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
     let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
@@ -182,7 +167,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let maintenance_work = KeyedWork::new("maintenances", maintenance_task::AT_ONCE);
     let of_maintenances = maintenance_work.clone();
     let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
-    let (told, drains) = ((surroundings.clone(), of_nodes.clone()), of_drains.clone());
+    let (told, drains, models) = (
+        (surroundings.clone(), of_nodes.clone()),
+        of_drains.clone(),
+        resolver.nodes_changed(),
+    );
     let (of_maintenances, known_maintenances) = (maintenance_work.clone(), all_maintenances.clone());
     let silent_agents = SilentAgents::new([surroundings.clone(), of_nodes.clone()]);
     let silent = silent_agents.clone();
@@ -193,6 +182,19 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         told.0.notify();
         told.1.notify();
         drains.notify();
+        models.notify();
+    });
+    let (told, judging) = ((surroundings.clone(), of_nodes.clone()), Signal::new());
+    let judged = judging.clone();
+    // What an eviction does may be another thing by now.
+    let (of_budgets, drains, news) = (of_configuration.clone(), of_drains.clone(), Arc::clone(&changes));
+    resolver.start(&process, nodes.hypervisors.clone(), move || {
+        told.0.notify();
+        told.1.notify();
+        of_budgets.notify();
+        drains.notify();
+        news.send_modify(|number| *number = number.wrapping_add(1));
+        judged.notify();
     });
     let all_nodes = nodes.clone();
     drain_metrics.watch(nodes.hypervisors.clone(), all_maintenances.clone(), leadership.clone());
@@ -265,7 +267,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     );
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
-        handlers: admission::handlers(configuration, state, evictions).and(maintenance_review.handlers()),
+        handlers: admission::handlers(configuration.clone(), state, evictions).and(maintenance_review.handlers()),
         certificate: certificate.clone(),
         metrics: webhook_metrics,
         leave: LEAVE,
@@ -381,8 +383,9 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         client,
         &watches,
         configuration_namespaces,
+        configuration,
         leadership,
-        Signal::new(),
+        judging,
         metrics,
         process.clone(),
     );

@@ -189,6 +189,8 @@ pub struct CertLifetime {
 #[serde(rename_all = "camelCase", default)]
 pub struct HyperConvergedStatus {
     /// `InForce`: whether this object is the cluster's configuration and every node follows it.
+    /// `DefaultCPUModelOffered`: whether nodes offer the CPU model of virtual machines that name none, while one
+    /// is configured.
     #[schemars(schema_with = "crate::hypervisor::conditions")]
     pub conditions: Vec<Condition>,
     /// Generation of the object that the conditions are about.

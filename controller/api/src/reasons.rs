@@ -30,6 +30,8 @@ pub mod node {
 pub mod hyperconverged {
     /// This object is the cluster's configuration and every node follows it.
     pub const IN_FORCE: &str = "InForce";
+    /// Nodes offer the CPU model of virtual machines that name none.
+    pub const DEFAULT_CPU_MODEL_OFFERED: &str = "DefaultCPUModelOffered";
 }
 
 /// Reasons of events.

@@ -19,7 +19,7 @@ pub mod defaults;
 pub mod fields;
 pub mod hints;
 pub mod migration;
-mod nearest;
+pub(crate) mod nearest;
 mod overlay;
 mod refusal;
 mod rules;

@@ -5,6 +5,7 @@
 //! and what is allowed, and the configuration that was last in force stays. So no node ever
 //! follows half of a change.
 
+pub mod default_model;
 pub mod gathering;
 pub mod hyperconverged;
 pub mod legacy;

@@ -4,7 +4,7 @@ use drydock_api::hypervisor::ConfigurationRecord;
 
 use crate::{
     conditions::Status,
-    configuration::{NotInForce, Reference},
+    configuration::{NotInForce, Reference, default_model::Verdict},
 };
 
 /// Most node names that a message lists.
@@ -74,6 +74,22 @@ pub fn judge<'a>(
         message,
         following,
         nodes: count,
+    }
+}
+
+impl InForce {
+    /// The same, where one value is refused: the CPU model of virtual machines that name none. Nodes follow the
+    /// rest.
+    #[must_use]
+    pub fn with_default_model(mut self, verdict: Option<&Verdict>) -> Self {
+        if let Some(verdict) = verdict.filter(|verdict| !verdict.accepted)
+            && self.status != Status::False
+        {
+            self.status = Status::False;
+            self.reason = "Refused";
+            self.message.clone_from(&verdict.message);
+        }
+        self
     }
 }
 
@@ -149,6 +165,25 @@ mod tests {
             ),
             ("superseded", Some(&superseded), vec![("a", Some(&now))]),
         ];
+        let verdict = |accepted| Verdict {
+            accepted,
+            status: Status::False,
+            reason: "CPUModelUnknown",
+            message: "spec.defaultCPUModel: `x`".into(),
+        };
+        let whole = || judge("HyperConverged", &reference, None, &[], [("a", Some(&now))]);
+        let refused = whole().with_default_model(Some(&verdict(false)));
+        assert_eq!(
+            (
+                refused.status,
+                refused.reason,
+                refused.message.as_str(),
+                refused.following
+            ),
+            (Status::False, "Refused", "spec.defaultCPUModel: `x`", 1)
+        );
+        assert_eq!(whole().with_default_model(Some(&verdict(true))), whole());
+        assert_eq!(whole().with_default_model(None), whole());
         let text: Vec<String> = rows
             .into_iter()
             .map(|(name, why, nodes)| {

@@ -2,7 +2,7 @@
 
 /// The candidate that is nearest to `word`, if one is near enough to have been meant: it differs by
 /// letter case, by a change in four letters (three at most), or goes on where the word ends.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Nothing that long is a typing error, and the distance costs time by its square.
     if word.len() > 64 {
         return None;

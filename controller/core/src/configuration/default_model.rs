@@ -1,0 +1,250 @@
+//! Whether the configured CPU model of virtual machines that name none can be used.
+//!
+//! Any name fits the schema's pattern. Whether a model exists only the nodes can say: each lists all
+//! models that its libvirt knows, whether guests can have them or not. A name that none of them lists is
+//! a typing error, or waits for nodes that are not there yet; until then the last good one stays.
+
+use std::collections::BTreeSet;
+
+use drydock_api::facts::{NodeFacts, Usable};
+
+use super::{Configuration, Problem};
+use crate::{admission::nearest::nearest, aliases, conditions::Status, default_cpu, obsolete::ObsoleteModels};
+
+/// The field, as a path a person finds in the object.
+const FIELD: &str = "spec.defaultCPUModel";
+/// Most names that are suggested.
+const SUGGESTED: usize = 3;
+
+/// What is said of the configured model: the condition `DefaultCPUModelOffered`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// It is in force. Otherwise the last good one is.
+    pub accepted: bool,
+    /// Whether a node offers it.
+    pub status: Status,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// The model in force, and what is said of the configured one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The model of virtual machines that name none; `None`: that of their architecture.
+    pub model: Option<String>,
+    /// `None` if no model is configured that could be missing.
+    pub verdict: Option<Verdict>,
+}
+
+/// Chooses by what the configuration names, by what was in force before (`last_good`), and by what all nodes
+/// say. That no node offers a model which some know is a warning: nodes that do may come.
+pub fn choose<'a>(
+    configuration: &Configuration,
+    last_good: Option<&str>,
+    nodes: impl IntoIterator<Item = &'a NodeFacts>,
+) -> Choice {
+    let named = configuration.default_cpu_model.as_deref();
+    let Some(model) = named.filter(|name| *name != default_cpu::HOST_MODEL && !default_cpu::is_hosts_own(name)) else {
+        return Choice {
+            model: named.map(Into::into),
+            verdict: None,
+        };
+    };
+    let mut verdict = judge(model, configuration, nodes);
+    if verdict.accepted {
+        return Choice {
+            model: Some(model.into()),
+            verdict: Some(verdict),
+        };
+    }
+    // It may have been accepted while no node had said anything.
+    let last_good = last_good.filter(|good| *good != model);
+    verdict.message += &match last_good {
+        Some(good) => format!("; virtual machines that name no model get {good}, as before"),
+        None => "; virtual machines that name no model get that of their architecture".into(),
+    };
+    Choice {
+        model: last_good.map(Into::into),
+        verdict: Some(verdict),
+    }
+}
+
+fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterator<Item = &'a NodeFacts>) -> Verdict {
+    let obsolete = ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned());
+    let (mut inspected, mut offering, mut known, mut is_obsolete) = (0, 0, false, obsolete.lists(model));
+    let mut names = BTreeSet::new();
+    // arm64 has no named models.
+    let facts = nodes.into_iter().filter(|facts| facts.architecture != "arm64");
+    for virtualization in facts.filter_map(|facts| facts.virtualization.as_ref()) {
+        let models = &virtualization.models;
+        inspected += 1;
+        is_obsolete |= obsolete.covers(model, models);
+        let mut found = aliases::names_of(model, models).filter_map(|name| models.iter().find(|m| m.name == name));
+        let mut usable = false;
+        known |= found.any(|found| {
+            usable = found.usable != Usable::No;
+            true
+        });
+        offering += u32::from(usable);
+        names.extend(models.iter().map(|model| model.name.as_str()));
+    }
+    let refused = |reason, allowed: String| Verdict {
+        accepted: false,
+        status: Status::False,
+        reason,
+        message: Problem::new(FIELD, model, allowed).to_string(),
+    };
+    if is_obsolete {
+        return refused("CPUModelObsolete", "a CPU model that is not obsolete".into());
+    }
+    if inspected == 0 {
+        return Verdict {
+            accepted: true,
+            status: Status::Unknown,
+            reason: "NoNodes",
+            message: format!("no node has said which CPU models it has, so whether there is {model} is not known"),
+        };
+    }
+    if !known {
+        names.retain(|name| !obsolete.lists(name));
+        let suggested = suggestions(model, names);
+        let near = if suggested.is_empty() {
+            String::new()
+        } else {
+            format!(" (did you mean {}?)", suggested.join(", "))
+        };
+        let allowed = format!("a CPU model that libvirt knows on some node{near}");
+        return refused("CPUModelUnknown", allowed);
+    }
+    let (status, reason) = if offering == 0 {
+        (Status::False, "NoNodeOffersIt")
+    } else {
+        (Status::True, "NodesOfferIt")
+    };
+    let message = if offering == 0 {
+        format!(
+            "no node can give guests the CPU model {model}, which virtual machines get that name none: they start \
+             once there is such a node"
+        )
+    } else {
+        format!("{offering} of {inspected} nodes can give guests the CPU model {model}")
+    };
+    Verdict {
+        accepted: true,
+        status,
+        reason,
+        message,
+    }
+}
+
+/// The names that may have been meant, the nearest first.
+fn suggestions<'a>(model: &str, mut names: BTreeSet<&'a str>) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    while found.len() < SUGGESTED
+        && let Some(name) = nearest(model, names.iter().copied())
+    {
+        names.remove(name);
+        found.push(name);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::facts::{CpuModel, VirtualizationFacts};
+
+    use super::*;
+
+    fn node(architecture: &str, models: &[(&str, Option<&str>, Usable)]) -> NodeFacts {
+        let models: Vec<CpuModel> = models
+            .iter()
+            .map(|(name, canonical, usable)| CpuModel {
+                name: (*name).into(),
+                canonical: canonical.map(Into::into),
+                usable: *usable,
+                ..CpuModel::default()
+            })
+            .collect();
+        NodeFacts {
+            architecture: architecture.into(),
+            virtualization: Some(VirtualizationFacts {
+                models: models.into(),
+                ..VirtualizationFacts::default()
+            }),
+            ..NodeFacts::default()
+        }
+    }
+
+    fn chosen(model: &str, last_good: Option<&str>, nodes: &[NodeFacts]) -> String {
+        let configuration = Configuration {
+            default_cpu_model: Some(model.into()),
+            obsolete_cpu_models: ["Westmere".to_owned()].into(),
+            ..Configuration::default()
+        };
+        let Choice { model, verdict } = choose(&configuration, last_good, nodes);
+        let verdict = verdict.map_or_else(
+            || "nothing to say".to_owned(),
+            |verdict| format!("{} {}: {}", verdict.status.as_str(), verdict.reason, verdict.message),
+        );
+        format!("{} | {verdict}", model.as_deref().unwrap_or("-"))
+    }
+
+    #[test]
+    fn default_model_is_judged_by_what_nodes_say() {
+        use Usable::{No, Yes};
+        let xeon = node(
+            "amd64",
+            &[
+                ("Icelake-Server", Some("Icelake-Server-v1"), Yes),
+                ("Icelake-Server-v1", None, Yes),
+                ("Icelake-Server-noTSX", Some("Icelake-Server-v2"), Yes),
+                ("SapphireRapids", None, No),
+                ("Westmere", None, Yes),
+                ("qemu64", None, Yes),
+            ],
+        );
+        let old = node("amd64", &[("Icelake-Server", None, No), ("Penryn", None, Yes)]);
+        let arm = node("arm64", &[("cortex-a57", None, Usable::Unknown)]);
+        let nodes = [xeon, old, arm.clone(), NodeFacts::default()];
+        let rows = [
+            chosen("Icelake-Server", None, &nodes),
+            chosen("Icelake-Server-v1", None, &nodes),
+            chosen("Icelake-Sever", None, &nodes),
+            chosen("Icelake-Sever", Some("Penryn"), &nodes),
+            chosen("Icelake-Sever", Some("Icelake-Sever"), &nodes),
+            chosen("Itanium", None, &nodes),
+            chosen("cortex-a57", None, &nodes),
+            chosen("SapphireRapids", Some("Penryn"), &nodes),
+            chosen("qemu64", Some("Penryn"), &nodes),
+            chosen("Westmere", None, &nodes),
+            chosen("Icelake-Sever", None, &[arm]),
+            chosen("Icelake-Sever", None, &[]),
+            chosen("host-model", Some("Penryn"), &nodes),
+            chosen("max", None, &nodes),
+        ];
+        insta::assert_snapshot!(rows.join("\n"), @r"
+        Icelake-Server | True NodesOfferIt: 1 of 2 nodes can give guests the CPU model Icelake-Server
+        Icelake-Server-v1 | True NodesOfferIt: 1 of 2 nodes can give guests the CPU model Icelake-Server-v1
+        - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get that of their architecture
+        Penryn | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get Penryn, as before
+        - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get that of their architecture
+        - | False CPUModelUnknown: spec.defaultCPUModel: `Itanium` is not allowed; allowed: a CPU model that libvirt knows on some node; virtual machines that name no model get that of their architecture
+        - | False CPUModelUnknown: spec.defaultCPUModel: `cortex-a57` is not allowed; allowed: a CPU model that libvirt knows on some node; virtual machines that name no model get that of their architecture
+        SapphireRapids | False NoNodeOffersIt: no node can give guests the CPU model SapphireRapids, which virtual machines get that name none: they start once there is such a node
+        Penryn | False CPUModelObsolete: spec.defaultCPUModel: `qemu64` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get Penryn, as before
+        - | False CPUModelObsolete: spec.defaultCPUModel: `Westmere` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get that of their architecture
+        Icelake-Sever | Unknown NoNodes: no node has said which CPU models it has, so whether there is Icelake-Sever is not known
+        Icelake-Sever | Unknown NoNodes: no node has said which CPU models it has, so whether there is Icelake-Sever is not known
+        host-model | nothing to say
+        max | nothing to say
+        ");
+    }
+
+    #[test]
+    fn default_model_that_is_not_configured_needs_no_verdict() {
+        let choice = choose(&Configuration::default(), Some("Penryn"), &[]);
+        assert_eq!(choice, Choice::default());
+    }
+}
