@@ -52,7 +52,7 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
         Some(OffReason::Migrated) => (Outcome::Migrated, "The guest went on elsewhere"),
         _ if let Some(how) = &seen.unhealthy => {
             let message = format!("The guest was ended since its liveness probe {how}.");
-            return bounded(Outcome::Failed, &message);
+            return bounded(Outcome::Failed, &message, false);
         }
         _ if seen.forced => (
             Outcome::Destroyed,
