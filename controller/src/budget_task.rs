@@ -12,7 +12,7 @@ use drydock_core::eviction::{
     budget::{instance_of, is_ours},
     budgets::{Guarded, Observed, conflict, is_news, plan},
 };
-use drydock_runtime::{Change, Key, KeyedWork, Process, Signal, Wake, clock, lease::Leadership};
+use drydock_runtime::{Change, Key, KeyedWork, Process, Signal, Wake, clock, is_refusal, lease::Leadership};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
     Api, Client, ResourceExt,
@@ -99,7 +99,7 @@ impl BudgetTask {
         let mut refused = None;
         for pod in &plan.create {
             match budgets.create(pod).await {
-                Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => refused = Some(status),
+                Err(kube::Error::Api(status)) if is_refusal(&status) => refused = Some(status),
                 result => result?,
             }
         }
@@ -158,3 +158,6 @@ pub(crate) fn concerned(change: &Change<PodDisruptionBudget>) -> Option<(String,
         instance.map(|name| Key::namespaced(namespace, name)),
     ))
 }
+
+#[cfg(test)]
+mod tests;

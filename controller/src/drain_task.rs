@@ -12,7 +12,6 @@ mod evacuations;
 mod metrics;
 mod outlooks;
 mod previewer;
-mod refusals;
 mod written;
 
 use std::{
@@ -33,7 +32,9 @@ use drydock_core::{
     eviction::mark,
     migration::{deadlines::Attempts, observed::target},
 };
-use drydock_runtime::{Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, lease::Leadership};
+use drydock_runtime::{
+    Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, is_refusal, lease::Leadership,
+};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -49,13 +50,13 @@ use crate::{
     marks::{self, Mark, State},
     migrations::Migrations,
     node_pods::{Kept, NodePods},
+    refusals::Refusals,
 };
 use evacuations::{Evacuation, Outcome};
 pub(crate) use metrics::DrainMetrics;
 use outlooks::Outlooks;
 pub(crate) use previewer::Previewer;
 use previewer::guest;
-use refusals::Refusals;
 use written::Reports;
 
 /// Changes within this time are looked at as one, ...
@@ -350,7 +351,7 @@ impl DrainTask {
         let guest = Key::namespaced(namespace, name);
         match done {
             // What a cluster refuses of one guest is no reason to leave all others alone.
-            Err(kube::Error::Api(status)) if refusals::refuses(&status) => {
+            Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 warn!(
                     ?step,
                     refused = status.message,
@@ -425,8 +426,12 @@ impl DrainTask {
                 Ok(())
             }
             Err(error) => {
-                let note = format!("Error creating a Migration: {}", chain(&error));
-                self.tell(&instance, Severity::Warning, "FailedCreate", &note);
+                if let kube::Error::Api(status) = &error
+                    && is_refusal(status)
+                {
+                    let note = format!("Error creating a Migration: {}", chain(&error));
+                    self.tell(&instance, Severity::Warning, "FailedCreate", &note);
+                }
                 Err(error)
             }
         }

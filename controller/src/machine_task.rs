@@ -13,7 +13,8 @@ use drydock_api::{
 };
 use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
-    Event, Events, Key, KeyedWork, Listing, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+    Event, Events, Key, KeyedWork, Listing, Process, Severity, Wake, Watch, Watches, clock, is_refusal,
+    lease::Leadership,
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -48,6 +49,9 @@ pub(crate) enum LookError {
     /// The instance could not be made; the machine says so.
     #[error("its instance could not be made: {0}")]
     NoInstance(String),
+    /// The API server could not create the instance now; the same request is repeated.
+    #[error("its instance could not be created now")]
+    Create(#[source] kube::Error),
 }
 
 /// Starts watching all machines; each of `works` is told of those that change.
@@ -139,8 +143,8 @@ impl MachineTask {
             Ok(None) => return Ok(wake),
             Ok(Some(failure)) => failure,
             // It has changed since: the watch says how.
-            Err(kube::Error::Api(status)) if status.is_conflict() => return Ok(Wake::OnChange),
-            Err(error) => return Err(error.into()),
+            Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => return Ok(Wake::OnChange),
+            Err(error) => return Err(error),
         };
         let told = plan(&Observed {
             now,
@@ -160,7 +164,12 @@ impl MachineTask {
 
     /// Does what is planned, and keeps `machine` as the API server has it. Returns why the instance
     /// could not be made, if it could not.
-    async fn carry_out(&self, key: &Key, machine: &mut VirtualMachine, todo: &Plan) -> kube::Result<Option<String>> {
+    async fn carry_out(
+        &self,
+        key: &Key,
+        machine: &mut VirtualMachine,
+        todo: &Plan,
+    ) -> Result<Option<String>, LookError> {
         if todo.add_finalizer {
             let mut finalizers = machine.finalizers().to_vec();
             finalizers.push(VM_FINALIZER.into());
@@ -177,8 +186,8 @@ impl MachineTask {
             match self.create(key, machine, instance).await {
                 Ok(()) => {}
                 // What the API server refuses is for people to read; anything else is tried again.
-                Err(kube::Error::Api(status)) if is_refusal(status.code) => return Ok(Some(status.message)),
-                Err(error) => return Err(error),
+                Err(kube::Error::Api(status)) if is_refusal(&status) => return Ok(Some(status.message)),
+                Err(error) => return Err(LookError::Create(error)),
             }
         }
         if todo.remove_finalizer {
@@ -330,11 +339,6 @@ pub(crate) fn severity(event: &machine::Event) -> Severity {
     } else {
         Severity::Normal
     }
-}
-
-/// Whether an answer is for people to read, rather than to be tried again in silence.
-pub(crate) fn is_refusal(code: u16) -> bool {
-    (400..500).contains(&code) && ![408, 409, 429].contains(&code)
 }
 
 /// Drops what is kept by others for themselves.

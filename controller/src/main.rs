@@ -24,6 +24,7 @@ mod node_pods;
 mod nodes;
 mod pace;
 mod pods_by_owner;
+mod refusals;
 mod replica_set_task;
 mod rooms;
 mod run;

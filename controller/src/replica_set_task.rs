@@ -12,7 +12,7 @@ use drydock_api::{
 };
 use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan, selector::Selector};
 use drydock_runtime::{
-    Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, lease::Leadership,
+    Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, is_refusal, lease::Leadership,
 };
 use futures::future::join_all;
 use kube::{
@@ -25,7 +25,7 @@ use tracing::info;
 
 use crate::{
     instances::{Instances, controller},
-    machine_task::{is_refusal, prune_annotations, severity},
+    machine_task::{prune_annotations, severity},
     written_objects::WrittenObjects,
 };
 
@@ -354,7 +354,7 @@ impl ReplicaSetTask {
 impl Outcome {
     fn of(error: kube::Error) -> Self {
         match error {
-            kube::Error::Api(status) if is_refusal(status.code) => Self::Refused(status.message),
+            kube::Error::Api(status) if is_refusal(&status) => Self::Refused(status.message),
             error => Self::Again(error.into()),
         }
     }

@@ -230,3 +230,23 @@ async fn a_start_that_has_to_wait_says_until_when() {
     assert_eq!(looked.unwrap(), Wake::At(retry));
     assert!(server.is_left_alone().await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn throttled_instance_leaves_no_failure_and_is_retried() {
+    for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
+        let first = machine(RunStrategy::Always, "10");
+        let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
+        let served = async {
+            let status = server.asked().await;
+            let answer = with_status(&first, &status.body, "11");
+            status.with(&answer);
+            let create = server.asked().await;
+            assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
+            create.refuse(code, reason);
+        };
+        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+        // Not a conflict of the machine itself, after which nothing would be retried.
+        assert!(matches!(looked, Err(LookError::Create(_))), "{code}: {looked:?}");
+        assert!(server.is_left_alone().await && told.is_left_alone().await, "{code}");
+    }
+}

@@ -1,8 +1,8 @@
 //! What the API server has refused, and when it is tried again.
 //!
-//! A quota, a webhook or a policy of the cluster can refuse a step of a drain, and nothing that Drydock watches tells when
-//! it does no more. So it is tried again: after [`FIRST`], then twice as long, up to [`LONGEST`]; in between not even if
-//! something else changes.
+//! A quota, a webhook or a policy of the cluster can refuse a step of a drain or a migration's target pod, and nothing
+//! that Drydock watches shows when it no longer does. So the step is retried: after [`FIRST`], then twice as long, up to
+//! [`LONGEST`]; in between not even if something else changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,12 +17,12 @@ use kube::core::Status;
 
 /// When a step is tried again that was refused for the first time, ...
 const FIRST: Duration = Duration::from_secs(1);
-/// ... and at the latest: as long as a drain may stand still after its obstacle is gone.
+/// ... and at the latest: as long as a drain or a migration may stand still after its obstacle is gone.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The guests of which a step was refused.
+/// The objects of which a step was refused: guests of drains, or migrations.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<BTreeMap<Key, Kept>>);
+pub(crate) struct Refusals(Mutex<BTreeMap<Key, Kept>>);
 
 #[derive(Debug)]
 struct Kept {
@@ -30,20 +30,14 @@ struct Kept {
     refused: Refused,
 }
 
-/// Whether the API server refuses what it was asked, rather than being unable to do it now.
-pub(super) fn refuses(status: &Status) -> bool {
-    let is_passing = status.is_not_found() || status.is_conflict() || matches!(status.code, 408 | 429);
-    (400..500).contains(&status.code) && !is_passing
-}
-
 impl Refusals {
     /// What was last refused of that guest.
-    pub(super) fn of(&self, guest: &Key) -> Option<Refused> {
+    pub(crate) fn of(&self, guest: &Key) -> Option<Refused> {
         self.kept().get(guest).map(|kept| kept.refused.clone())
     }
 
     /// A step was refused.
-    pub(super) fn note(&self, guest: &Key, status: &Status, now: Timestamp) {
+    pub(crate) fn note(&self, guest: &Key, status: &Status, now: Timestamp) {
         let mut kept = self.kept();
         let kept = kept.entry(guest.clone()).or_insert_with(|| Kept {
             backoff: Backoff::new(FIRST, LONGEST),
@@ -59,12 +53,12 @@ impl Refusals {
     }
 
     /// A step was carried out.
-    pub(super) fn forget(&self, guest: &Key) {
+    pub(crate) fn forget(&self, guest: &Key) {
         self.kept().remove(guest);
     }
 
     /// Forgets all but these, by namespace and name.
-    pub(super) fn keep_only(&self, guests: &BTreeSet<(String, String)>) {
+    pub(crate) fn keep_only(&self, guests: &BTreeSet<(String, String)>) {
         let is_one = |key: &Key| {
             let namespace = key.namespace.as_deref().unwrap_or_default();
             guests.contains(&(namespace.to_owned(), key.name.to_string()))
@@ -83,23 +77,6 @@ mod tests {
 
     fn answer(code: u16, reason: &str) -> Status {
         Status::failure("exceeded quota", reason).with_code(code)
-    }
-
-    #[test]
-    fn a_refusal_is_no_answer_that_passes_by_itself() {
-        for (code, reason, is_refusal) in [
-            (400, "BadRequest", true),
-            (403, "Forbidden", true),
-            (404, "NotFound", false),
-            (408, "Timeout", false),
-            (409, "Conflict", false),
-            (422, "Invalid", true),
-            (429, "TooManyRequests", false),
-            (500, "InternalError", false),
-            (503, "ServiceUnavailable", false),
-        ] {
-            assert_eq!(refuses(&answer(code, reason)), is_refusal, "{code}");
-        }
     }
 
     #[test]
