@@ -21,10 +21,14 @@ use drydock_api::{
 };
 use drydock_core::{
     instance::{Moving, NodeState, Observed, Step, Targets, may_be_obsolete, plan},
+    launcher_pod::pending::Pending,
     migration::observed::{Facts, source, target},
     placement,
 };
-use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Signal, clock, lease::Leadership};
+use drydock_runtime::{
+    Event, Events, Key, KeyedWork, Process, Severity, Signal, Wake, clock, is_refusal, lease::Leadership,
+};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -86,6 +90,9 @@ pub(crate) enum LookError {
     /// The pod could not be made; the instance says so.
     #[error("its pod could not be made: {0}")]
     NoPod(String),
+    /// The API server could not create or change the pod now; the same request is repeated.
+    #[error("its pod could not be created or changed now")]
+    Pod(#[source] kube::Error),
 }
 
 impl InstanceTask {
@@ -156,7 +163,7 @@ impl InstanceTask {
             async move {
                 match task.look(&key).await {
                     // Somebody was faster; the watch is about to show it.
-                    Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(()),
+                    Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Wake::OnChange),
                     result => result,
                 }
             }
@@ -201,10 +208,10 @@ impl InstanceTask {
     ///
     /// # Errors
     /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, key: &Key) -> Result<(), LookError> {
+    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
         let Some(instance) = self.instances.objects.newest(key) else {
             self.images_asked.forget(key);
-            return Ok(());
+            return Ok(Wake::OnChange);
         };
         let pods = self.launchers.of(&instance);
         let status = instance.status.as_ref();
@@ -213,8 +220,10 @@ impl InstanceTask {
         let claims = self.launchers.claims_of(&instance);
         let unmounted = self.launchers.unmounted(&pods);
         let migrations = self.migrations.of_instance(key);
+        let now = clock::now();
+        let pending = self.pending(&instance, &pods, now).await;
         let mut observed = Observed {
-            now: clock::now(),
+            now,
             instance: &instance,
             silent: here.is_some_and(|node| self.silent_agents.contains(node)),
             pods: &pods,
@@ -228,6 +237,7 @@ impl InstanceTask {
             requirements_digest: None,
             failed_create: None,
             unmounted: &unmounted,
+            warning: pending.hindrance.as_ref().filter(|_| pending.wants_events),
         };
         observed.moving = moving(observed, &migrations);
         let (misfit, targets) = self.fit(&instance, &pods, observed.moving.moved_to);
@@ -256,7 +266,17 @@ impl InstanceTask {
             self.write_status(key, &instance, wanted).await?;
         }
         // The instance says why by now; the queue looks again, later and later.
-        failure.map_or(Ok(()), |failure| Err(LookError::NoPod(failure)))
+        let wake = Wake::OnChange.or_at(pending.wake);
+        failure.map_or(Ok(wake), |failure| Err(LookError::NoPod(failure)))
+    }
+
+    /// What keeps the first pod of an instance from running, as long as the guest does not run.
+    async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> Pending {
+        let phase = instance.status.as_ref().and_then(|status| status.phase);
+        match pods {
+            [pod] if phase.unwrap_or_default() < Phase::Running => self.launchers.pending(pod, now).await,
+            _ => Pending::default(),
+        }
     }
 
     /// What is known of the node that an instance is on, and of others that its pods were on.
@@ -331,7 +351,7 @@ impl InstanceTask {
         key: &Key,
         instance: &VirtualMachineInstance,
         steps: &[Step],
-    ) -> kube::Result<Option<String>> {
+    ) -> Result<Option<String>, LookError> {
         for step in steps {
             match step {
                 Step::AddFinalizer => self.add_finalizer(key, instance).await?,
@@ -355,11 +375,11 @@ impl InstanceTask {
                 Step::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
                     // What the API server refuses is for people to read; anything else is tried again.
-                    Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
+                    Err(kube::Error::Api(status)) if is_refusal(&status) => {
                         self.tell(instance, Severity::Warning, "FailedCreate", &status.message);
                         return Ok(Some(status.message));
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(LookError::Pod(error)),
                 },
             }
         }
@@ -463,22 +483,21 @@ impl InstanceTask {
         instance: &VirtualMachineInstance,
         (name, uid): (&str, &str),
         containers: &[EphemeralContainer],
-    ) -> kube::Result<()> {
+    ) -> Result<(), LookError> {
         if !self.images_asked.once(key, uid) {
             return Ok(());
         }
         match self.launchers.run_beside(instance, name, uid, containers).await {
-            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
+            Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 let why = &status.message;
-                info!(instance = %Key::of(instance), pod = name, why, "nobody says which images its guest has");
+                info!(vmi = %Key::of(instance), pod = name, why, "image digest probe refused, migrations copy whole disks");
                 Ok(())
             }
-            result => {
-                if result.is_err() {
-                    self.images_asked.forget(key);
-                }
-                result
+            Err(error) => {
+                self.images_asked.forget(key);
+                Err(LookError::Pod(error))
             }
+            Ok(()) => Ok(()),
         }
     }
 
@@ -553,3 +572,5 @@ fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanc
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unbound_tests;

@@ -16,13 +16,17 @@ use drydock_api::kubevirt::{
 use drydock_core::{
     admission::defaults::{Named, default_instance},
     eviction::{budget::is_protected, strategy},
-    launcher_pod::{self, Arriving, ClaimMode, MigrationTarget, PodInput, REQUIREMENTS_DIGEST, image_identity},
+    launcher_pod::{
+        self, Arriving, ClaimMode, MigrationTarget, PodInput, REQUIREMENTS_DIGEST, image_identity,
+        pending::{Pending, newest_warning, pending},
+    },
     migratable,
     placement::{self, BoundVolume, Requirements},
 };
 use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    EphemeralContainer, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, PodSpec,
+    EphemeralContainer, Event, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, PodSpec,
 };
 use kube::{
     Api, Client, ResourceExt,
@@ -30,7 +34,7 @@ use kube::{
     core::ObjectMeta,
 };
 use serde_json::json;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::{
     budgets::Budgets,
@@ -235,6 +239,24 @@ impl Launchers {
             .filter(|pod| controls(&uid, pod))
             .map(Arc::new)
             .collect())
+    }
+
+    /// What keeps a pod from running. Its events are listed only if nothing else says why.
+    pub(crate) async fn pending(&self, pod: &Pod, now: Timestamp) -> Pending {
+        let pending = pending(pod, now);
+        if !pending.wants_events {
+            return pending;
+        }
+        let uid = pod.uid().unwrap_or_default();
+        let fields = format!("involvedObject.uid={uid},type=Warning");
+        let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+        match api.list(&ListParams::default().fields(&fields)).await {
+            Ok(events) => pending.explained(newest_warning(&events.items)),
+            Err(error) => {
+                debug!(pod = %Key::of(pod), error = %chain(&error), "events of a pod that does not start not listed");
+                pending
+            }
+        }
     }
 
     /// The volumes of an instance that are claims, with what is known of these.
@@ -547,6 +569,7 @@ fn prune_pod(pod: &mut Pod) {
         });
         *spec = PodSpec {
             node_name: spec.node_name.take(),
+            scheduler_name: spec.scheduler_name.take(),
             termination_grace_period_seconds: spec.termination_grace_period_seconds,
             volumes: images,
             ephemeral_containers: witnesses,

@@ -25,23 +25,27 @@ use drydock_core::{
         cluster::{ClusterStep, TargetPod, step},
         deadlines::Deadlines,
         observed::{pod_of, view},
+        queue::entry,
         record::Record,
         status::Change,
     },
 };
-use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Signal, Wake, clock, lease::Leadership};
+use drydock_runtime::{
+    Event, Events, Key, KeyedWork, Process, Severity, Signal, Wake, clock, is_refusal, lease::Leadership,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, Resource, ResourceExt, api::ListParams};
+use kube::{Api, Client, Resource, ResourceExt, api::ListParams, core::Status};
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     instances::Instances,
     launchers::{Launchers, Purpose},
     migrations::{Migrations, instance_of},
+    refusals::Refusals,
 };
-use gathered::{detail, may_be_over_by};
+use gathered::{detail, may_be_over_by, reason};
 use turns::Turns;
 
 /// How many migrations are looked at at a time.
@@ -63,6 +67,8 @@ pub(crate) struct MigrationTask {
     turns: Turns,
     /// When this process has made which migration's target pod, until the watch shows it.
     placed: Mutex<BTreeMap<String, Timestamp>>,
+    /// The migrations whose target pod the API server refuses.
+    refusals: Refusals,
     work: KeyedWork,
 }
 
@@ -72,9 +78,9 @@ pub(crate) enum LookError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
-    /// The target's pod could not be made; the migration says so.
-    #[error("its target pod could not be made: {0}")]
-    NoPod(String),
+    /// The API server could not create the target pod now; the same request is repeated.
+    #[error("its target pod could not be created now")]
+    Pod(#[source] kube::Error),
 }
 
 impl MigrationTask {
@@ -97,6 +103,7 @@ impl MigrationTask {
             deadlines,
             turns: Turns::default(),
             placed: Mutex::default(),
+            refusals: Refusals::default(),
             work,
         }
     }
@@ -166,7 +173,7 @@ impl MigrationTask {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(error = %drydock_runtime::chain(&error), "migrations could not be listed; tried again");
+                    warn!(error = %drydock_runtime::chain(&error), "migrations could not be listed; tried again");
                     clock::sleep_until_instant(Some(clock::Instant::now() + pause.delay())).await;
                 }
             }
@@ -177,7 +184,15 @@ impl MigrationTask {
         let key = Key::of(migration);
         let instance = self.instances.get(&instance_of(&key, migration))?;
         let pods = self.launchers.of(&instance);
-        turns::entry(migration, &instance, pod_of(migration, &pods).map(Arc::as_ref))
+        let now = clock::now();
+        let refused = self.refusals.of(&key).is_some_and(|refused| now < refused.again_at);
+        entry(
+            migration,
+            &instance,
+            pod_of(migration, &pods).map(Arc::as_ref),
+            refused,
+            now,
+        )
     }
 
     /// Gives places and slots to those whose turn it is, and has them looked at.
@@ -206,9 +221,11 @@ impl MigrationTask {
                 key.name
             ));
             self.turn();
+            self.refusals.forget(key);
             return Ok(Wake::OnChange);
         };
-        let mut gathered = self.gather(key, &migration).await?;
+        let now = clock::now();
+        let mut gathered = self.gather(key, &migration, now).await?;
         let uid = migration.uid().unwrap_or_default();
         let over = Record::of(&migration).is_over();
         if over {
@@ -223,15 +240,17 @@ impl MigrationTask {
         if self.turns.observe(&uid, self.entry(&migration)) || freed {
             self.turn();
         }
+        if over || pod_of(&migration, &gathered.pods).is_some() {
+            self.refusals.forget(key);
+        }
         // The version that has written it goes on with it. Nothing of it could be written here as it is.
         if Record::of(&migration).is_unknown() {
             return Ok(Wake::OnChange);
         }
-        let now = clock::now();
         let mut change = Change::default();
         let mut entered = Vec::new();
         let mut record = Record::of(&migration);
-        let mut refused = None;
+        let mut failed = None;
         let mut made = self.placed(&uid, &gathered.pods, &migration, now);
         for _ in 0..STEPS {
             let facts = gathered.facts(&migration, &self.turns, &uid, now);
@@ -255,14 +274,14 @@ impl MigrationTask {
                             Ok(()) => {
                                 made = Some(now);
                                 lock(&self.placed).insert(uid.clone(), now);
+                                self.refusals.forget(key);
                                 again = true;
                             }
-                            // What the API server refuses is for people to read.
-                            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
-                                self.turns.withdraw(&uid);
-                                refused = Some(status.message);
+                            Err(kube::Error::Api(status)) if is_refusal(&status) => {
+                                self.refused(key, &migration, &status, now);
                             }
-                            Err(error) => return Err(error.into()),
+                            // It keeps its place, and says that it is in the queue.
+                            Err(error) => failed = Some(LookError::Pod(error)),
                         }
                     }
                     ClusterStep::DeletePod => self.delete_pod(&migration, &gathered.pods).await?,
@@ -288,6 +307,7 @@ impl MigrationTask {
                     }
                     ClusterStep::Fail(failure) => {
                         record.phase = Some(MigrationPhase::Failed);
+                        change.deadline = reason(failure, &gathered);
                         change.fail = Some((failure, detail(failure, &migration, &gathered)));
                     }
                     ClusterStep::Abort(failure) => {
@@ -305,7 +325,9 @@ impl MigrationTask {
             }
         }
         change.enter = entered;
-        change.waiting = self.waiting(&uid, &record, refused.as_deref(), &gathered);
+        let refused = self.refusals.of(key);
+        let text = refused.as_ref().map(|refused| refused.message.as_str());
+        change.waiting = self.waiting(&uid, &record, text, &gathered);
         if let Some(at) = may_be_over_by(&migration, &change, made, &gathered.pods, now) {
             return Ok(Wake::At(at));
         }
@@ -315,11 +337,31 @@ impl MigrationTask {
             self.turn();
             self.forget_old(key, &migration).await?;
         }
-        if let Some(refused) = refused {
-            return Err(LookError::NoPod(refused));
+        if let Some(error) = failed {
+            return Err(error);
         }
         let pending = gathered.deadline.filter(|deadline| !deadline.has_passed(now));
-        Ok(Wake::OnChange.or_at(pending.map(|deadline| deadline.at)))
+        let retry = refused.map(|refused| refused.again_at).filter(|at| now < *at);
+        Ok(Wake::OnChange
+            .or_at(pending.map(|deadline| deadline.at))
+            .or_at(gathered.pending.wake)
+            .or_at(retry))
+    }
+
+    /// The API server has refused a migration's target pod: its condition says why until there is a pod, its place goes
+    /// to others, and the next attempt is made after a back-off, since nothing that is watched shows the end of a
+    /// refusal by a quota, a policy or a webhook.
+    fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
+        let before = self.refusals.of(key);
+        if before.is_none_or(|before| before.message != status.message) {
+            warn!(migration = %key, reason = status.message, "target pod refused, retrying with back-off");
+            self.tell(migration, Severity::Warning, "FailedCreate", &status.message);
+        }
+        self.refusals.note(key, status, now);
+        let uid = migration.uid().unwrap_or_default();
+        self.turns.withdraw(&uid);
+        self.turns.observe(&uid, self.entry(migration));
+        self.turn();
     }
 
     /// When this process has made the target pod of a migration, if the watch does not show it yet.
@@ -413,3 +455,6 @@ impl MigrationTask {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -356,6 +356,27 @@ async fn what_keeps_a_machine_from_starting_is_named() -> Result<()> {
         cluster.apply(&manifest)?;
         until_word(&cluster, name, words).await?;
     }
+    // Only the kubelet's events say that a volume cannot be mounted.
+    let (from, to) = (
+        "cloudInitNoCloud:\n",
+        "cloudInitNoCloud:\n          networkDataSecretRef: {name: no-such-secret}\n",
+    );
+    ensure!(plain.contains(from), "{from:?} is not in\n{plain}");
+    cluster.apply(&plain.replace("hindered", "secretless").replace(from, to))?;
+    until(
+        cluster.instances(),
+        "secretless",
+        "the missing Secret to be named",
+        |instance: &VirtualMachineInstance| {
+            let conditions = instance.status.iter().flat_map(|status| &status.conditions);
+            let mut failed = conditions.filter(|condition| condition.type_ == names::conditions::SYNCHRONIZED);
+            failed.any(|condition| {
+                let message = condition.message.as_deref().unwrap_or_default();
+                condition.reason.as_deref() == Some("FailedMount") && message.contains("no-such-secret")
+            })
+        },
+    )
+    .await?;
     cluster.no_guests().await
 }
 

@@ -37,7 +37,12 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use crate::{
     conditions::{Status, whole_seconds},
     eviction::mark,
-    launcher_pod::{LEAST_GRACE_PERIOD, image_identity::wanted_witnesses, made_for, newest_images},
+    launcher_pod::{
+        LEAST_GRACE_PERIOD,
+        image_identity::wanted_witnesses,
+        made_for,
+        pending::{Hindrance, NOT_SCHEDULED, pending},
+    },
     migration::{
         observed::{source, target},
         record::Record,
@@ -81,6 +86,8 @@ pub struct Observed<'a> {
     pub failed_create: Option<&'a str>,
     /// Volumes that the kubelet could not mount: the UID of the pod, and what it last said of it.
     pub unmounted: &'a [(String, String)],
+    /// The newest warning among the events of its pod, if those were needed.
+    pub warning: Option<&'a Hindrance>,
 }
 
 /// What an instance's migrations say of it.
@@ -549,22 +556,19 @@ fn wanted_status(
         say(types::READY, Status::False, NODE_NOT_READY, message);
     }
     if let (Some(pod), Some(Fate::Alive)) = (pod, main.map(|(_, fate)| fate)) {
-        let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
-        if let Some((reason, message)) = unscheduled(pod) {
-            let message = inputs::unscheduled(message, namespace);
-            let message = observed.misfit.map_or(message, str::to_owned);
-            say(types::POD_SCHEDULED, Status::False, &reason, message);
-        }
-        let unmounted = || {
-            let told = observed
-                .unmounted
-                .iter()
-                .find(|(of, _)| pod.metadata.uid.as_ref() == Some(of))?;
-            let message = inputs::unmounted(&told.1, namespace)?;
-            is_being_created(pod).then(|| (inputs::FAILED_MOUNT.to_owned(), message))
-        };
-        if let Some((reason, message)) = waiting(pod).or_else(unmounted) {
-            say(types::SYNCHRONIZED, Status::False, &reason, message);
+        if let Some(Hindrance {
+            reason,
+            message,
+            unscheduled,
+        }) = hindrance(observed, pod).filter(|_| old_phase < Phase::Running)
+        {
+            if unscheduled {
+                let misfit = observed.misfit.filter(|_| reason != NOT_SCHEDULED);
+                let message = misfit.map_or(message, str::to_owned);
+                say(types::POD_SCHEDULED, Status::False, &reason, message);
+            } else {
+                say(types::SYNCHRONIZED, Status::False, &reason, message);
+            }
         }
         if old_phase < Phase::Running {
             let message = "the guest does not run yet".to_owned();
@@ -732,28 +736,31 @@ fn active_pods(
     active
 }
 
-/// Why a pod is not on a node, as the scheduler says.
-fn unscheduled(pod: &Pod) -> Option<(String, String)> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let condition = conditions
-        .iter()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
-    Some((
-        condition.reason.clone().unwrap_or_else(|| "Unschedulable".into()),
-        condition.message.clone().unwrap_or_default(),
-    ))
-}
-
 /// What a container says while its volumes are mounted and its image is pulled.
 const BEING_CREATED: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// Why a pod's container, or another that it waits for, does not start, where that is more than that it takes time.
-fn waiting(pod: &Pod) -> Option<(String, String)> {
-    let before = newest_images::unfinished(pod).and_then(|status| status.state.as_ref());
-    let waiting = before.or_else(|| container_state(pod))?.waiting.as_ref()?;
-    let reason = waiting.reason.clone()?;
-    let usual = BEING_CREATED.contains(&reason.as_str());
-    (!usual).then(|| (reason, waiting.message.clone().unwrap_or_default()))
+/// What keeps a pod from running, with the namespace of an input that is missing.
+fn hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
+    let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
+    let pending = pending(pod, observed.now);
+    // What kubelets say of volumes comes before that they have not prepared the pod.
+    let says_no_more = pending.hindrance.is_none() || pending.wants_events;
+    let mut uids = observed.unmounted.iter();
+    let unmounted = uids.find(|(of, _)| says_no_more && is_being_created(pod) && pod.metadata.uid.as_ref() == Some(of));
+    if let Some(message) = unmounted.and_then(|(_, message)| inputs::unmounted(message, namespace)) {
+        return Some(Hindrance {
+            reason: inputs::FAILED_MOUNT.into(),
+            message,
+            unscheduled: false,
+        });
+    }
+    let mut found = pending.explained(observed.warning.cloned()).hindrance?;
+    if found.unscheduled {
+        found.message = inputs::unscheduled(found.message, namespace);
+    } else if found.reason == inputs::FAILED_MOUNT {
+        found.message = inputs::unmounted(&found.message, namespace).unwrap_or(found.message);
+    }
+    Some(found)
 }
 
 /// A pod's container waits for its volumes, or for its image.

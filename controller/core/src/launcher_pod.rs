@@ -28,6 +28,7 @@ pub mod image_identity;
 mod names;
 pub(crate) mod newest_images;
 mod node_affinity;
+pub mod pending;
 pub(crate) mod probes;
 mod resources;
 mod security;

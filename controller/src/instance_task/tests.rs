@@ -1,4 +1,3 @@
-use drydock_core::launcher_pod::REQUIREMENTS_DIGEST;
 use drydock_runtime::{
     EventMetrics, Reporter,
     fake::{ApiServer, api_server},
@@ -9,106 +8,104 @@ use serde_json::Value;
 use super::*;
 use crate::{budgets::Budgets, nodes::Nodes};
 
-const POD: &str = "/api/v1/namespaces/default/pods/virt-launcher-vm1-x";
-const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/vm1";
+const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
+const PODS: &str = "/api/v1/namespaces/shop/pods";
 
 fn key() -> Key {
-    Key::namespaced("default", "vm1")
+    Key::namespaced("shop", "web")
 }
 
 fn instance() -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-        "metadata": {"name": "vm1", "namespace": "default", "uid": "u", "resourceVersion": "10", "finalizers": [FINALIZER]},
-        "spec": {"domain": {"devices": {}}},
-        "status": {"phase": "Scheduling"},
-    }))
-    .unwrap()
-}
-
-/// Its pod, on `node` if it is on one, made when other things were required.
-fn pod(node: Option<&str>) -> Pod {
-    serde_json::from_value(json!({
         "metadata": {
-            "name": "virt-launcher-vm1-x", "namespace": "default", "uid": "p", "resourceVersion": "7",
-            "annotations": {REQUIREMENTS_DIGEST: "earlier"},
-            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "vm1", "uid": "u", "controller": true}],
+            "name": "web", "namespace": "shop", "uid": "uid-web", "resourceVersion": "10", "finalizers": [FINALIZER],
         },
-        "spec": {"nodeName": node, "containers": []},
+        "spec": {"domain": {"devices": {}}, "evictionStrategy": "None"},
         "status": {"phase": "Pending"},
     }))
     .unwrap()
 }
 
-/// The task with this pod in its caches, and the API server that it talks to.
-fn task(pod: Pod) -> (InstanceTask, ApiServer) {
+/// The task with this instance, the API server that it talks to, and that of its events.
+fn task() -> (InstanceTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
-    let (for_events, _) = api_server();
+    let (for_events, recorded) = api_server();
     let reporter = Reporter {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let (nodes, budgets) = (Nodes::filled(&client, []), Budgets::filled(&client, []));
-    let task = InstanceTask {
-        launchers: Launchers::filled(&client, [pod], nodes, budgets),
+    let launchers = Launchers::filled(&client, [], Nodes::filled(&client, []), Budgets::filled(&client, []));
+    let task = InstanceTask::new(
         client,
-        instances: Instances::filled([instance()]),
-        migrations: Migrations::filled([]),
-        silent_agents: SilentAgents::new([]),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        images_asked: AskedOnce::default(),
-    };
-    (task, server)
-}
-
-/// Accepts the status of the instance, whatever it is.
-async fn accept_status(server: &mut ApiServer) {
-    let status = server.asked().await;
-    assert_eq!(
-        (&status.method, status.path()),
-        (&Method::PATCH, &*format!("{INSTANCE}/status"))
+        Instances::filled([instance()]),
+        Migrations::filled([]),
+        launchers,
+        SilentAgents::new([]),
+        Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
     );
-    let mut answer: Value = json!(instance());
-    answer["status"] = status.body["status"].clone();
-    answer["metadata"]["resourceVersion"] = json!("11");
-    status.with(&answer);
+    (task, server, recorded)
+}
+
+/// Refuses the pod of the instance with this code.
+async fn refuse_pod(server: &mut ApiServer, code: u16, reason: &str) {
+    let list = server.asked().await;
+    assert_eq!((&list.method, list.path()), (&Method::GET, PODS));
+    list.list("1", &[]);
+    let create = server.asked().await;
+    assert_eq!((&create.method, create.path()), (&Method::POST, PODS));
+    create.refuse(code, reason);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
-    let (task, mut server) = task(pod(None));
-    let serving = async {
-        let deletion = server.asked().await;
-        assert_eq!((&deletion.method, deletion.path()), (&Method::DELETE, POD));
-        assert_eq!(
-            deletion.body["preconditions"],
-            json!({"uid": "p", "resourceVersion": "7"})
-        );
-        // It is being bound at this moment.
-        deletion.refuse(409, "Conflict");
-        accept_status(&mut server).await;
-        assert!(server.is_left_alone().await);
-    };
-    let key = key();
-    let (result, ()) = tokio::join!(task.look(&key), serving);
-    result.unwrap();
+async fn throttled_pod_leaves_no_condition_and_no_event() {
+    for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
+        let (task, mut server, mut recorded) = task();
+        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, refuse_pod(&mut server, code, reason));
+        // Not a conflict of the instance itself, after which nothing would be retried.
+        assert!(matches!(looked, Err(LookError::Pod(_))), "{code}: {looked:?}");
+        assert!(server.is_left_alone().await && recorded.is_left_alone().await, "{code}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bound_pod_stays_whatever_it_requires() {
-    let (task, mut server) = task(pod(Some("a")));
-    let serving = async {
-        let node = server.asked().await;
-        assert_eq!((&node.method, node.path()), (&Method::GET, "/api/v1/nodes/a"));
-        node.with(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
-        let label = server.asked().await;
-        assert_eq!((&label.method, label.path()), (&Method::PATCH, INSTANCE));
-        label.with(&json!(instance()));
-        accept_status(&mut server).await;
-        assert!(server.is_left_alone().await);
+async fn refused_pod_is_reported_on_the_instance() {
+    let (task, mut server, mut recorded) = task();
+    let served = async {
+        refuse_pod(&mut server, 403, "Forbidden").await;
+        let status = server.asked().await;
+        assert_eq!(status.path(), format!("{INSTANCE}/status"));
+        let conditions = status.body["status"]["conditions"].as_array().unwrap().clone();
+        let failure = conditions.iter().find(|condition| condition["type"] == "Synchronized");
+        assert_eq!(failure.unwrap()["message"], "refused with 403");
+        let mut answer: Value = json!(instance());
+        answer["status"] = status.body["status"].clone();
+        status.with(&answer);
     };
-    let key = key();
-    let (result, ()) = tokio::join!(task.look(&key), serving);
-    result.unwrap();
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert!(matches!(looked, Err(LookError::NoPod(_))), "{looked:?}");
+    assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
+}
+
+#[tokio::test(start_paused = true)]
+async fn image_probe_is_repeated_unless_it_is_refused() {
+    let (task, mut server, _recorded) = task();
+    let (instance, key) = (instance(), key());
+    for (code, reason, repeated) in [
+        (429, "TooManyRequests", true),
+        (409, "Conflict", true),
+        (500, "InternalError", true),
+        (403, "Forbidden", false),
+    ] {
+        let probe = task.ask_for_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
+        let (probed, ()) = tokio::join!(probe, async {
+            let asked = server.asked().await;
+            assert_eq!(asked.path(), format!("{PODS}/web-pod/ephemeralcontainers"));
+            asked.refuse(code, reason);
+        });
+        assert_eq!(probed.is_err(), repeated, "{code}");
+    }
+    let probe = task.ask_for_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
+    let (probed, idle) = tokio::join!(probe, server.is_left_alone());
+    assert!(probed.is_ok() && idle);
 }

@@ -8,10 +8,11 @@ use drydock_api::kubevirt::{
     migration::{MigrationPhase, TargetState},
 };
 use drydock_core::{
-    instance::NodeState,
+    instance::{NodeState, ending::ended},
+    launcher_pod::pending::Pending,
     migration::{
         cluster::Failure,
-        deadlines::{Consequence, Deadline, Part, TargetPod as PodOnItsWay},
+        deadlines::{Consequence, Deadline, Part, TARGET_POD_NOT_READY, TargetPod as PodOnItsWay},
         observed::{Facts, pod_of, source, target},
         queue::Reason,
         record::Record,
@@ -23,14 +24,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 
-use super::{
-    BRIEF, MigrationTask,
-    turns::{Turns, is_unschedulable},
-};
+use super::{BRIEF, MigrationTask, turns::Turns};
 use crate::migrations::instance_of;
-
-/// Why a migration waits whose target pod is on no node.
-const UNSCHEDULABLE: &str = "TargetPodUnschedulable";
 
 /// What is gathered of one migration.
 pub(super) struct Gathered {
@@ -42,6 +37,8 @@ pub(super) struct Gathered {
     pub(super) target_node: NodeState,
     pub(super) another: bool,
     pub(super) deadline: Option<Deadline>,
+    /// What keeps the target pod from running.
+    pub(super) pending: Pending,
 }
 
 impl MigrationTask {
@@ -49,6 +46,7 @@ impl MigrationTask {
         &self,
         key: &Key,
         migration: &VirtualMachineInstanceMigration,
+        now: Timestamp,
     ) -> kube::Result<Gathered> {
         let instance_key = instance_of(key, migration);
         let mut instance = self.instances.get(&instance_key);
@@ -80,7 +78,11 @@ impl MigrationTask {
             self.migrations.of_instance(&instance_key).iter().any(|other| {
                 !Record::of(other).is_over() && other.uid() != migration.uid() && age(other) < age(migration)
             });
-        let deadline = self.deadline(migration, &pods);
+        let pending = match pod_of(migration, &pods) {
+            Some(pod) if !Record::of(migration).has_sides() => self.launchers.pending(pod, now).await,
+            _ => Pending::default(),
+        };
+        let deadline = self.deadline(migration, &pods, &pending);
         Ok(Gathered {
             instance,
             instance_confirmed,
@@ -90,11 +92,17 @@ impl MigrationTask {
             target_node,
             another,
             deadline,
+            pending,
         })
     }
 
     /// When the phase that a migration is in has taken too long.
-    fn deadline(&self, migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> Option<Deadline> {
+    fn deadline(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        pods: &[Arc<Pod>],
+        pending: &Pending,
+    ) -> Option<Deadline> {
         let status = migration.status.as_ref()?;
         let phase = status.phase?;
         let since = since(migration, phase)?;
@@ -103,7 +111,8 @@ impl MigrationTask {
             MigrationPhase::Scheduling => {
                 let pod = pod_of(migration, pods)?;
                 let made = pod.metadata.creation_timestamp.as_ref().map_or(since, |made| made.0);
-                let unschedulable = is_unschedulable(pod);
+                let hindrance = pending.hindrance.as_ref();
+                let unschedulable = hindrance.is_some_and(|hindrance| hindrance.unscheduled);
                 (
                     Part::TargetPod(PodOnItsWay {
                         unschedulable,
@@ -141,7 +150,7 @@ impl MigrationTask {
                     .spec
                     .as_ref()
                     .is_some_and(|spec| spec.node_name.as_deref() == Some(here))
-                && drydock_core::instance::ending::ended(candidate).is_none()
+                && ended(candidate).is_none()
         })?;
         let source = self.launchers.nodes.pair(here);
         Some(Sides {
@@ -165,24 +174,12 @@ impl MigrationTask {
         gathered: &Gathered,
     ) -> Option<Waiting> {
         if let Some(refused) = refused {
-            let quota = refused.contains("exceeded quota");
-            return Some(Waiting {
-                reason: if quota {
-                    "RejectedByResourceQuota"
-                } else {
-                    "FailedCreate"
-                }
-                .into(),
-                message: refused.into(),
-            });
+            return Some(Waiting::of_refusal(refused));
         }
         if record.phase == Some(MigrationPhase::Scheduling)
-            && let Some(message) = gathered.unschedulable()
+            && let Some(hindrance) = &gathered.pending.hindrance
         {
-            return Some(Waiting {
-                reason: UNSCHEDULABLE.into(),
-                message,
-            });
+            return Some(Waiting::of_target_pod(hindrance));
         }
         if record.has_sides() {
             return None;
@@ -216,15 +213,6 @@ impl Gathered {
             has_slot: turns.has_slot(uid),
             overdue: self.deadline.as_ref().is_some_and(|deadline| deadline.has_passed(now)),
         }
-    }
-
-    /// What the scheduler says of a target pod that no node takes.
-    fn unschedulable(&self) -> Option<String> {
-        self.pods.iter().find_map(|pod| {
-            let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-            let scheduled = conditions.iter().find(|condition| condition.type_ == "PodScheduled")?;
-            (scheduled.status == "False").then(|| scheduled.message.clone().unwrap_or_default())
-        })
     }
 }
 
@@ -297,9 +285,19 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
         // A target that was lost without a word: what the source's libvirt says of that.
         Failure::TargetLost => target.message.or(source.message),
         Failure::TargetRefused | Failure::LostOnTarget => target.message,
+        Failure::PodEnded => pod_of(migration, &gathered.pods)
+            .and_then(|pod| ended(pod))
+            .map(|ended| ended.message),
         _ => None,
     };
     said.unwrap_or_default()
+}
+
+/// The reason of a failure where that is not the failure's own: the next attempt depends on whether the target pod got a
+/// node and did not run there.
+pub(super) fn reason(failure: Failure, gathered: &Gathered) -> Option<&'static str> {
+    let deadline = gathered.deadline.as_ref().filter(|_| failure == Failure::Overdue)?;
+    (deadline.reason == TARGET_POD_NOT_READY).then_some(TARGET_POD_NOT_READY)
 }
 
 #[cfg(test)]
@@ -347,7 +345,7 @@ mod tests {
                 "but no node either",
                 None,
                 &[Pending, Scheduling],
-                Some(waits(UNSCHEDULABLE)),
+                Some(waits("TargetPodUnschedulable")),
                 false,
             ),
             ("it waits before its pod is made", None, &[Pending], limit(), false),
@@ -371,7 +369,7 @@ mod tests {
                 "it has had its turn, and no node",
                 Some("PlacementLimit"),
                 &[Scheduling],
-                Some(waits(UNSCHEDULABLE)),
+                Some(waits("TargetPodUnschedulable")),
                 false,
             ),
             (

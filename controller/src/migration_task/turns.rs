@@ -6,18 +6,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::{
     configuration::Migrations,
-    instance::ending::ended,
-    migration::{
-        observed::{source, target},
-        queue::{Entry, Reservations, Stage, Urgency, Wait, order},
-        record::Record,
-    },
+    migration::queue::{Entry, Reservations, Wait},
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 
 /// Places and slots, and who waits for one.
 #[derive(Debug, Default)]
@@ -148,88 +141,10 @@ impl Turns {
     }
 }
 
-/// A migration as the queue takes it; `None` if it is over, or about to be before it began.
-pub(super) fn entry(
-    migration: &VirtualMachineInstanceMigration,
-    instance: &VirtualMachineInstance,
-    pod: Option<&Pod>,
-) -> Option<Entry> {
-    let record = Record::of(migration);
-    if record.is_over() || (record.deleted && !record.has_sides()) {
-        return None;
-    }
-    let recorded = source(migration).and_then(|side| side.node.clone());
-    let source = recorded.or_else(|| instance.status.as_ref()?.node_name.clone())?;
-    let node = pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone());
-    let stage = match (target(migration).and_then(|side| side.node.clone()), pod) {
-        (Some(target), _) => Stage::Holding { target },
-        (None, None) => Stage::Waiting,
-        (None, Some(pod)) => match node.filter(|_| record.phase == Some(MigrationPhase::Scheduled) || runs(pod)) {
-            Some(target) => Stage::Placed {
-                target,
-                ready: since(migration).unwrap_or_default(),
-            },
-            None => Stage::Placing {
-                unschedulable: is_unschedulable(pod),
-            },
-        },
-    };
-    let metadata = &migration.metadata;
-    Some(Entry {
-        uid: metadata.uid.clone()?,
-        name: format!(
-            "{}/{}",
-            metadata.namespace.as_deref().unwrap_or_default(),
-            metadata.name.as_deref().unwrap_or_default()
-        ),
-        urgency: Urgency::of(migration),
-        created: metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::MIN, |time| time.0),
-        order: order(migration),
-        source,
-        stage,
-    })
-}
-
-/// Since when it waits for a slot.
-fn since(migration: &VirtualMachineInstanceMigration) -> Option<Timestamp> {
-    let status = migration.status.as_ref()?;
-    let scheduled = status
-        .phase_transition_timestamps
-        .iter()
-        .find(|transition| transition.phase == MigrationPhase::Scheduled);
-    // One that is ready just now has not been written down yet.
-    Some(scheduled.map_or(Timestamp::MAX, |transition| transition.phase_transition_timestamp))
-}
-
-/// The pod's containers run.
-fn runs(pod: &Pod) -> bool {
-    let containers = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.container_statuses.as_ref());
-    ended(pod).is_none()
-        && containers.is_some_and(|containers| {
-            containers
-                .iter()
-                .all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()))
-        })
-}
-
-/// The scheduler has found no node for a pod.
-pub(super) fn is_unschedulable(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.is_some_and(|conditions| {
-        conditions
-            .iter()
-            .any(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use drydock_core::migration::queue::{Stage, Urgency};
+
     use super::*;
 
     fn waiting(name: &str) -> Entry {

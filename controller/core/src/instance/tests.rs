@@ -73,6 +73,7 @@ fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Obser
         requirements_digest: None,
         failed_create: None,
         unmounted: &[],
+        warning: None,
     }
 }
 

@@ -17,6 +17,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use drydock_api::{
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceSpec,
+        migration::MigrationPhase,
         status::ImageRecord,
         volumes::{ContainerDisk, Volume},
     },
@@ -28,7 +29,7 @@ use super::{
     made_for, security,
     volumes::{image_volumes, launcher_volume, mount},
 };
-use crate::migration::deadlines::POD_NOT_READY;
+use crate::migration::deadlines::TARGET_POD_NOT_READY;
 
 /// The beginning of the names of witnesses.
 const WITNESS: &str = "image-witness-";
@@ -92,14 +93,9 @@ pub fn pinned_images(instance: &VirtualMachineInstance) -> BTreeMap<String, Stri
 /// names now and no more what it named first. The next one is made by the manifest, and copies the whole disks.
 pub fn may_be_unobtainable(earlier: &[Arc<VirtualMachineInstanceMigration>]) -> bool {
     earlier.iter().any(|migration| {
-        let state = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.migration_state.as_ref());
-        let why = state
-            .filter(|state| state.failed)
-            .and_then(|state| state.failure_reason.as_deref());
-        why.is_some_and(|why| why.contains(POD_NOT_READY))
+        let status = migration.status.as_ref();
+        let failed = status.filter(|status| status.phase == Some(MigrationPhase::Failed));
+        failed.and_then(|status| status.reason.as_deref()) == Some(TARGET_POD_NOT_READY)
     })
 }
 

@@ -110,12 +110,3 @@ fn is_wanted(input: &PodInput<'_>, disk: &ContainerDisk) -> bool {
 fn can_run(spec: &VirtualMachineInstanceSpec) -> bool {
     spec.architecture.as_deref().is_none_or(|one| one == ARCHITECTURE)
 }
-
-/// The state of the container that the guest's own waits for, if it has not ended.
-pub(crate) fn unfinished(pod: &Pod) -> Option<&ContainerStatus> {
-    let statuses = pod.status.as_ref()?.init_container_statuses.as_ref()?;
-    let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
-    statuses
-        .iter()
-        .find(|status| status.name.starts_with(NEWEST) && !ended(status))
-}

@@ -3,7 +3,10 @@
 use drydock_api::kubevirt::{Condition, Phase, VirtualMachineInstance, names::conditions as types};
 
 use super::{Standing, conditions_of};
-use crate::vm_conditions::{find, holds};
+use crate::{
+    launcher_pod::pending::NOT_SCHEDULED,
+    vm_conditions::{find, holds},
+};
 
 /// KubeVirt's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -156,10 +159,12 @@ fn hindrance(conditions: &[Condition]) -> Option<Printable> {
         }
     }
     let unscheduled = fails(types::POD_SCHEDULED)?;
-    if unscheduled.reason.as_deref() != Some("Unschedulable") {
-        return None;
+    match unscheduled.reason.as_deref() {
+        Some("Unschedulable") => {}
+        Some(NOT_SCHEDULED) => return Some(Printable::ErrorUnschedulable),
+        _ => return None,
     }
-    // The scheduler says which in its message only.
+    // kube-scheduler names the claim in its message only, and KubeVirt compares the same text.
     let message = text(&unscheduled.message);
     Some(
         if message.contains("persistentvolumeclaim \"") && message.contains("not found") {

@@ -24,8 +24,8 @@ pub const UNSCHEDULABLE_SECONDS: &str = "kubevirt.io/migrationUnschedulablePodTi
 /// Annotation of a migration: seconds that its target pod may take until it is ready (KubeVirt's name).
 pub const PENDING_SECONDS: &str = "kubevirt.io/migrationPendingPodTimeoutSeconds";
 
-/// What is said of a migration whose target pod got a node and did not run there in time.
-pub const POD_NOT_READY: &str = "the target pod was not ready";
+/// Reason of a migration whose target pod got a node and did not run there in time.
+pub const TARGET_POD_NOT_READY: &str = "TargetPodNotReady";
 
 /// The longest time that an annotation may give. After a day a waiting pod is forgotten, not waited for.
 const LONGEST_SECONDS: u64 = 24 * 60 * 60;
@@ -154,7 +154,12 @@ impl Deadlines {
                 "TargetPodUnschedulable",
                 "no node took the target pod",
             ),
-            Part::TargetPod(_) => (own.pending, Consequence::Abort, "TargetPodNotReady", POD_NOT_READY),
+            Part::TargetPod(_) => (
+                own.pending,
+                Consequence::Abort,
+                TARGET_POD_NOT_READY,
+                "the target pod was not ready",
+            ),
             Part::Preparing => (
                 own.preparing,
                 Consequence::Abort,

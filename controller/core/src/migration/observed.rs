@@ -160,9 +160,9 @@ fn target_pod(facts: &Facts<'_>) -> TargetPod {
     }
 }
 
-/// The pod is on a node and its container runs. (It is not ready in Kubernetes' sense before the guest
-/// runs in it.)
-fn is_ready(pod: &Pod) -> bool {
+/// Whether a target pod is on a node and its compute container runs, whatever containers others have injected into it.
+/// (It is not ready in Kubernetes' sense before the guest runs in it.)
+pub fn is_ready(pod: &Pod) -> bool {
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let containers = pod
         .status

@@ -27,6 +27,7 @@
 //! Nothing here takes a slot away: where a limit is lowered, those that run go on, and none is
 //! added until enough of them have finished.
 
+mod entry;
 mod reservations;
 mod wait;
 
@@ -38,6 +39,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::purpose::{EVACUATION, Purpose};
 use crate::configuration::Migrations;
 
+pub use entry::entry;
 pub use reservations::Reservations;
 pub use wait::{Reason, Wait};
 
@@ -124,10 +126,13 @@ impl Entry {
 pub enum Stage {
     /// It has no target pod.
     Waiting,
+    /// It has no target pod: the API server refuses that, and the next attempt is not due yet. It takes no place from
+    /// others meanwhile.
+    Refused,
     /// Its target pod is on its way.
     Placing {
-        /// The scheduler has found no node for the pod, for now.
-        unschedulable: bool,
+        /// Something holds the pod up: no node takes it, its image or a volume cannot be had.
+        held_up: bool,
     },
     /// Its target pod's containers are ready, and it has no slot.
     Placed {
@@ -192,8 +197,10 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
                 place.push(entry.uid.clone());
                 slots.refuse_any_target(&entry.source)
             }),
-            // What keeps its pod from a node is for the scheduler to say.
-            Stage::Placing { unschedulable } => slots.refuse_any_target(&entry.source).filter(|_| !unschedulable),
+            // Its condition names the API server's reason.
+            Stage::Refused => None,
+            // What holds its pod up is Kubernetes' to report.
+            Stage::Placing { held_up } => slots.refuse_any_target(&entry.source).filter(|_| !held_up),
             Stage::Placed { .. } | Stage::Holding { .. } => refused.get(entry.uid.as_str()).copied(),
         };
         if let Some(reason) = reason {
@@ -316,9 +323,9 @@ impl<'a> Places<'a> {
         for entry in order {
             let source = entry.source.as_str();
             match (&entry.stage, refused.get(entry.uid.as_str())) {
-                (Stage::Waiting, _) => {}
-                (Stage::Placing { unschedulable: true }, _) => places.add(source, Counted::HeldUp),
-                (Stage::Placing { unschedulable: false }, _) => places.add(source, Counted::Fully),
+                (Stage::Waiting | Stage::Refused, _) => {}
+                (Stage::Placing { held_up: true }, _) => places.add(source, Counted::HeldUp),
+                (Stage::Placing { held_up: false }, _) => places.add(source, Counted::Fully),
                 (Stage::Placed { .. }, Some(Reason::TargetNodeLimit(_))) => places.add(source, Counted::HeldUp),
                 (Stage::Placed { .. }, Some(Reason::SourceNodeLimit(_))) => {
                     places.cluster.add(Counted::HeldUp);

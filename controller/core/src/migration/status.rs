@@ -19,13 +19,20 @@ use crate::{
     conditions::{Status, whole_seconds},
     configuration::Migrations,
     default_cpu::has_hosts_own,
-    launcher_pod::image_identity,
+    launcher_pod::{
+        image_identity,
+        pending::{Hindrance, NOT_SCHEDULED},
+    },
     migratable, processor,
     vm_conditions::condition,
 };
 
 /// Condition: it waits, and for what.
 pub const WAITING: &str = "Waiting";
+/// Reason of [`WAITING`]: a ResourceQuota does not admit the target pod. KubeVirt's name.
+const REJECTED_BY_QUOTA: &str = "RejectedByResourceQuota";
+/// Reason of [`WAITING`]: the API server refuses the target pod otherwise.
+const FAILED_CREATE: &str = "FailedCreate";
 /// Condition: it was asked to be given up. KubeVirt's name.
 pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
 
@@ -93,6 +100,36 @@ pub struct Waiting {
     pub message: String,
 }
 
+impl Waiting {
+    /// The API server refuses the target pod, with this text.
+    pub fn of_refusal(text: &str) -> Self {
+        // Quota and any other admission answer the same code and reason; KubeVirt compares this text too.
+        let quota = text.contains("exceeded quota");
+        Self {
+            reason: if quota { REJECTED_BY_QUOTA } else { FAILED_CREATE }.into(),
+            message: text.into(),
+        }
+    }
+
+    /// The target pod does not come to run.
+    pub fn of_target_pod(hindrance: &Hindrance) -> Self {
+        let reason = match hindrance.reason.as_str() {
+            NOT_SCHEDULED => "TargetPodNotScheduled",
+            _ if hindrance.unscheduled => "TargetPodUnschedulable",
+            reason => reason,
+        };
+        Self {
+            reason: reason.into(),
+            message: hindrance.message.clone(),
+        }
+    }
+
+    /// Whether a reason means that the API server refuses the target pod.
+    pub fn is_refusal(reason: &str) -> bool {
+        [REJECTED_BY_QUOTA, FAILED_CREATE].contains(&reason)
+    }
+}
+
 /// A change of the controller's part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
@@ -102,6 +139,8 @@ pub struct Change {
     pub sides: Option<Sides>,
     /// Why it has failed, with what a side has said of it.
     pub fail: Option<(Failure, String)>,
+    /// Reason of the deadline that it has failed by, where that is reported in place of the failure's own.
+    pub deadline: Option<&'static str>,
     /// Why it is given up.
     pub abort: Option<(Failure, String)>,
     /// The source's node is gone for good.
@@ -136,7 +175,7 @@ pub fn after(
                     .clone()
                     .filter(|_| phase.is_some_and(MigrationPhase::is_final))
             },
-            |(failure, _)| Some(failure.reason().into()),
+            |(failure, _)| Some(change.deadline.unwrap_or(failure.reason()).into()),
         ),
         phase_transition_timestamps: transitions(&before, change.enter.iter().copied().chain(phase), now),
         conditions: Vec::new(),

@@ -116,7 +116,7 @@ impl Reservations {
     fn learn(&mut self, entries: &[Entry]) {
         for entry in entries {
             match &entry.stage {
-                Stage::Waiting => {}
+                Stage::Waiting | Stage::Refused => {}
                 Stage::Placing { .. } | Stage::Placed { .. } => self.reserve(&entry.uid, &entry.source, None),
                 Stage::Holding { target } => self.reserve(&entry.uid, &entry.source, Some(target)),
             }
@@ -134,7 +134,7 @@ impl Reservations {
                 entry.source.clone_from(&granted.source);
                 entry.stage = Stage::Holding { target: target.clone() };
             } else if entry.stage == Stage::Waiting {
-                entry.stage = Stage::Placing { unschedulable: false };
+                entry.stage = Stage::Placing { held_up: false };
             }
         }
         let seen: std::collections::BTreeSet<&str> = entries.iter().map(|entry| entry.uid.as_str()).collect();
@@ -148,7 +148,7 @@ impl Reservations {
             source: granted.source.clone(),
             stage: match &granted.target {
                 Some(target) => Stage::Holding { target: target.clone() },
-                None => Stage::Placing { unschedulable: false },
+                None => Stage::Placing { held_up: false },
             },
         }));
         known

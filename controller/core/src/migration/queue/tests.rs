@@ -27,11 +27,11 @@ fn waiting() -> Stage {
 }
 
 fn placing() -> Stage {
-    Stage::Placing { unschedulable: false }
+    Stage::Placing { held_up: false }
 }
 
 fn stuck() -> Stage {
-    Stage::Placing { unschedulable: true }
+    Stage::Placing { held_up: true }
 }
 
 fn placed(target: &str) -> Stage {

@@ -241,3 +241,70 @@ fn the_risk_of_post_copy_is_told_as_long_as_it_lasts() {
     };
     assert_eq!(told(&broken, &over), None);
 }
+
+#[test]
+fn waiting_names_what_holds_the_target_pod_up() {
+    let hindrance = |reason: &str, unscheduled| Hindrance {
+        reason: reason.into(),
+        message: "text".into(),
+        unscheduled,
+    };
+    for (waiting, reason, refused) in [
+        (
+            Waiting::of_refusal("exceeded quota: q, requested: pods=1"),
+            "RejectedByResourceQuota",
+            true,
+        ),
+        (
+            Waiting::of_refusal("no PriorityClass with name p was found"),
+            "FailedCreate",
+            true,
+        ),
+        (
+            Waiting::of_target_pod(&hindrance("Unschedulable", true)),
+            "TargetPodUnschedulable",
+            false,
+        ),
+        (
+            Waiting::of_target_pod(&hindrance("SchedulingGated", true)),
+            "TargetPodUnschedulable",
+            false,
+        ),
+        (
+            Waiting::of_target_pod(&hindrance(NOT_SCHEDULED, true)),
+            "TargetPodNotScheduled",
+            false,
+        ),
+        (
+            Waiting::of_target_pod(&hindrance("ImagePullBackOff", false)),
+            "ImagePullBackOff",
+            false,
+        ),
+        (
+            Waiting::of_target_pod(&hindrance("FailedMount", false)),
+            "FailedMount",
+            false,
+        ),
+    ] {
+        assert_eq!(
+            (waiting.reason.as_str(), Waiting::is_refusal(&waiting.reason)),
+            (reason, refused)
+        );
+    }
+}
+
+#[test]
+fn failure_by_a_deadline_may_have_the_reason_of_the_deadline() {
+    for (deadline, reason) in [
+        (None, "DeadlineExceeded"),
+        (Some("TargetPodNotReady"), "TargetPodNotReady"),
+    ] {
+        let change = Change {
+            fail: Some((Failure::Overdue, String::new())),
+            deadline,
+            ..Change::default()
+        };
+        let status = changed(&migration(&json!({"phase": "Scheduling"})), &change, EARLY);
+        assert_eq!(status.reason.as_deref(), Some(reason));
+    }
+}

@@ -87,9 +87,9 @@ proptest! {
             let allowed: &[[usize; 3]] = match entry.stage {
                 // One that may make its pod, or has made it, may have to wait for its slot.
                 Stage::Waiting => &[[1, 0, 0], [1, 0, 1], [0, 0, 1]],
-                Stage::Placing { unschedulable: false } => &[[0, 0, 0], [0, 0, 1]],
+                Stage::Placing { held_up: false } => &[[0, 0, 0], [0, 0, 1]],
                 Stage::Placed { .. } => &[[0, 1, 0], [0, 0, 1]],
-                Stage::Placing { unschedulable: true } | Stage::Holding { .. } => &[[0, 0, 0]],
+                Stage::Placing { held_up: true } | Stage::Holding { .. } | Stage::Refused => &[[0, 0, 0]],
             };
             prop_assert!(allowed.contains(&found), "{:?}: {:?}", entry, found);
         }

@@ -1,0 +1,413 @@
+//! Why a launcher pod does not come to run, in Kubernetes' own reason and text.
+//!
+//! ```text
+//!  made ─▶ scheduler ─▶ kubelet: volumes, network ─▶ init containers ─▶ images, containers ─▶ runs
+//!           │ no node        │ FailedMount, ...          │ fails            │ ImagePullBackOff, ...
+//!           └ no scheduler   └ only the kubelet's events say why
+//! ```
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition};
+
+use crate::instance::ending::ended;
+
+/// A pod without a node of which the scheduler has reported nothing for this long has no scheduler. kube-scheduler
+/// reports within a second even if no node fits.
+const UNSCHEDULED_AFTER: SignedDuration = SignedDuration::from_secs(10);
+/// A pod whose kubelet has not prepared its volumes and network for this long is stuck. kubelets retry a failed mount
+/// after 0.5 s, 1 s, 2 s, ..., so that there are several events of it by then.
+const UNPREPARED_AFTER: SignedDuration = SignedDuration::from_secs(10);
+/// Events of a pod that is stuck are listed again after this long: no watch shows them.
+const EVENTS_EVERY: SignedDuration = SignedDuration::from_secs(30);
+/// Reason of a pod that no scheduler takes. Kubernetes has none.
+pub const NOT_SCHEDULED: &str = "NotScheduled";
+/// Waiting reasons of a container that starts in time.
+const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
+/// What keeps a pod from running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hindrance {
+    /// CamelCase reason; Kubernetes' where there is one.
+    pub reason: String,
+    /// Kubernetes' text, or a sentence where there is none.
+    pub message: String,
+    /// No node has been found for the pod, rather than that something fails on its node.
+    pub unscheduled: bool,
+}
+
+/// What is known of a pod on its way.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// What keeps it from running, if anything does.
+    pub hindrance: Option<Hindrance>,
+    /// When the pod has to be checked again although it has not changed.
+    pub wake: Option<Timestamp>,
+    /// Only the pod's events say why: the newest warning among them is to be passed to [`Pending::explained`].
+    pub wants_events: bool,
+}
+
+impl Pending {
+    /// The same with what the newest warning among the pod's events says, if there is one.
+    #[must_use]
+    pub fn explained(mut self, warning: Option<Hindrance>) -> Self {
+        if self.wants_events
+            && let Some(warning) = warning
+        {
+            self.hindrance = Some(warning);
+        }
+        self
+    }
+}
+
+impl Hindrance {
+    fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            message: message.into(),
+            unscheduled: false,
+        }
+    }
+
+    fn of_scheduling(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            unscheduled: true,
+            ..Self::new(reason, message)
+        }
+    }
+}
+
+/// What keeps a pod from running; nothing of a pod that has ended, is being deleted, or starts in time.
+pub fn pending(pod: &Pod, now: Timestamp) -> Pending {
+    if ended(pod).is_some() || pod.metadata.deletion_timestamp.is_some() {
+        return Pending::default();
+    }
+    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
+        return unscheduled(pod, now);
+    }
+    if let Some(hindrance) = containers(pod).find_map(failing) {
+        return Pending {
+            hindrance: Some(hindrance),
+            ..Pending::default()
+        };
+    }
+    unprepared(pod, now)
+}
+
+/// The newest warning among the events of a pod that is on a node; what its scheduler reported before is no news.
+pub fn newest_warning(events: &[Event]) -> Option<Hindrance> {
+    let at = |event: &Event| {
+        let last = event.last_timestamp.as_ref().map(|time| time.0);
+        let series = event
+            .series
+            .as_ref()
+            .and_then(|series| series.last_observed_time.as_ref());
+        let series = series.map(|time| time.0);
+        last.max(series).max(event.event_time.as_ref().map(|time| time.0))
+    };
+    let is_warning = |event: &&Event| event.type_.as_deref() == Some("Warning");
+    let of_its_node = |event: &&Event| {
+        event
+            .reason
+            .as_deref()
+            .is_some_and(|reason| reason != "FailedScheduling")
+    };
+    let newest = events
+        .iter()
+        .filter(is_warning)
+        .filter(of_its_node)
+        .max_by_key(|event| at(event))?;
+    Some(Hindrance::new(
+        newest.reason.clone().unwrap_or_default(),
+        newest.message.clone().unwrap_or_default(),
+    ))
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// A pod without a node.
+fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
+    if let Some(condition) = condition(pod, "PodScheduled").filter(|condition| condition.status == "False") {
+        let reason = condition.reason.clone().unwrap_or_else(|| "Unschedulable".into());
+        let message = condition.message.clone().unwrap_or_default();
+        return Pending {
+            hindrance: Some(Hindrance::of_scheduling(reason, message)),
+            ..Pending::default()
+        };
+    }
+    let Some(due) = after(made(pod), UNSCHEDULED_AFTER) else {
+        return Pending::default();
+    };
+    if now < due {
+        return Pending {
+            wake: Some(due),
+            ..Pending::default()
+        };
+    }
+    let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref());
+    let message = format!(
+        "no scheduler has taken the pod within {} s; its schedulerName is {}",
+        UNSCHEDULED_AFTER.as_secs(),
+        scheduler.unwrap_or("default-scheduler")
+    );
+    Pending {
+        hindrance: Some(Hindrance::of_scheduling(NOT_SCHEDULED, message)),
+        ..Pending::default()
+    }
+}
+
+/// A pod on a node whose volumes and network are not prepared yet, as its kubelet says.
+fn unprepared(pod: &Pod, now: Timestamp) -> Pending {
+    let waits = condition(pod, "PodReadyToStartContainers").is_some_and(|condition| condition.status == "False");
+    let bound = condition(pod, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
+    let since = bound.map(|time| time.0).or(made(pod));
+    let Some(due) = after(since, UNPREPARED_AFTER).filter(|_| waits) else {
+        return Pending::default();
+    };
+    if now < due {
+        return Pending {
+            wake: Some(due),
+            ..Pending::default()
+        };
+    }
+    let message = format!(
+        "the kubelet has not prepared the pod's volumes and network within {} s",
+        UNPREPARED_AFTER.as_secs()
+    );
+    Pending {
+        hindrance: Some(Hindrance::new("PodNotReadyToStart", message)),
+        wake: now.checked_add(EVENTS_EVERY).ok(),
+        wants_events: true,
+    }
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.as_ref();
+    let init = status.and_then(|status| status.init_container_statuses.as_deref());
+    let main = status.and_then(|status| status.container_statuses.as_deref());
+    init.into_iter().chain(main).flatten()
+}
+
+/// Why a container does not start, where that is more than that it takes time.
+fn failing(container: &ContainerStatus) -> Option<Hindrance> {
+    let state = container.state.as_ref()?;
+    if let Some(waiting) = &state.waiting {
+        let reason = waiting
+            .reason
+            .clone()
+            .filter(|reason| !USUAL.contains(&reason.as_str()))?;
+        return Some(Hindrance::new(reason, waiting.message.clone().unwrap_or_default()));
+    }
+    let ended = state.terminated.as_ref().filter(|ended| ended.exit_code != 0)?;
+    let reason = ended.reason.clone().unwrap_or_else(|| "Error".into());
+    let detail = ended.message.as_deref().map(|text| format!(": {}", text.trim()));
+    let message = format!(
+        "container {} ended with exit code {}{}",
+        container.name,
+        ended.exit_code,
+        detail.unwrap_or_default()
+    );
+    Some(Hindrance::new(reason, message))
+}
+
+fn made(pod: &Pod) -> Option<Timestamp> {
+    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+fn after(since: Option<Timestamp>, wait: SignedDuration) -> Option<Timestamp> {
+    since?.checked_add(wait).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const MADE: &str = "2026-01-01T00:00:00Z";
+
+    fn pod(node: Option<&str>, status: &Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "uid": "p", "creationTimestamp": MADE},
+            "spec": {"nodeName": node, "schedulerName": "mine", "containers": []}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn containers(field: &str, name: &str, state: &Value) -> Value {
+        json!({"phase": "Pending", field: [
+            {"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state},
+        ]})
+    }
+
+    fn waiting(reason: &str) -> Value {
+        json!({"waiting": {"reason": reason, "message": "text"}})
+    }
+
+    fn conditions(all: &[(&str, &str, Option<&str>)]) -> Value {
+        let all: Vec<Value> = all
+            .iter()
+            .map(|(type_, status, reason)| {
+                json!({"type": type_, "status": status, "reason": reason, "message": "text", "lastTransitionTime": MADE})
+            })
+            .collect();
+        json!({"phase": "Pending", "conditions": all})
+    }
+
+    #[test]
+    fn hindrance_has_kubernetes_reason_and_text() {
+        let on_node = Some("a");
+        let exited = json!({"terminated": {"exitCode": 3, "reason": "Error", "message": "no route\n"}});
+        let prepared = |status| {
+            conditions(&[
+                ("PodScheduled", "True", None),
+                ("PodReadyToStartContainers", status, None),
+            ])
+        };
+        for (name, node, status, early, late) in [
+            (
+                "new",
+                None,
+                json!({}),
+                None,
+                Some(("NotScheduled", "schedulerName is mine")),
+            ),
+            (
+                "no node fits",
+                None,
+                conditions(&[("PodScheduled", "False", Some("Unschedulable"))]),
+                Some(("Unschedulable", "text")),
+                Some(("Unschedulable", "text")),
+            ),
+            (
+                "gated",
+                None,
+                conditions(&[("PodScheduled", "False", Some("SchedulingGated"))]),
+                Some(("SchedulingGated", "text")),
+                Some(("SchedulingGated", "text")),
+            ),
+            ("bound", on_node, json!({}), None, None),
+            (
+                "starting",
+                on_node,
+                containers("containerStatuses", "compute", &waiting("ContainerCreating")),
+                None,
+                None,
+            ),
+            (
+                "image",
+                on_node,
+                containers("containerStatuses", "compute", &waiting("ImagePullBackOff")),
+                Some(("ImagePullBackOff", "text")),
+                Some(("ImagePullBackOff", "text")),
+            ),
+            (
+                "sidecar's image",
+                on_node,
+                containers("containerStatuses", "istio-proxy", &waiting("ErrImagePull")),
+                Some(("ErrImagePull", "text")),
+                Some(("ErrImagePull", "text")),
+            ),
+            (
+                "init in a loop",
+                on_node,
+                containers("initContainerStatuses", "init", &waiting("CrashLoopBackOff")),
+                Some(("CrashLoopBackOff", "text")),
+                Some(("CrashLoopBackOff", "text")),
+            ),
+            (
+                "init failed",
+                on_node,
+                containers("initContainerStatuses", "init", &exited),
+                Some(("Error", "container init ended with exit code 3: no route")),
+                Some(("Error", "container init ended with exit code 3: no route")),
+            ),
+            (
+                "init done",
+                on_node,
+                containers("initContainerStatuses", "init", &json!({"terminated": {"exitCode": 0}})),
+                None,
+                None,
+            ),
+            (
+                "volume",
+                on_node,
+                prepared("False"),
+                None,
+                Some(("PodNotReadyToStart", "volumes and network")),
+            ),
+            ("slow image", on_node, prepared("True"), None, None),
+        ] {
+            let made: Timestamp = MADE.parse().unwrap();
+            for (seconds, expected) in [(9, early), (10, late)] {
+                let now = made + SignedDuration::from_secs(seconds);
+                let pending = pending(&pod(node, &status), now);
+                let found = pending.hindrance.as_ref();
+                assert_eq!(
+                    found.map(|found| found.reason.as_str()),
+                    expected.map(|(reason, _)| reason),
+                    "{name}"
+                );
+                if let (Some(found), Some((_, text))) = (found, expected) {
+                    assert!(found.message.contains(text), "{name}: {}", found.message);
+                    assert_eq!(found.unscheduled, node.is_none(), "{name}");
+                }
+                // What time alone brings about is not missed.
+                let changes = early != late && seconds < 10;
+                assert_eq!(
+                    pending.wake,
+                    (changes || pending.wants_events).then(|| {
+                        if changes {
+                            made + SignedDuration::from_secs(10)
+                        } else {
+                            now + EVENTS_EVERY
+                        }
+                    }),
+                    "{name}"
+                );
+                assert_eq!(pending.wants_events, name == "volume" && seconds >= 10, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn newest_warning_of_the_node_explains_a_stuck_pod() {
+        let event = |type_: &str, reason: &str, last: &str| -> Event {
+            serde_json::from_value(json!({
+                "metadata": {}, "involvedObject": {}, "type": type_, "reason": reason, "message": reason,
+                "lastTimestamp": last,
+            }))
+            .unwrap()
+        };
+        let events = [
+            event("Warning", "FailedMount", "2026-01-01T00:00:05Z"),
+            event("Warning", "FailedAttachVolume", "2026-01-01T00:00:02Z"),
+            event("Normal", "Pulling", "2026-01-01T00:00:08Z"),
+            event("Warning", "FailedScheduling", "2026-01-01T00:00:09Z"),
+        ];
+        let warning = newest_warning(&events);
+        assert_eq!(warning.as_ref().map(|found| found.reason.as_str()), Some("FailedMount"));
+        assert_eq!(newest_warning(&events[2..]), None);
+        let status = conditions(&[("PodReadyToStartContainers", "False", None)]);
+        let stuck = pending(&pod(Some("a"), &status), Timestamp::MAX);
+        assert_eq!(stuck.clone().explained(None), stuck);
+        assert_eq!(stuck.explained(warning.clone()).hindrance, warning);
+        let starts = pending(&pod(Some("a"), &json!({})), Timestamp::MAX);
+        assert_eq!(starts.explained(warning).hindrance, None);
+    }
+
+    #[test]
+    fn pod_that_ends_has_no_hindrance() {
+        let mut leaving = pod(None, &conditions(&[("PodScheduled", "False", None)]));
+        leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
+        let failed = pod(
+            Some("a"),
+            &json!({"phase": "Failed", "reason": "UnexpectedAdmissionError"}),
+        );
+        for pod in [leaving, failed] {
+            assert_eq!(pending(&pod, Timestamp::MAX), Pending::default());
+        }
+    }
+}

@@ -1,0 +1,114 @@
+use drydock_core::launcher_pod::REQUIREMENTS_DIGEST;
+use drydock_runtime::{
+    EventMetrics, Reporter,
+    fake::{ApiServer, api_server},
+};
+use http::Method;
+use serde_json::Value;
+
+use super::*;
+use crate::{budgets::Budgets, nodes::Nodes};
+
+const POD: &str = "/api/v1/namespaces/default/pods/virt-launcher-vm1-x";
+const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/vm1";
+
+fn key() -> Key {
+    Key::namespaced("default", "vm1")
+}
+
+fn instance() -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm1", "namespace": "default", "uid": "u", "resourceVersion": "10", "finalizers": [FINALIZER]},
+        "spec": {"domain": {"devices": {}}},
+        "status": {"phase": "Scheduling"},
+    }))
+    .unwrap()
+}
+
+/// Its pod, on `node` if it is on one, made when other things were required.
+fn pod(node: Option<&str>) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "virt-launcher-vm1-x", "namespace": "default", "uid": "p", "resourceVersion": "7",
+            "annotations": {REQUIREMENTS_DIGEST: "earlier"},
+            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "vm1", "uid": "u", "controller": true}],
+        },
+        "spec": {"nodeName": node, "containers": []},
+        "status": {"phase": "Pending"},
+    }))
+    .unwrap()
+}
+
+/// The task with this pod in its caches, and the API server that it talks to.
+fn task(pod: Pod) -> (InstanceTask, ApiServer) {
+    let (client, server) = api_server();
+    let (for_events, _) = api_server();
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let (nodes, budgets) = (Nodes::filled(&client, []), Budgets::filled(&client, []));
+    let task = InstanceTask {
+        launchers: Launchers::filled(&client, [pod], nodes, budgets),
+        client,
+        instances: Instances::filled([instance()]),
+        migrations: Migrations::filled([]),
+        silent_agents: SilentAgents::new([]),
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        images_asked: AskedOnce::default(),
+    };
+    (task, server)
+}
+
+/// Accepts the status of the instance, whatever it is.
+async fn accept_status(server: &mut ApiServer) {
+    let status = server.asked().await;
+    assert_eq!(
+        (&status.method, status.path()),
+        (&Method::PATCH, &*format!("{INSTANCE}/status"))
+    );
+    let mut answer: Value = json!(instance());
+    answer["status"] = status.body["status"].clone();
+    answer["metadata"]["resourceVersion"] = json!("11");
+    status.with(&answer);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
+    let (task, mut server) = task(pod(None));
+    let serving = async {
+        let deletion = server.asked().await;
+        assert_eq!((&deletion.method, deletion.path()), (&Method::DELETE, POD));
+        assert_eq!(
+            deletion.body["preconditions"],
+            json!({"uid": "p", "resourceVersion": "7"})
+        );
+        // It is being bound at this moment.
+        deletion.refuse(409, "Conflict");
+        accept_status(&mut server).await;
+        assert!(server.is_left_alone().await);
+    };
+    let key = key();
+    let (result, ()) = tokio::join!(task.look(&key), serving);
+    result.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bound_pod_stays_whatever_it_requires() {
+    let (task, mut server) = task(pod(Some("a")));
+    let serving = async {
+        let node = server.asked().await;
+        assert_eq!((&node.method, node.path()), (&Method::GET, "/api/v1/nodes/a"));
+        node.with(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
+        let label = server.asked().await;
+        assert_eq!((&label.method, label.path()), (&Method::PATCH, INSTANCE));
+        label.with(&json!(instance()));
+        accept_status(&mut server).await;
+        assert!(server.is_left_alone().await);
+    };
+    let key = key();
+    let (result, ()) = tokio::join!(task.look(&key), serving);
+    result.unwrap();
+}

@@ -1,0 +1,211 @@
+use drydock_runtime::{
+    EventMetrics, Reporter,
+    fake::{ApiServer, Asked, api_server},
+};
+use http::Method;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{budgets::Budgets, nodes::Nodes};
+
+const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
+const PODS: &str = "/api/v1/namespaces/shop/pods";
+const UID: &str = "uid-m";
+
+fn key() -> Key {
+    Key::namespaced("shop", "m")
+}
+
+fn migration() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {
+            "name": "m", "namespace": "shop", "uid": UID, "resourceVersion": "10",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"vmiName": "web"},
+    })
+}
+
+fn instance() -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "web", "namespace": "shop", "uid": "uid-web"},
+        "spec": {"domain": {"devices": {}}, "evictionStrategy": "None"},
+        "status": {"phase": "Running", "nodeName": "a", "conditions": [{"type": "LiveMigratable", "status": "True"}]},
+    }))
+    .unwrap()
+}
+
+/// The task with this migration of a running instance, the API server that it talks to, and that of its events.
+fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServer) {
+    let (client, server) = api_server();
+    let (for_events, recorded) = api_server();
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let node = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    let nodes = Nodes::filled(&client, [node("a"), node("b")]);
+    let launchers = Launchers::filled(&client, pods, nodes, Budgets::filled(&client, []));
+    let task = MigrationTask::new(
+        client,
+        Migrations::filled([serde_json::from_value(migration.clone()).unwrap()]),
+        Instances::filled([instance()]),
+        launchers,
+        Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        Deadlines::default(),
+        KeyedWork::new("migrations", 1),
+    );
+    (task, server, recorded)
+}
+
+/// Accepts a status that is applied to the migration, and returns it.
+async fn apply_status(server: &mut ApiServer, version: &str) -> Value {
+    let asked = server.asked().await;
+    assert_eq!(asked.path(), format!("{MIGRATION}/status"), "{:?}", asked.body);
+    let mut answer = migration();
+    answer["status"] = asked.body["status"].clone();
+    answer["metadata"]["resourceVersion"] = json!(version);
+    asked.with(&answer);
+    answer["status"].clone()
+}
+
+async fn pod_request(server: &mut ApiServer) -> Asked {
+    let asked = server.asked().await;
+    assert_eq!((&asked.method, asked.path()), (&Method::POST, PODS));
+    asked
+}
+
+/// Makes the pod that is asked for.
+fn create(asked: Asked) {
+    let mut made = asked.body.clone();
+    made["metadata"]["uid"] = json!("uid-pod");
+    made["metadata"]["namespace"] = json!("shop");
+    asked.with(&made);
+}
+
+#[tokio::test(start_paused = true)]
+async fn throttled_target_pod_keeps_its_place_and_is_retried() {
+    for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
+        let (task, mut server, mut recorded) = task(&migration(), vec![]);
+        let served = async {
+            pod_request(&mut server).await.refuse(code, reason);
+            let status = apply_status(&mut server, "11").await;
+            assert_eq!(
+                (&status["phase"], &status["conditions"]),
+                (&json!("Pending"), &Value::Null),
+                "{code}"
+            );
+        };
+        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+        assert!(matches!(looked, Err(LookError::Pod(_))), "{code}: {looked:?}");
+        assert!(task.turns.may_place(UID), "{code}");
+        assert!(recorded.is_left_alone().await, "{code}");
+        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, async {
+            create(pod_request(&mut server).await)
+        });
+        assert!(matches!(looked, Ok(Wake::At(_))), "{code}: {looked:?}");
+        assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate", "{code}");
+    }
+}
+
+fn refusal() -> Status {
+    Status::failure("refused with 403", "Forbidden").with_code(403)
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_target_pod_is_reported_and_retried_when_due() {
+    let (task, mut server, mut recorded) = task(&migration(), vec![]);
+    let served = async {
+        pod_request(&mut server).await.refuse(403, "Forbidden");
+        let status = apply_status(&mut server, "11").await;
+        let condition = &status["conditions"][0];
+        assert_eq!(
+            (&condition["type"], &condition["reason"], &condition["message"]),
+            (&json!("Waiting"), &json!("FailedCreate"), &json!("refused with 403"))
+        );
+    };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert!(matches!(looked, Ok(Wake::At(_))), "{looked:?}");
+    assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
+    assert!(!task.turns.may_place(UID), "others may have its place");
+
+    // Before the next attempt is due nothing is tried and nothing is written, whatever else changes.
+    let later = clock::now() + jiff::SignedDuration::from_hours(1);
+    task.refusals.note(&key(), &refusal(), later);
+    let again_at = task.refusals.of(&key()).unwrap().again_at;
+    assert_eq!(task.look(&key()).await.unwrap(), Wake::At(again_at));
+    task.turn();
+    assert!(!task.turns.may_place(UID) && server.is_left_alone().await);
+
+    // Due, and refused for the same reason: neither a write nor an event.
+    task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
+    let served = async { pod_request(&mut server).await.refuse(403, "Forbidden") };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert!(looked.is_ok() && recorded.is_left_alone().await);
+
+    // Due, and the cause is gone.
+    task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
+    let served = async {
+        create(pod_request(&mut server).await);
+        let status = apply_status(&mut server, "12").await;
+        assert_eq!(
+            (&status["phase"], &status["conditions"]),
+            (&json!("Scheduling"), &Value::Null)
+        );
+    };
+    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    assert!(looked.is_ok() && task.refusals.of(&key()).is_none());
+    assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate");
+}
+
+/// The migration's target pod, on node b, with this status.
+fn target_pod(status: &Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "q", "namespace": "shop", "uid": "uid-q", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"kubevirt.io": "virt-launcher", drydock_core::launcher_pod::MIGRATION_UID: UID},
+            "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "web", "uid": "uid-web",
+                "controller": true,
+            }],
+        },
+        "spec": {"nodeName": "b", "containers": []}, "status": status,
+    }))
+    .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn stuck_target_pod_is_explained_by_its_events() {
+    let mut waiting = migration();
+    // Far from any deadline.
+    waiting["metadata"]["annotations"] = json!({"kubevirt.io/migrationPendingPodTimeoutSeconds": "86400"});
+    waiting["status"] = json!({"phase": "Scheduling"});
+    let stuck = json!({"phase": "Pending", "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]});
+    let (task, mut server, _recorded) = task(&waiting, vec![target_pod(&stuck)]);
+    let served = async {
+        let events = server.asked().await;
+        assert_eq!(events.path(), "/api/v1/namespaces/shop/events");
+        assert!(
+            events.query().contains("involvedObject.uid%3Duid-q"),
+            "{}",
+            events.query()
+        );
+        events.list(
+            "1",
+            &[json!({
+                "metadata": {}, "involvedObject": {}, "type": "Warning", "reason": "FailedMount",
+                "message": "secret \"key\" not found", "lastTimestamp": "2026-01-01T00:00:05Z",
+            })],
+        );
+        apply_status(&mut server, "11").await
+    };
+    let (looked, status) = tokio::join!(async { task.look(&key()).await }, served);
+    assert!(matches!(looked, Ok(Wake::At(_))), "{looked:?}");
+    let condition = &status["conditions"][0];
+    assert_eq!(
+        (&condition["reason"], &condition["message"]),
+        (&json!("FailedMount"), &json!("secret \"key\" not found"))
+    );
+}
