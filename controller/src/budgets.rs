@@ -14,7 +14,10 @@ use std::{
 use drydock_api::kubevirt::names::INSTANCE;
 use drydock_core::eviction::budget::{is_ours, of, selects};
 use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock};
-use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::{
+    core::v1::Pod,
+    policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus},
+};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, PostParams, Preconditions},
@@ -111,6 +114,18 @@ impl Budgets {
         let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
         let mut budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
         budgets.find(|budget| !is_ours(budget) && selects(budget, pod))
+    }
+
+    /// Name of a budget of somebody else that allows no eviction of a pod now.
+    pub(crate) fn holding(&self, pod: &Pod) -> Option<String> {
+        let foreign = lock(&self.foreign);
+        let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
+        let mut holding = budgets.filter(|budget| {
+            let status = budget.status.as_ref();
+            status.is_some_and(|status| status.disruptions_allowed == 0) && !is_ours(budget) && selects(budget, pod)
+        });
+        holding.next().map(|budget| budget.name_any())
     }
 
     /// Makes the budget of a pod, unless there is one.
@@ -220,7 +235,14 @@ fn prune(budget: &mut PodDisruptionBudget) {
     if let Some(annotations) = &mut budget.metadata.annotations {
         annotations.retain(|key, _| key == INSTANCE);
     }
-    budget.status = None;
+    // Whether it allows an eviction matters only of those of others.
+    let allowed = budget.status.take().map(|status| status.disruptions_allowed);
+    budget.status = allowed
+        .filter(|_| !is_ours(budget))
+        .map(|disruptions_allowed| PodDisruptionBudgetStatus {
+            disruptions_allowed,
+            ..PodDisruptionBudgetStatus::default()
+        });
 }
 
 #[cfg(test)]

@@ -199,6 +199,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let all_nodes = nodes.clone();
     drain_metrics.watch(nodes.hypervisors.clone(), all_maintenances.clone(), leadership.clone());
     let (of_budgets, known, news) = (budget_work.clone(), all_instances.clone(), Arc::clone(&changes));
+    let drains = of_drains.clone();
     let budgets = Budgets::start(&client, &watches, move |change| match concerned(change) {
         Some((_, Some(instance))) => {
             of_budgets.add(instance);
@@ -208,6 +209,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             let keys = known.keys().into_iter();
             keys.filter(|key| key.namespace.as_deref() == Some(namespace.as_str()))
                 .for_each(|key| of_budgets.add(key));
+            // It may hold up a guest that is to be shut down.
+            drains.notify();
         }
         None => {}
     });

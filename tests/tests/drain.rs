@@ -127,6 +127,10 @@ async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> R
     let stuck = cluster.instances().get("stuck").await?;
     assert_eq!(node_of(&stuck)?, first);
     assert_eq!(mark_of(&stuck), None);
+    until_drain(&cluster, &first, "what blocks evictions", |drain| {
+        left(drain) == [("stuck", RemainingState::Blocked, "NotMigratable")]
+    })
+    .await?;
 
     // The taint asks for all to go, and says what stays.
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;

@@ -55,7 +55,7 @@ pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
 /// An eviction alone belongs to a cordon of its node that is seen within this time. `kubectl drain`
 /// cordons before it evicts, but the watches that show both are not in step.
 pub const CORDON_SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// As many guests are told of by name.
+/// At most this many guests are listed by name in `status.drain.remaining`.
 const TOLD: usize = 100;
 
 /// What a Node says about being emptied.
@@ -157,6 +157,8 @@ pub struct Guest<'a> {
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// What was last done about it was refused.
     pub refused: Option<Refused>,
+    /// Name of somebody else's PodDisruptionBudget that allows no eviction of its pod now.
+    pub held_by: Option<String>,
     /// Whether there is room for it elsewhere, beside the others that leave.
     pub outlook: Outlook,
 }
@@ -288,6 +290,7 @@ pub fn plan(cluster: &Cluster<'_>) -> Plan {
             let mut situation = guest::situation(guest, node.marks, cluster.attempts, cluster.now);
             let may_go = situation.state == Some(State::MayGo);
             let waits_until = situation.held_up(guest, cluster.now);
+            situation.account_for(guest, node.marks, cluster.now);
             if guest.refused.is_some() && (may_go || !situation.steps.is_empty()) {
                 let (namespace, name) = guest.key();
                 plan.refused.insert((namespace.into(), name.into()));
@@ -311,6 +314,10 @@ pub fn plan(cluster: &Cluster<'_>) -> Plan {
         .into_iter()
         .map(|(node, askers, told)| report(node, askers, &told, cluster))
         .collect();
+    // An estimate that has passed is made anew.
+    let drains = plan.reports.iter().filter_map(|report| report.drain.as_ref());
+    let ends = drains.filter_map(|drain| drain.estimated_end.as_ref()).map(|end| end.0);
+    plan.wake = earlier(plan.wake, ends.min());
     plan
 }
 
@@ -335,12 +342,13 @@ fn report(
     let before = node
         .before
         .filter(|before| asked || (node.marks.cordoned && before.total > 0));
-    let drain = (asked || before.is_some()).then(|| {
+    // A cordon alone empties nothing, but what is on the node has to leave before it can be switched off.
+    let listed = node.marks.cordoned && !left.is_empty();
+    let drain = (asked || before.is_some() || listed).then(|| {
         let count = |state| number(left.iter().filter(|(_, guest)| guest.state == state).count());
         let is_over = left.is_empty();
         let now = Time(whole_seconds(cluster.now).0);
-        let blocked = count(RemainingState::Blocked);
-        let estimated = estimate::end(&left, cluster).filter(|_| blocked == 0 && !is_over);
+        let estimated = estimate::end(&left, cluster).filter(|_| !is_over);
         let mut remaining: Vec<RemainingGuest> = left.iter().map(|(_, guest)| guest.clone()).collect();
         remaining.sort_by(|one, other| {
             (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
@@ -349,7 +357,9 @@ fn report(
         let over_before = before.and_then(|before| before.finished_at.clone());
         // One that has ended and begins again is another.
         let again = over_before.is_some() && !is_over;
-        let since = before.filter(|_| !again);
+        // Nor is one that is requested the cordon before it.
+        let begins = asked && before.is_some_and(|before| before.requested_by.is_empty());
+        let since = before.filter(|_| !again && !begins);
         DrainStatus {
             requested_by: if asked {
                 askers
@@ -367,7 +377,7 @@ fn report(
             left: number(left.len()),
             moving: count(RemainingState::Moving),
             waiting: count(RemainingState::Waiting),
-            blocked,
+            blocked: count(RemainingState::Blocked),
             shutting_down: count(RemainingState::ShuttingDown),
             remaining,
         }

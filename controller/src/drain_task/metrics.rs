@@ -110,6 +110,9 @@ impl DrainMetrics {
 fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f64> {
     let (before, after) = (before?, after?);
     let end = after.finished_at.as_ref().filter(|_| before.finished_at.is_none())?;
+    if after.requested_by.is_empty() {
+        return None;
+    }
     let seconds = end.0.duration_since(after.started_at.0).as_secs();
     Some(seconds.max(0) as f64)
 }
@@ -148,7 +151,8 @@ fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
 
 /// What is left on a node; `None` if its drain is over.
 fn left(drain: &DrainStatus) -> Option<Left> {
-    if drain.finished_at.is_some() {
+    // A cordon alone empties nothing.
+    if drain.finished_at.is_some() || drain.requested_by.is_empty() {
         return None;
     }
     let mut blocked = BTreeMap::<String, i64>::new();

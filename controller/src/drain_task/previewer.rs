@@ -10,6 +10,7 @@ use drydock_core::{
     placement::Outlook,
 };
 use drydock_runtime::{Key, clock};
+use k8s_openapi::api::core::v1::Pod;
 
 use super::outlooks::{self, Competitor};
 use crate::{instances::Instances, launchers::Launchers, migrations::Migrations, pace::Pace};
@@ -80,12 +81,19 @@ pub(super) fn guest<'a>(
     instance: &'a VirtualMachineInstance,
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
 ) -> Guest<'a> {
+    let pods = launchers.of(instance);
+    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let is_here = |pod: &&Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == here);
     Guest {
         instance,
         strategy: launchers.eviction_strategy(instance),
-        made: launchers.of(instance).iter().filter_map(|pod| made(pod)).min(),
+        made: pods.iter().filter_map(|pod| made(pod)).min(),
         migrations,
         refused: None,
         outlook: Outlook::Unknown,
+        held_by: pods
+            .iter()
+            .filter(is_here)
+            .find_map(|pod| launchers.budgets.holding(pod)),
     }
 }

@@ -9,11 +9,18 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Cluster, Guest, guest::memory};
+use super::{
+    Cluster, Guest,
+    guest::{Why, memory},
+};
 use crate::{
     conditions::whole_seconds,
     configuration::Migrations,
-    migration::{purpose::EVACUATION, queue::order, record::Record},
+    migration::{
+        purpose::EVACUATION,
+        queue::{Reason, order},
+        record::Record,
+    },
 };
 
 /// An estimate is not told anew for a change of less than one part in so many of what is left.
@@ -78,15 +85,25 @@ impl Lanes {
     }
 }
 
-/// When the last of these will have moved; `None` if nothing was measured yet, or not all of them move.
+/// Whether it can be estimated when a guest will have left: it moves, or waits for nothing but its turn.
+fn is_predictable(guest: &RemainingGuest) -> bool {
+    match guest.state {
+        RemainingState::Moving => true,
+        RemainingState::Waiting => guest.reason == Why::Migration.reason() || Reason::is_one(&guest.reason),
+        RemainingState::Blocked | RemainingState::ShuttingDown => false,
+    }
+}
+
+/// When the last of these will have moved, always after `now`; `None` if nothing was measured yet, or it is not known of
+/// any of them when it will leave.
 pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
     let rate = cluster.rate?;
+    if !left.iter().all(|(_, guest)| is_predictable(guest)) {
+        return None;
+    }
     let mut lanes = Lanes::new(cluster.limits, left.len());
     let mut longest = Duration::ZERO;
     for (guest, told) in left {
-        if told.state == RemainingState::ShuttingDown {
-            continue;
-        }
         let takes = rate.expected(memory(guest.instance))?;
         // What moves is half done, as far as nothing better is known.
         let takes = if told.state == RemainingState::Moving {
@@ -96,8 +113,10 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
         };
         longest = longest.max(lanes.next(takes));
     }
-    let at = cluster.now.checked_add(longest).ok()?;
-    Some(Time(whole_seconds(at).0))
+    // Rounded up, as a time that has passed is no estimate.
+    let at = cluster.now.checked_add(longest.max(Duration::from_nanos(1))).ok()?;
+    let up = at.checked_add(Duration::from_nanos(999_999_999)).ok()?;
+    Some(Time(whole_seconds(up).0))
 }
 
 /// A guest that is to leave its node, for whoever waits for one of them.
@@ -184,6 +203,9 @@ pub(super) fn steady(told: Option<Time>, newest: Option<Time>, now: Timestamp) -
     let (Some(before), Some(after)) = (&told, &newest) else {
         return newest;
     };
+    if before.0 <= now {
+        return newest;
+    }
     let change = before.0.duration_since(after.0).unsigned_abs();
     let left = after.0.duration_since(now).unsigned_abs();
     if change <= LEAST.max(left / STEADY) {

@@ -21,7 +21,7 @@ use crate::{
         deadlines::{Attempts, Retry},
         purpose::Purpose,
         record::Record,
-        status::WAITING,
+        status::{WAITING, Waiting},
     },
     quantity,
     vm_conditions::find,
@@ -65,6 +65,10 @@ pub enum Why {
     NoTarget,
     /// All attempts have failed.
     CannotEvacuate,
+    /// Nothing has asked it to leave: its node is only cordoned.
+    NotRequested,
+    /// Somebody else's PodDisruptionBudget allows no eviction of its pod now.
+    DisruptionBudget,
     /// It is being deleted.
     Deleted,
     /// Nothing keeps it from being shut down.
@@ -86,6 +90,8 @@ impl Why {
             Self::NotMigratable => "NotMigratable",
             Self::NoTarget => "NoTargetAvailable",
             Self::CannotEvacuate => "CannotEvacuate",
+            Self::NotRequested => "NotRequested",
+            Self::DisruptionBudget => "DisruptionBudget",
             Self::Deleted => "Deleted",
             Self::NotProtected => "ShutDownWhenEvicted",
             Self::Restart => "RestartWhenEvicted",
@@ -122,6 +128,14 @@ impl Situation {
         (is_next || !self.steps.is_empty())
             .then_some(refused.again_at)
             .filter(|again| now < *again)
+    }
+
+    /// A guest that nothing asks to leave counts all the same where its node is to be emptied or is cordoned: the node
+    /// cannot be switched off before it has left.
+    pub(super) fn account_for(&mut self, guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) {
+        if self.state.is_none() && marks != NodeMarks::default() {
+            self.state = Some(unasked(guest, now));
+        }
     }
 
     /// As it is reported.
@@ -161,7 +175,7 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
     if is_finished(instance) {
         let deleted = || State::ShuttingDown(Why::Deleted, "it is being shut down".into());
         return Situation {
-            state: (marks.asks().is_some() || marked == node).then(deleted),
+            state: (marks != NodeMarks::default() || marked == node).then(deleted),
             asker: marks.asks(),
             ..Situation::default()
         };
@@ -269,8 +283,31 @@ fn is_queued(migration: &VirtualMachineInstanceMigration) -> bool {
     Purpose::of(migration) == Purpose::Evacuation && !record.is_given_up() && !record.has_sides()
 }
 
+/// A guest that nothing asks to leave.
+fn unasked(guest: &Guest<'_>, now: Timestamp) -> State {
+    let mut migrations = guest.migrations.iter();
+    if let Some(migration) = migrations.find(|migration| !Record::of(migration).is_over()) {
+        return under_way(migration);
+    }
+    if wants_mark(guest.instance, guest.strategy, guest.made, now) {
+        let message = "nothing has asked it to leave: a cordon alone moves nothing, kubectl drain does".into();
+        return State::Waiting(Why::NotRequested, message);
+    }
+    stays(guest)
+}
+
 /// A guest that is not to be migrated.
 pub(super) fn stays(guest: &Guest<'_>) -> State {
+    match (not_migrated(guest), &guest.held_by) {
+        (State::ShuttingDown(..), Some(budget)) => State::Blocked(
+            Why::DisruptionBudget,
+            format!("the PodDisruptionBudget {budget} allows no eviction of its pod now"),
+        ),
+        (state, _) => state,
+    }
+}
+
+fn not_migrated(guest: &Guest<'_>) -> State {
     let restarts = falls_back(guest.instance);
     match (guest.strategy, Migratable::of(guest.instance)) {
         (EvictionStrategy::LiveMigrate, Migratable::No { reason, message }) if !restarts => State::Blocked(
@@ -359,13 +396,16 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
     let waiting = find(conditions.unwrap_or_default(), WAITING)
         .filter(|condition| condition.status == Status::True.as_str() && !Record::of(migration).has_sides());
     match waiting {
-        Some(condition) => State::Waiting(
-            Why::Queued(condition.reason.clone().unwrap_or_else(|| "Queued".into())),
-            format!(
-                "migration {name} waits: {}",
-                condition.message.as_deref().unwrap_or_default()
-            ),
-        ),
+        Some(condition) => {
+            let reason = condition.reason.clone().unwrap_or_else(|| "Queued".into());
+            let message = condition.message.as_deref().unwrap_or_default();
+            let message = format!("migration {name} waits: {message}");
+            if Waiting::is_refusal(&reason) {
+                State::Blocked(Why::Queued(reason), message)
+            } else {
+                State::Waiting(Why::Queued(reason), message)
+            }
+        }
         None => State::Moving(format!("migration {name} moves it")),
     }
 }

@@ -53,8 +53,12 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
         count(RemainingState::Moving) + count(RemainingState::Waiting),
         count(RemainingState::ShuttingDown),
     )];
-    if blocked == 0
-        && let Some(end) = estimate::end(&left, cluster)
+    let moving = left
+        .iter()
+        .filter(|(_, guest)| guest.state != RemainingState::ShuttingDown);
+    let moving: Vec<_> = moving.cloned().collect();
+    if !moving.is_empty()
+        && let Some(end) = estimate::end(&moving, cluster)
     {
         let seconds = end.0.duration_since(cluster.now).as_secs();
         lines.push(format!("the last of them would have moved in about {seconds} s"));

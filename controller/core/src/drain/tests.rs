@@ -2,13 +2,16 @@ use std::sync::Arc;
 
 use drydock_api::{
     hyperconverged::EvictionStrategy::{self, External, LiveMigrate, LiveMigrateIfPossible, None as Nothing},
-    hypervisor::{DrainStatus, RemainingState},
+    hypervisor::{DrainStatus, RemainingGuest, RemainingState},
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPriority, status::DrainRequest,
     },
 };
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Node, Toleration};
+use k8s_openapi::{
+    api::core::v1::{Node, Toleration},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -77,6 +80,7 @@ fn guest(
         migrations,
         refused: None,
         outlook: Outlook::Unknown,
+        held_by: None,
     }
 }
 
@@ -152,7 +156,9 @@ fn a_plain_cordon_moves_nothing() {
     let plain = instance("web", |_| {});
     let plan = of_one(CORDONED, guest(&plain, LiveMigrate, Vec::new()));
     assert_eq!(plan.steps, []);
-    assert_eq!(plan.reports[0].drain, None);
+    assert_eq!(said(&plan), [(RemainingState::Waiting, "NotRequested".to_owned())]);
+    let drain = plan.reports[0].drain.as_ref().unwrap();
+    assert_eq!((drain.requested_by.as_slice(), &drain.finished_at), (&[][..], &None));
     assert!(!plan.reports[0].in_progress);
     assert_eq!(plan.reports[0].drained, Drained::GuestsLeft(1));
 }
@@ -739,6 +745,113 @@ fn a_preview_says_what_would_move_and_what_would_block() {
     assert_eq!(preview(Vec::new()), ["no virtual machine is on a"]);
 }
 
+/// A running instance on node `a` whose agent says that it cannot be migrated.
+fn immovable(name: &str) -> VirtualMachineInstance {
+    instance(name, |instance| {
+        instance["status"]["conditions"][0] = json!({"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable", "message": "disk x"});
+    })
+}
+
+#[test]
+fn every_guest_of_a_cordoned_node_is_accounted_for() {
+    use RemainingState::{Blocked, Moving, ShuttingDown, Waiting};
+    let (web, plain, stuck) = (marked("web", "Cordon"), instance("plain", |_| {}), immovable("stuck"));
+    let leaving = instance("leaving", |instance| {
+        instance["metadata"]["deletionTimestamp"] = json!(now().to_string());
+    });
+    let moving = || vec![migration("1", "Running", |_| {})];
+    for (name, guest, expected) in [
+        ("evicted", guest(&web, LiveMigrate, vec![]), (Waiting, "Migration")),
+        (
+            "not evicted yet",
+            guest(&plain, LiveMigrate, vec![]),
+            (Waiting, "NotRequested"),
+        ),
+        (
+            "migrated by its user",
+            guest(&plain, LiveMigrate, moving()),
+            (Moving, "Migration"),
+        ),
+        (
+            "not migratable",
+            guest(&stuck, LiveMigrate, vec![]),
+            (Blocked, "NotMigratable"),
+        ),
+        (
+            "not protected",
+            guest(&plain, Nothing, vec![]),
+            (ShuttingDown, "ShutDownWhenEvicted"),
+        ),
+        (
+            "held by a budget of others",
+            Guest {
+                held_by: Some("web-pdb".into()),
+                ..guest(&plain, Nothing, vec![])
+            },
+            (Blocked, "DisruptionBudget"),
+        ),
+        (
+            "moves, whatever a budget of others says",
+            Guest {
+                held_by: Some("web-pdb".into()),
+                ..guest(&web, LiveMigrate, moving())
+            },
+            (Moving, "Migration"),
+        ),
+        (
+            "deleted",
+            guest(&leaving, LiveMigrate, vec![]),
+            (ShuttingDown, "Deleted"),
+        ),
+    ] {
+        let plan = of_one(CORDONED, guest);
+        assert_eq!(said(&plan), [(expected.0, expected.1.to_owned())], "{name}");
+        let drain = plan.reports[0].drain.as_ref().unwrap();
+        assert_eq!((drain.left, &drain.finished_at), (1, &None), "{name}");
+        assert_eq!(drain.blocked, u32::from(expected.0 == Blocked), "{name}");
+    }
+}
+
+#[test]
+fn drain_of_a_cordoned_node_begins_with_its_request() {
+    let (plain, web) = (instance("web", |_| {}), marked("web", "Cordon"));
+    let cordoned = of_one(CORDONED, guest(&plain, LiveMigrate, vec![]))
+        .reports
+        .remove(0)
+        .drain;
+    let mut cordoned = cordoned.unwrap();
+    cordoned.started_at.0 = seconds_ago(3600);
+    let told = |instance| {
+        let mut node = node(CORDONED, vec![guest(instance, LiveMigrate, vec![])]);
+        node.before = Some(&cordoned);
+        planned(&[node]).reports.remove(0).drain.unwrap()
+    };
+    assert_eq!(told(&plain), cordoned, "nothing is news");
+    let asked = told(&web);
+    assert_eq!(
+        (asked.requested_by, asked.started_at.0),
+        (vec![DrainRequest::Cordon], now())
+    );
+}
+
+#[test]
+fn refused_target_pod_blocks_a_drain_until_it_is_made() {
+    let web = marked("web", "Cordon");
+    for (reason, expected) in [
+        ("FailedCreate", RemainingState::Blocked),
+        ("RejectedByResourceQuota", RemainingState::Blocked),
+        ("ImagePullBackOff", RemainingState::Waiting),
+        ("TargetPodNotScheduled", RemainingState::Waiting),
+    ] {
+        let waiting = migration("1", "Pending", |migration| {
+            migration["status"]["conditions"] =
+                json!([{"type": "Waiting", "status": "True", "reason": reason, "message": "text"}]);
+        });
+        let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
+        assert_eq!(said(&plan), [(expected, reason.to_owned())]);
+    }
+}
+
 fn refused(seconds: i64) -> Option<Refused> {
     Some(Refused {
         message: "exceeded quota: moves".into(),
@@ -818,6 +931,74 @@ fn a_guest_whose_migration_is_refused_takes_no_other_ones_place() {
 }
 
 proptest! {
+    /// Whatever guests are like, all of them are listed, and an estimate is in the future and only there if each of them
+    /// moves or waits for its turn alone.
+    #[test]
+    fn report_accounts_for_all_guests(
+        guests in prop::collection::vec((0..5_usize, 0..4_usize, 0..3_usize, 0..6_usize, any::<bool>()), 0..12),
+        tainted: bool, in_maintenance: bool, told in prop::option::of(-100..100_i64),
+    ) {
+        let marks = NodeMarks { cordoned: true, tainted, in_maintenance };
+        let strategies = [Nothing, LiveMigrate, LiveMigrateIfPossible, External];
+        let reasons = ["", "SourceNodeLimit", "FailedCreate", "FailedMount"];
+        let all: Vec<_> = guests.iter().enumerate().map(|(index, (by, strategy, migratable, moves, _))| {
+            let made = instance(&format!("g{index:02}"), |instance| {
+                if let Some(by) = ["Cordon", "Taint", "Maintenance", "Eviction"].get(*by) {
+                    mark(instance, by, seconds_ago(5));
+                }
+                instance["status"]["conditions"][0]["status"] = json!(["True", "False", "Unknown"][*migratable]);
+            });
+            let migrations: Vec<_> = reasons.get(*moves).map(|reason| migration("m", "Scheduling", |migration| {
+                if !reason.is_empty() {
+                    migration["status"]["conditions"] = json!([{"type": "Waiting", "status": "True", "reason": reason}]);
+                }
+            })).into_iter().collect();
+            (made, strategies[*strategy], migrations)
+        }).collect();
+        let held = guests.iter().map(|(.., held)| held.then(|| "pdb".to_owned()));
+        let guests: Vec<_> = all.iter().zip(held).map(|((instance, strategy, migrations), held_by)| Guest {
+            held_by,
+            ..guest(instance, *strategy, migrations.clone())
+        }).collect();
+        let count = guests.len();
+        let mut before = DrainStatus {
+            requested_by: vec![DrainRequest::Cordon],
+            started_at: Time(seconds_ago(100)),
+            finished_at: None,
+            estimated_end: None,
+            total: 1, left: 1, moving: 1, waiting: 0, blocked: 0, shutting_down: 0,
+            remaining: Vec::new(),
+        };
+        before.estimated_end = told.map(|seconds| Time(seconds_ago(seconds)));
+        let mut node = node(marks, guests);
+        node.before = Some(&before);
+        let mut rate = Rate::default();
+        rate.add(std::time::Duration::from_millis(10_500), 1 << 30);
+        let plan = plan(&Cluster {
+            now: now(),
+            nodes: &[node],
+            limits: &Configuration::default().migrations,
+            attempts: Attempts::default(),
+            rate: Some(rate),
+        });
+        let drain = plan.reports[0].drain.as_ref().unwrap();
+        prop_assert_eq!((drain.remaining.len(), drain.left as usize), (count, count));
+        prop_assert_eq!(drain.left, drain.moving + drain.waiting + drain.blocked + drain.shutting_down);
+        prop_assert_eq!(drain.finished_at.is_some(), count == 0);
+        let turn = ["Migration", "SourceNodeLimit"];
+        let is_known = |guest: &RemainingGuest| match guest.state {
+            RemainingState::Moving => true,
+            RemainingState::Waiting => turn.contains(&guest.reason.as_str()),
+            RemainingState::Blocked | RemainingState::ShuttingDown => false,
+        };
+        let known = count > 0 && drain.remaining.iter().all(is_known);
+        prop_assert_eq!(drain.estimated_end.is_some(), known);
+        if let Some(end) = &drain.estimated_end {
+            prop_assert!(end.0 > now());
+            prop_assert!(plan.wake.is_some_and(|wake| wake <= end.0));
+        }
+    }
+
     /// Whatever guests are like, a plan that is carried out changes nothing the next time, no guest is
     /// moved by two, and none is moved that nobody wants to go.
     #[test]

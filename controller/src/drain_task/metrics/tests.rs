@@ -25,6 +25,7 @@ fn values(registry: &Registry) -> Vec<String> {
 
 fn drain(changes: &Value) -> DrainStatus {
     let mut drain = json!({
+        "requestedBy": ["Cordon"],
         "startedAt": "2026-01-01T00:00:00Z", "total": 5, "left": 0, "moving": 0, "waiting": 0, "blocked": 0, "shuttingDown": 0,
     });
     let fields = drain.as_object_mut().unwrap();
@@ -56,6 +57,7 @@ fn nodes_are_told_of_while_they_are_being_emptied() {
         hypervisor("a", Some(&under_way)),
         hypervisor("b", Some(&over)),
         hypervisor("c", None),
+        hypervisor("cordoned", Some(&drain(&json!({"requestedBy": [], "left": 1})))),
     ]);
     let maintenances = Maintenances::filled([
         (Group::Medik8s, maintenance("m", "a", Some(2))),
