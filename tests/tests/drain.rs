@@ -404,6 +404,13 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
+    let other = ask("\"preconditions\": {\"uid\": \"other\"}").err().context("it was granted")?;
+    let text = format!("{other:#}");
+    ensure!(
+        text.contains("the UID in the precondition (other) does not match the UID in record"),
+        "{text}"
+    );
+    assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
     // Of a pod that no cache knows the API server has the last word.
     let nobody = "virt-launcher-nobody";
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{nobody}/eviction");

@@ -27,6 +27,7 @@ pub mod budgets;
 pub mod holding;
 pub mod mark;
 pub mod no_target;
+pub mod preconditions;
 pub mod strategy;
 #[cfg(test)]
 mod tests;

@@ -32,13 +32,13 @@ use drydock_core::{
     eviction::{
         Allowed, Answer, Known, Refusal, answer,
         holding::{HOLD, SETTLED_AFTER, is_worth_holding},
-        is_elsewhere, is_launcher, mark,
+        is_elsewhere, is_launcher, mark, preconditions,
     },
     launcher_pod::made_for,
     migration::record::Record,
 };
 use drydock_runtime::{Key, chain, clock};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Preconditions};
 use kube::{
     Api, Client, ResourceExt,
     api::{Patch, PatchParams},
@@ -73,6 +73,8 @@ pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(4);
 /// Code and reason of refusals, as a budget's.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
+/// Code and reason of an eviction whose preconditions do not hold, as the API server's own.
+const CONFLICT: (u16, &str) = (409, "Conflict");
 
 /// Answers evictions of launcher pods.
 #[derive(Clone)]
@@ -92,6 +94,7 @@ struct Eviction {
     pod: Key,
     dry_run: bool,
     descheduler: bool,
+    preconditions: Option<Preconditions>,
 }
 
 impl Eviction {
@@ -167,6 +170,14 @@ impl Evictions {
             Ok(eviction) => eviction,
             Err(detail) => return refused(response, Refusal::Unreadable, &Verdict::allow(), &detail),
         };
+        match self.conflict(&eviction).await {
+            Ok(None) => {}
+            Ok(Some(text)) => return conflicting(response, &eviction, text),
+            Err(error) => {
+                let verdict = Verdict::unknown(&error);
+                return refused(response, Refusal::InstanceUnknown, &verdict, &verdict.detail);
+            }
+        }
         // Where the instance names no strategy, the cluster's counts.
         self.launchers.configuration.resolved().await;
         let mut news = self.news.clone();
@@ -209,6 +220,25 @@ impl Evictions {
             // It has been marked above.
             Answer::Mark => refused(response, Refusal::Triggered, &verdict, ""),
         }
+    }
+
+    /// Why an eviction is not about the pod of its name that is there, if its preconditions say so. The version of a pod
+    /// that a cache shows proves nothing, nor does another UID there. Where there is no pod the API server answers.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    async fn conflict(&self, eviction: &Eviction) -> kube::Result<Option<String>> {
+        let Some(wanted) = &eviction.preconditions else {
+            return Ok(None);
+        };
+        let shown = self.launchers.get(&eviction.pod);
+        let is_shown = |pod: &Arc<Pod>| preconditions::conflict(wanted, pod).is_none();
+        if wanted.resource_version.is_none() && shown.as_ref().is_some_and(is_shown) {
+            return Ok(None);
+        }
+        let pod = self.pods(&eviction.pod).get_opt(&eviction.pod.name).await?;
+        let pod = pod.filter(is_launcher);
+        Ok(pod.and_then(|pod| preconditions::conflict(wanted, &pod)))
     }
 
     /// What is answered as things are now.
@@ -425,7 +455,13 @@ fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
     if name.is_empty() {
         return Err("metadata.name is missing; it has to be the name of a pod".into());
     }
+    let preconditions = match eviction.data.pointer("/deleteOptions/preconditions") {
+        None => None,
+        Some(value) => serde_json::from_value(value.clone())
+            .map_err(|error| format!("deleteOptions.preconditions: {error}; uid and resourceVersion are allowed"))?,
+    };
     Ok(Eviction {
+        preconditions,
         pod: Key::namespaced(asked.namespace.as_deref().unwrap_or_default(), &name),
         dry_run: asked.dry_run || in_object.is_some_and(|values| values.iter().any(|value| value == "All")),
         descheduler: eviction
@@ -433,6 +469,16 @@ fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
             .get(REQUESTED_BY)
             .is_some_and(|by| by == BY_DESCHEDULER),
     })
+}
+
+/// The answer to an eviction whose preconditions do not hold: nothing is done about the pod of that name.
+fn conflicting(response: AdmissionResponse, eviction: &Eviction, text: String) -> AdmissionResponse {
+    info!(pod = %eviction.pod, reason = text, "eviction of another pod of this name refused");
+    let mut response = response.deny(text);
+    response.result.status = Some(StatusSummary::Failure);
+    response.result.code = CONFLICT.0;
+    response.result.reason = CONFLICT.1.into();
+    response
 }
 
 fn refused(response: AdmissionResponse, refusal: Refusal, verdict: &Verdict, detail: &str) -> AdmissionResponse {

@@ -407,3 +407,45 @@ async fn what_cannot_be_read_or_marked_is_said() {
     );
     assert_eq!(response.result.code, 429);
 }
+
+#[tokio::test(start_paused = true)]
+async fn eviction_of_another_pod_conflicts_and_does_nothing() {
+    let with = |preconditions: Value| {
+        asked(move |asked| asked["object"]["deleteOptions"] = json!({"preconditions": preconditions}))
+    };
+    let current = || {
+        let mut current = serde_json::to_value(pod()).unwrap();
+        current["metadata"]["resourceVersion"] = json!("8");
+        current
+    };
+    for (preconditions, text) in [
+        (
+            json!({"uid": "other"}),
+            "the UID in the precondition (other) does not match the UID in record (p)",
+        ),
+        (
+            json!({"uid": "p", "resourceVersion": "7"}),
+            "the ResourceVersion in the precondition (7) does not match the ResourceVersion in record (8)",
+        ),
+    ] {
+        let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
+        let question = with(preconditions);
+        let (response, ()) = tokio::join!(evictions.review(&question), async {
+            let get = server.asked().await;
+            assert_eq!(get.method, Method::GET);
+            get.with(&current());
+        });
+        assert!(!response.allowed);
+        assert_eq!(
+            (response.result.code, response.result.reason.as_str()),
+            (409, "Conflict")
+        );
+        assert!(response.result.message.contains(text), "{}", response.result.message);
+        assert!(server.is_left_alone().await, "no mark");
+    }
+    // The very pod that is shown needs no request.
+    let (evictions, mut server, _changed) = evictions(vec![marked()], vec![pod()], vec![]);
+    let response = evictions.review(&with(json!({"uid": "p"}))).await;
+    assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));
+    assert!(server.is_left_alone().await);
+}
