@@ -21,6 +21,8 @@
 //! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
 //! server where the caches do not know the pod or its instance, or may know it as it was.
 
+mod logged;
+
 use std::{sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::{
@@ -50,7 +52,7 @@ use kube::{
 };
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     instances::{Instances, node_of},
@@ -60,6 +62,7 @@ use crate::{
     pace::Pace,
     pods_by_owner::owner,
 };
+use logged::LoggedRefusals;
 
 /// How many evictions are held at once: far below the number of requests that an API server
 /// serves at a time (200 that change something, by default).
@@ -87,6 +90,7 @@ pub(crate) struct Evictions {
     /// Something has changed that may let somebody go.
     news: watch::Receiver<u64>,
     held: Arc<Semaphore>,
+    logged: Arc<LoggedRefusals>,
 }
 
 /// An eviction as far as it matters.
@@ -160,6 +164,7 @@ impl Evictions {
             pace,
             news,
             held: Arc::new(Semaphore::new(HELD_AT_ONCE)),
+            logged: Arc::default(),
         }
     }
 
@@ -199,6 +204,7 @@ impl Evictions {
         }
         match verdict.answer {
             Answer::Allow(_) => {
+                self.logged.forget(&eviction.pod);
                 let left = |pod: &Pod| {
                     verdict
                         .instance
@@ -213,7 +219,12 @@ impl Evictions {
                 response
             }
             Answer::Refuse(refusal) => {
-                info!(pod = %eviction.pod, reason = refusal.reason(), "an eviction is refused");
+                let reason = refusal.reason();
+                if self.logged.is_transition(&eviction.pod, refusal) {
+                    info!(pod = %eviction.pod, reason, "eviction refused");
+                } else {
+                    debug!(pod = %eviction.pod, reason, "eviction still refused");
+                }
                 let detail = std::mem::take(&mut verdict.detail);
                 refused(response, refusal, &verdict, &detail)
             }

@@ -1,0 +1,72 @@
+//! Which refusals of evictions have been logged: drainers repeat a request every few seconds for as long as a guest needs
+//! to move, and only a change of the answer is news.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use drydock_core::eviction::Refusal;
+use drydock_runtime::Key;
+
+/// At most this many pods are remembered; then all are forgotten, which costs a log line for each that is still being
+/// evicted. More than that many guests do not leave at a time.
+const MAX_PODS: usize = 10_000;
+
+/// The last refusal that was logged, by pod.
+#[derive(Debug, Default)]
+pub(super) struct LoggedRefusals(Mutex<HashMap<Key, Refusal>>);
+
+impl LoggedRefusals {
+    /// Whether a refusal differs from the last one of this pod, which is remembered. That an evacuation goes on is no
+    /// news after it was triggered.
+    pub(super) fn is_transition(&self, pod: &Key, refusal: Refusal) -> bool {
+        let refusal = if refusal.may_pass() {
+            Refusal::InProgress
+        } else {
+            refusal
+        };
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.get(pod) == Some(&refusal) {
+            return false;
+        }
+        if logged.len() >= MAX_PODS {
+            logged.clear();
+        }
+        logged.insert(pod.clone(), refusal);
+        true
+    }
+
+    /// An eviction of a pod was allowed.
+    pub(super) fn forget(&self, pod: &Key) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_is_logged_when_it_changes() {
+        let logged = LoggedRefusals::default();
+        let (one, other) = (Key::namespaced("shop", "one"), Key::namespaced("shop", "other"));
+        for (pod, refusal, news) in [
+            (&one, Refusal::Triggered, true),
+            (&one, Refusal::InProgress, false),
+            (&one, Refusal::InProgress, false),
+            (&other, Refusal::InProgress, true),
+            (&one, Refusal::NotMigratable, true),
+            (&one, Refusal::NotMigratable, false),
+            (&one, Refusal::Triggered, true),
+        ] {
+            assert_eq!(logged.is_transition(pod, refusal), news, "{pod} {refusal:?}");
+        }
+        logged.forget(&one);
+        assert!(logged.is_transition(&one, Refusal::InProgress));
+        for number in 0..2 * MAX_PODS {
+            logged.is_transition(&Key::namespaced("shop", &number.to_string()), Refusal::TargetPod);
+        }
+        assert!(logged.0.lock().unwrap().len() <= MAX_PODS);
+    }
+}
