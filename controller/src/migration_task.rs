@@ -247,7 +247,13 @@ impl MigrationTask {
         if Record::of(&migration).is_unknown() {
             return Ok(Wake::OnChange);
         }
-        let mut change = Change::default();
+        let mut change = Change {
+            source_node: gathered
+                .instance
+                .as_ref()
+                .and_then(|instance| instance.status.as_ref()?.node_name.clone()),
+            ..Change::default()
+        };
         let mut entered = Vec::new();
         let mut record = Record::of(&migration);
         let mut failed = None;

@@ -273,7 +273,7 @@ async fn try_its_own_side(sides: &Sides) -> Result<()> {
 }
 
 async fn try_after_the_end(sides: &Sides) -> Result<()> {
-    let over = "of a migration that is over an agent may only write state, reason and message of its side";
+    let over = "of a migration that is over an agent may only write state, reason, message and progress of its side";
     for (agent, what, status) in [
         (&sides.source, "another mode", json!({"source": {"mode": "Paused"}})),
         (&sides.source, "no mode", json!({"source": {"mode": null}})),

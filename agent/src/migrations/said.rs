@@ -4,7 +4,7 @@ use drydock_api::{
     AGENT_FIELD_MANAGER,
     kubevirt::{
         VirtualMachineInstanceMigration,
-        migration::{MigrationSource, MigrationTarget},
+        migration::{MigrationSource, MigrationTarget, SourceState},
     },
 };
 use drydock_core::migration::{
@@ -128,6 +128,11 @@ pub(super) async fn source(
     side: &MigrationSource,
 ) -> kube::Result<VirtualMachineInstanceMigration> {
     let own = MigrationSource {
+        // How far it was when the guest stopped moving is no progress.
+        progress: side
+            .progress
+            .clone()
+            .filter(|_| !side.state.is_some_and(SourceState::is_final)),
         node: None,
         pod: None,
         pod_uid: None,

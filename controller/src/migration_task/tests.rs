@@ -103,7 +103,7 @@ async fn throttled_target_pod_keeps_its_place_and_is_retried() {
         assert!(task.turns.may_place(UID), "{code}");
         assert!(recorded.is_left_alone().await, "{code}");
         let (looked, ()) = tokio::join!(async { task.look(&key()).await }, async {
-            create(pod_request(&mut server).await)
+            create(pod_request(&mut server).await);
         });
         assert!(matches!(looked, Ok(Wake::At(_))), "{code}: {looked:?}");
         assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate", "{code}");

@@ -29,7 +29,7 @@ use super::{Condition, status::GuestCpu};
     selectable = ".status.target.node",
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"The current phase"}"#,
     printcolumn = r#"{"name":"VMI","type":"string","jsonPath":".spec.vmiName","description":"The virtual machine that moves"}"#,
-    printcolumn = r#"{"name":"Source","type":"string","jsonPath":".status.source.node","priority":1}"#,
+    printcolumn = r#"{"name":"Source","type":"string","jsonPath":".status.sourceNode","priority":1}"#,
     printcolumn = r#"{"name":"Target","type":"string","jsonPath":".status.target.node","priority":1}"#,
     printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.source.progress.summary","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it failed, or what it waits for"}"#,
@@ -119,6 +119,9 @@ pub struct VirtualMachineInstanceMigrationStatus {
     /// The source's node is gone for good, and whatever ran there.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub source_gone: bool,
+    /// The node that the guest is to leave: `source.node` once the sides are named, before that the node it is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_node: Option<String>,
     /// Where the guest comes from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<MigrationSource>,
@@ -324,6 +327,11 @@ impl SourceState {
         Self::Stayed,
         Self::Ended,
     ];
+
+    /// Whether the source reports nothing after this: the guest does not move any more.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Stopped | Self::HandedOver | Self::Stayed | Self::Ended)
+    }
 
     /// A source that has said `before` may say this next. Nothing is taken back.
     pub fn may_follow(self, before: Self) -> bool {

@@ -135,6 +135,8 @@ impl Waiting {
 pub struct Change {
     /// The phases that it enters, one after the other.
     pub enter: Vec<MigrationPhase>,
+    /// The node that the guest is on, if that is known.
+    pub source_node: Option<String>,
     /// The sides, with [`MigrationPhase::PreparingTarget`].
     pub sides: Option<Sides>,
     /// Why it has failed, with what a side has said of it.
@@ -183,6 +185,7 @@ pub fn after(
         guest: before.guest.clone(),
         abort: before.abort.clone().or(abort),
         source_gone: before.source_gone || change.source_gone,
+        source_node: before.source_node.clone(),
         source: before.source.as_ref().map(|side| MigrationSource {
             node: side.node.clone(),
             pod: side.pod.clone(),
@@ -218,6 +221,11 @@ pub fn after(
         });
         after.guest = Some(sides.guest.clone());
         configuration = Some(sides.configuration.clone());
+    }
+    if !before.phase.is_some_and(MigrationPhase::is_final) {
+        let named = after.source.as_ref().and_then(|side| side.node.clone());
+        let known = named.or_else(|| change.source_node.clone());
+        after.source_node = known.or(after.source_node);
     }
     if let Some(waiting) = change
         .waiting
@@ -310,6 +318,7 @@ pub fn differs(migration: &VirtualMachineInstanceMigration, wanted: &VirtualMach
         && state(&current) == state(wanted)
         && current.abort == wanted.abort
         && current.source_gone == wanted.source_gone
+        && current.source_node == wanted.source_node
         && names(&current.source) == names(&wanted.source))
 }
 

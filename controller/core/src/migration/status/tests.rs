@@ -308,3 +308,43 @@ fn failure_by_a_deadline_may_have_the_reason_of_the_deadline() {
         assert_eq!(status.reason.as_deref(), Some(reason));
     }
 }
+
+#[test]
+fn source_node_is_reported_from_the_first_phase_to_the_last() {
+    let on = |node: Option<&str>| Change {
+        source_node: node.map(str::to_owned),
+        ..Change::default()
+    };
+    for (name, status, seen, expected) in [
+        ("new", json!({}), Some("a"), Some("a")),
+        ("its node is not known", json!({"sourceNode": "a"}), None, Some("a")),
+        (
+            "moved by another migration",
+            json!({"phase": "Scheduling", "sourceNode": "a"}),
+            Some("b"),
+            Some("b"),
+        ),
+        (
+            "named",
+            json!({"phase": "Running", "source": {"node": "a"}, "target": {"node": "b"}}),
+            Some("b"),
+            Some("a"),
+        ),
+        (
+            "over",
+            json!({"phase": "Succeeded", "sourceNode": "a"}),
+            Some("b"),
+            Some("a"),
+        ),
+        // Nothing is written to those that were over before the field was there.
+        (
+            "over before",
+            json!({"phase": "Succeeded", "source": {"node": "a"}}),
+            Some("b"),
+            None,
+        ),
+    ] {
+        let status = changed(&migration(&status), &on(seen), EARLY);
+        assert_eq!(status.source_node.as_deref(), expected, "{name}");
+    }
+}
