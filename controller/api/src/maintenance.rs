@@ -233,6 +233,13 @@ pub struct NodeMaintenanceStatus {
     /// The node was unschedulable before the maintenance began, and stays so after it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_was_unschedulable: Option<bool>,
+    /// Value of the node's label `remediation.medik8s.io/exclude-from-remediation` before the maintenance began; it
+    /// has it again afterwards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_before: Option<String>,
+    /// Keys of the taints that a maintenance sets (effect NoSchedule) and that the node had before; they stay after it.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
+    pub taints_before: Vec<String>,
     /// UID of the Node that is in maintenance.
     #[serde(rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,

@@ -359,9 +359,9 @@ fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
         .node
         .filter(|node| before.node_uid.is_none() || node.metadata.uid == before.node_uid);
     if let Some(node) = node {
-        let keep_cordon = before.node_was_unschedulable == Some(true);
-        if let Some(opened) = node::opened(node, seen.group, keep_cordon) {
-            let uncordons = !keep_cordon && node::is_unschedulable(node);
+        let was = node::Before::of(before);
+        if let Some(opened) = node::opened(node, seen.group, &was) {
+            let uncordons = !was.cordoned && node::is_unschedulable(node);
             let events = uncordons.then(Event::uncordoned).into_iter().collect();
             return Some(Turn::told(Next::WriteNode(opened), events));
         }

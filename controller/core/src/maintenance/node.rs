@@ -3,7 +3,9 @@
 //! Label, taints and cordon are one merge patch, which needs the node's resource version: taints are
 //! a list that others write too.
 
-use drydock_api::maintenance::{EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, UNSCHEDULABLE_TAINT};
+use drydock_api::maintenance::{
+    EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, NodeMaintenanceStatus, UNSCHEDULABLE_TAINT,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use serde_json::{Map, Value, json};
@@ -46,12 +48,42 @@ fn is(taint: &Taint, key: &str) -> bool {
     taint.key == key && taint.effect == NO_SCHEDULE
 }
 
-fn label(node: &Node) -> Option<&str> {
+/// Value of the label that keeps remediators off a node.
+pub(super) fn label(node: &Node) -> Option<&str> {
     node.metadata
         .labels
         .as_ref()?
         .get(EXCLUDE_FROM_REMEDIATION)
         .map(String::as_str)
+}
+
+/// What a node had before its maintenance began, of what a maintenance sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before<'a> {
+    /// It was unschedulable.
+    pub cordoned: bool,
+    /// Value of its label that keeps remediators off it.
+    pub label: Option<&'a str>,
+    /// Keys of its taints.
+    pub taints: &'a [String],
+}
+
+impl<'a> Before<'a> {
+    /// As the maintenance has recorded it.
+    pub fn of(status: &'a NodeMaintenanceStatus) -> Self {
+        Self {
+            cordoned: status.node_was_unschedulable == Some(true),
+            label: status.label_before.as_deref(),
+            taints: &status.taints_before,
+        }
+    }
+}
+
+/// Keys of the taints that a maintenance would set and that a node has.
+pub(super) fn own_taints(node: &Node, group: Group) -> Vec<String> {
+    let keys = [UNSCHEDULABLE_TAINT, group.drain_taint()].into_iter();
+    let present = keys.filter(|key| taints(node).iter().any(|taint| is(taint, key)));
+    present.map(str::to_owned).collect()
 }
 
 /// The merge patch that closes a node for maintenance; `None` if it is closed.
@@ -82,19 +114,24 @@ pub fn closed(node: &Node, group: Group) -> Option<Value> {
     patch.into_value()
 }
 
-/// The merge patch that gives a node back; `None` if that is done. With `keep_cordon` it stays
-/// unschedulable, as it was before.
-pub fn opened(node: &Node, group: Group, keep_cordon: bool) -> Option<Value> {
+/// The merge patch that gives a node back; `None` if that is done. What it had `before` stays or comes back, and so does
+/// what others have set meanwhile: a taint with a value or a time is none of a maintenance's, nor is a label that is not
+/// `true`. The taint of a cordon goes with the cordon, as Kubernetes does it.
+pub fn opened(node: &Node, group: Group, before: &Before<'_>) -> Option<Value> {
     let mut patch = Patch::default();
-    if label(node).is_some() {
-        patch.metadata = Some(json!({"labels": {EXCLUDE_FROM_REMEDIATION: null}}));
+    if label(node) == Some("true") && before.label != Some("true") {
+        patch.metadata = Some(json!({"labels": {EXCLUDE_FROM_REMEDIATION: before.label}}));
     }
-    let ours = |taint: &Taint| is(taint, group.drain_taint()) || (!keep_cordon && is(taint, UNSCHEDULABLE_TAINT));
+    let had = |key: &str| before.taints.iter().any(|had| had == key);
+    let is_bare = |taint: &Taint| taint.value.as_deref().unwrap_or_default().is_empty() && taint.time_added.is_none();
+    let is_drain = |taint: &Taint| is(taint, group.drain_taint()) && is_bare(taint) && !had(&taint.key);
+    let is_cordon = |taint: &Taint| !before.cordoned && is(taint, UNSCHEDULABLE_TAINT) && !had(&taint.key);
+    let ours = |taint: &Taint| is_drain(taint) || is_cordon(taint);
     if taints(node).iter().any(ours) {
         let rest: Vec<&Taint> = taints(node).iter().filter(|taint| !ours(taint)).collect();
         patch.spec.insert("taints".into(), json!(rest));
     }
-    if !keep_cordon && is_unschedulable(node) {
+    if !before.cordoned && is_unschedulable(node) {
         patch.spec.insert("unschedulable".into(), Value::Null);
     }
     patch.into_value()
@@ -208,18 +245,102 @@ mod tests {
     #[test]
     fn a_foreign_cordon_stays() {
         let held = node(Some("true"), &[UNSCHEDULABLE_TAINT, "kubevirt.io/drain"], true);
-        let kept = opened(&held, Group::KubeVirt, true).unwrap();
+        let cordoned = Before {
+            cordoned: true,
+            ..Before::default()
+        };
+        let kept = opened(&held, Group::KubeVirt, &cordoned).unwrap();
         assert_eq!(
             kept["spec"],
             json!({"taints": [{"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"}]})
         );
-        let freed = opened(&held, Group::KubeVirt, false).unwrap();
+        let open = Before::default();
+        let freed = opened(&held, Group::KubeVirt, &open).unwrap();
         assert_eq!(freed["spec"], json!({"taints": [], "unschedulable": null}));
-        assert_eq!(opened(&node(None, &["a"], false), Group::KubeVirt, false), None);
+        assert_eq!(opened(&node(None, &["a"], false), Group::KubeVirt, &open), None);
         assert_eq!(
-            opened(&node(None, &[UNSCHEDULABLE_TAINT], true), Group::KubeVirt, true),
+            opened(&node(None, &[UNSCHEDULABLE_TAINT], true), Group::KubeVirt, &cordoned),
             None
         );
+    }
+
+    #[test]
+    fn what_others_set_before_or_during_maintenance_stays() {
+        const DRAIN: &str = "kubevirt.io/drain";
+        let taint = |extra: Value| {
+            let mut taint = json!({"key": DRAIN, "effect": NO_SCHEDULE});
+            taint
+                .as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            taint
+        };
+        let with = |label: Option<&str>, all: &[Value], cordoned: bool| -> Node {
+            let mut node = serde_json::to_value(node(label, &[], cordoned)).unwrap();
+            node["spec"]["taints"] = json!(all);
+            serde_json::from_value(node).unwrap()
+        };
+        let (bare, valued) = (taint(json!({})), taint(json!({"value": "draining"})));
+        let timed = taint(json!({"timeAdded": "2026-01-01T00:00:00Z"}));
+        let maintained = |node: &Node, others: &dyn Fn(Node) -> Node| {
+            let status = NodeMaintenanceStatus {
+                node_was_unschedulable: Some(is_unschedulable(node)),
+                label_before: label(node).map(str::to_owned),
+                taints_before: own_taints(node, Group::KubeVirt),
+                ..NodeMaintenanceStatus::default()
+            };
+            let closed = closed(node, Group::KubeVirt).map_or_else(|| node.clone(), |patch| patched(node, &patch));
+            let during = others(closed);
+            let before = Before::of(&status);
+            let opened_by = opened(&during, Group::KubeVirt, &before);
+            let after = opened_by.map_or_else(|| during.clone(), |patch| patched(&during, &patch));
+            assert_eq!(opened(&after, Group::KubeVirt, &before), None);
+            after
+        };
+        let nothing = |node: Node| node;
+        for (name, before) in [
+            ("nothing", with(None, &[], false)),
+            ("label", with(Some("true"), &[], false)),
+            ("another value of the label", with(Some("manual"), &[], false)),
+            ("drain taint", with(None, std::slice::from_ref(&bare), false)),
+            (
+                "drain taint with a value",
+                with(None, std::slice::from_ref(&valued), false),
+            ),
+            (
+                "drain taint with a time",
+                with(None, std::slice::from_ref(&timed), false),
+            ),
+            (
+                "cordon",
+                with(
+                    None,
+                    &[json!({"key": UNSCHEDULABLE_TAINT, "effect": NO_SCHEDULE})],
+                    true,
+                ),
+            ),
+        ] {
+            let after = maintained(&before, &nothing);
+            assert_eq!(
+                (label(&after), taints(&after)),
+                (label(&before), taints(&before)),
+                "{name}"
+            );
+            assert_eq!(is_unschedulable(&after), is_unschedulable(&before), "{name}");
+        }
+        let open = with(None, &[], false);
+        for (name, theirs) in [("a value", &valued), ("a time", &timed)] {
+            let others = |node: Node| with(label(&node), std::slice::from_ref(theirs), true);
+            let after = maintained(&open, &others);
+            assert_eq!(json!(taints(&after)), json!([theirs]), "{name}");
+            assert_eq!((label(&after), is_unschedulable(&after)), (None, false), "{name}");
+        }
+        let relabelled = |node: Node| {
+            let all: Vec<Value> = taints(&node).iter().map(|taint| json!(taint)).collect();
+            with(Some("manual"), &all, true)
+        };
+        let after = maintained(&open, &relabelled);
+        assert_eq!((label(&after), taints(&after)), (Some("manual"), &[][..]));
     }
 
     #[test]
@@ -254,8 +375,11 @@ mod tests {
             let before = node(label, &all, cordoned);
             let during = patched(&before, &closed(&before, group).unwrap());
             prop_assert_eq!(closed(&during, group), None);
-            let after = patched(&during, &opened(&during, group, cordoned).unwrap());
-            prop_assert_eq!(opened(&after, group, cordoned), None);
+            let had = own_taints(&before, group);
+            let was = Before { cordoned, label, taints: &had };
+            let after = patched(&during, &opened(&during, group, &was).unwrap());
+            prop_assert_eq!(opened(&after, group, &was), None);
+            prop_assert_eq!(super::label(&after), label);
             prop_assert_eq!(taints(&after), taints(&before));
             prop_assert_eq!(is_unschedulable(&after), cordoned);
         }

@@ -153,6 +153,10 @@ pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> No
         node_was_unschedulable: Some(!adopted && node::is_unschedulable(node)),
         ..NodeMaintenanceStatus::default()
     };
+    if !adopted {
+        after.label_before = node::label(node).map(str::to_owned);
+        after.taints_before = node::own_taints(node, seen.group);
+    }
     if adopted {
         (after.total_pods, after.eviction_pods) = (before.total_pods, before.eviction_pods);
         after.drain_progress = before.drain_progress;
