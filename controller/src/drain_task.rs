@@ -226,7 +226,12 @@ impl DrainTask {
         });
         for hypervisor in concerned {
             let name = hypervisor.name_any();
-            let lines = asked.contains(&name).then(|| self.previewer.lines(&name));
+            let lines = asked.contains(&name).then(|| {
+                let note = preview::taint_note(&self.launchers.configuration.get().migrations.drain_taint_key);
+                let mut lines = self.previewer.lines(&name);
+                lines.push(note);
+                lines
+            });
             self.reports.preview(&hypervisor, lines, clock::now()).await?;
         }
         Ok(())

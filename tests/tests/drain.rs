@@ -404,7 +404,9 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
-    let other = ask("\"preconditions\": {\"uid\": \"other\"}").err().context("it was granted")?;
+    let other = ask("\"preconditions\": {\"uid\": \"other\"}")
+        .err()
+        .context("it was granted")?;
     let text = format!("{other:#}");
     ensure!(
         text.contains("the UID in the precondition (other) does not match the UID in record"),
@@ -434,6 +436,7 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         lines[0].starts_with("1 virtual machines are on") && lines[0].contains("1 would move"),
         "{lines:?}"
     );
+    ensure!(lines.iter().any(|line| line.contains("NoExecute")), "{lines:?}");
     cluster.annotate(&first, &[(DRAIN_PREVIEW, None)]).await?;
     until(Api::all(cluster.client.clone()), &first, "no preview", |hypervisor| {
         preview(hypervisor).is_none()

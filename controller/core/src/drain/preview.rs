@@ -28,6 +28,14 @@ pub fn is_asked(node: &Node) -> bool {
         .is_some_and(|value| value == "true")
 }
 
+/// What a preview adds about the drain taint, whose key is given: its effect decides whether guests move.
+pub fn taint_note(key: &str) -> String {
+    format!(
+        "guests move by the taint {key} with the effect NoSchedule only: with NoExecute Kubernetes deletes their pods, which \
+         shuts them down"
+    )
+}
+
 /// What would become of each guest of a node if it were emptied now, a line for each, and when it would
 /// be empty.
 pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
