@@ -95,7 +95,7 @@ fn is_predictable(guest: &RemainingGuest) -> bool {
 }
 
 /// When the last of these will have moved, always after `now`; `None` if nothing was measured yet, or it is not known of
-/// any of them when it will leave.
+/// any of them when it will leave, also because it moves for longer than was to be expected.
 pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
     let rate = cluster.rate?;
     if !left.iter().all(|(_, guest)| is_predictable(guest)) {
@@ -103,14 +103,17 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
     }
     let mut lanes = Lanes::new(cluster.limits, left.len());
     let mut longest = Duration::ZERO;
-    for (guest, told) in left {
-        let takes = rate.expected(memory(guest.instance))?;
-        // What moves is half done, as far as nothing better is known.
-        let takes = if told.state == RemainingState::Moving {
-            takes / 2
-        } else {
-            takes
+    for (guest, _) in left {
+        let expected = rate.expected(memory(guest.instance))?;
+        let leaving = Leaving::of(guest.instance, guest.migrations.clone());
+        let takes = match leaving.moves_since() {
+            Some(since) => expected.saturating_sub(cluster.now.duration_since(since).unsigned_abs()),
+            None => expected,
         };
+        // It takes longer than it should: nothing is known of how much longer.
+        if takes.is_zero() {
+            return None;
+        }
         longest = longest.max(lanes.next(takes));
     }
     // Rounded up, as a time that has passed is no estimate.

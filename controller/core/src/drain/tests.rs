@@ -518,6 +518,33 @@ fn an_estimate_comes_with_the_first_measurement() {
 }
 
 #[test]
+fn estimate_of_a_moving_guest_ends_when_it_is_overdue() {
+    let web = marked("web", "Cordon");
+    let mut rate = Rate::default();
+    rate.add(std::time::Duration::from_secs(10), 1 << 30);
+    for (elapsed, left) in [(0, Some(10)), (4, Some(6)), (10, None), (60, None)] {
+        let moving = migration("1", "Running", |migration| {
+            migration["status"]["migrationState"] = json!({"startTimestamp": seconds_ago(elapsed).to_string()});
+        });
+        let plan = plan(&Cluster {
+            now: now(),
+            nodes: &[node(CORDONED, vec![guest(&web, LiveMigrate, vec![moving])])],
+            limits: &Configuration::default().migrations,
+            attempts: Attempts::default(),
+            rate: Some(rate),
+        });
+        let drain = plan.reports[0].drain.as_ref().unwrap();
+        let end = drain.estimated_end.as_ref().map(|end| end.0);
+        assert_eq!(
+            end,
+            left.map(|seconds| now() + SignedDuration::from_secs(seconds)),
+            "{elapsed}"
+        );
+        assert_eq!(plan.wake, end, "{elapsed}");
+    }
+}
+
+#[test]
 fn guests_are_kept_from_nodes_that_are_emptied_only_where_nothing_else_does_it() {
     let node = |spec: Value| serde_json::from_value::<Node>(json!({"metadata": {"name": "n"}, "spec": spec})).unwrap();
     let drain = json!({"key": "kubevirt.io/drain", "effect": "NoSchedule"});
