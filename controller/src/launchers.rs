@@ -472,13 +472,7 @@ impl Launchers {
         self.delete_with(namespace, name, uid, Deletion::default()).await
     }
 
-    async fn delete_with(
-        &self,
-        namespace: &str,
-        name: &str,
-        uid: &str,
-        deletion: Deletion<'_>,
-    ) -> kube::Result<bool> {
+    async fn delete_with(&self, namespace: &str, name: &str, uid: &str, deletion: Deletion<'_>) -> kube::Result<bool> {
         let parameters = DeleteParams {
             grace_period_seconds: deletion.grace.and_then(|seconds| u32::try_from(seconds).ok()),
             preconditions: Some(Preconditions {

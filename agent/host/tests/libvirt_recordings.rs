@@ -2,8 +2,8 @@
 //!
 //! libvirt's source has domain capabilities of many machines under `tests/domaincapsdata`, and its CPU
 //! map under `src/cpu_map`. Their licence is not this repository's, so they are not kept here: the
-//! test reads the source in the folder `DRYDOCK_LIBVIRT_SOURCE` and compares the outcome with the
-//! table in `snapshots`. `hack/record-libvirt-verdicts` runs it.
+//! test reads the source in the folder `DRYDOCK_LIBVIRT_SOURCE`, prints a line for each machine and fails
+//! where our verdict differs from libvirt's own. `hack/compare-libvirt-verdicts` runs it.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
@@ -27,6 +27,10 @@ use roxmltree::Document;
 const SOURCE: &str = "DRYDOCK_LIBVIRT_SOURCE";
 /// Minimum models that are judged.
 const MINIMA: [&str; 3] = ["Penryn", "Nehalem", "Haswell-noTSX"];
+
+/// Where the verdicts are known to differ, by recording and model: that old QEMU's emulation lists a feature of the model
+/// that libvirt's map does not have.
+const KNOWN: [(&str, &str); 1] = [("qemu_4.2.0-tcg.x86_64", "Nehalem")];
 
 /// A machine of which libvirt has a recording.
 struct Machine {
@@ -117,7 +121,7 @@ fn minimum_models_by_libvirt_and_by_our_rules() {
         "usable/of",
         MINIMA.join(", ")
     );
-    let mut differing = [0; MINIMA.len()];
+    let mut differing = Vec::new();
     let machines = machines(&source.join("tests/domaincapsdata"));
     for machine in &machines {
         let models = &machine.found.models;
@@ -132,17 +136,17 @@ fn minimum_models_by_libvirt_and_by_our_rules() {
             format!("{usable}/{}", models.len())
         )
         .unwrap();
-        for (model, count) in MINIMA.iter().zip(&mut differing) {
+        for model in MINIMA {
             let [theirs, ours] = verdicts(machine, &map, model);
-            *count += usize::from(theirs.zip(ours).is_some_and(|(theirs, ours)| theirs != ours));
+            if theirs.zip(ours).is_some_and(|(theirs, ours)| theirs != ours) {
+                differing.push((machine.name.as_str(), model));
+            }
             write!(table, " {:>3}/{:<3}", as_text(theirs), as_text(ours)).unwrap();
         }
         table.truncate(table.trim_end().len());
         table.push('\n');
     }
-    write!(table, "{} recordings; verdicts differ on", machines.len()).unwrap();
-    for (model, count) in MINIMA.iter().zip(differing) {
-        write!(table, " {count} ({model})").unwrap();
-    }
-    insta::assert_snapshot!(table);
+    println!("{table}{} recordings", machines.len());
+    assert!(!machines.is_empty());
+    assert_eq!(differing, KNOWN);
 }

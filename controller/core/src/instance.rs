@@ -560,7 +560,7 @@ fn wanted_status(
             reason,
             message,
             unscheduled,
-        }) = hindrance(observed, pod).filter(|_| old_phase < Phase::Running)
+        }) = pod_hindrance(observed, pod).filter(|_| old_phase < Phase::Running)
         {
             if unscheduled {
                 let misfit = observed.misfit.filter(|_| reason != NOT_SCHEDULED);
@@ -740,7 +740,7 @@ fn active_pods(
 const BEING_CREATED: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 /// What keeps a pod from running, with the namespace of an input that is missing.
-fn hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
+fn pod_hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
     let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
     let pending = pending(pod, observed.now);
     // What kubelets say of volumes comes before that they have not prepared the pod.

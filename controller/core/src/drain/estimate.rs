@@ -90,7 +90,7 @@ fn is_predictable(guest: &RemainingGuest) -> bool {
     match guest.state {
         RemainingState::Moving => true,
         RemainingState::Waiting => guest.reason == Why::Migration.reason() || Reason::is_one(&guest.reason),
-        RemainingState::Blocked | RemainingState::ShuttingDown => false,
+        RemainingState::Blocked | RemainingState::ShuttingDown | RemainingState::Unknown => false,
     }
 }
 

@@ -1016,7 +1016,7 @@ proptest! {
         let is_known = |guest: &RemainingGuest| match guest.state {
             RemainingState::Moving => true,
             RemainingState::Waiting => turn.contains(&guest.reason.as_str()),
-            RemainingState::Blocked | RemainingState::ShuttingDown => false,
+            RemainingState::Blocked | RemainingState::ShuttingDown | RemainingState::Unknown => false,
         };
         let known = count > 0 && drain.remaining.iter().all(is_known);
         prop_assert_eq!(drain.estimated_end.is_some(), known);

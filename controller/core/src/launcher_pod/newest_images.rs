@@ -23,7 +23,7 @@ use drydock_api::{
     },
     launcher::{LAUNCHER_FOLDER, LAUNCHER_PROGRAM, LOADER, LOADER_LIBRARIES},
 };
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 
 use super::{
     PodInput, resources, security,

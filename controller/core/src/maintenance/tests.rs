@@ -128,8 +128,8 @@ impl World {
             Next::ReleaseLease(release) => {
                 assert!(lease::is_ours(self.lease.as_ref()), "a foreign Lease is left alone");
                 self.lease = match release {
-                    lease::Release::Delete => None,
-                    lease::Release::Empty(empty) => Some(*empty),
+                    Release::Delete => None,
+                    Release::Empty(empty) => Some(*empty),
                 };
             }
             Next::WriteNode(patch) => self.patch_node(&patch),
@@ -279,7 +279,7 @@ fn deleted_maintenance_kept_by_others_reports_its_end() {
                 .metadata
                 .finalizers
                 .get_or_insert_default()
-                .push("example.com/x".into())
+                .push("example.com/x".into());
         });
         world.delete();
         world.settle();

@@ -189,7 +189,8 @@ impl<'a> Places<'a> {
         if let Some(known) = self.classes[class].suits[node] {
             return known;
         }
-        let suits = static_misfits(guest, &self.classes[class].unlisted, &self.nodes[node]).is_some_and(|found| found.is_empty());
+        let suits = static_misfits(guest, &self.classes[class].unlisted, &self.nodes[node])
+            .is_some_and(|found| found.is_empty());
         self.classes[class].suits[node] = Some(suits);
         suits
     }

@@ -176,7 +176,11 @@ fn candidate() -> (Leadership, ApiServer, Process) {
         labels: BTreeMap::new(),
         field_manager: "drydock-controller",
     };
-    (Leadership::stand(&process, client, candidacy, Signal::new()), server, process)
+    (
+        Leadership::stand(&process, client, candidacy, Signal::new()),
+        server,
+        process,
+    )
 }
 
 async fn wins(server: &mut ApiServer) {

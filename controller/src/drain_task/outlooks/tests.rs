@@ -75,6 +75,7 @@ fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
         migrations: Vec::new(),
         refused: None,
         outlook: Outlook::Unknown,
+        held_by: None,
     };
     let mut draining = [DrainingNode {
         name: "a",

@@ -18,7 +18,11 @@ fn setup() -> (Leadership, ApiServer, Process) {
         labels: [("app".to_owned(), "drydock".to_owned())].into(),
         field_manager: "drydock-controller",
     };
-    (Leadership::stand(&process, client, candidacy, Signal::new()), server, process)
+    (
+        Leadership::stand(&process, client, candidacy, Signal::new()),
+        server,
+        process,
+    )
 }
 
 fn lease(holder: &str, version: &str) -> Value {
