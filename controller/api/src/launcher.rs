@@ -98,7 +98,7 @@ pub struct Guest {
     /// What becomes a disk, in the order of the manifest.
     pub disks: Vec<GuestDisk>,
     /// How the launcher finds out whether the guest is well; never, where there is none.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "GuestProbes::is_empty")]
     pub probes: GuestProbes,
 }
 
@@ -112,6 +112,13 @@ pub struct GuestProbes {
     /// Services do not send to the guest while this fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readiness: Option<GuestProbe>,
+}
+
+impl GuestProbes {
+    /// The guest has no probe.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A probe of a guest: Kubernetes' fields, their defaults applied.

@@ -765,7 +765,7 @@ fn container_before_guests_adds_nothing_to_pod() {
             (resources.limits, guests.limits.clone()),
         ] {
             let (own, guests) = (own.unwrap(), guests.unwrap());
-            assert_eq!(own.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
+            assert_eq!(own.keys().collect::<Vec<_>>(), ["cpu", "ephemeral-storage", "memory"]);
             assert!(own.iter().all(|(name, amount)| guests[name] == *amount), "{own:?}");
         }
         assert_eq!(one.security_context, container(&pod).security_context);

@@ -262,7 +262,8 @@ pub(super) fn lacks<'a>(
     asked.chain([(PODS, 1)]).filter_map(move |(resource, requested)| {
         let offered = match offered.known(resource) {
             None | Some(0) if resource == KVM_RESOURCE => return None,
-            None if [CPU, "memory", PODS].contains(&resource) => return None,
+            // A kubelet reports these, or not yet.
+            None if [CPU, "memory", "ephemeral-storage", PODS].contains(&resource) => return None,
             offered => offered.unwrap_or(0),
         };
         let free = offered.saturating_sub(taken(resource));

@@ -13,7 +13,7 @@ fn node(name: &str) -> Node {
     serde_json::from_value(json!({
         "metadata": {"name": name, "labels": {
             "kubevirt.io/schedulable": "true", "kubernetes.io/arch": "amd64", "drydock.dev/guest-network": "true"}},
-        "status": {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "110", "devices.kubevirt.io/kvm": "1k"}},
+        "status": {"allocatable": {"cpu": "8", "memory": "8Gi", "ephemeral-storage": "100Gi", "pods": "110", "devices.kubevirt.io/kvm": "1k"}},
     }))
     .unwrap()
 }

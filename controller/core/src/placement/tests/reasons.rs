@@ -258,7 +258,7 @@ fn each_surrounding_is_a_reason_of_its_own() {
         assert_eq!(reasons(&manifest, node), [reason], "{key}={value:?}");
     }
     let small = |cpu: &str, memory: &str| -> BTreeMap<String, Quantity> {
-        [("cpu", cpu), ("memory", memory)]
+        [("cpu", cpu), ("memory", memory), ("ephemeral-storage", "100Gi")]
             .map(|(name, amount)| (name.into(), Quantity(amount.into())))
             .into()
     };

@@ -135,7 +135,8 @@ fn reasons(offered: &Value, pods: &[PodShare], priority: Option<i32>) -> String 
     let manifest = json!({"domain": {"memory": {"guest": "1Gi"}, "devices": {"autoattachGraphicsDevice": false}}});
     let mut needs = needs(&manifest);
     needs.priority = priority;
-    let (labels, offered) = (labels(&[]), quantities(offered));
+    let (labels, mut offered) = (labels(&[]), quantities(offered));
+    offered.insert("ephemeral-storage".into(), Quantity("100Gi".into()));
     let mut room = NodeRoom::default();
     pods.iter().for_each(|share| room.add(share));
     let view = NodeView {
@@ -208,7 +209,7 @@ fn most_that_one_of_several_nodes_has_free_is_named() {
     needs.priority = Some(0);
     let (labels, offered) = (
         labels(&[]),
-        quantities(&json!({"memory": "8Gi", "example.com/gpu": "1"})),
+        quantities(&json!({"memory": "8Gi", "ephemeral-storage": "100Gi", "example.com/gpu": "1"})),
     );
     let node = |name, taken: &str| {
         let mut room = NodeRoom::default();
