@@ -153,12 +153,12 @@ async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<(
         }
     }
     for (short, columns) in [
-        ("vm", "NAME AGE STATUS READY"),
-        ("vms", "NAME AGE STATUS READY"),
-        ("vmi", "NAME AGE PHASE IP NODENAME READY"),
-        ("vmis", "NAME AGE PHASE IP NODENAME READY"),
-        ("vmirs", "NAME DESIRED CURRENT READY AGE"),
-        ("vmim", "NAME PHASE VMI AGE"),
+        ("vm", "NAME AGE STATUS READY REASON"),
+        ("vms", "NAME AGE STATUS READY REASON"),
+        ("vmi", "NAME AGE PHASE IP NODENAME READY REASON"),
+        ("vmis", "NAME AGE PHASE IP NODENAME READY REASON"),
+        ("vmirs", "NAME DESIRED CURRENT READY AGE REASON"),
+        ("vmim", "NAME PHASE VMI REASON AGE"),
     ] {
         let manifest = match short {
             "vm" | "vms" => machine("v1", "x"),

@@ -6,7 +6,7 @@ use drydock_api::{
     hyperconverged::EvictionStrategy,
     hypervisor::{RemainingGuest, RemainingState},
     kubevirt::{
-        VirtualMachineInstance, VirtualMachineInstanceMigration,
+        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
         migration::MigrationPhase,
         status::{DrainRequest, Evacuation, FailedMigration},
     },
@@ -172,6 +172,14 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
     let instance = guest.instance;
     let node = here(instance);
     let marked = mark::of(instance);
+    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    if phase.is_some_and(Phase::is_final) {
+        // Its guest is there no more: nothing of it keeps a node from being empty but a mark that was left.
+        return Situation {
+            steps: marked.map(|_| unmarking(instance)).into_iter().collect(),
+            ..Situation::default()
+        };
+    }
     if is_finished(instance) {
         let deleted = || State::ShuttingDown(Why::Deleted, "it is being shut down".into());
         return Situation {
@@ -226,6 +234,13 @@ fn marking(instance: &VirtualMachineInstance, evacuation: Evacuation) -> Step {
     }
 }
 
+fn unmarking(instance: &VirtualMachineInstance) -> Step {
+    Step::Unmark {
+        namespace: instance.metadata.namespace.clone().unwrap_or_default(),
+        name: instance.metadata.name.clone().unwrap_or_default(),
+    }
+}
+
 /// A guest that nobody has marked: it is, if its node asks for all to go.
 fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
     let Some(asker) = marks.asks() else {
@@ -248,11 +263,7 @@ fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
 
 /// Nobody wants a guest to go any more: its mark goes, and what has not begun is called off.
 fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
-    let metadata = &guest.instance.metadata;
-    let mut steps = vec![Step::Unmark {
-        namespace: metadata.namespace.clone().unwrap_or_default(),
-        name: metadata.name.clone().unwrap_or_default(),
-    }];
+    let mut steps = vec![unmarking(guest.instance)];
     if marks.asks().is_none() {
         steps.extend(
             guest

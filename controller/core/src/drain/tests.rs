@@ -343,6 +343,23 @@ fn what_has_begun_to_move_is_not_called_off() {
 }
 
 #[test]
+fn a_marked_guest_that_has_ended_is_no_longer_there() {
+    for phase in ["Succeeded", "Failed"] {
+        let ended = instance("web", |instance| {
+            mark(instance, "Cordon", seconds_ago(60));
+            instance["status"]["phase"] = json!(phase);
+        });
+        let plan = planned(&[node(OPEN, vec![guest(&ended, LiveMigrate, Vec::new())])]);
+        assert!(
+            matches!(plan.steps.as_slice(), [Step::Unmark { .. }]),
+            "{phase}: {:?}",
+            plan.steps
+        );
+        assert_eq!(plan.reports[0].drain, None, "{phase}");
+    }
+}
+
+#[test]
 fn a_mark_for_a_node_that_the_guest_has_left_goes() {
     let moved = instance("web", |instance| {
         mark(instance, "Eviction", seconds_ago(60));
