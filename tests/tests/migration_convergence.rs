@@ -132,7 +132,9 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
         why.contains("of the 2 min that it may") && why.contains("it is given up"),
         "{why}"
     );
-    let reasons = ["DoesNotConverge", "CompletionTimeExceeded"];
+    // A guest that changes the same few pages again and again changes just what can be sent in a pass: whether that is
+    // found never to converge before its time is over depends on the machine. Core's simulator tests that.
+    let reasons = ["CompletionTimeExceeded"];
     cluster
         .until_events("VirtualMachineInstance", "stubborn", &reasons)
         .await?;
