@@ -343,7 +343,7 @@ impl Launchers {
         let instance_uid = instance.uid().unwrap_or_default();
         // The same pod each time, so that one that this process has forgotten is met again.
         let (identity, found) = match purpose {
-            Purpose::Start => (instance_uid.as_str(), None),
+            Purpose::Start => (instance_uid, None),
             Purpose::Arrival(migration) => {
                 let minimum = self.nodes.minimum(&configuration.min_cpu_model);
                 let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
@@ -357,7 +357,7 @@ impl Launchers {
                 } else {
                     image_identity::pinned_images(&instance)
                 };
-                (migration.uid, Some((sizes(&instance), images)))
+                (migration.identity(), Some((sizes(&instance), images)))
             }
         };
         let input = PodInput {
@@ -365,8 +365,8 @@ impl Launchers {
             image: &self.image,
             requirements: &requirements,
             claims: &claims,
-            suffix: &launcher_pod::suffix(identity),
-            host_uuid: &launcher_pod::host_uuid(identity),
+            suffix: &launcher_pod::suffix(&identity),
+            host_uuid: &launcher_pod::host_uuid(&identity),
             emulation: configuration.use_emulation,
             arriving: found.as_ref().map(|(sizes, images)| Arriving { sizes, images }),
         };

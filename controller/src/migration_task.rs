@@ -27,6 +27,7 @@ use drydock_core::{
         observed::{pod_of, view},
         queue::entry,
         record::Record,
+        rejected::{self, rejected},
         status::Change,
     },
 };
@@ -240,7 +241,7 @@ impl MigrationTask {
         if self.turns.observe(&uid, self.entry(&migration)) || freed {
             self.turn();
         }
-        if over || pod_of(&migration, &gathered.pods).is_some() {
+        if over || (gathered.rejected.is_none() && pod_of(&migration, &gathered.pods).is_some()) {
             self.refusals.forget(key);
         }
         // The version that has written it goes on with it. Nothing of it could be written here as it is.
@@ -348,9 +349,14 @@ impl MigrationTask {
         }
         let pending = gathered.deadline.filter(|deadline| !deadline.has_passed(now));
         let retry = refused.map(|refused| refused.again_at).filter(|at| now < *at);
+        let another_pod = gathered
+            .rejected
+            .map(|rejected| rejected.again_at)
+            .filter(|at| now < *at);
         Ok(Wake::OnChange
             .or_at(pending.map(|deadline| deadline.at))
             .or_at(gathered.pending.wake)
+            .or_at(another_pod)
             .or_at(retry))
     }
 
@@ -381,7 +387,7 @@ impl MigrationTask {
         let mut placed = lock(&self.placed);
         let made = placed.get(uid).copied()?;
         // A pod that does not show within this time is looked for.
-        let shows = pod_of(migration, pods).is_some();
+        let shows = pod_of(migration, pods).is_some() && rejected(migration, pods).is_none();
         if shows || made.checked_add(BRIEF).is_ok_and(|until| until <= now) {
             placed.remove(uid);
             return None;
@@ -409,6 +415,7 @@ impl MigrationTask {
         let arrival = Purpose::Arrival(MigrationTarget {
             uid: &uid,
             name: &name,
+            rejected: rejected::count(migration, &self.launchers.of(&instance)),
             by_manifest: image_identity::may_be_unobtainable(&earlier),
             full: &self.turns.full_targets(&limits),
             leaving: &self

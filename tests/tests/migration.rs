@@ -16,6 +16,7 @@ use drydock_api::{
     },
     labels,
 };
+use drydock_core::launcher_pod::made_for;
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
@@ -24,7 +25,11 @@ use drydock_tests::{
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::{ResourceExt, api::ListParams};
+use kube::{
+    ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::json;
 
 /// Prints each second what is on the disks, past the guest's memory: of the written ones a checksum of
 /// what was written, and of the first one how many of the lines that it appends are there, the last
@@ -372,6 +377,48 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
         without_a_gap(ticks)?;
     }
     cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let name = "rejected";
+    cluster.apply(&instance(name, "count: 200ms"))?;
+    let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let source = node_of(&before)?;
+    let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
+    let (key, value) = ("example.com/rejection-test", "over");
+    let migration = cluster.migrate_to(name, &[(key, value)]).await?;
+    cluster
+        .until_migration_waits(&migration, "TargetPodUnschedulable")
+        .await?;
+    let arrivals = || async {
+        let pods = cluster.launchers_of(&before).await?;
+        anyhow::Ok(
+            pods.into_iter()
+                .filter(|pod| made_for(pod).is_some())
+                .collect::<Vec<_>>(),
+        )
+    };
+    // As a kubelet does that lacks a device.
+    let first = arrivals().await?.pop().context("no target pod")?;
+    let rejection = json!({"status": {
+        "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no healthy devices"}});
+    cluster
+        .pods()
+        .patch_status(&first.name_any(), &PatchParams::default(), &Patch::Merge(&rejection))
+        .await?;
+    until_some("another target pod", || async {
+        Ok((arrivals().await?.len() == 2).then_some(()))
+    })
+    .await?;
+    cluster.label(target, &[(key, Some(value))]).await?;
+    let moved = cluster.until_migrated(&migration).await;
+    cluster.label(target, &[(key, None)]).await?;
+    let (_, after) = moved?;
+    assert_eq!(&node_of(&after)?, target);
     cluster.no_guests().await
 }
 

@@ -108,6 +108,7 @@ fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
     };
     let migration = MigrationTarget {
         uid: "3b0f1c6e-0000-4000-8000-000000000003",
+        rejected: 0,
         name: "move",
         by_manifest: false,
         full: &[],

@@ -56,6 +56,7 @@ pub mod observed;
 pub mod purpose;
 pub mod queue;
 pub mod record;
+pub mod rejected;
 pub mod source;
 pub mod status;
 pub mod target;

@@ -16,6 +16,7 @@ use drydock_core::{
         observed::{Facts, pod_of, source, target},
         queue::Reason,
         record::Record,
+        rejected::{Rejected, rejected},
         status::{Change, Sides, WAITING, Waiting, configuration, guest},
     },
 };
@@ -39,6 +40,8 @@ pub(super) struct Gathered {
     pub(super) deadline: Option<Deadline>,
     /// What keeps the target pod from running.
     pub(super) pending: Pending,
+    /// The kubelet of its node rejected the target pod, and there may be another.
+    pub(super) rejected: Option<Rejected>,
 }
 
 impl MigrationTask {
@@ -83,6 +86,7 @@ impl MigrationTask {
             _ => Pending::default(),
         };
         let deadline = self.deadline(migration, &pods, &pending);
+        let rejected = rejected(migration, &pods);
         Ok(Gathered {
             instance,
             instance_confirmed,
@@ -93,6 +97,7 @@ impl MigrationTask {
             another,
             deadline,
             pending,
+            rejected,
         })
     }
 
@@ -176,6 +181,9 @@ impl MigrationTask {
         if let Some(refused) = refused {
             return Some(Waiting::of_refusal(refused));
         }
+        if let Some(rejected) = gathered.rejected.as_ref().filter(|_| !record.has_sides()) {
+            return Some(Waiting::of_rejection(rejected));
+        }
         if record.phase == Some(MigrationPhase::Scheduling)
             && let Some(hindrance) = &gathered.pending.hindrance
         {
@@ -209,7 +217,7 @@ impl Gathered {
             source_node: self.source_node,
             target_node: self.target_node,
             another: self.another,
-            may_place: turns.may_place(uid),
+            may_place: turns.may_place(uid) && self.rejected.as_ref().is_none_or(|rejected| rejected.again_at <= now),
             has_slot: turns.has_slot(uid),
             overdue: self.deadline.as_ref().is_some_and(|deadline| deadline.has_passed(now)),
         }

@@ -86,12 +86,7 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
         .and_then(|container| container.state.as_ref())
         .and_then(|state| state.terminated.as_ref());
     let disrupted = is_disrupted(pod);
-    let words = [
-        status.and_then(|status| status.reason.clone()),
-        status.and_then(|status| status.message.clone()),
-    ];
-    let words: Vec<_> = words.iter().flatten().map(|word| word.trim()).collect();
-    let kubelet = words.join(": ");
+    let kubelet = kubelets_message(pod);
     let by_kubelet = status.and_then(|status| status.reason.as_deref()) == Some(KUBELETS_REASON);
     if let Some(terminated) = terminated {
         let mut ended = said(terminated, disrupted, had_to_go(pod));
@@ -128,6 +123,29 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
         evicted: disrupted,
         by_kubelet: by_kubelet && disrupted,
     })
+}
+
+/// What the kubelet said when it rejected a pod that was bound to its node, before any container existed; `None` if it
+/// did not, or if the pod was evicted or deleted. Kubelets give a rejected pod the phase `Failed`, a reason and no container
+/// (`rejectPod` in `pkg/kubelet/kubelet.go` of Kubernetes).
+pub fn rejection(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let has_containers = status.container_statuses.as_ref().is_some_and(|all| !all.is_empty());
+    let rejected = status.phase.as_deref() == Some("Failed")
+        && status.reason.as_ref().is_some_and(|reason| !reason.is_empty())
+        && !has_containers
+        && !is_disrupted(pod)
+        && pod.metadata.deletion_timestamp.is_none();
+    rejected.then(|| kubelets_message(pod))
+}
+
+/// The reason and the message in the status of a pod, empty if there are none.
+fn kubelets_message(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.as_deref());
+    let message = status.and_then(|status| status.message.as_deref());
+    let words: Vec<_> = [reason, message].into_iter().flatten().map(str::trim).collect();
+    words.join(": ")
 }
 
 /// Somebody has written that the pod has to go because of a disruption.

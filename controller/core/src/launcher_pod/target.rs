@@ -32,12 +32,25 @@ pub struct MigrationTarget<'a> {
     pub uid: &'a str,
     /// Its name.
     pub name: &'a str,
+    /// How many of its pods kubelets have rejected: each has a name of its own.
+    pub rejected: usize,
     /// Nodes that are better left alone, since as many guests arrive there as may at once.
     pub full: &'a [String],
     /// Its images are those of the manifest, whatever these are by now.
     pub by_manifest: bool,
     /// Nodes that are being emptied, and that the pod would otherwise be let on.
     pub leaving: &'a [String],
+}
+
+impl MigrationTarget<'_> {
+    /// What the name and the libvirt of its pod are made from: the same each time, so that a pod that the controller
+    /// has forgotten is met again.
+    pub fn identity(&self) -> String {
+        match self.rejected {
+            0 => self.uid.to_owned(),
+            count => format!("{}/{count}", self.uid),
+        }
+    }
 }
 
 /// UID of the migration that a pod was made for, if it was made for one.

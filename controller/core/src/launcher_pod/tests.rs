@@ -151,6 +151,7 @@ fn moving(leaving: &[String]) -> MigrationTarget<'_> {
     MigrationTarget {
         uid: "m-1",
         name: "move",
+        rejected: 0,
         by_manifest: false,
         full: &[],
         leaving,

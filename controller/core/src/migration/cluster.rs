@@ -50,6 +50,9 @@ pub enum TargetPod {
     Coming,
     /// Its containers run.
     Ready,
+    /// Its kubelet rejected it before a container existed, and there may be another
+    /// ([`rejected`](super::rejected)).
+    Rejected,
     /// It is being deleted.
     Leaving,
     /// It has ended.
@@ -258,10 +261,12 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
         TargetPod::Leaving if phase != Some(MigrationPhase::Pending) => fail(Failure::PodRemoved),
         TargetPod::Missing if phase != Some(MigrationPhase::Pending) => fail(Failure::PodRemoved),
         TargetPod::Unknown if phase != Some(MigrationPhase::Pending) => vec![ClusterStep::Confirm],
-        TargetPod::Missing | TargetPod::Unknown if view.may_place && view.instance == Instance::Running => {
+        TargetPod::Missing | TargetPod::Unknown | TargetPod::Rejected
+            if view.may_place && view.instance == Instance::Running =>
+        {
             vec![ClusterStep::CreatePod]
         }
-        TargetPod::Missing | TargetPod::Unknown | TargetPod::Leaving => Vec::new(),
+        TargetPod::Missing | TargetPod::Unknown | TargetPod::Rejected | TargetPod::Leaving => Vec::new(),
         // No phase is left out, however short it was.
         TargetPod::Coming | TargetPod::Ready if phase == Some(MigrationPhase::Pending) => {
             vec![ClusterStep::Enter(MigrationPhase::Scheduling)]
@@ -358,7 +363,10 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
 fn target_may_run(view: &ClusterView) -> bool {
     !view.target_node_gone
         && view.instance != Instance::Missing
-        && !matches!(view.target_pod, TargetPod::Over | TargetPod::Missing)
+        && !matches!(
+            view.target_pod,
+            TargetPod::Over | TargetPod::Rejected | TargetPod::Missing
+        )
 }
 
 /// Why a migration that has sides is given up, if it is.
@@ -376,7 +384,7 @@ fn given_up(view: &ClusterView) -> Option<Failure> {
         SourcePod::Left | SourcePod::Alive => {}
     }
     match view.target_pod {
-        TargetPod::Over => return Some(Failure::PodEnded),
+        TargetPod::Over | TargetPod::Rejected => return Some(Failure::PodEnded),
         TargetPod::Leaving | TargetPod::Missing => return Some(Failure::PodRemoved),
         TargetPod::Unknown | TargetPod::Coming | TargetPod::Ready => {}
     }

@@ -13,9 +13,13 @@ use k8s_openapi::api::core::v1::Pod;
 use super::{
     cluster::{ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
     record::Record,
+    rejected::rejected,
 };
 use crate::{
-    instance::{Moving, NodeState, ending::ended},
+    instance::{
+        Moving, NodeState,
+        ending::{ended, rejection},
+    },
     launcher_pod::made_for,
 };
 
@@ -101,10 +105,18 @@ pub fn moving<'a>(
     }
 }
 
-/// The pod that was made for a migration.
+/// The pods that were made for a migration.
+pub fn pods_of<'a>(
+    migration: &VirtualMachineInstanceMigration,
+    pods: &'a [Arc<Pod>],
+) -> impl Iterator<Item = &'a Arc<Pod>> {
+    let uid = migration.metadata.uid.as_deref();
+    pods.iter().filter(move |pod| uid.is_some() && made_for(pod) == uid)
+}
+
+/// The pod of a migration that its guest arrives in: of several the one that its kubelet has not rejected.
 pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Pod>]) -> Option<&'a Arc<Pod>> {
-    let uid = migration.metadata.uid.as_deref()?;
-    pods.iter().find(|pod| made_for(pod) == Some(uid))
+    pods_of(migration, pods).min_by_key(|pod| rejection(pod).is_some())
 }
 
 fn instance(facts: &Facts<'_>) -> Instance {
@@ -149,7 +161,9 @@ fn target_pod(facts: &Facts<'_>) -> TargetPod {
             TargetPod::Unknown
         };
     };
-    if ended(pod).is_some() {
+    if rejected(facts.migration, facts.pods).is_some() {
+        TargetPod::Rejected
+    } else if ended(pod).is_some() {
         TargetPod::Over
     } else if pod.metadata.deletion_timestamp.is_some() {
         TargetPod::Leaving

@@ -14,7 +14,11 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{cluster::Failure, record::has_arrived};
+use super::{
+    cluster::Failure,
+    record::has_arrived,
+    rejected::{ATTEMPTS, Rejected, TARGET_POD_REJECTED},
+};
 use crate::{
     conditions::{Status, whole_seconds},
     configuration::Migrations,
@@ -121,6 +125,18 @@ impl Waiting {
         Self {
             reason: reason.into(),
             message: hindrance.message.clone(),
+        }
+    }
+
+    /// The target pod's kubelet rejected it, and another is made.
+    pub fn of_rejection(rejected: &Rejected) -> Self {
+        Self {
+            reason: TARGET_POD_REJECTED.into(),
+            message: format!(
+                "the target pod was rejected, another follows ({} of {ATTEMPTS}): {}",
+                rejected.count + 1,
+                rejected.message
+            ),
         }
     }
 

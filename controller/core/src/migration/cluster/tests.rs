@@ -125,6 +125,12 @@ fn a_pod_is_made_when_it_may_be() {
                 &[Do::Enter(P::Scheduling)],
             ),
             ("it has ended", |v| v.target_pod = Pod::Over, &[Do::Fail(F::PodEnded)]),
+            ("rejected, not yet", |v| v.target_pod = Pod::Rejected, &[]),
+            (
+                "rejected, now",
+                |v| (v.may_place, v.target_pod) = (true, Pod::Rejected),
+                &[Do::CreatePod],
+            ),
             ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
             ("too late", |v| v.overdue = true, &[Do::Fail(F::Overdue)]),
             (
@@ -158,6 +164,21 @@ fn sides_are_named_with_a_slot() {
             ("no pod", |v| v.target_pod = Pod::Missing, &[Do::Fail(F::PodRemoved)]),
             ("it leaves", |v| v.target_pod = Pod::Leaving, &[Do::Fail(F::PodRemoved)]),
             ("it has ended", |v| v.target_pod = Pod::Over, &[Do::Fail(F::PodEnded)]),
+            (
+                "rejected",
+                |v| (v.record.phase, v.may_place, v.target_pod) = (Some(P::Scheduling), true, Pod::Rejected),
+                &[Do::CreatePod],
+            ),
+            (
+                "rejected, and the guest does not run",
+                |v| (v.may_place, v.target_pod, v.instance) = (true, Pod::Rejected, I::NotRunning),
+                &[],
+            ),
+            (
+                "rejected, and deleted",
+                |v| (v.target_pod, v.record.deleted) = (Pod::Rejected, true),
+                &[Do::Fail(F::Canceled)],
+            ),
             ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
         ],
     );
@@ -485,7 +506,7 @@ prop_compose! {
     fn view()(
         record in crate::migration::record::any_record(),
         instance in instance(),
-        target_pod in select(vec![Pod::Unknown, Pod::Missing, Pod::Coming, Pod::Ready, Pod::Leaving, Pod::Over]),
+        target_pod in select(vec![Pod::Unknown, Pod::Missing, Pod::Coming, Pod::Ready, Pod::Rejected, Pod::Leaving, Pod::Over]),
         source_pod in select(vec![SourcePod::Alive, SourcePod::Left, SourcePod::Over]),
         [another, source_node_gone, target_node_gone, may_place, has_slot, overdue, has_finalizer] in any::<[bool; 7]>(),
     ) -> ClusterView {

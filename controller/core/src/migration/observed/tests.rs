@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::instance::AgentSign;
 use crate::launcher_pod::MIGRATION_UID;
-use crate::migration::cluster::{ClusterStep, Failure, step};
+use crate::migration::{
+    cluster::{ClusterStep, Failure, step},
+    rejected::ATTEMPTS,
+};
 use drydock_api::kubevirt::migration::MigrationPhase;
 
 fn migration(status: &Value) -> VirtualMachineInstanceMigration {
@@ -77,6 +80,53 @@ fn facts<'a>(
         may_place: false,
         has_slot: false,
         overdue: false,
+    }
+}
+
+/// A target pod that its kubelet rejected.
+fn rejected(uid: &str) -> Arc<Pod> {
+    let mut pod = (*pod(uid, Some("u"), &json!({}))).clone();
+    pod.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    pod.status = serde_json::from_value(json!({
+        "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}))
+    .unwrap();
+    Arc::new(pod)
+}
+
+#[test]
+fn rejected_target_pod_is_replaced() {
+    let instance = instance("i", &up());
+    let migration = migration(&json!({"phase": "Scheduling"}));
+    let coming = || pod("q2", Some("u"), &json!({"waiting": {}}));
+    let all = || vec![rejected("q"); ATTEMPTS];
+    let and = |mut pods: Vec<_>, pod| {
+        pods.push(pod);
+        pods
+    };
+    for (what, pods, expected, then) in [
+        (
+            "once",
+            vec![rejected("q")],
+            TargetPod::Rejected,
+            vec![ClusterStep::CreatePod],
+        ),
+        (
+            "another is made",
+            and(vec![rejected("q")], coming()),
+            TargetPod::Coming,
+            vec![],
+        ),
+        (
+            "too often",
+            all(),
+            TargetPod::Over,
+            vec![ClusterStep::Fail(Failure::PodEnded)],
+        ),
+    ] {
+        let mut facts = facts(&migration, Some(&instance), &pods);
+        facts.may_place = true;
+        assert_eq!(view(&facts).target_pod, expected, "{what}");
+        assert_eq!(step(&view(&facts)), then, "{what}");
     }
 }
 

@@ -1,0 +1,142 @@
+//! Target pods that their kubelet rejected.
+//!
+//! The scheduler knows a node by what its kubelet has last written. For a few seconds after a device plugin, a static
+//! pod or the kubelet itself has started, pods are bound to a node whose kubelet does not admit them
+//! (`UnexpectedAdmissionError`, `OutOfcpu`, `OutOfpods` and others). Such a pod has failed before any of its containers
+//! existed, and nothing has happened to the guest: the migration gets another pod.
+//!
+//! | the newest pod | pods that were rejected | the migration |
+//! |---|---|---|
+//! | not rejected | any | goes on with that pod |
+//! | rejected | fewer than [`ATTEMPTS`] | gets another pod after [`pause`] |
+//! | rejected | [`ATTEMPTS`] | fails with the kubelet's words |
+//!
+//! The rejected pods themselves are the count, so that every controller that leads finds the same.
+
+use std::{sync::Arc, time::Duration};
+
+use drydock_api::kubevirt::VirtualMachineInstanceMigration;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::observed::pods_of;
+use crate::instance::ending::rejection;
+
+/// How many target pods of a migration may be rejected. With [`pause`] the last one is made 15 s after the first
+/// rejection at the earliest: a kubelet corrects what its node offers within 10 s (its `nodeStatusUpdateFrequency`).
+pub const ATTEMPTS: usize = 5;
+
+/// Reason of the wait for another target pod.
+pub const TARGET_POD_REJECTED: &str = "TargetPodRejected";
+
+/// The newest target pod was rejected, and there may be another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// When the next pod may be made.
+    pub again_at: Timestamp,
+    /// How many pods were rejected so far.
+    pub count: usize,
+    /// What the kubelet has said of the newest.
+    pub message: String,
+}
+
+/// How long to wait before the next target pod once `count` were rejected: 1, 2, 4 and 8 seconds.
+pub fn pause(count: usize) -> Duration {
+    let doublings = u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX);
+    Duration::from_secs(1_u64.checked_shl(doublings).unwrap_or(u64::MAX))
+}
+
+/// How many target pods of a migration were rejected.
+pub fn count(migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> usize {
+    pods_of(migration, pods).filter(|pod| rejection(pod).is_some()).count()
+}
+
+/// Whether a migration waits for another target pod; `None` also if it has had its last.
+pub fn rejected(migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> Option<Rejected> {
+    let count = count(migration, pods);
+    if !(1..ATTEMPTS).contains(&count) {
+        return None;
+    }
+    let made = |pod: &Arc<Pod>| pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
+    let newest = pods_of(migration, pods).max_by_key(|pod| (rejection(pod).is_none(), made(pod)))?;
+    Some(Rejected {
+        again_at: made(newest)?.checked_add(pause(count)).ok()?,
+        count,
+        message: rejection(newest)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::launcher_pod::MIGRATION_UID;
+
+    fn migration() -> VirtualMachineInstanceMigration {
+        serde_json::from_value(json!({"metadata": {"name": "m", "uid": "u"}, "spec": {"vmiName": "vm"}})).unwrap()
+    }
+
+    fn pod(of: &str, second: u8, status: &Value) -> Arc<Pod> {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "labels": {MIGRATION_UID: of},
+                "creationTimestamp": format!("2026-01-01T00:00:0{second}Z")},
+            "status": status,
+        }))
+        .map(Arc::new)
+        .unwrap()
+    }
+
+    fn no_device() -> Value {
+        json!({"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"})
+    }
+
+    #[test]
+    fn rejected_pods_are_replaced_up_to_a_limit() {
+        let comes = json!({"phase": "Pending"});
+        let first = pod("u", 0, &no_device());
+        let second = pod("u", 2, &no_device());
+        let others = pod("v", 1, &no_device());
+        let at = |text: &str| {
+            Some((
+                text.parse::<Timestamp>().unwrap(),
+                "UnexpectedAdmissionError: no device".to_owned(),
+            ))
+        };
+        for (what, pods, expected) in [
+            ("no pod", vec![], None),
+            ("it comes", vec![pod("u", 0, &comes)], None),
+            ("one", vec![first.clone()], at("2026-01-01T00:00:01Z")),
+            (
+                "two, the newest counts",
+                vec![second.clone(), first.clone()],
+                at("2026-01-01T00:00:04Z"),
+            ),
+            (
+                "another migration's",
+                vec![others, first.clone()],
+                at("2026-01-01T00:00:01Z"),
+            ),
+            ("another has been made", vec![first.clone(), pod("u", 1, &comes)], None),
+            ("the last", vec![first.clone(); ATTEMPTS], None),
+        ] {
+            let found = rejected(&migration(), &pods).map(|found| (found.again_at, found.message));
+            assert_eq!(found, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn pause_doubles_without_overflow() {
+        for (count, seconds) in [
+            (0, 1),
+            (1, 1),
+            (2, 2),
+            (4, 8),
+            (64, 1 << 63),
+            (65, u64::MAX),
+            (1000, u64::MAX),
+        ] {
+            assert_eq!(pause(count), Duration::from_secs(seconds), "{count}");
+        }
+    }
+}
