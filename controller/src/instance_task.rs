@@ -16,7 +16,7 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{
         Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceStatus,
-        names::{FINALIZER, NODE_NAME},
+        names::{BY_DRYDOCK, EVICTION_IN_PROGRESS, FINALIZER, NODE_NAME},
     },
 };
 use drydock_core::{
@@ -367,6 +367,12 @@ impl InstanceTask {
                     resource_version,
                 } => {
                     self.delete_unbound(instance, name, uid, resource_version.as_deref())
+                        .await?;
+                }
+                Step::AnnotateEviction { name, uid, in_progress } => {
+                    let value = in_progress.then_some(BY_DRYDOCK);
+                    self.launchers
+                        .annotate(instance, (name, uid), EVICTION_IN_PROGRESS, value)
                         .await?;
                 }
                 Step::Witness { name, uid, containers } => {

@@ -10,12 +10,12 @@ use drydock_api::CONTROLLER_FIELD_MANAGER;
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_api::kubevirt::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
-    names::{APP, CREATED_BY, VIRT_LAUNCHER},
+    names::{APP, CREATED_BY, EVICTION_IN_PROGRESS, VIRT_LAUNCHER},
     status::{ClaimInfo, VolumeStatus},
 };
 use drydock_core::{
     admission::defaults::{Named, default_instance},
-    eviction::{budget::is_protected, strategy},
+    eviction::{budget::is_protected, descheduler, strategy},
     launcher_pod::{
         self, Arriving, ClaimMode, MigrationTarget, PodInput, REQUIREMENTS_DIGEST, image_identity,
         pending::{Pending, newest_warning, pending},
@@ -174,6 +174,29 @@ impl Launchers {
             rooms: Rooms::default(),
             configuration: ConfigurationInForce::default(),
             image: "image".into(),
+        }
+    }
+
+    /// Sets an annotation of a pod, or removes it. A pod that is gone, or another of its name, is left alone.
+    ///
+    /// # Errors
+    /// If the API server does not do it.
+    pub(crate) async fn annotate(
+        &self,
+        instance: &VirtualMachineInstance,
+        (name, uid): (&str, &str),
+        key: &str,
+        value: Option<&str>,
+    ) -> kube::Result<()> {
+        let patch = json!({"metadata": {"uid": uid, "annotations": {key: value}}});
+        let parameters = PatchParams::default();
+        match self
+            .api(instance)
+            .patch_metadata(name, &parameters, &Patch::Merge(patch))
+            .await
+        {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            answered => answered.map(drop),
         }
     }
 
@@ -370,7 +393,7 @@ impl Launchers {
             emulation: configuration.use_emulation,
             arriving: found.as_ref().map(|(sizes, images)| Arriving { sizes, images }),
         };
-        let pod = match purpose {
+        let mut pod = match purpose {
             Purpose::Start => launcher_pod::pod(&input),
             Purpose::Arrival(migration) => {
                 let mut target = launcher_pod::target_pod(&input, migration);
@@ -380,6 +403,7 @@ impl Launchers {
                 target
             }
         };
+        descheduler::annotate(&mut pod, self.eviction_strategy(&instance));
         let name = pod.name_any();
         match self.api(&instance).create(&PostParams::default(), &pod).await {
             Ok(made) => {
@@ -545,7 +569,7 @@ fn prune_volume(volume: &mut PersistentVolume) {
 fn prune_pod(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     if let Some(annotations) = &mut pod.metadata.annotations {
-        annotations.retain(|key, _| key == REQUIREMENTS_DIGEST);
+        annotations.retain(|key, _| [REQUIREMENTS_DIGEST, EVICTION_IN_PROGRESS].contains(&key.as_str()));
     }
     let arrives = launcher_pod::made_for(pod).is_some();
     if let Some(spec) = &mut pod.spec {

@@ -8,7 +8,13 @@ use drydock_api::{
     Hypervisor,
     annotations::DRAIN_PREVIEW,
     hypervisor::RemainingState,
-    kubevirt::{Phase, VirtualMachineInstance, migration::MigrationPhase, names::conditions as types},
+    kubevirt::{
+        Phase, VirtualMachineInstance,
+        migration::MigrationPhase,
+        names::{
+            BY_DESCHEDULER, BY_DRYDOCK, EVICTION_IN_PROGRESS, REQUEST_EVICT_ONLY, REQUESTED_BY, conditions as types,
+        },
+    },
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_core::{placement::PodShare, quantity};
@@ -204,6 +210,64 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
     until_node_says(&cluster, &first, DRAINED, "NotRequested").await?;
     assert_eq!(node_of(&cluster.instances().get("serviced").await?)?, second);
     cluster.goes_on("serviced").await?;
+    cluster.no_guests().await
+}
+
+/// The descheduler's annotations of the pod of a guest: whether its eviction starts a migration, and by whom one goes on.
+async fn deschedulers_view(cluster: &Cluster, name: &str) -> Result<(bool, Option<String>)> {
+    let annotations = cluster.launcher(name).await?.annotations().clone();
+    let in_progress = annotations.get(EVICTION_IN_PROGRESS).cloned();
+    Ok((annotations.contains_key(REQUEST_EVICT_ONLY), in_progress))
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn eviction_by_the_descheduler_is_announced_until_it_ends() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let guests = [("tidied", counting("tidied", "LiveMigrate"), "True")];
+    started_on_the_first(&cluster, &guests).await?;
+    assert_eq!(deschedulers_view(&cluster, "tidied").await?, (true, None));
+    // Nowhere to go, so that it goes on for as long as it has to.
+    cluster.kubectl(&["cordon", &second])?;
+    let pod = cluster.launcher("tidied").await?.name_any();
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction");
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": NAMESPACE, "annotations": {REQUESTED_BY: BY_DESCHEDULER}}});
+    let evict = || cluster.kubectl_with(&["create", "--raw", &path], &eviction.to_string());
+    let text = format!("{:#}", evict().err().context("it was granted")?);
+    ensure!(text.contains("Eviction triggered evacuation"), "{text}");
+    let announced = (true, Some(BY_DRYDOCK.to_owned()));
+    until_some("the eviction to be announced", || async {
+        Ok((deschedulers_view(&cluster, "tidied").await? == announced).then_some(()))
+    })
+    .await?;
+    // It is called off as the documents have it.
+    let no_mark = r#"{"status": {"evacuationNodeName": null, "evacuation": null}}"#;
+    let vmi = [
+        "patch",
+        "vmi",
+        "tidied",
+        "--namespace",
+        NAMESPACE,
+        "--subresource=status",
+        "--type=merge",
+    ];
+    cluster.kubectl(&[&vmi[..], &["--patch", no_mark]].concat())?;
+    cluster.kubectl(&["delete", "vmim", "--all", "--namespace", NAMESPACE])?;
+    until_some("the announcement to be removed", || async {
+        Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
+    })
+    .await?;
+    // The next one is carried out.
+    cluster.kubectl(&["uncordon", &second])?;
+    evict().err().context("it was granted")?;
+    let moved = until_on(&cluster, "tidied", &second).await?;
+    ensure!(node_of(&moved)? != first, "it is still on {first}");
+    until_some("nothing to be announced", || async {
+        Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
+    })
+    .await?;
     cluster.no_guests().await
 }
 

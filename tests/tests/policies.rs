@@ -3,7 +3,10 @@
 use anyhow::{Result, ensure};
 use drydock_api::{
     Hypervisor,
-    kubevirt::{Phase, VirtualMachineInstance, names},
+    kubevirt::{
+        Phase, VirtualMachineInstance,
+        names::{self, EVICTION_IN_PROGRESS},
+    },
     labels as keys,
 };
 use drydock_tests::{
@@ -449,7 +452,7 @@ async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() ->
             ("create", "serviceaccounts", "token"),
             ("impersonate", "users", ""),
         ] {
-            // The one that a policy confines: `the_controller_runs_nothing_in_pods_but_witnesses_of_images`.
+            // The one that a policy confines: `controller_changes_pods_only_as_it_has_to`.
             if (account, sub) == ("drydock-controller", "ephemeralcontainers") {
                 continue;
             }
@@ -485,16 +488,68 @@ spec:
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_controller_runs_nothing_in_pods_but_witnesses_of_images() -> Result<()> {
+async fn controller_changes_pods_only_as_it_has_to() -> Result<()> {
     let cluster = Cluster::connect().await?;
     let pods = [
         tenants_pod("own", "{}"),
         tenants_pod("like-a-launcher", "{kubevirt.io: virt-launcher}"),
     ];
     cluster.apply(&pods.concat())?;
-    let outcome = only_witnesses(&cluster).await;
+    let outcome = match only_witnesses(&cluster).await {
+        Ok(()) => only_the_deschedulers_annotation(&cluster).await,
+        failed => failed,
+    };
     cluster.kubectl(&["-n", NAMESPACE, "delete", "pod", "own", "like-a-launcher", "--now"])?;
     outcome
+}
+
+async fn only_the_deschedulers_annotation(cluster: &Cluster) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(cluster.as_controller().await?, NAMESPACE);
+    let dry_run = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let proper = json!({"metadata": {"annotations": {EVICTION_IN_PROGRESS: "drydock"}}});
+    let annotations = "only change the annotation";
+    for (pod, patch, words) in [
+        ("like-a-launcher", &proper, ""),
+        ("own", &proper, "only change launcher pods"),
+        (
+            "like-a-launcher",
+            &json!({"metadata": {"annotations": {"other": "yes"}}}),
+            annotations,
+        ),
+        (
+            "like-a-launcher",
+            &json!({"metadata": {"labels": {"other": "yes"}}}),
+            "only change annotations",
+        ),
+        (
+            "like-a-launcher",
+            &json!({"metadata": {"finalizers": ["example.com/stays"]}}),
+            "only change annotations",
+        ),
+        (
+            "like-a-launcher",
+            &json!({"spec": {"containers": [{"name": "own", "image": "other"}]}}),
+            "only change annotations",
+        ),
+        (
+            "like-a-launcher",
+            &json!({"spec": {"activeDeadlineSeconds": 1}}),
+            "only change annotations",
+        ),
+    ] {
+        let answer = pods.patch(pod, &dry_run, &Patch::Strategic(patch)).await.map(drop);
+        if words.is_empty() {
+            answer?;
+        } else {
+            let what = format!("{pod} {patch}");
+            let said = refusal(answer, &what)?;
+            ensure!(said.contains(words), "{what}: {said}");
+        }
+    }
+    Ok(())
 }
 
 async fn only_witnesses(cluster: &Cluster) -> Result<()> {

@@ -24,6 +24,7 @@
 
 pub mod budget;
 pub mod budgets;
+pub mod descheduler;
 pub mod holding;
 pub mod mark;
 pub mod no_target;

@@ -36,7 +36,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 
 use crate::{
     conditions::{Status, whole_seconds},
-    eviction::mark,
+    eviction::{descheduler, mark},
     launcher_pod::{
         LEAST_GRACE_PERIOD,
         image_identity::wanted_witnesses,
@@ -232,6 +232,15 @@ pub enum Step {
         /// Its version, which is a precondition: it may have been bound since.
         resource_version: Option<String>,
     },
+    /// The annotation by which the descheduler knows that an eviction goes on is set on a pod, or removed.
+    AnnotateEviction {
+        /// The pod's name.
+        name: String,
+        /// Its UID, which is a precondition.
+        uid: String,
+        /// It is set.
+        in_progress: bool,
+    },
     /// The instance's label that names its node is set.
     Label(String),
     /// Its pod gets containers that find out which images its guest's disks lie upon. It goes on without.
@@ -346,6 +355,14 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         && !deleting
         && let Some((Some(pod), Fate::Alive)) = main
     {
+        let migrating = observed.moving.under_way;
+        if let Some(in_progress) = descheduler::change(observed.instance, pod, migrating) {
+            steps.push(Step::AnnotateEviction {
+                name: pod.metadata.name.clone().unwrap_or_default(),
+                uid: uid(pod),
+                in_progress,
+            });
+        }
         let containers = wanted_witnesses(observed.instance, pod);
         if !containers.is_empty() {
             steps.push(Step::Witness {

@@ -32,6 +32,12 @@ pub const DESCHEDULER: &str = "descheduler";
 pub const REQUESTED_BY: &str = "requested-by";
 /// Value of [`REQUESTED_BY`].
 pub const BY_DESCHEDULER: &str = "sigs.k8s.io/descheduler";
+/// Annotation of a pod: whoever refuses its eviction moves it in the background (the descheduler's name).
+pub const REQUEST_EVICT_ONLY: &str = "descheduler.alpha.kubernetes.io/request-evict-only";
+/// Annotation of a pod: its eviction goes on in the background (the descheduler's name).
+pub const EVICTION_IN_PROGRESS: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
+/// Value of [`EVICTION_IN_PROGRESS`] where Drydock sets it.
+pub const BY_DRYDOCK: &str = "drydock";
 /// Annotation of an instance that cannot be migrated: what an eviction does instead of waiting for ever.
 pub const EVACUATION_FALLBACK: &str = "drydock.dev/evacuation-fallback";
 /// Value of [`EVACUATION_FALLBACK`]: it is shut down, and started elsewhere if its machine says so.
