@@ -36,7 +36,7 @@ enum Command {
 }
 
 impl Args {
-    /// Does what the command line says.
+    /// Runs the subcommand.
     pub(crate) fn execute(self) -> ExitCode {
         match self.command {
             Command::Run(args) => run::run(*args),

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
-use drydock_runtime::{Cache, Key, Signal, Watch, Watches};
+use drydock_runtime::{Cache, Key, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::{Client, api::PartialObjectMeta};
 
 /// The caches, and one signal for all of them.
 pub(crate) struct Caches {
     name: Key,
-    changed: Signal,
+    changed: Trigger,
     nodes: Cache<PartialObjectMeta<Node>>,
     hypervisors: Cache<Hypervisor>,
     config_maps: Cache<ConfigMap>,
@@ -20,7 +20,7 @@ pub(crate) struct Caches {
 impl Caches {
     /// Starts watching for the node called `name`.
     pub(crate) fn start(client: &Client, watches: &Watches, name: &str) -> Self {
-        let changed = Signal::new();
+        let changed = Trigger::new();
         let client = || client.clone();
         // Of a Node, only labels and annotations are read: nothing else of it crosses the network.
         let nodes = Watch::<PartialObjectMeta<Node>>::one(client(), name, "node").wakes(&changed);
@@ -49,18 +49,18 @@ impl Caches {
         }
     }
 
-    /// Waits until the API server has said everything once.
+    /// Waits until the caches are synced.
     pub(crate) async fn synced(&self) {
         tokio::join!(
-            self.nodes.answered(),
-            self.hypervisors.answered(),
-            self.config_maps.answered(),
-            self.hyperconvergeds.answered(),
+            self.nodes.wait_until_synced(),
+            self.hypervisors.wait_until_synced(),
+            self.config_maps.wait_until_synced(),
+            self.hyperconvergeds.wait_until_synced(),
         );
     }
 
     /// The signal that wakes whoever waits for [`changed`](Self::changed).
-    pub(crate) fn signal(&self) -> &Signal {
+    pub(crate) fn signal(&self) -> &Trigger {
         &self.changed
     }
 

@@ -152,13 +152,17 @@ impl Guests {
     /// Keeps a task for each instance until the process stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
-        if stopping.run_until_cancelled(self.watches.answered()).await.is_none() {
+        if stopping
+            .run_until_cancelled(self.watches.wait_until_synced())
+            .await
+            .is_none()
+        {
             return;
         }
         loop {
             let host = self.host.borrow_and_update().clone();
             if let Some(host) = host {
-                self.look(&host);
+                self.reconcile(&host);
             }
             tokio::select! {
                 () = stopping.cancelled() => return,
@@ -169,8 +173,8 @@ impl Guests {
         }
     }
 
-    /// Starts and stops tasks, and tells those that go on what has changed.
-    fn look(&mut self, host: &Arc<Host>) {
+    /// Starts and stops tasks, and passes changes on to those that continue.
+    fn reconcile(&mut self, host: &Arc<Host>) {
         let mut present = BTreeSet::new();
         for instance in self.watches.instances() {
             let Some(uid) = instance.uid() else { continue };

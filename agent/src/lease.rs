@@ -10,7 +10,7 @@ use drydock_api::{
     leases::{NODE_LEASE_NAMESPACE, RENEW_EVERY, STALE_AFTER},
 };
 use drydock_runtime::{
-    Process, Signal,
+    Process, Trigger,
     lease::{Held, Holding, LeaseHolder},
 };
 use kube::Client;
@@ -23,7 +23,7 @@ impl NodeLease {
     /// Gets ready to keep the Lease of `node` for the pod `holder`. Nothing is written before
     /// [`take`](Self::take).
     pub(crate) fn start(client: Client, node: &str, holder: &str, process: &Process) -> Self {
-        let changed = Signal::new();
+        let changed = Trigger::new();
         let holding = Holding {
             namespace: NODE_LEASE_NAMESPACE.into(),
             name: node.into(),

@@ -10,9 +10,9 @@
 //! they know they find again after a restart: in the object, in libvirt, and in the tunnel.
 
 mod progress;
-mod said;
 mod seen;
 mod source_task;
+mod status_patch;
 mod target_task;
 mod watches;
 
@@ -92,7 +92,11 @@ impl Migrations {
     /// Serves them until the process stops. Nothing is done before this agent acts for the node.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
-        if stopping.run_until_cancelled(self.watches.answered()).await.is_none() {
+        if stopping
+            .run_until_cancelled(self.watches.wait_until_synced())
+            .await
+            .is_none()
+        {
             return;
         }
         let mut sessions = self.tunnels.sessions();
@@ -100,7 +104,7 @@ impl Migrations {
         loop {
             let host = self.host.borrow_and_update().clone();
             if let Some(host) = host {
-                let present = self.look(&host);
+                let present = self.reconcile(&host);
                 self.close_others(&sessions.borrow_and_update(), &present, &mut closing);
             }
             tokio::select! {
@@ -113,8 +117,8 @@ impl Migrations {
         }
     }
 
-    /// Starts and stops tasks, and tells those that go on what has changed.
-    fn look(&mut self, host: &Arc<Host>) -> BTreeSet<(String, bool)> {
+    /// Starts and stops tasks, and passes changes on to those that continue.
+    fn reconcile(&mut self, host: &Arc<Host>) -> BTreeSet<(String, bool)> {
         let mut present = BTreeSet::new();
         for role in [Role::Source, Role::Target] {
             for migration in self.watches.migrations(role) {

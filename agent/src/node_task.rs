@@ -46,13 +46,13 @@ use crate::{
     caches::{Caches, without_drain},
     cpu_map_questions::CpuMapQuestions,
     device_plugin::DevicePlugin,
-    gathered,
     guest_network::{self, Profiles},
     guests::{Host, LauncherPods},
     host_knowledge::HostKnowledge,
     host_lock::{self, HostLock},
     lease::NodeLease,
     metrics::Metrics,
+    observe,
     writes::Writes,
 };
 
@@ -280,9 +280,9 @@ impl NodeTask {
         self.follow_at = None;
         self.recount = true;
         let last_good = self.last_good();
-        let answers = gathered::ask(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
+        let answers = observe::ask(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
         let amd64 = std::env::consts::ARCH == "x86_64";
-        let (resolution, minimum) = gathered::follow(sources.clone(), &answers, amd64, last_good.as_ref());
+        let (resolution, minimum) = observe::follow(sources.clone(), &answers, amd64, last_good.as_ref());
         self.following = Some(Following {
             sources,
             resolution,
@@ -332,9 +332,9 @@ impl NodeTask {
             return Ok(None);
         };
         let annotation = node.annotations().get(MASK_CPU_FEATURES).map(String::as_str);
-        let (mask, mask_refused) = gathered::mask(&self.args.host.mask_features.0, annotation, &self.mask);
+        let (mask, mask_refused) = observe::mask(&self.args.host.mask_features.0, annotation, &self.mask);
         self.mask = mask;
-        let answers = gathered::ask(
+        let answers = observe::ask(
             &mut self.questions,
             &following.sources,
             Some(&following.resolution.configuration),

@@ -4,7 +4,7 @@ use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
-    Signal, Start, Threads, WatchMetrics, Watches, connect, metrics::registry,
+    Start, Threads, Trigger, WatchMetrics, Watches, connect, metrics::registry,
 };
 use tokio::sync::watch;
 
@@ -72,7 +72,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let events = Events::start(&process, client.clone(), reporter, &event_metrics);
     let (told_guests, host) = watch::channel(None);
     let (deleted_node, node_deleted) = watch::channel(None);
-    let (of_guests, of_migrations) = (Signal::new(), Signal::new());
+    let (of_guests, of_migrations) = (Trigger::new(), Trigger::new());
     let wakes = [of_guests.clone(), of_migrations.clone()];
     let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes, caches.signal());
     let shared = Shared {

@@ -32,7 +32,7 @@ impl Writes {
     /// what others write, and removes keys whoever wrote them. Returns the Node as it is then.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn labels(
         &self,
         changes: &BTreeMap<String, Option<String>>,
@@ -50,7 +50,7 @@ impl Writes {
     /// Makes the Hypervisor of this node, owned by it. Returns it; `None` if there is one already.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn create(&self, node: &PartialObjectMeta<Node>) -> kube::Result<Option<Hypervisor>> {
         let hypervisor = Hypervisor {
             metadata: ObjectMeta {
@@ -81,7 +81,7 @@ impl Writes {
     /// Applies the status of this node's Hypervisor. Returns it as it is then.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn status(&self, status: &HypervisorStatus) -> kube::Result<Hypervisor> {
         let apply = json!({
             "apiVersion": "drydock.dev/v1alpha1",

@@ -19,7 +19,7 @@ pub(crate) mod migrations;
 mod tests;
 
 use drydock_core::admission::{
-    Kind, Refusal, TOLD,
+    Kind, MAX_REFUSALS, Refusal,
     change::review_change,
     defaults::{Named, defaulted},
     migration::{prepared, review_asker},
@@ -162,7 +162,7 @@ fn answered(asked: &Asked, refusals: &[Refusal]) -> AdmissionResponse {
 
 fn denied(response: AdmissionResponse, refusals: &[Refusal]) -> AdmissionResponse {
     let mut response = response.deny(sentence(refusals));
-    let causes = refusals.iter().take(TOLD).map(|refusal| StatusCause {
+    let causes = refusals.iter().take(MAX_REFUSALS).map(|refusal| StatusCause {
         reason: refusal.reason.as_str().into(),
         message: refusal.cause().into(),
         field: refusal.field.clone(),

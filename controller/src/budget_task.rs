@@ -12,7 +12,7 @@ use drydock_core::eviction::{
     budget::{instance_of, is_ours},
     budgets::{Guarded, Observed, conflict, is_news, plan},
 };
-use drydock_runtime::{Change, Key, KeyedWork, Process, Signal, Wake, clock, is_refusal, lease::Leadership};
+use drydock_runtime::{Change, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
     Api, Client, ResourceExt,
@@ -22,8 +22,8 @@ use serde_json::json;
 
 use crate::{budgets::MADE_COUNTS_FOR, instances::Instances, launchers::Launchers};
 
-/// How many instances are looked at at a time.
-pub(crate) const AT_ONCE: usize = 8;
+/// How many instances are reconciled concurrently.
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
 /// The field manager of the condition that says that there is a conflict.
 const FIELD_MANAGER: &str = "drydock-budgets";
 
@@ -46,19 +46,19 @@ impl BudgetTask {
 
     /// Looks at instances while this process leads, until `process` stops. `configured` tells of changes of the
     /// configuration, which concern every instance: it has the cluster's eviction strategy.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork, configured: Signal) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue, configured: Trigger) {
         let stopping = process.stopping();
         let task = Arc::new(self);
         let all = || {
             let task = Arc::clone(&task);
             async move {
-                tokio::join!(task.instances.answered(), task.launchers.answered());
+                tokio::join!(task.instances.wait_until_synced(), task.launchers.wait_until_synced());
                 task.instances.keys()
             }
         };
         let look = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.look(&key).await }
+            async move { task.reconcile(&key).await }
         };
         let following = async {
             loop {
@@ -72,14 +72,14 @@ impl BudgetTask {
         );
     }
 
-    /// Looks at one instance and does what is to be done.
+    /// Reconciles one instance.
     ///
     /// # Errors
-    /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, key: &Key) -> kube::Result<Wake> {
+    /// If a request to the API server fails; it is safe to reconcile again.
+    async fn reconcile(&self, key: &Key) -> kube::Result<Requeue> {
         // Budgets of one that is gone go with its pods.
         let Some(instance) = self.instances.get(key) else {
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         };
         let (budgets, now) = (&self.launchers.budgets, clock::now());
         let pods = self.launchers.of(&instance).into_iter().map(|pod| Guarded {
@@ -118,7 +118,7 @@ impl BudgetTask {
             None => {
                 // What was made is shown by then, or is made again.
                 let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
-                Ok(Wake::OnChange.or_at(plan.wake).or_at(shown.flatten()))
+                Ok(Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten()))
             }
         }
     }

@@ -98,9 +98,9 @@ impl Budgets {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        self.cache.answered().await;
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        self.cache.wait_until_synced().await;
     }
 
     /// The budget that protects a pod, if it is one of ours.
@@ -159,7 +159,7 @@ impl Budgets {
     /// Deletes a budget, once.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn delete(&self, budget: &PodDisruptionBudget) -> kube::Result<()> {
         let uid = budget.uid().unwrap_or_default();
         if lock(&self.deleted).contains(&uid) {

@@ -17,7 +17,7 @@ use drydock_core::configuration::{
     gathering::sources,
     resolve,
 };
-use drydock_runtime::{Cache, Process, Signal, Watch, Watches};
+use drydock_runtime::{Cache, Process, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use tokio::sync::watch;
@@ -39,7 +39,7 @@ struct Held {
 impl ConfigurationInForce {
     /// Starts watching. The built-in configuration is in force until the resolver runs.
     pub(crate) fn start(client: &Client, watches: &Watches, namespaces: Vec<String>) -> (Self, Resolver) {
-        let changed = Signal::new();
+        let changed = Trigger::new();
         let config_maps = Watch::<ConfigMap>::all(client.clone(), "legacy configuration")
             .fields(format!("metadata.name={CONFIG_MAP}"))
             .prune(|map| map.binary_data = None)
@@ -125,12 +125,12 @@ pub(crate) struct Resolver {
     namespaces: Vec<String>,
     in_force: ConfigurationInForce,
     read: watch::Sender<bool>,
-    changed: Signal,
+    changed: Trigger,
 }
 
 impl Resolver {
     /// Wakes it: nodes may know other CPU models.
-    pub(crate) fn nodes_changed(&self) -> Signal {
+    pub(crate) fn nodes_changed(&self) -> Trigger {
         self.changed.clone()
     }
 
@@ -146,9 +146,9 @@ impl Resolver {
     async fn run(self, hypervisors: Cache<Hypervisor>, told: impl Fn()) {
         // What nodes say counts only once all of them are heard: absence would be taken for a typing error.
         tokio::join!(
-            self.config_maps.answered(),
-            self.hyperconvergeds.answered(),
-            hypervisors.answered()
+            self.config_maps.wait_until_synced(),
+            self.hyperconvergeds.wait_until_synced(),
+            hypervisors.wait_until_synced()
         );
         let (mut last_good, mut last_model) = (None, None);
         loop {

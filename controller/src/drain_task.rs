@@ -12,7 +12,7 @@ mod evacuations;
 mod metrics;
 mod outlooks;
 mod previewer;
-mod written;
+mod status_writer;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ use drydock_core::{
     migration::{deadlines::Attempts, observed::target},
 };
 use drydock_runtime::{
-    Backoff, Event, Events, Key, Process, Severity, Signal, chain, clock, is_refusal, lease::Leadership,
+    Backoff, Event, Events, Key, Process, Severity, Trigger, chain, clock, is_refusal, lease::Leadership,
 };
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
@@ -45,9 +45,9 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
+    evacuation_requests::{self, Mark, State},
     instances::{Instances, node_of},
     launchers::Launchers,
-    marks::{self, Mark, State},
     migrations::Migrations,
     node_pods::{Kept, NodePods},
     refusals::Refusals,
@@ -57,17 +57,17 @@ pub(crate) use metrics::DrainMetrics;
 use outlooks::Outlooks;
 pub(crate) use previewer::Previewer;
 use previewer::guest;
-use written::Reports;
+use status_writer::Reports;
 
 /// Changes within this time are looked at as one, ...
 const PAUSE: Duration = Duration::from_millis(20);
 /// ... and within so many times as long as the last plan took: one for a large cluster takes longer.
-const PAUSE_TIMES: u32 = 4;
+const BATCH_FACTOR: u32 = 4;
 /// So many things are done at a time: a plan for many nodes has hundreds, and slots wait for them.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_ACTIONS: usize = 16;
 /// What only tells of a drain is written this much later, with what else has changed by then: within a second
 /// all the same.
-const LATER: Duration = Duration::from_millis(700);
+const STATUS_DEBOUNCE: Duration = Duration::from_millis(700);
 
 /// Empties nodes.
 pub(crate) struct DrainTask {
@@ -77,7 +77,7 @@ pub(crate) struct DrainTask {
     launchers: Launchers,
     pods: NodePods,
     events: Events,
-    changed: Signal,
+    changed: Trigger,
     attempts: Attempts,
     reports: Reports,
     previewer: Previewer,
@@ -103,7 +103,7 @@ impl DrainTask {
         pods: NodePods,
         events: Events,
         metrics: DrainMetrics,
-        changed: Signal,
+        changed: Trigger,
     ) -> Self {
         Self {
             reports: Reports::new(&client, events.clone(), metrics),
@@ -133,9 +133,9 @@ impl DrainTask {
 
     async fn drain(&self) {
         tokio::join!(
-            self.instances.answered(),
-            self.migrations.answered(),
-            self.launchers.answered()
+            self.instances.wait_until_synced(),
+            self.migrations.wait_until_synced(),
+            self.launchers.wait_until_synced()
         );
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
@@ -143,12 +143,12 @@ impl DrainTask {
         loop {
             let telling = tell_at.is_some_and(|at| at <= clock::now());
             let mut pause = PAUSE;
-            let wake = match self.look(&mut kept, telling, &mut pause).await {
+            let wake = match self.reconcile(&mut kept, telling, &mut pause).await {
                 Ok(wake) => {
                     backoff.reset();
                     tell_at = match tell_at {
                         _ if telling => None,
-                        None => clock::now().checked_add(LATER).ok(),
+                        None => clock::now().checked_add(STATUS_DEBOUNCE).ok(),
                         waiting => waiting,
                     };
                     [wake, tell_at].into_iter().flatten().min()
@@ -170,7 +170,7 @@ impl DrainTask {
 
     /// Makes one plan and carries it out; what only tells of it, if it is time for that. Returns when to
     /// make the next though nothing has changed; if something has, after `pause`.
-    async fn look(
+    async fn reconcile(
         &self,
         kept: &mut BTreeMap<String, Kept>,
         telling: bool,
@@ -194,9 +194,9 @@ impl DrainTask {
             rate: self.previewer.pace.rate(),
         });
         self.refusals.keep_only(&refused);
-        *pause = PAUSE.max(began.elapsed() * PAUSE_TIMES);
+        *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
         let due = steps.iter().filter(|step| telling || !tells(step));
-        let mut failed = at_once(due.map(|step| self.carry_out(step)).collect()).await?;
+        let mut failed = at_once(due.map(|step| self.execute(step)).collect()).await?;
         if telling {
             let told = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
             failed = failed.or(told);
@@ -329,7 +329,7 @@ impl DrainTask {
         }
     }
 
-    async fn carry_out(&self, step: &Step) -> kube::Result<()> {
+    async fn execute(&self, step: &Step) -> kube::Result<()> {
         let done = match step {
             Step::Mark {
                 namespace,
@@ -348,7 +348,7 @@ impl DrainTask {
                 self.migrate(&Key::namespaced(namespace, name), node, *priority, *order)
                     .await
             }
-            Step::CallOff {
+            Step::Cancel {
                 namespace, name, uid, ..
             } => self.call_off(namespace, name, uid).await,
         };
@@ -390,7 +390,7 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let answer = marks::take_away(&self.api(key), &instance).await?;
+        let answer = evacuation_requests::take_away(&self.api(key), &instance).await?;
         self.instances.objects.remember(key, answer);
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
@@ -418,7 +418,7 @@ impl DrainTask {
                 let name = made.name_any();
                 self.migrations.remember_made(made);
                 info!(instance = %key, migration = name, node, "it is migrated off its node");
-                self.tell(
+                self.record_event(
                     &instance,
                     Severity::Normal,
                     "SuccessfulCreate",
@@ -435,7 +435,7 @@ impl DrainTask {
                     && is_refusal(status)
                 {
                     let note = format!("Error creating a Migration: {}", chain(&error));
-                    self.tell(&instance, Severity::Warning, "FailedCreate", &note);
+                    self.record_event(&instance, Severity::Warning, "FailedCreate", &note);
                 }
                 Err(error)
             }
@@ -480,7 +480,7 @@ impl DrainTask {
         Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
-    fn tell(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
+    fn record_event(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
         self.events.publish(Event {
             regarding: instance.object_ref(&()),
             related: None,
@@ -503,7 +503,7 @@ fn tells(step: &Step) -> bool {
 /// # Errors
 /// If the API server does not answer.
 async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::Result<Option<kube::Error>> {
-    let mut results = stream::iter(things).buffer_unordered(AT_ONCE);
+    let mut results = stream::iter(things).buffer_unordered(MAX_CONCURRENT_ACTIONS);
     let mut refused = None;
     while let Some(result) = results.next().await {
         match result {

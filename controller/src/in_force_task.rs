@@ -12,7 +12,7 @@ use drydock_core::{
     in_force::judge,
 };
 use drydock_runtime::{
-    Backoff, Cache, Process, Signal, Watch, Watches, chain, clock,
+    Backoff, Cache, Process, Trigger, Watch, Watches, chain, clock,
     lease::{Leadership, Term},
 };
 use jiff::Timestamp;
@@ -33,7 +33,7 @@ pub(crate) struct InForceTask {
     hypervisors: Cache<Hypervisor>,
     namespaces: Vec<String>,
     configuration: ConfigurationInForce,
-    changed: Signal,
+    changed: Trigger,
     leadership: Leadership,
     metrics: Metrics,
     process: Process,
@@ -51,7 +51,7 @@ impl InForceTask {
         namespaces: Vec<String>,
         configuration: ConfigurationInForce,
         leadership: Leadership,
-        changed: Signal,
+        changed: Trigger,
         metrics: Metrics,
         process: Process,
     ) -> Self {
@@ -84,13 +84,16 @@ impl InForceTask {
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
-            stopping.run_until_cancelled(self.look(term)).await;
+            stopping.run_until_cancelled(self.reconcile(term)).await;
         }
     }
 
-    /// Looks at every change, until the term is over.
-    async fn look(&self, term: Term) {
-        tokio::join!(self.hyperconvergeds.answered(), self.hypervisors.answered());
+    /// Reconciles on every change until the leadership term ends.
+    async fn reconcile(&self, term: Term) {
+        tokio::join!(
+            self.hyperconvergeds.wait_until_synced(),
+            self.hypervisors.wait_until_synced()
+        );
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
         loop {
             let now = clock::now();

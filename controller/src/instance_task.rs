@@ -26,7 +26,7 @@ use drydock_core::{
     placement,
 };
 use drydock_runtime::{
-    Event, Events, Key, KeyedWork, Process, Severity, Signal, Wake, clock, is_refusal, lease::Leadership,
+    Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
@@ -83,7 +83,7 @@ impl AskedOnce {
 
 /// What went wrong with one instance.
 #[derive(Debug, Error)]
-pub(crate) enum LookError {
+pub(crate) enum ReconcileError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
@@ -116,12 +116,12 @@ impl InstanceTask {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    async fn answered(&self) {
+    /// Waits until the caches are synced.
+    async fn wait_until_synced(&self) {
         tokio::join!(
-            self.instances.answered(),
-            self.migrations.answered(),
-            self.launchers.answered()
+            self.instances.wait_until_synced(),
+            self.migrations.wait_until_synced(),
+            self.launchers.wait_until_synced()
         );
     }
 
@@ -146,24 +146,24 @@ impl InstanceTask {
         self,
         process: Process,
         leadership: Leadership,
-        work: KeyedWork,
-        (surroundings, rooms): (Signal, Signal),
+        work: WorkQueue,
+        (surroundings, rooms): (Trigger, Trigger),
     ) {
         let stopping = process.stopping();
         let task = Arc::new(self);
         let all = || {
             let task = Arc::clone(&task);
             async move {
-                task.answered().await;
+                task.wait_until_synced().await;
                 task.instances.keys()
             }
         };
         let look = |key: Key| {
             let task = Arc::clone(&task);
             async move {
-                match task.look(&key).await {
+                match task.reconcile(&key).await {
                     // Somebody was faster; the watch is about to show it.
-                    Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Wake::OnChange),
+                    Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
                     result => result,
                 }
             }
@@ -192,7 +192,7 @@ impl InstanceTask {
     }
 
     /// Has each instance evaluated once after what is free on nodes has changed, a part of a large cluster's at a time.
-    async fn follow_rooms(&self, work: &KeyedWork) {
+    async fn follow_rooms(&self, work: &WorkQueue) {
         let mut keys = self.unfinished();
         keys.sort();
         for part in keys.chunks(ROOMS_AT_ONCE) {
@@ -204,14 +204,14 @@ impl InstanceTask {
         }
     }
 
-    /// Looks at one instance and does what is to be done.
+    /// Reconciles one instance.
     ///
     /// # Errors
-    /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
+    /// If a request to the API server fails; it is safe to reconcile again.
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(instance) = self.instances.objects.newest(key) else {
             self.images_asked.forget(key);
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         };
         let pods = self.launchers.of(&instance);
         let status = instance.status.as_ref();
@@ -257,7 +257,7 @@ impl InstanceTask {
         if !todo.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
             self.images_asked.forget(key);
         }
-        let failure = self.carry_out(key, &instance, &todo.steps).await?;
+        let failure = self.execute(key, &instance, &todo.steps).await?;
         if let Some(failure) = &failure {
             observed.failed_create = Some(failure);
             todo = plan(&observed);
@@ -266,8 +266,8 @@ impl InstanceTask {
             self.write_status(key, &instance, wanted).await?;
         }
         // The instance says why by now; the queue looks again, later and later.
-        let wake = Wake::OnChange.or_at(pending.wake);
-        failure.map_or(Ok(wake), |failure| Err(LookError::NoPod(failure)))
+        let wake = Requeue::OnChange.or_at(pending.wake);
+        failure.map_or(Ok(wake), |failure| Err(ReconcileError::NoPod(failure)))
     }
 
     /// What keeps the first pod of an instance from running, as long as the guest does not run.
@@ -345,13 +345,13 @@ impl InstanceTask {
         (None, Some(targets))
     }
 
-    /// Does the steps. Returns why the pod could not be made, if it could not.
-    async fn carry_out(
+    /// Executes the steps. Returns why the pod could not be created, if it could not.
+    async fn execute(
         &self,
         key: &Key,
         instance: &VirtualMachineInstance,
         steps: &[Step],
-    ) -> Result<Option<String>, LookError> {
+    ) -> Result<Option<String>, ReconcileError> {
         for step in steps {
             match step {
                 Step::AddFinalizer => self.add_finalizer(key, instance).await?,
@@ -382,10 +382,10 @@ impl InstanceTask {
                     Ok(()) => {}
                     // What the API server refuses is for people to read; anything else is tried again.
                     Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                        self.tell(instance, Severity::Warning, "FailedCreate", &status.message);
+                        self.record_event(instance, Severity::Warning, "FailedCreate", &status.message);
                         return Ok(Some(status.message));
                     }
-                    Err(error) => return Err(LookError::Pod(error)),
+                    Err(error) => return Err(ReconcileError::Pod(error)),
                 },
             }
         }
@@ -448,7 +448,7 @@ impl InstanceTask {
         if self.launchers.delete(instance, name, uid, grace).await? {
             let note = format!("Deleted virtual machine pod {name}");
             info!(instance = %Key::of(instance), pod = name, "its pod is told to end");
-            self.tell(instance, Severity::Normal, "SuccessfulDelete", &note);
+            self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
     }
@@ -467,7 +467,7 @@ impl InstanceTask {
                 "Deleted virtual machine pod {name}: it had no node, and the configuration it was created under has changed"
             );
             info!(instance = %Key::of(instance), pod = name, "a pod without a node is replaced: the configuration has changed");
-            self.tell(instance, Severity::Normal, "SuccessfulDelete", &note);
+            self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
     }
@@ -477,7 +477,7 @@ impl InstanceTask {
         if made {
             let note = format!("Created virtual machine pod {name}");
             info!(instance = %Key::of(instance), pod = name, "its pod is made");
-            self.tell(instance, Severity::Normal, "SuccessfulCreate", &note);
+            self.record_event(instance, Severity::Normal, "SuccessfulCreate", &note);
         }
         Ok(())
     }
@@ -489,7 +489,7 @@ impl InstanceTask {
         instance: &VirtualMachineInstance,
         (name, uid): (&str, &str),
         containers: &[EphemeralContainer],
-    ) -> Result<(), LookError> {
+    ) -> Result<(), ReconcileError> {
         if !self.images_asked.once(key, uid) {
             return Ok(());
         }
@@ -501,7 +501,7 @@ impl InstanceTask {
             }
             Err(error) => {
                 self.images_asked.forget(key);
-                Err(LookError::Pod(error))
+                Err(ReconcileError::Pod(error))
             }
             Ok(()) => Ok(()),
         }
@@ -535,7 +535,7 @@ impl InstanceTask {
         Ok(())
     }
 
-    fn tell(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
+    fn record_event(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
         self.events.publish(Event {
             regarding: instance.object_ref(&()),
             related: None,

@@ -21,7 +21,7 @@ use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
 
-use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
+use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
 
 /// So long an instance that was made is believed to be there though no watch has shown it. One that
 /// was gone before a watch could show it would be waited for in vain; asking for it anew costs
@@ -31,7 +31,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 /// Instances, and which replica set controls which. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Instances {
-    pub(crate) objects: WrittenObjects<VirtualMachineInstance>,
+    pub(crate) objects: AssumeCache<VirtualMachineInstance>,
     ours: Arc<Mutex<Ours>>,
 }
 
@@ -62,7 +62,7 @@ impl Instances {
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .listing(Listing::Streamed)
             .packed();
-        let objects = WrittenObjects::start(watches, watch, prune, move |change| {
+        let objects = AssumeCache::start(watches, watch, prune, move |change| {
             lock(&observed).observe(change);
             told(change);
         });
@@ -72,7 +72,7 @@ impl Instances {
     /// Those that a test says there are.
     #[cfg(test)]
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
-        let objects = WrittenObjects::filled(instances);
+        let objects = AssumeCache::filled(instances);
         let mut ours = Ours::default();
         objects.shown().for_each(|key, instance| {
             ours.observe(&Change::Object {
@@ -87,9 +87,9 @@ impl Instances {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        self.objects.shown().answered().await;
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        self.objects.shown().wait_until_synced().await;
     }
 
     /// The keys of all instances that the watch has shown, in no order.

@@ -37,13 +37,13 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use crate::{
+    assume_cache::AssumeCache,
     budgets::Budgets,
     configuration_in_force::ConfigurationInForce,
     mount_failures::MountFailures,
     nodes::{NodePair, Nodes},
     pods_by_owner::{PodsByOwner, controls, owner},
     rooms::Rooms,
-    written_objects::WrittenObjects,
 };
 
 /// Launcher pods, and what new ones are made of. Clones share the caches.
@@ -55,7 +55,7 @@ pub(crate) struct Launchers {
     claims: Cache<PersistentVolumeClaim>,
     volumes: Cache<PersistentVolume>,
     mount_failures: MountFailures,
-    machines: WrittenObjects<VirtualMachine>,
+    machines: AssumeCache<VirtualMachine>,
     pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
     pub(crate) rooms: Rooms,
@@ -91,7 +91,7 @@ impl Launchers {
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        machines: WrittenObjects<VirtualMachine>,
+        machines: AssumeCache<VirtualMachine>,
         (nodes, rooms): (Nodes, Rooms),
         budgets: Budgets,
         configuration: ConfigurationInForce,
@@ -168,7 +168,7 @@ impl Launchers {
             claims: Cache::default(),
             volumes: Cache::default(),
             mount_failures: MountFailures::default(),
-            machines: WrittenObjects::filled([]),
+            machines: AssumeCache::filled([]),
             budgets,
             nodes,
             rooms: Rooms::default(),
@@ -180,7 +180,7 @@ impl Launchers {
     /// Sets an annotation of a pod, or removes it. A pod that is gone, or another of its name, is left alone.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn annotate(
         &self,
         instance: &VirtualMachineInstance,
@@ -214,18 +214,18 @@ impl Launchers {
         strategy::in_force(instance, machine.as_deref(), self.configuration.get().eviction_strategy)
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
         tokio::join!(
-            self.pods.answered(),
-            self.claims.answered(),
-            self.volumes.answered(),
-            self.rooms.answered(),
-            self.mount_failures.answered(),
-            self.machines.shown().answered(),
+            self.pods.wait_until_synced(),
+            self.claims.wait_until_synced(),
+            self.volumes.wait_until_synced(),
+            self.rooms.wait_until_synced(),
+            self.mount_failures.wait_until_synced(),
+            self.machines.shown().wait_until_synced(),
             self.configuration.resolved(),
-            self.budgets.answered(),
-            self.nodes.answered(),
+            self.budgets.wait_until_synced(),
+            self.nodes.wait_until_synced(),
         );
     }
 
@@ -431,7 +431,7 @@ impl Launchers {
     /// Has containers run once beside a pod's own.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn run_beside(
         &self,
         instance: &VirtualMachineInstance,
@@ -453,7 +453,7 @@ impl Launchers {
     /// Tells a pod to end, within `grace` seconds if that is less than the pod has. Returns whether there was such a pod.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn delete(
         &self,
         instance: &VirtualMachineInstance,
@@ -472,7 +472,7 @@ impl Launchers {
     /// The same if the pod still has that version, if one is given.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn delete_version(
         &self,
         instance: &VirtualMachineInstance,
@@ -491,7 +491,7 @@ impl Launchers {
     /// The same in a namespace, of whichever instance it is.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
         self.delete_with(namespace, name, uid, Deletion::default()).await
     }

@@ -16,7 +16,7 @@ use drydock_api::{
 };
 use drydock_core::instance::AgentSign;
 use drydock_runtime::{
-    Backoff, Cache, Change, Event, Events, Key, Process, Severity, Signal, Watch, Watches, chain,
+    Backoff, Cache, Change, Event, Events, Key, Process, Severity, Trigger, Watch, Watches, chain,
     clock::{self, Instant},
     lease::{Leadership, Staleness, Term},
 };
@@ -40,12 +40,12 @@ type Stamp = (Option<String>, Option<MicroTime>);
 #[derive(Clone)]
 pub(crate) struct SilentAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
-    news: Arc<[Signal]>,
+    news: Arc<[Trigger]>,
 }
 
 impl SilentAgents {
     /// None is known yet; `news` tells when others are silent than before.
-    pub(crate) fn new(news: impl IntoIterator<Item = Signal>) -> Self {
+    pub(crate) fn new(news: impl IntoIterator<Item = Trigger>) -> Self {
         Self {
             staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
             news: news.into_iter().collect(),
@@ -85,7 +85,7 @@ pub(crate) struct LivenessTask {
     api: Api<Node>,
     nodes: Cache<PartialObjectMeta<Node>>,
     silent: SilentAgents,
-    changed: Signal,
+    changed: Trigger,
     leadership: Leadership,
     events: Events,
     metrics: Metrics,
@@ -103,7 +103,7 @@ impl LivenessTask {
         metrics: Metrics,
         process: Process,
     ) -> Self {
-        let changed = Signal::new();
+        let changed = Trigger::new();
         let (observed, news) = (silent.clone(), changed.clone());
         let leases = Watch::<Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE, "agents' leases")
             .prune(|lease| {
@@ -168,7 +168,7 @@ impl LivenessTask {
             self.metrics.silent.set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
             // The instant at which absences began to count is over when another one is the next, or none.
             if stale != before || next_absence != absence_before {
-                self.silent.news.iter().for_each(Signal::notify);
+                self.silent.news.iter().for_each(Trigger::notify);
             }
             absence_before = next_absence;
             let mut wake = [next, next_absence].into_iter().flatten().min();
@@ -226,7 +226,7 @@ impl LivenessTask {
 }
 
 /// Keeps account of one change of a Lease.
-fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Signal) {
+fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Trigger) {
     match change {
         Change::Object {
             key, new: Some(lease), ..
@@ -245,25 +245,25 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Sign
             news.notify();
         }
         // What was renewed while nobody looked must not count as silent.
-        Change::Sight(sight) if sight.is_clear() => {
+        Change::SyncState(sight) if sight.is_clear() => {
             staleness.restart(Instant::now());
             news.notify();
         }
-        Change::Sight(_) => staleness.blind(),
+        Change::SyncState(_) => staleness.blind(),
         Change::Unreadable { .. } => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::{Problem, Sight};
+    use drydock_runtime::{Problem, SyncState};
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silent_for_who_cannot_see() {
         let silent = SilentAgents::new([]);
-        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Signal::new());
+        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
         let mut lease = Lease::default();
         lease.metadata.name = Some("n1".into());
         told(Change::Object {
@@ -274,13 +274,13 @@ mod tests {
         tokio::time::advance(STALE_AFTER).await;
         assert!(silent.contains("n1"));
         // The API server is away for a while, which nobody could have told it of.
-        told(Change::Sight(Sight {
+        told(Change::SyncState(SyncState {
             synced: true,
             problem: Some(Problem::Failing("connection refused".into())),
         }));
         tokio::time::advance(STALE_AFTER).await;
         assert!(!silent.contains("n1"));
-        told(Change::Sight(Sight {
+        told(Change::SyncState(SyncState {
             synced: true,
             problem: None,
         }));
@@ -292,9 +292,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
         let silent = SilentAgents::new([]);
-        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Signal::new());
+        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
         let clear = || {
-            Change::Sight(Sight {
+            Change::SyncState(SyncState {
                 synced: true,
                 problem: None,
             })

@@ -13,7 +13,7 @@ use drydock_api::{
 };
 use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
-    Event, Events, Key, KeyedWork, Listing, Process, Severity, Wake, Watch, Watches, clock, is_refusal,
+    Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
     lease::Leadership,
 };
 use kube::{
@@ -24,17 +24,17 @@ use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::{instances::Instances, migrations::Migrations, written_objects::WrittenObjects};
+use crate::{assume_cache::AssumeCache, instances::Instances, migrations::Migrations};
 
-/// How many machines are looked at at a time.
-pub(crate) const AT_ONCE: usize = 8;
+/// How many machines are reconciled concurrently.
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
 /// The annotation by which `kubectl apply` remembers; it is a copy of the whole object.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Looks after all machines.
 pub(crate) struct MachineTask {
     client: Client,
-    machines: WrittenObjects<VirtualMachine>,
+    machines: AssumeCache<VirtualMachine>,
     instances: Instances,
     migrations: Migrations,
     events: Events,
@@ -42,7 +42,7 @@ pub(crate) struct MachineTask {
 
 /// What went wrong with one machine.
 #[derive(Debug, Error)]
-pub(crate) enum LookError {
+pub(crate) enum ReconcileError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
@@ -55,15 +55,11 @@ pub(crate) enum LookError {
 }
 
 /// Starts watching all machines; each of `works` is told of those that change.
-pub(crate) fn watch_machines(
-    client: &Client,
-    watches: &Watches,
-    works: [KeyedWork; 2],
-) -> WrittenObjects<VirtualMachine> {
+pub(crate) fn watch_machines(client: &Client, watches: &Watches, works: [WorkQueue; 2]) -> AssumeCache<VirtualMachine> {
     let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
         .listing(Listing::Streamed)
         .packed();
-    WrittenObjects::start(watches, machines, prune, move |change| {
+    AssumeCache::start(watches, machines, prune, move |change| {
         works.iter().for_each(|work| work.hear(change));
     })
 }
@@ -73,7 +69,7 @@ impl MachineTask {
     /// or end to move: each concerns the machine of the same key.
     pub(crate) fn new(
         client: Client,
-        machines: WrittenObjects<VirtualMachine>,
+        machines: AssumeCache<VirtualMachine>,
         instances: Instances,
         migrations: Migrations,
         events: Events,
@@ -88,7 +84,7 @@ impl MachineTask {
     }
 
     /// Looks at machines while this process leads, until `process` stops.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
         let task = Arc::new(self);
         let all = || {
             let task = Arc::clone(&task);
@@ -96,33 +92,33 @@ impl MachineTask {
         };
         let look = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.look(&key).await }
+            async move { task.reconcile(&key).await }
         };
         work.run(&process.stopping(), leadership, all, look).await;
     }
 
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
-            self.machines.shown().answered(),
-            self.instances.answered(),
-            self.migrations.answered()
+            self.machines.shown().wait_until_synced(),
+            self.instances.wait_until_synced(),
+            self.migrations.wait_until_synced()
         );
         self.machines.shown().keys()
     }
 
-    /// Looks at one machine and does what is to be done.
+    /// Reconciles one machine.
     ///
     /// # Errors
-    /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
+    /// If a request to the API server fails; it is safe to reconcile again.
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(mut machine) = self.machines.newest(key) else {
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         };
         let shown = self.instances.get(key);
         let uid = shown.as_ref().and_then(|instance| instance.uid()).unwrap_or_default();
         if self.instances.is_deleted(&uid) {
             // The watch is about to say so.
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         }
         let (now, migrating) = (clock::now(), self.migrations.is_moving(key));
         let seen = |instance, confirmed| Observed {
@@ -138,12 +134,12 @@ impl MachineTask {
             let asked = self.instance_api(key).get_opt(&key.name).await?;
             todo = plan(&seen(asked.as_ref(), true));
         }
-        let wake = Wake::OnChange.or_at(todo.wake);
-        let failure = match self.carry_out(key, &mut machine, &todo).await {
+        let wake = Requeue::OnChange.or_at(todo.wake);
+        let failure = match self.execute(key, &mut machine, &todo).await {
             Ok(None) => return Ok(wake),
             Ok(Some(failure)) => failure,
             // It has changed since: the watch says how.
-            Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => return Ok(Wake::OnChange),
+            Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => return Ok(Requeue::OnChange),
             Err(error) => return Err(error),
         };
         let told = plan(&Observed {
@@ -159,17 +155,17 @@ impl MachineTask {
             self.write_status(key, &mut machine, status).await?;
         }
         // The machine says why by now; the queue looks again, later and later.
-        Err(LookError::NoInstance(failure))
+        Err(ReconcileError::NoInstance(failure))
     }
 
     /// Does what is planned, and keeps `machine` as the API server has it. Returns why the instance
     /// could not be made, if it could not.
-    async fn carry_out(
+    async fn execute(
         &self,
         key: &Key,
         machine: &mut VirtualMachine,
         todo: &Plan,
-    ) -> Result<Option<String>, LookError> {
+    ) -> Result<Option<String>, ReconcileError> {
         if todo.add_finalizer {
             let mut finalizers = machine.finalizers().to_vec();
             finalizers.push(VM_FINALIZER.into());
@@ -187,7 +183,7 @@ impl MachineTask {
                 Ok(()) => {}
                 // What the API server refuses is for people to read; anything else is tried again.
                 Err(kube::Error::Api(status)) if is_refusal(&status) => return Ok(Some(status.message)),
-                Err(error) => return Err(LookError::Create(error)),
+                Err(error) => return Err(ReconcileError::Create(error)),
             }
         }
         if todo.remove_finalizer {
@@ -283,7 +279,7 @@ impl MachineTask {
                     "Stopped the virtual machine by deleting the virtual machine instance {}: {why}",
                     key.name
                 );
-                self.tell(machine, Severity::Normal, "SuccessfulDelete", note);
+                self.record_event(machine, Severity::Normal, "SuccessfulDelete", note);
                 Ok(())
             }
             // Gone, or another one by now: the watch says so.
@@ -305,7 +301,7 @@ impl MachineTask {
                     "Started the virtual machine by creating the new virtual machine instance {}",
                     key.name
                 );
-                self.tell(machine, Severity::Normal, "SuccessfulCreate", note);
+                self.record_event(machine, Severity::Normal, "SuccessfulCreate", note);
                 Ok(())
             }
             // The watch is about to show it, whoever it belongs to.
@@ -316,11 +312,11 @@ impl MachineTask {
 
     fn tell_all(&self, machine: &VirtualMachine, todo: &Plan) {
         for event in &todo.events {
-            self.tell(machine, severity(event), event.reason, event.message.clone());
+            self.record_event(machine, severity(event), event.reason, event.message.clone());
         }
     }
 
-    fn tell(&self, machine: &VirtualMachine, severity: Severity, reason: &'static str, note: String) {
+    fn record_event(&self, machine: &VirtualMachine, severity: Severity, reason: &'static str, note: String) {
         self.events.publish(Event {
             regarding: machine.object_ref(&()),
             related: None,

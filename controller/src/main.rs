@@ -2,11 +2,13 @@
 
 mod admission;
 mod args;
+mod assume_cache;
 mod budget_task;
 mod budgets;
 mod certificates;
 mod configuration_in_force;
 mod drain_task;
+mod evacuation_requests;
 mod in_force_task;
 mod instance_task;
 mod instances;
@@ -15,21 +17,19 @@ mod liveness_task;
 mod machine_task;
 mod maintenance_task;
 mod maintenances;
-mod marks;
 mod metrics;
+mod migration_rate;
 mod migration_task;
 mod migrations;
 mod mount_failures;
 mod node_pods;
 mod nodes;
-mod pace;
 mod pods_by_owner;
 mod refusals;
 mod replica_set_task;
 mod rooms;
 mod run;
 mod webhook_server;
-mod written_objects;
 
 use std::process::ExitCode;
 

@@ -13,10 +13,10 @@
 
 mod evictions;
 mod leases;
+mod status_writer;
 mod surroundings;
 #[cfg(test)]
 mod tests;
-mod written;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,14 +28,13 @@ use drydock_api::{
     node_reference,
 };
 use drydock_core::maintenance::{
-    self, Event as Told, Next, Seen, Turn, is_touched,
+    self, Event as Told, Next, Seen, Turn, conflicts, is_touched,
     lease::{LeaseWrite, Release},
     next,
     pods::{self, Known, Target},
     report::{self, Failure},
-    rivals,
 };
-use drydock_runtime::{Event, Events, Key, KeyedWork, Process, Severity, Wake, Watches, clock, lease::Leadership};
+use drydock_runtime::{Event, Events, Key, Process, Requeue, Severity, Watches, WorkQueue, clock, lease::Leadership};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod},
@@ -47,7 +46,7 @@ use tracing::info;
 use self::{
     evictions::Evictions,
     leases::{Leases, Written},
-    surroundings::Surroundings,
+    surroundings::NodeContext,
 };
 use crate::{
     maintenances::Maintenances,
@@ -55,8 +54,8 @@ use crate::{
     nodes::Nodes,
 };
 
-/// How many nodes are looked at at a time. A look waits for the API server alone.
-pub(crate) const AT_ONCE: usize = 128;
+/// How many nodes are reconciled concurrently. A look waits for the API server alone.
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 128;
 /// So many things are done in one look at most; there are never more than a dozen to do.
 const STEPS: usize = 40;
 
@@ -79,7 +78,7 @@ pub(crate) struct MaintenanceTask {
     node_api: Api<Node>,
     pods: NodePods,
     leases: Leases,
-    surroundings: Surroundings,
+    surroundings: NodeContext,
     evictions: Evictions,
     events: Events,
     kept: Mutex<HashMap<String, Kept>>,
@@ -89,7 +88,7 @@ pub(crate) struct MaintenanceTask {
 
 /// What went wrong with one node.
 #[derive(Debug, Error)]
-pub(crate) enum LookError {
+pub(crate) enum ReconcileError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
@@ -136,11 +135,11 @@ impl MaintenanceTask {
         pods: NodePods,
         places: &Places,
         events: Events,
-        work: &KeyedWork,
+        work: &WorkQueue,
     ) -> Self {
         let evictions = Evictions::new(client.clone(), work.clone());
         let (asked, queue) = (evictions.clone(), work.clone());
-        let surroundings = Surroundings::new(client.clone(), watches, move |namespace| {
+        let surroundings = NodeContext::new(client.clone(), watches, move |namespace| {
             for node in asked.unblocked(namespace) {
                 queue.add(Key::cluster(&node));
             }
@@ -161,7 +160,7 @@ impl MaintenanceTask {
     }
 
     /// Looks at nodes while this process leads, until `process` stops.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
         let task = Arc::new(self);
         let all = || {
             let task = Arc::clone(&task);
@@ -169,7 +168,7 @@ impl MaintenanceTask {
         };
         let look = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.look(&key.name).await }
+            async move { task.reconcile(&key.name).await }
         };
         let evictions = task.evictions.clone();
         // A process that leads again asks about what was under way when it was interrupted.
@@ -179,7 +178,7 @@ impl MaintenanceTask {
         };
         let evict = |key: Key| {
             let evictions = evictions.clone();
-            async move { evictions.look(&key).await }
+            async move { evictions.reconcile(&key).await }
         };
         let stopping = process.stopping();
         tokio::join!(
@@ -190,21 +189,21 @@ impl MaintenanceTask {
 
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
-            self.maintenances.answered(),
-            self.nodes.answered(),
-            self.leases.answered()
+            self.maintenances.wait_until_synced(),
+            self.nodes.wait_until_synced(),
+            self.leases.wait_until_synced()
         );
         let nodes = self.maintenances.nodes();
         nodes.iter().map(|node| Key::cluster(node)).collect()
     }
 
-    /// Looks at one node and does what is to be done.
+    /// Reconciles one node.
     ///
     /// # Errors
-    /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, node: &str) -> Result<Wake, LookError> {
+    /// If a request to the API server fails; it is safe to reconcile again.
+    async fn reconcile(&self, node: &str) -> Result<Requeue, ReconcileError> {
         let shown = self.maintenances.of_node(node);
-        let mut wake = Wake::OnChange;
+        let mut wake = Requeue::OnChange;
         let all: Vec<(Group, Key, NodeMaintenance)> = shown
             .iter()
             .filter_map(|(group, object)| {
@@ -215,11 +214,11 @@ impl MaintenanceTask {
             .collect();
         self.keep(node, all.iter().any(|(_, _, object)| holds_node(object)));
         let objects: Vec<&NodeMaintenance> = all.iter().map(|(_, _, object)| object).collect();
-        let holder = rivals::holder(&objects);
+        let holder = conflicts::holder(&objects);
         for (index, (group, key, _)) in all.iter().enumerate() {
             wake = match self.see_to(node, *group, key, holder != Some(index)).await? {
-                Wake::OnChange => wake,
-                Wake::At(at) => wake.or_at(Some(at)),
+                Requeue::OnChange => wake,
+                Requeue::At(at) => wake.or_at(Some(at)),
             };
         }
         // Last: what it is about does not wait for it.
@@ -244,14 +243,20 @@ impl MaintenanceTask {
     }
 
     /// Does one thing after the other about one maintenance.
-    async fn see_to(&self, node_name: &str, group: Group, key: &Key, has_rival: bool) -> Result<Wake, LookError> {
+    async fn see_to(
+        &self,
+        node_name: &str,
+        group: Group,
+        key: &Key,
+        has_rival: bool,
+    ) -> Result<Requeue, ReconcileError> {
         let mut lease = LeaseSeen {
             lease: self.leases.of_node(group, node_name).await?,
             failure: None,
         };
         for _ in 0..STEPS {
             let Some(object) = self.maintenances.of_group(group).newest(key) else {
-                return Ok(Wake::OnChange);
+                return Ok(Requeue::OnChange);
             };
             let node = self.node(node_name).await?;
             let pods = self.pods.of(node_name);
@@ -261,30 +266,30 @@ impl MaintenanceTask {
             let rests = matches!(next, Next::Wait | Next::Evict(..));
             let is_last = next == Next::RemoveFinalizer;
             let done = self
-                .carry_out(group, key, &object, node.as_ref(), &mut lease, next)
+                .execute(group, key, &object, node.as_ref(), &mut lease, next)
                 .await?;
             match done {
                 // What could not be done as things have changed is planned anew, and nothing said of it.
                 Done::Changed => {}
-                Done::Gone => return Ok(Wake::OnChange),
+                Done::Gone => return Ok(Requeue::OnChange),
                 Done::Yes => {
-                    self.tell(group, &object, node.as_ref(), &events);
+                    self.record_event(group, &object, node.as_ref(), &events);
                     if is_last {
                         self.overdue
                             .lock()
                             .unwrap_or_else(PoisonError::into_inner)
                             .remove(&(group, key.clone()));
                         self.maintenances.of_group(group).forget(key);
-                        return Ok(Wake::OnChange);
+                        return Ok(Requeue::OnChange);
                     }
                     if rests {
                         self.log_overdue(group, key);
-                        return Ok(Wake::OnChange.or_at(wake));
+                        return Ok(Requeue::OnChange.or_at(wake));
                     }
                 }
             }
         }
-        Err(LookError::Restless)
+        Err(ReconcileError::Restless)
     }
 
     /// What is to be done next, by all that is known now.
@@ -368,8 +373,8 @@ impl MaintenanceTask {
         }
     }
 
-    /// Does one thing.
-    async fn carry_out(
+    /// Executes one action.
+    async fn execute(
         &self,
         group: Group,
         key: &Key,
@@ -377,7 +382,7 @@ impl MaintenanceTask {
         node: Option<&Node>,
         lease: &mut LeaseSeen,
         next: Next,
-    ) -> Result<Done, LookError> {
+    ) -> Result<Done, ReconcileError> {
         match next {
             Next::Wait => Ok(Done::Yes),
             Next::Evict(targets, status) => {
@@ -415,7 +420,12 @@ impl MaintenanceTask {
         }
     }
 
-    async fn release_lease(&self, group: Group, seen: &mut LeaseSeen, release: Release) -> Result<Done, LookError> {
+    async fn release_lease(
+        &self,
+        group: Group,
+        seen: &mut LeaseSeen,
+        release: Release,
+    ) -> Result<Done, ReconcileError> {
         let lease = match release {
             Release::Delete => {
                 if let Some(held) = seen.lease.take() {
@@ -434,11 +444,16 @@ impl MaintenanceTask {
                 seen.lease = now.map(|now| *now);
                 Ok(Done::Changed)
             }
-            Written::Refused(why) => Err(LookError::LeaseNotReleased(why)),
+            Written::Refused(why) => Err(ReconcileError::LeaseNotReleased(why)),
         }
     }
 
-    async fn write_lease(&self, group: Group, seen: &mut LeaseSeen, write: &LeaseWrite) -> Result<Done, LookError> {
+    async fn write_lease(
+        &self,
+        group: Group,
+        seen: &mut LeaseSeen,
+        write: &LeaseWrite,
+    ) -> Result<Done, ReconcileError> {
         Ok(match self.leases.write(group, write).await? {
             Written::Done(written) => {
                 seen.lease = Some(*written);
@@ -459,7 +474,7 @@ impl MaintenanceTask {
         Api::all_with(self.client.clone(), &group)
     }
 
-    fn tell(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[Told]) {
+    fn record_event(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[Told]) {
         for event in events {
             let regarding = if event.on_node {
                 node_reference(&object.spec.node_name, node.and_then(ResourceExt::uid))

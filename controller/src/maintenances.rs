@@ -9,12 +9,12 @@ use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_runtime::{Change, Key, Watch, Watches};
 use kube::Client;
 
-use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
+use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
 
 /// NodeMaintenances, and which node each names. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Maintenances {
-    objects: [WrittenObjects<NodeMaintenance>; 2],
+    objects: [AssumeCache<NodeMaintenance>; 2],
     by_node: Arc<Mutex<ByNode>>,
 }
 
@@ -32,7 +32,7 @@ impl Maintenances {
                 Group::KubeVirt => "maintenances of KubeVirt's group",
             };
             let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name).optional();
-            WrittenObjects::start(watches, watch, prune, move |change| {
+            AssumeCache::start(watches, watch, prune, move |change| {
                 if let Some(node) = observe(&mut lock(&index), group, change) {
                     told(&node);
                 }
@@ -52,18 +52,21 @@ impl Maintenances {
             objects.entry(group).or_default().push(object);
         }
         Self {
-            objects: Group::ALL.map(|group| WrittenObjects::filled(objects.remove(&group).unwrap_or_default())),
+            objects: Group::ALL.map(|group| AssumeCache::filled(objects.remove(&group).unwrap_or_default())),
             by_node: Arc::new(Mutex::new(by_node)),
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        tokio::join!(self.objects[0].shown().answered(), self.objects[1].shown().answered());
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.objects[0].shown().wait_until_synced(),
+            self.objects[1].shown().wait_until_synced()
+        );
     }
 
     /// Those of a group.
-    pub(crate) fn of_group(&self, group: Group) -> &WrittenObjects<NodeMaintenance> {
+    pub(crate) fn of_group(&self, group: Group) -> &AssumeCache<NodeMaintenance> {
         &self.objects[index_of(group)]
     }
 

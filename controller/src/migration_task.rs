@@ -5,12 +5,12 @@
 //!  migrations ─┐                                    ┌─▶ target pod, phase, sides, abort, end
 //!  instances ──┼─▶ which migration ─▶ look ─▶ step ─┤
 //!  pods, nodes ┘                 ▲                  └─▶ finished: its slot is free
-//!                                └── who is next ◀── Turns ◀──┘
+//!                                └── who is next ◀── SlotScheduler ◀──┘
 //! ```
 
-mod gathered;
-mod turns;
-mod written;
+mod observe;
+mod slot_scheduler;
+mod status_writer;
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use drydock_core::{
     },
 };
 use drydock_runtime::{
-    Event, Events, Key, KeyedWork, Process, Severity, Signal, Wake, clock, is_refusal, lease::Leadership,
+    Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -46,15 +46,15 @@ use crate::{
     migrations::{Migrations, instance_of},
     refusals::Refusals,
 };
-use gathered::{detail, may_be_over_by, reason};
-use turns::Turns;
+use observe::{detail, may_be_over_by, reason};
+use slot_scheduler::SlotScheduler;
 
-/// How many migrations are looked at at a time.
-pub(crate) const AT_ONCE: usize = 32;
+/// How many migrations are reconciled concurrently.
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
 /// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
 /// whole seconds, so it is between two seconds and three.
-const BRIEF: Duration = Duration::from_secs(3);
-/// Most steps that are taken in one look: more than there are phases.
+const STATUS_COALESCE: Duration = Duration::from_secs(3);
+/// Most steps in one reconcile: more than there are phases.
 const STEPS: usize = 12;
 
 /// Looks after all migrations.
@@ -65,17 +65,17 @@ pub(crate) struct MigrationTask {
     launchers: Launchers,
     events: Events,
     deadlines: Deadlines,
-    turns: Turns,
+    turns: SlotScheduler,
     /// When this process has made which migration's target pod, until the watch shows it.
     placed: Mutex<BTreeMap<String, Timestamp>>,
     /// The migrations whose target pod the API server refuses.
     refusals: Refusals,
-    work: KeyedWork,
+    work: WorkQueue,
 }
 
 /// What went wrong with one migration.
 #[derive(Debug, Error)]
-pub(crate) enum LookError {
+pub(crate) enum ReconcileError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
@@ -93,7 +93,7 @@ impl MigrationTask {
         launchers: Launchers,
         events: Events,
         deadlines: Deadlines,
-        work: KeyedWork,
+        work: WorkQueue,
     ) -> Self {
         Self {
             client,
@@ -102,7 +102,7 @@ impl MigrationTask {
             launchers,
             events,
             deadlines,
-            turns: Turns::default(),
+            turns: SlotScheduler::default(),
             placed: Mutex::default(),
             refusals: Refusals::default(),
             work,
@@ -111,7 +111,7 @@ impl MigrationTask {
 
     /// Looks at migrations while this process leads, until `process` stops. `surroundings` tells that
     /// nodes or the configuration have changed.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, surroundings: Signal) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, surroundings: Trigger) {
         let stopping = process.stopping();
         let task = Arc::new(self);
         let work = task.work.clone();
@@ -127,9 +127,9 @@ impl MigrationTask {
         let look = |key: Key| {
             let task = Arc::clone(&task);
             async move {
-                match task.look(&key).await {
+                match task.reconcile(&key).await {
                     // Somebody was faster; the watch is about to show it.
-                    Err(LookError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Wake::OnChange),
+                    Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
                     result => result,
                 }
             }
@@ -153,9 +153,9 @@ impl MigrationTask {
     /// behind what the last leader has granted.
     async fn begin(&self) {
         tokio::join!(
-            self.migrations.answered(),
-            self.instances.answered(),
-            self.launchers.answered()
+            self.migrations.wait_until_synced(),
+            self.instances.wait_until_synced(),
+            self.launchers.wait_until_synced()
         );
         let mut pause = drydock_runtime::Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         loop {
@@ -170,7 +170,7 @@ impl MigrationTask {
                         .filter_map(|migration| self.entry(migration))
                         .collect::<Vec<_>>();
                     let limits = self.launchers.configuration.get().migrations.clone();
-                    self.look_at(self.turns.begin(found, &limits, clock::now()));
+                    self.enqueue(self.turns.begin(found, &limits, clock::now()));
                     return;
                 }
                 Err(error) => {
@@ -199,10 +199,10 @@ impl MigrationTask {
     /// Gives places and slots to those whose turn it is, and has them looked at.
     fn turn(&self) {
         let limits = self.launchers.configuration.get().migrations.clone();
-        self.look_at(self.turns.grant(&limits, clock::now()));
+        self.enqueue(self.turns.grant(&limits, clock::now()));
     }
 
-    fn look_at(&self, names: Vec<String>) {
+    fn enqueue(&self, names: Vec<String>) {
         for name in names {
             if let Some((namespace, name)) = name.split_once('/') {
                 self.work.add(Key::namespaced(namespace, name));
@@ -210,11 +210,11 @@ impl MigrationTask {
         }
     }
 
-    /// Looks at one migration and does what is to be done.
+    /// Reconciles one migration.
     ///
     /// # Errors
-    /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
+    /// If a request to the API server fails; it is safe to reconcile again.
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(migration) = self.migrations.objects.newest(key) else {
             self.turns.missing(&format!(
                 "{}/{}",
@@ -223,7 +223,7 @@ impl MigrationTask {
             ));
             self.turn();
             self.refusals.forget(key);
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         };
         let now = clock::now();
         let mut gathered = self.gather(key, &migration, now).await?;
@@ -233,7 +233,7 @@ impl MigrationTask {
             let goes = migration.metadata.deletion_timestamp.is_some();
             if gathered.instance.is_none() && gathered.instance_confirmed && !goes {
                 self.delete(key, &migration).await?;
-                return Ok(Wake::OnChange);
+                return Ok(Requeue::OnChange);
             }
             lock(&self.placed).remove(&uid);
         }
@@ -246,7 +246,7 @@ impl MigrationTask {
         }
         // The version that has written it goes on with it. Nothing of it could be written here as it is.
         if Record::of(&migration).is_unknown() {
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         }
         let mut change = Change {
             source_node: gathered
@@ -288,7 +288,7 @@ impl MigrationTask {
                                 self.refused(key, &migration, &status, now);
                             }
                             // It keeps its place, and says that it is in the queue.
-                            Err(error) => failed = Some(LookError::Pod(error)),
+                            Err(error) => failed = Some(ReconcileError::Pod(error)),
                         }
                     }
                     ClusterStep::DeletePod => self.delete_pod(&migration, &gathered.pods).await?,
@@ -323,7 +323,7 @@ impl MigrationTask {
                     ClusterStep::TellSourceGone => change.source_gone = true,
                     ClusterStep::RemoveFinalizer => {
                         self.remove_finalizer(key, &migration).await?;
-                        return Ok(Wake::OnChange);
+                        return Ok(Requeue::OnChange);
                     }
                 }
             }
@@ -336,7 +336,7 @@ impl MigrationTask {
         let text = refused.as_ref().map(|refused| refused.message.as_str());
         change.waiting = self.waiting(&uid, &record, text, &gathered);
         if let Some(at) = may_be_over_by(&migration, &change, made, &gathered.pods, now) {
-            return Ok(Wake::At(at));
+            return Ok(Requeue::At(at));
         }
         self.write(key, &migration, &change, now).await?;
         if record.is_over() {
@@ -353,7 +353,7 @@ impl MigrationTask {
             .rejected
             .map(|rejected| rejected.again_at)
             .filter(|at| now < *at);
-        Ok(Wake::OnChange
+        Ok(Requeue::OnChange
             .or_at(pending.map(|deadline| deadline.at))
             .or_at(gathered.pending.wake)
             .or_at(another_pod)
@@ -367,7 +367,7 @@ impl MigrationTask {
         let before = self.refusals.of(key);
         if before.is_none_or(|before| before.message != status.message) {
             warn!(migration = %key, reason = status.message, "target pod refused, retrying with back-off");
-            self.tell(migration, Severity::Warning, "FailedCreate", &status.message);
+            self.record_event(migration, Severity::Warning, "FailedCreate", &status.message);
         }
         self.refusals.note(key, status, now);
         let uid = migration.uid().unwrap_or_default();
@@ -388,7 +388,7 @@ impl MigrationTask {
         let made = placed.get(uid).copied()?;
         // A pod that does not show within this time is looked for.
         let shows = pod_of(migration, pods).is_some() && rejected(migration, pods).is_none();
-        if shows || made.checked_add(BRIEF).is_ok_and(|until| until <= now) {
+        if shows || made.checked_add(STATUS_COALESCE).is_ok_and(|until| until <= now) {
             placed.remove(uid);
             return None;
         }
@@ -427,7 +427,7 @@ impl MigrationTask {
         if made {
             info!(migration = %Key::of(migration), pod, "its target pod is made");
             let note = format!("Created migration target pod {pod}");
-            self.tell(migration, Severity::Normal, "SuccessfulCreate", &note);
+            self.record_event(migration, Severity::Normal, "SuccessfulCreate", &note);
         }
         Ok(())
     }
@@ -444,7 +444,7 @@ impl MigrationTask {
             .await?
         {
             let note = format!("Deleted migration target pod {name}");
-            self.tell(migration, Severity::Normal, "SuccessfulDelete", &note);
+            self.record_event(migration, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
     }
@@ -453,7 +453,13 @@ impl MigrationTask {
         Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
-    fn tell(&self, migration: &VirtualMachineInstanceMigration, severity: Severity, reason: &'static str, note: &str) {
+    fn record_event(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        severity: Severity,
+        reason: &'static str,
+        note: &str,
+    ) {
         self.events.publish(Event {
             regarding: migration.object_ref(&()),
             related: None,

@@ -16,10 +16,10 @@ use std::{
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::Record;
-use drydock_runtime::{Change, Key, KeyedWork, Listing, Watch, Watches, clock};
+use drydock_runtime::{Change, Key, Listing, Watch, Watches, WorkQueue, clock};
 use kube::{Client, ResourceExt};
 
-use crate::{machine_task::prune_annotations, written_objects::WrittenObjects};
+use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
 pub(crate) use metrics::MigrationMetrics;
 
 /// How long a migration that this process has made counts though the watch does not show it: longer than a watch is
@@ -29,7 +29,7 @@ const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
 /// Migrations, and which instance each moves. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrations {
-    pub(crate) objects: WrittenObjects<VirtualMachineInstanceMigration>,
+    pub(crate) objects: AssumeCache<VirtualMachineInstanceMigration>,
     index: Arc<Mutex<Index>>,
 }
 
@@ -58,7 +58,7 @@ impl Migrations {
         let observed = Arc::clone(&index);
         let watch =
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(Listing::Streamed);
-        let objects = WrittenObjects::start(watches, watch, prune, move |change| {
+        let objects = AssumeCache::start(watches, watch, prune, move |change| {
             lock(&observed).observe(change);
             told(change);
         });
@@ -68,7 +68,7 @@ impl Migrations {
     /// Those that a test says there are.
     #[cfg(test)]
     pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
-        let objects = WrittenObjects::filled(migrations);
+        let objects = AssumeCache::filled(migrations);
         let mut index = Index::default();
         objects
             .shown()
@@ -79,9 +79,9 @@ impl Migrations {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        self.objects.shown().answered().await;
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        self.objects.shown().wait_until_synced().await;
     }
 
     /// Calls `visit` with each migration, in no order. Changes wait meanwhile: keep it short.
@@ -136,7 +136,7 @@ impl Migrations {
     }
 
     /// Has the migrations of an instance looked at that are not over; all of them if it is gone.
-    pub(crate) fn add_of(&self, instance: &Key, gone: bool, work: &KeyedWork) {
+    pub(crate) fn add_of(&self, instance: &Key, gone: bool, work: &WorkQueue) {
         let namespace = instance.namespace.as_deref().unwrap_or_default();
         for migration in self.of_instance(instance) {
             if gone || !Record::of(&migration).is_over() {

@@ -44,9 +44,9 @@ impl MountFailures {
         failures
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        self.events.answered().await;
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        self.events.wait_until_synced().await;
     }
 
     /// Keeps account of an event. Returns the pod whose last message has changed by it.

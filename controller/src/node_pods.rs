@@ -78,7 +78,7 @@ impl NodePods {
     /// list is there, and for a node that nobody keeps.
     pub(crate) fn of(&self, node: &str) -> Option<Vec<Arc<Pod>>> {
         let pods = self.0.lock().get(node)?.pods.clone();
-        pods.sight().synced.then(|| pods.all())
+        pods.sync_state().synced.then(|| pods.all())
     }
 
     /// Whether news of a node's pods come in at present. While they do not, there may be other pods
@@ -87,7 +87,7 @@ impl NodePods {
         self.0
             .lock()
             .get(node)
-            .is_some_and(|watched| watched.pods.sight().is_clear())
+            .is_some_and(|watched| watched.pods.sync_state().is_clear())
     }
 }
 
@@ -158,7 +158,7 @@ fn matters(change: &Change<Pod>) -> bool {
     };
     match change {
         Change::Object { old, new, .. } => plain(old) != plain(new),
-        Change::Sight(_) => true,
+        Change::SyncState(_) => true,
         Change::Unreadable { .. } => false,
     }
 }

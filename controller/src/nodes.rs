@@ -28,7 +28,7 @@ use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
-use crate::{liveness_task::SilentAgents, maintenances::Maintenances, written_objects::WrittenObjects};
+use crate::{assume_cache::AssumeCache, liveness_task::SilentAgents, maintenances::Maintenances};
 use shared_facts::SharedFacts;
 
 /// Taint by which somebody vouches that a node is off.
@@ -38,7 +38,7 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 #[derive(Clone)]
 pub(crate) struct Nodes {
     api: Api<Node>,
-    pub(crate) nodes: WrittenObjects<Node>,
+    pub(crate) nodes: AssumeCache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
     silent_agents: SilentAgents,
@@ -78,7 +78,7 @@ impl Nodes {
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status").listing(Listing::Streamed);
-        let nodes = WrittenObjects::start(watches, nodes, prune_node, move |change| {
+        let nodes = AssumeCache::start(watches, nodes, prune_node, move |change| {
             hear(change, without_drain_conditions, &|name: &str| {
                 *lock(&of_nodes) = None;
                 news(name);
@@ -110,7 +110,7 @@ impl Nodes {
     pub(crate) fn filled(client: &Client, nodes: impl IntoIterator<Item = Node>) -> Self {
         Self {
             api: Api::all(client.clone()),
-            nodes: WrittenObjects::filled(nodes),
+            nodes: AssumeCache::filled(nodes),
             hypervisors: Cache::default(),
             maintenances: Maintenances::filled([]),
             silent_agents: SilentAgents::new([]),
@@ -131,9 +131,12 @@ impl Nodes {
         leaving
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        tokio::join!(self.nodes.shown().answered(), self.hypervisors.answered());
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.nodes.shown().wait_until_synced(),
+            self.hypervisors.wait_until_synced()
+        );
     }
 
     /// The state of a node. That its Node object is deleted is only believed when the API server says so, and proves

@@ -12,7 +12,7 @@ use drydock_api::{
 };
 use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan, selector::Selector};
 use drydock_runtime::{
-    Event, Events, Key, KeyedWork, Process, Severity, Wake, Watch, Watches, clock, is_refusal, lease::Leadership,
+    Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal, lease::Leadership,
 };
 use futures::future::join_all;
 use kube::{
@@ -24,27 +24,27 @@ use thiserror::Error;
 use tracing::info;
 
 use crate::{
+    assume_cache::AssumeCache,
     instances::{Instances, controller},
     machine_task::{prune_annotations, severity},
-    written_objects::WrittenObjects,
 };
 
 /// How many replica sets are looked at at a time.
-pub(crate) const AT_ONCE: usize = 4;
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 4;
 /// How many instances are deleted at a time, and made at most in a batch.
 const BATCH: usize = 16;
 
 /// Looks after all replica sets.
 pub(crate) struct ReplicaSetTask {
     client: Client,
-    sets: WrittenObjects<VirtualMachineInstanceReplicaSet>,
+    sets: AssumeCache<VirtualMachineInstanceReplicaSet>,
     instances: Instances,
     events: Events,
 }
 
 /// What went wrong with one replica set.
 #[derive(Debug, Error)]
-pub(crate) enum LookError {
+pub(crate) enum ReconcileError {
     /// The API server did not do what was asked.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
@@ -62,7 +62,7 @@ enum Outcome {
     /// It is for people to read.
     Refused(String),
     /// It is tried again.
-    Again(LookError),
+    Again(ReconcileError),
 }
 
 impl ReplicaSetTask {
@@ -73,12 +73,12 @@ impl ReplicaSetTask {
         watches: &Watches,
         instances: Instances,
         events: Events,
-        work: &KeyedWork,
+        work: &WorkQueue,
     ) -> Self {
         let queue = work.clone();
         let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
         Self {
-            sets: WrittenObjects::start(watches, sets, prune, move |change| queue.hear(change)),
+            sets: AssumeCache::start(watches, sets, prune, move |change| queue.hear(change)),
             client,
             instances,
             events,
@@ -86,7 +86,7 @@ impl ReplicaSetTask {
     }
 
     /// Looks at replica sets while this process leads, until `process` stops.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: KeyedWork) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
         let task = Arc::new(self);
         let all = || {
             let task = Arc::clone(&task);
@@ -94,23 +94,26 @@ impl ReplicaSetTask {
         };
         let look = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.look(&key).await }
+            async move { task.reconcile(&key).await }
         };
         work.run(&process.stopping(), leadership, all, look).await;
     }
 
     async fn all(&self) -> Vec<Key> {
-        tokio::join!(self.sets.shown().answered(), self.instances.answered());
+        tokio::join!(
+            self.sets.shown().wait_until_synced(),
+            self.instances.wait_until_synced()
+        );
         self.sets.shown().keys()
     }
 
-    /// Looks at one set and does what is to be done.
+    /// Reconciles one set.
     ///
     /// # Errors
-    /// If the API server does not do it; it is safe to look again.
-    async fn look(&self, key: &Key) -> Result<Wake, LookError> {
+    /// If a request to the API server fails; it is safe to reconcile again.
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(mut set) = self.sets.newest(key) else {
-            return Ok(Wake::OnChange);
+            return Ok(Requeue::OnChange);
         };
         let mut instances = self.instances.of_set(&set.uid().unwrap_or_default());
         let place = |name: &str| Key {
@@ -134,13 +137,13 @@ impl ReplicaSetTask {
         if confirmed {
             let Some(found) = self.as_they_are(key, &set).await? else {
                 // The watch is about to say so.
-                return Ok(Wake::OnChange);
+                return Ok(Requeue::OnChange);
             };
             (set, instances) = found;
             todo = seen(&set, &instances, confirmed, None);
         }
-        let wake = Wake::OnChange.or_at(todo.wake);
-        let result = self.carry_out(key, &set, &todo).await;
+        let wake = Requeue::OnChange.or_at(todo.wake);
+        let result = self.execute(key, &set, &todo).await;
         let failure = match &result {
             Err((tried, Outcome::Refused(message))) => Some(Failure {
                 tried: *tried,
@@ -158,11 +161,11 @@ impl ReplicaSetTask {
             self.write_status(key, &set, &json!(status)).await?;
         }
         for event in &told.events {
-            self.tell(&set, severity(event), event.reason, event.message.clone());
+            self.record_event(&set, severity(event), event.reason, event.message.clone());
         }
         match result {
             Ok(()) | Err((_, Outcome::Done)) => Ok(wake),
-            Err((_, Outcome::Refused(message))) => Err(LookError::Refused(message)),
+            Err((_, Outcome::Refused(message))) => Err(ReconcileError::Refused(message)),
             Err((_, Outcome::Again(error))) => Err(error),
         }
     }
@@ -192,8 +195,8 @@ impl ReplicaSetTask {
         Ok(Some((found, instances)))
     }
 
-    /// Does what is planned, up to the first thing that cannot be done.
-    async fn carry_out(
+    /// Executes the plan up to the first step that fails.
+    async fn execute(
         &self,
         key: &Key,
         set: &VirtualMachineInstanceReplicaSet,
@@ -279,7 +282,7 @@ impl ReplicaSetTask {
                     "Stopped the virtual machine by deleting the virtual machine instance {}",
                     target.name
                 );
-                self.tell(set, Severity::Normal, "SuccessfulDelete", note);
+                self.record_event(set, Severity::Normal, "SuccessfulDelete", note);
                 Outcome::Done
             }
             // Gone, or another one by now: the watch says so.
@@ -302,10 +305,10 @@ impl ReplicaSetTask {
                 info!(set = %key, instance = name, "an instance is made");
                 self.instances.made(made);
                 let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
-                self.tell(set, Severity::Normal, "SuccessfulCreate", note);
+                self.record_event(set, Severity::Normal, "SuccessfulCreate", note);
                 Outcome::Done
             }
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Outcome::Again(LookError::NotSeenYet),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Outcome::Again(ReconcileError::NotSeenYet),
             Err(error) => Outcome::of(error),
         }
     }
@@ -339,7 +342,13 @@ impl ReplicaSetTask {
         }
     }
 
-    fn tell(&self, set: &VirtualMachineInstanceReplicaSet, severity: Severity, reason: &'static str, note: String) {
+    fn record_event(
+        &self,
+        set: &VirtualMachineInstanceReplicaSet,
+        severity: Severity,
+        reason: &'static str,
+        note: String,
+    ) {
         self.events.publish(Event {
             regarding: set.object_ref(&()),
             related: None,

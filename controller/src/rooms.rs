@@ -14,7 +14,7 @@ use std::{
 };
 
 use drydock_core::placement::{NodeRoom, NodeView, PodShare, Requests, room::yields_to};
-use drydock_runtime::{Cache, Change, Key, Listing, Signal, Watch, Watches};
+use drydock_runtime::{Cache, Change, Key, Listing, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
 
@@ -34,7 +34,7 @@ struct Sums(Arc<Mutex<HashMap<String, Arc<NodeRoom>>>>);
 
 impl Rooms {
     /// Starts watching; `changed` is notified of each change of what is taken of a node.
-    pub(crate) fn start(client: &Client, watches: &Watches, changed: Signal) -> Self {
+    pub(crate) fn start(client: &Client, watches: &Watches, changed: Trigger) -> Self {
         let nodes = Sums::default();
         let sums = nodes.clone();
         let pods = Watch::<Pod>::all(client.clone(), "requests of pods")
@@ -77,15 +77,15 @@ impl Rooms {
         }
     }
 
-    /// Waits until the API server has returned all pods once.
-    pub(crate) async fn answered(&self) {
-        self.pods.answered().await;
+    /// Waits until the cache is synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        self.pods.wait_until_synced().await;
     }
 
     /// What is taken of a node; `None` while it is not known. Pods of `own` are left out, since they
     /// do not compete with themselves.
     pub(crate) fn of(&self, node: &str, own: &[Key]) -> Option<Arc<NodeRoom>> {
-        if !self.pods.sight().is_clear() {
+        if !self.pods.sync_state().is_clear() {
             return None;
         }
         let mut room = self.nodes.lock().get(node).cloned().unwrap_or_default();
@@ -128,7 +128,7 @@ impl Sums {
         let (old, new) = match change {
             Change::Object { old, new, .. } => (old.as_deref(), new.as_deref()),
             // Nothing is known of nodes, or again.
-            Change::Sight(_) => return true,
+            Change::SyncState(_) => return true,
             Change::Unreadable { .. } => return false,
         };
         let (old, new) = (old.and_then(PodShare::of), new.and_then(PodShare::of));

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, convert::Infallible, error::Error, process::Exi
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_core::migration::deadlines::Deadlines;
 use drydock_runtime::{
-    Admin, Change, ClientMetrics, ClientOptions, EventMetrics, Events, Key, KeyedWork, Liveness, LogHandle, Process,
-    Readiness, Reporter, Signal, Start, Threads, WatchMetrics, Watches, clock, connect,
+    Admin, Change, ClientMetrics, ClientOptions, EventMetrics, Events, Key, Liveness, LogHandle, Process, Readiness,
+    Reporter, Start, Threads, Trigger, WatchMetrics, Watches, WorkQueue, clock, connect,
     lease::{Candidacy, Leadership, releases},
     metrics::registry,
 };
@@ -28,18 +28,18 @@ use crate::{
     maintenance_task::{self, MaintenanceTask, Places},
     maintenances::Maintenances,
     metrics::Metrics,
+    migration_rate::MigrationRate,
     migration_task::{self, MigrationTask},
     migrations::{MigrationMetrics, Migrations, begun_or_ended, instances_of},
     node_pods::NodePods,
     nodes::Nodes,
-    pace::Pace,
     replica_set_task::{self, ReplicaSetTask},
     rooms::Rooms,
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
 const COMPONENT: &str = "drydock-controller";
-/// How many instances are looked at at a time.
+/// How many instances are reconciled concurrently.
 const INSTANCES_AT_ONCE: usize = 16;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -122,15 +122,15 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         },
         &event_metrics,
     );
-    let (surroundings, of_nodes) = (Signal::new(), Signal::new());
-    let (of_configuration, of_drains) = (Signal::new(), Signal::new());
+    let (surroundings, of_nodes) = (Trigger::new(), Trigger::new());
+    let (of_configuration, of_drains) = (Trigger::new(), Trigger::new());
     let changes = Arc::new(tokio::sync::watch::Sender::new(0_u64));
     let (configuration, resolver) = ConfigurationInForce::start(&client, &watches, configuration_namespaces.clone());
-    let work = KeyedWork::new("instances", INSTANCES_AT_ONCE);
-    let machine_work = KeyedWork::new("machines", machine_task::AT_ONCE);
-    let set_work = KeyedWork::new("replica sets", replica_set_task::AT_ONCE);
-    let migration_work = KeyedWork::new("migrations", migration_task::AT_ONCE);
-    let budget_work = KeyedWork::new("budgets", budget_task::AT_ONCE);
+    let work = WorkQueue::new("instances", INSTANCES_AT_ONCE);
+    let machine_work = WorkQueue::new("machines", machine_task::MAX_CONCURRENT_RECONCILES);
+    let set_work = WorkQueue::new("replica sets", replica_set_task::MAX_CONCURRENT_RECONCILES);
+    let migration_work = WorkQueue::new("migrations", migration_task::MAX_CONCURRENT_RECONCILES);
+    let budget_work = WorkQueue::new("budgets", budget_task::MAX_CONCURRENT_RECONCILES);
     let (of_machines, of_instances, of_migrations) = (machine_work.clone(), work.clone(), migration_work.clone());
     let drains = of_drains.clone();
     let all_migrations = Migrations::start(&client, &watches, move |change| {
@@ -164,7 +164,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             of_sets.add(set);
         }
     });
-    let maintenance_work = KeyedWork::new("maintenances", maintenance_task::AT_ONCE);
+    let maintenance_work = WorkQueue::new("maintenances", maintenance_task::MAX_CONCURRENT_RECONCILES);
     let of_maintenances = maintenance_work.clone();
     let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
     let (told, drains, models) = (
@@ -184,7 +184,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         drains.notify();
         models.notify();
     });
-    let (told, judging) = ((surroundings.clone(), of_nodes.clone()), Signal::new());
+    let (told, judging) = ((surroundings.clone(), of_nodes.clone()), Trigger::new());
     let judged = judging.clone();
     // What an eviction does may be another thing by now.
     let (of_budgets, drains, news) = (of_configuration.clone(), of_drains.clone(), Arc::clone(&changes));
@@ -216,7 +216,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     });
     let (of_instances, of_migrations, known) = (work.clone(), migration_work.clone(), all_migrations.clone());
     let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
-    let of_rooms = Signal::new();
+    let of_rooms = Trigger::new();
     let rooms = Rooms::start(&client, &watches, of_rooms.clone());
     let all_machines = watch_machines(&client, &watches, [machine_work.clone(), budget_work.clone()]);
     let launchers = Launchers::start(
@@ -242,7 +242,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         of_maintenances.add(Key::cluster(node));
     });
     let node_pods = pods.clone();
-    let pace = Pace::new(all_instances.clone(), all_migrations.clone());
+    let pace = MigrationRate::new(all_instances.clone(), all_migrations.clone());
     let previewer = Previewer::new(
         all_instances.clone(),
         all_migrations.clone(),

@@ -183,16 +183,16 @@ async fn try_what_is_the_controllers(sides: &Sides) -> Result<()> {
             refused(report(agent, UNDER_WAY, status.clone()).await, what, controllers)?;
         }
     }
-    let whereabouts = "node, pod and podUID of a migration's sides are the controller's to write";
+    let guest_location = "node, pod and podUID of a migration's sides are the controller's to write";
     for (what, side) in [
         ("another pod", json!({"pod": "other"})),
         ("no pod", json!({"pod": null})),
         ("another UID", json!({"podUID": "9"})),
     ] {
         let written = report(&sides.source, UNDER_WAY, json!({ "source": side })).await;
-        refused(written, what, whereabouts)?;
+        refused(written, what, guest_location)?;
         let written = report(&sides.target, UNDER_WAY, json!({ "target": side })).await;
-        refused(written, what, whereabouts)?;
+        refused(written, what, guest_location)?;
     }
     // The schema keeps everybody from that.
     let elsewhere = json!({"source": {"node": BYSTANDER}});

@@ -40,7 +40,7 @@ enum Task {
 }
 
 impl Args {
-    /// Does what the command line says.
+    /// Runs the subcommand.
     pub(crate) fn execute(self) -> ExitCode {
         let Self {
             guest,

@@ -34,7 +34,7 @@ impl Gates {
     /// Opens or shuts a pod's gate, if it is not so already. A pod that is not there (any more) has none.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(crate) async fn set(&self, pod_uid: &str, open: bool) -> kube::Result<()> {
         let Some(written) = self.pods.written_gate(pod_uid) else {
             return Ok(());

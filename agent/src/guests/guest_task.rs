@@ -229,7 +229,7 @@ impl GuestTask {
             known.readiness = watched.as_ref().and_then(|_| readiness::read(folder));
             let (sink, instance) = (self.shared.events.clone(), self.instance());
             let mut outdated = Outdated::default();
-            let looking = self.look(handle, &mut known, ready, &pod);
+            let looking = self.reconcile(handle, &mut known, ready, &pod);
             let (looked, connected) = alongside(looking, &mut events, |event| {
                 record_event(&sink, &instance, &event, &mut has_left);
                 outdated.take_in(&event);
@@ -261,7 +261,7 @@ impl GuestTask {
     }
 
     /// Starts the guest if it is to be started, and reports it.
-    async fn look(
+    async fn reconcile(
         &mut self,
         handle: &DomainHandle,
         known: &mut Known,

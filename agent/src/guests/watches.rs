@@ -11,7 +11,7 @@ use drydock_api::kubevirt::{
     names::{APP, LAUNCHER, VIRT_LAUNCHER},
 };
 use drydock_core::guest_labels::is_final;
-use drydock_runtime::{Cache, Change, Key, Signal, Watch, Watches};
+use drydock_runtime::{Cache, Change, Key, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
 
@@ -35,7 +35,7 @@ pub(super) type WrittenGate = Arc<tokio::sync::Mutex<Option<Pod>>>;
 impl LauncherPods {
     /// Starts watching for `node`; each of `wakes` is notified of changes, `labels` of those that concern the labels of
     /// the Node.
-    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Signal], labels: &Signal) -> Self {
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Trigger], labels: &Trigger) -> Self {
         let by_uid = Arc::new(Mutex::new(HashMap::new()));
         let (index, wakes, labels) = (Arc::clone(&by_uid), wakes.to_vec(), labels.clone());
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
@@ -57,14 +57,14 @@ impl LauncherPods {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        self.pods.answered().await;
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        self.pods.wait_until_synced().await;
     }
 
     /// All of them; `None` until the API server has listed them.
     pub(crate) fn listed(&self) -> Option<Vec<Arc<Pod>>> {
-        self.pods.sight().synced.then(|| self.pods.all())
+        self.pods.sync_state().synced.then(|| self.pods.all())
     }
 
     /// The pod with this UID.
@@ -109,12 +109,12 @@ impl LauncherPods {
 pub(crate) struct GuestWatches {
     instances: Cache<VirtualMachineInstance>,
     pods: LauncherPods,
-    changed: Signal,
+    changed: Trigger,
 }
 
 impl GuestWatches {
     /// Starts watching for `node`; `changed` is also told of changes of `pods`.
-    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Signal) -> Self {
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Trigger) -> Self {
         let instances = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .optional()
             .fields(format!("status.nodeName={node}"))
@@ -127,9 +127,9 @@ impl GuestWatches {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        tokio::join!(self.instances.answered(), self.pods.answered());
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        tokio::join!(self.instances.wait_until_synced(), self.pods.wait_until_synced());
     }
 
     /// Waits for a change since the last time.
@@ -177,7 +177,7 @@ fn concerns_labels(change: &Change<Pod>) -> bool {
             };
             counts(old) != counts(new)
         }
-        Change::Sight(_) => true,
+        Change::SyncState(_) => true,
         Change::Unreadable { .. } => false,
     }
 }
@@ -236,7 +236,9 @@ mod tests {
             };
             assert_eq!(concerns_labels(&change), expected, "{old} {new}");
         }
-        assert!(concerns_labels(&Change::Sight(drydock_runtime::Sight::default())));
+        assert!(concerns_labels(&Change::SyncState(
+            drydock_runtime::SyncState::default()
+        )));
     }
 
     #[test]

@@ -7,9 +7,9 @@
 //!                 └── job statistics, each second while the guest moves ─▶ convergence ─▶ libvirt
 //! ```
 
-mod measuring;
-mod saying;
-mod starting;
+mod monitor;
+mod report;
+mod start;
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ use thiserror::Error;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{info, warn};
 
-use super::{Seen, said, seen};
+use super::{Seen, seen, status_patch};
 use crate::{
     guests::Shared,
     metrics::LeavingGuest,
@@ -151,7 +151,7 @@ impl SourceTask {
             if guest.is_none() && self.by_pod().is_none() && !Record::of(&self.migration()).source_is_settled() {
                 guest = self.connect().await;
             }
-            let again = match self.look(guest.as_mut()).await {
+            let again = match self.reconcile(guest.as_mut()).await {
                 Ok(again) => {
                     self.backoff.reset();
                     again
@@ -252,12 +252,12 @@ impl SourceTask {
         }));
     }
 
-    /// Does what is to be done now. Returns when to look again though nothing is heard.
-    async fn look(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
+    /// Reconciles once. Returns the time of the next reconcile if no event comes before.
+    async fn reconcile(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
             if self.ask {
-                let Some(now) = said::now(&self.shared.client, &self.migration()).await? else {
+                let Some(now) = status_patch::now(&self.shared.client, &self.migration()).await? else {
                     return Ok(None);
                 };
                 self.written = Some(now);
@@ -267,7 +267,7 @@ impl SourceTask {
             let uid = migration.uid().unwrap_or_default();
             let tunnel = seen::source_tunnel(&self.tunnels, &uid);
             if handle.is_none() && !self.gone && self.seen.borrow().pod.is_none() {
-                self.gone = said::pod_has_gone(&self.shared, &migration, Role::Source).await?;
+                self.gone = status_patch::pod_has_gone(&self.shared, &migration, Role::Source).await?;
             }
             let (state, info) = match &handle {
                 Some(handle) => (Some(handle.state().await), Some(handle.job().await)),
@@ -314,7 +314,8 @@ impl SourceTask {
             self.tell_whether_paused(&uid, &migration, state.as_ref(), tunnel)
                 .await?;
             if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                let written = said::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Source).await?;
+                let written =
+                    status_patch::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Source).await?;
                 self.written = written.or(self.written.take());
             }
             let steps = step(&view);
@@ -324,7 +325,7 @@ impl SourceTask {
                 return Ok((moves || silent).then_some(MEASURED_EVERY));
             };
             for step in steps {
-                self.carry_out(step, &migration, handle.as_ref()).await?;
+                self.execute(step, &migration, handle.as_ref()).await?;
             }
             // What waits for an answer from elsewhere is not asked for again at once.
             if matches!(first, SourceStep::Abort | SourceStep::Release(_) | SourceStep::Close) {
@@ -334,7 +335,7 @@ impl SourceTask {
         Ok(Some(MEASURED_EVERY))
     }
 
-    async fn carry_out(
+    async fn execute(
         &mut self,
         step: SourceStep,
         migration: &VirtualMachineInstanceMigration,

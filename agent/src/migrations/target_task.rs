@@ -28,7 +28,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{Seen, said, seen};
+use super::{Seen, seen, status_patch};
 use crate::{
     guests::{Host, Shared},
     tunnel::{
@@ -140,7 +140,7 @@ impl TargetTask {
                 guest = self.connect().await;
             }
             let handle = guest.as_ref().map(|guest| guest.handle.clone());
-            let again = match self.look(handle.as_ref()).await {
+            let again = match self.reconcile(handle.as_ref()).await {
                 Ok(again) => {
                     self.backoff.reset();
                     again
@@ -186,7 +186,7 @@ impl TargetTask {
     async fn note_that_the_pod_has_gone(&mut self) -> Result<(), Trouble> {
         let migration = self.migration();
         if !self.gone && self.may_have_gone(&migration) {
-            self.gone = said::pod_has_gone(&self.shared, &migration, Role::Target).await?;
+            self.gone = status_patch::pod_has_gone(&self.shared, &migration, Role::Target).await?;
         }
         Ok(())
     }
@@ -236,11 +236,11 @@ impl TargetTask {
         }
     }
 
-    /// Does what is to be done now. Returns when to look again though nothing is heard.
-    async fn look(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
+    /// Reconciles once. Returns the time of the next reconcile if no event comes before.
+    async fn reconcile(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
         for _ in 0..STEPS {
             if self.ask {
-                let Some(now) = said::now(&self.shared.client, &self.migration()).await? else {
+                let Some(now) = status_patch::now(&self.shared.client, &self.migration()).await? else {
                     return Ok(None);
                 };
                 self.written = Some(now);
@@ -260,7 +260,8 @@ impl TargetTask {
                 .or_else(|| state.as_ref().map(seen::target_domain))
                 .unwrap_or(TargetDomain::Unknown);
             if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                let written = said::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Target).await?;
+                let written =
+                    status_patch::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Target).await?;
                 self.written = written.or(self.written.take());
             }
             // It may have been told to let the guest go on, which ran and ended meanwhile.
@@ -284,7 +285,7 @@ impl TargetTask {
                 return Ok(Some(COMPLETE_FOR));
             }
             for step in steps {
-                self.carry_out(step, &migration, handle).await?;
+                self.execute(step, &migration, handle).await?;
             }
             match first {
                 TargetStep::Close | TargetStep::TakeOver | TargetStep::Destroy => return Ok(Some(LOOK_AGAIN)),
@@ -308,7 +309,7 @@ impl TargetTask {
         now.duration_since(since) < COMPLETE_FOR
     }
 
-    async fn carry_out(
+    async fn execute(
         &mut self,
         step: TargetStep,
         migration: &VirtualMachineInstanceMigration,
@@ -470,7 +471,7 @@ impl TargetTask {
             TargetState::Running => (side.reason, side.message) = (None, None),
             TargetState::Complete | TargetState::Gone | TargetState::Ended | TargetState::Unknown => {}
         }
-        let (written, ()) = tokio::join!(said::target(&self.shared.client, migration, &side), async {
+        let (written, ()) = tokio::join!(status_patch::target(&self.shared.client, migration, &side), async {
             if state == TargetState::Running {
                 self.open_gate().await;
             }
@@ -480,7 +481,7 @@ impl TargetTask {
         match state {
             TargetState::Prepared => {
                 let note = "VirtualMachineInstance Migration Target Prepared.".to_owned();
-                said::tell(
+                status_patch::record_event(
                     &self.shared.events,
                     migration,
                     Severity::Normal,
@@ -490,7 +491,7 @@ impl TargetTask {
             }
             TargetState::Refused => {
                 let note = side.message.unwrap_or_default();
-                said::tell(&self.shared.events, migration, Severity::Warning, "TargetRefused", note);
+                status_patch::record_event(&self.shared.events, migration, Severity::Warning, "TargetRefused", note);
             }
             _ => {}
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
-use drydock_runtime::{Cache, Signal, Watch, Watches};
+use drydock_runtime::{Cache, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 
@@ -14,12 +14,12 @@ pub(crate) struct MigrationWatches {
     from: Cache<VirtualMachineInstanceMigration>,
     to: Cache<VirtualMachineInstanceMigration>,
     pods: LauncherPods,
-    changed: Signal,
+    changed: Trigger,
 }
 
 impl MigrationWatches {
     /// Starts watching for `node`; `changed` is also told of changes of `pods`.
-    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Signal) -> Self {
+    pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Trigger) -> Self {
         let side = |name: &'static str, field: &str| {
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), name)
                 .optional()
@@ -35,9 +35,13 @@ impl MigrationWatches {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(crate) async fn answered(&self) {
-        tokio::join!(self.from.answered(), self.to.answered(), self.pods.answered());
+    /// Waits until the caches are synced.
+    pub(crate) async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.from.wait_until_synced(),
+            self.to.wait_until_synced(),
+            self.pods.wait_until_synced()
+        );
     }
 
     /// Waits for a change since the last time.

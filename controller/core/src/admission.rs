@@ -28,7 +28,7 @@ mod shape;
 use serde_json::Value;
 
 use refusal::{At, Refusals};
-pub use refusal::{Reason, Refusal, TOLD, sentence};
+pub use refusal::{MAX_REFUSALS, Reason, Refusal, sentence};
 
 /// Version of Drydock, as refusals name it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

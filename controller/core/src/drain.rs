@@ -56,7 +56,7 @@ pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
 /// cordons before it evicts, but the watches that show both are not in step.
 pub const CORDON_SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// At most this many guests are listed by name in `status.drain.remaining`.
-const TOLD: usize = 100;
+const MAX_GUESTS_LISTED: usize = 100;
 
 /// What a Node says about being emptied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -251,7 +251,7 @@ pub enum Step {
         order: usize,
     },
     /// A migration that has not begun is called off.
-    CallOff {
+    Cancel {
         /// Namespace of the instance and of the migration.
         namespace: String,
         /// Name of the instance.
@@ -267,7 +267,7 @@ impl Step {
     /// Namespace and name of the instance that it is about.
     pub fn instance(&self) -> (&str, &str) {
         match self {
-            Self::CallOff {
+            Self::Cancel {
                 namespace, instance, ..
             } => (namespace, instance),
             Self::Mark { namespace, name, .. }
@@ -353,7 +353,7 @@ fn report(
         remaining.sort_by(|one, other| {
             (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
         });
-        remaining.truncate(TOLD);
+        remaining.truncate(MAX_GUESTS_LISTED);
         let over_before = before.and_then(|before| before.finished_at.clone());
         // One that has ended and begins again is another.
         let again = over_before.is_some() && !is_over;

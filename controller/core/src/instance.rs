@@ -601,7 +601,7 @@ fn wanted_status(
         }
     }
     let arrived = observed.moving.moved_to;
-    if arrived.is_some_and(|node| mark::is_left_behind(observed.instance, node)) {
+    if arrived.is_some_and(|node| mark::is_orphaned(observed.instance, node)) {
         let message = "the guest has left the node that it was to leave".to_owned();
         say(types::EVICTION_REQUESTED, Status::False, "Moved", message);
         wanted.evacuation_node_name = Some(String::new());

@@ -17,17 +17,17 @@
 //! - [`budgets`]: which disruption budgets guard a pod.
 //! - [`lease`]: the lock on the node.
 //! - [`node`]: what a node in maintenance looks like, and how it is given back.
-//! - [`rivals`]: which of two maintenances of a node counts.
+//! - [`conflicts`]: which of two maintenances of a node counts.
 //! - [`report`]: the status.
 
 pub mod answer;
 pub mod budgets;
+pub mod conflicts;
 pub mod lease;
 pub mod node;
 pub mod pods;
 pub mod report;
 pub mod reservation;
-pub mod rivals;
 
 use std::{fmt::Display, sync::Arc};
 

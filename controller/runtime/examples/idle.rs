@@ -5,7 +5,7 @@
 
 use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, Event, EventMetrics, Events, Liveness, LogFormat, LogHandle, Process,
-    Readiness, Reporter, Severity, Signal, Start, Threads, Watch, WatchMetrics, Watches, connect,
+    Readiness, Reporter, Severity, Start, Threads, Trigger, Watch, WatchMetrics, Watches, connect,
     lease::{Candidacy, Holding, Leadership, LeaseHolder},
     metrics,
 };
@@ -57,7 +57,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
     };
     let client = connect(&options, &client_metrics).await?;
     let watches = Watches::new(&process, &readiness, &watch_metrics);
-    let changed = Signal::new();
+    let changed = Trigger::new();
     let nodes = watches.start(Watch::<Node>::all(client.clone(), "nodes").wakes(&changed));
     let leases = watches.start(Watch::<Lease>::namespaced(client.clone(), &namespace, "leases"));
     let maps =
@@ -84,7 +84,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
         labels: BTreeMap::new(),
         field_manager: COMPONENT,
     };
-    let mut leadership = Leadership::stand(&process, client.clone(), candidacy, Signal::new());
+    let mut leadership = Leadership::stand(&process, client.clone(), candidacy, Trigger::new());
     let events = Events::start(
         &process,
         client,

@@ -84,14 +84,14 @@ impl fmt::Display for Problem {
 
 /// How far what the cache holds can be relied on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sight {
+pub struct SyncState {
     /// Whether the objects were listed completely, at least once.
     pub synced: bool,
     /// What keeps news from coming in, if anything does. What the cache holds may be old then.
     pub problem: Option<Problem>,
 }
 
-impl Sight {
+impl SyncState {
     /// Whether everything was listed and changes come in.
     pub fn is_clear(&self) -> bool {
         self.synced && self.problem.is_none()
@@ -122,14 +122,14 @@ pub enum Change<K> {
         key: Key,
     },
     /// What the cache holds can be relied on more, or less, than before.
-    Sight(Sight),
+    SyncState(SyncState),
 }
 
 /// Wakes one loop when something changed. What happens while nobody waits is remembered, once.
 #[derive(Clone, Debug, Default)]
-pub struct Signal(Arc<Notify>);
+pub struct Trigger(Arc<Notify>);
 
-impl Signal {
+impl Trigger {
     /// Nothing has happened yet.
     pub fn new() -> Self {
         Self::default()
@@ -164,7 +164,7 @@ pub struct Cache<K>(Arc<Shared<K>>);
 
 struct Shared<K> {
     held: RwLock<Held<K>>,
-    sight: watch::Sender<Sight>,
+    sight: watch::Sender<SyncState>,
     packing: Packing<K>,
 }
 
@@ -189,7 +189,7 @@ impl<K> fmt::Debug for Cache<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cache")
             .field("objects", &self.len())
-            .field("sight", &self.sight())
+            .field("sight", &self.sync_state())
             .finish_non_exhaustive()
     }
 }
@@ -258,16 +258,16 @@ impl<K> Cache<K> {
     }
 
     /// How far this can be relied on.
-    pub fn sight(&self) -> Sight {
+    pub fn sync_state(&self) -> SyncState {
         self.0.sight.borrow().clone()
     }
 
-    /// Waits until the API server has said what there is: objects, or that there is no such kind.
-    pub async fn answered(&self) -> Sight {
+    /// Waits until the cache is synced: its first list is there, or the API server does not have this kind.
+    pub async fn wait_until_synced(&self) -> SyncState {
         let mut sight = self.0.sight.subscribe();
         // An error would mean that the sender is gone, but it is ours.
         sight
-            .wait_for(Sight::is_answered)
+            .wait_for(SyncState::is_answered)
             .await
             .map(|sight| sight.clone())
             .unwrap_or_default()
@@ -282,7 +282,7 @@ impl<K> Cache<K> {
         for object in objects {
             cache.insert(Key::of(&object), Arc::new(object));
         }
-        cache.see(Sight {
+        cache.see(SyncState {
             synced: true,
             problem: None,
         });
@@ -320,7 +320,7 @@ impl<K> Cache<K> {
     }
 
     /// Remembers how far this can be relied on; whether that is new.
-    pub(crate) fn see(&self, sight: Sight) -> bool {
+    pub(crate) fn see(&self, sight: SyncState) -> bool {
         self.0.sight.send_if_modified(|current| {
             let changed = *current != sight;
             *current = sight;
@@ -339,7 +339,7 @@ impl<K> Cache<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cache, Key, Problem, Sight, Signal};
+    use super::{Cache, Key, Problem, SyncState, Trigger};
     use k8s_openapi::api::core::v1::ConfigMap;
     use std::time::Duration;
 
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_missing_kind_is_an_answer_and_a_failure_is_none() {
-        let sight = |synced, problem| Sight { synced, problem };
+        let sight = |synced, problem| SyncState { synced, problem };
         assert!(sight(false, Some(Problem::KindMissing)).is_answered());
         assert!(!sight(false, Some(Problem::Forbidden)).is_answered());
         assert!(sight(true, Some(Problem::Forbidden)).is_answered());
@@ -375,7 +375,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_signal_is_remembered_once() {
-        let signal = Signal::new();
+        let signal = Trigger::new();
         signal.notify();
         signal.notify();
         signal.notified().await;

@@ -1,7 +1,7 @@
 //! Watches: the one caller of kube's watcher.
 //!
 //! ```text
-//! API server ──▶ Guarded<K> ──▶ prune ──▶ Cache<K> ──▶ on_change / signals
+//! API server ──▶ TolerantDecode<K> ──▶ prune ──▶ Cache<K> ──▶ on_change / signals
 //!                    │ unreadable: warned of once, counted, skipped
 //!                    ▼ errors: back-off, one log line at the change, counted
 //! ```
@@ -20,10 +20,10 @@
 
 use crate::{
     Backoff, CancellationToken, Process, Readiness, ReadyHandle,
-    cache::{Cache, Change, Packing, Signal},
+    cache::{Cache, Change, Packing, Trigger},
     clock::Instant,
-    guarded::Guarded,
     metrics::Label,
+    tolerant_decode::TolerantDecode,
 };
 use futures::{Stream, StreamExt};
 use kube::{
@@ -70,7 +70,7 @@ type OnChange<K> = Box<dyn FnMut(&Change<K>) + Send>;
 
 /// What to watch, to be [started](Watches::start).
 pub struct Watch<K> {
-    api: Api<Guarded<K>>,
+    api: Api<TolerantDecode<K>>,
     acceptance: Acceptance,
     name: &'static str,
     fields: Option<String>,
@@ -114,7 +114,7 @@ impl<K: Resource> Watch<K> {
         Self::of(client, name, |client| Api::all_with(client, kind))
     }
 
-    fn of(client: Client, name: &'static str, scope: impl FnOnce(Client) -> Api<Guarded<K>>) -> Self {
+    fn of(client: Client, name: &'static str, scope: impl FnOnce(Client) -> Api<TolerantDecode<K>>) -> Self {
         let acceptance = Acceptance::default();
         Self {
             api: scope(acceptance.observing(client)),
@@ -178,7 +178,7 @@ impl<K: Resource> Watch<K> {
 
     /// Wakes whoever waits for `signal` at each change.
     #[must_use]
-    pub fn wakes(self, signal: &Signal) -> Self {
+    pub fn wakes(self, signal: &Trigger) -> Self {
         let signal = signal.clone();
         self.on_change(move |_| signal.notify())
     }
@@ -291,7 +291,7 @@ where
 /// the events of `otherwise`, if there are any, where the API server does not stream lists.
 async fn follow<K: Resource, S>(first: S, otherwise: Option<S>, acceptance: &Acceptance, mut observer: Observer<K>)
 where
-    S: Stream<Item = watcher::Result<watcher::Event<Guarded<K>>>>,
+    S: Stream<Item = watcher::Result<watcher::Event<TolerantDecode<K>>>>,
 {
     let mut events = pin!(first.left_stream());
     let mut otherwise = otherwise;

@@ -55,11 +55,11 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
+    evacuation_requests::{Mark, State},
     instances::{Instances, node_of},
     launchers::Launchers,
-    marks::{Mark, State},
+    migration_rate::MigrationRate,
     migrations::Migrations,
-    pace::Pace,
     pods_by_owner::owner,
 };
 use logged::LoggedRefusals;
@@ -86,7 +86,7 @@ pub(crate) struct Evictions {
     instances: Instances,
     migrations: Migrations,
     launchers: Launchers,
-    pace: Pace,
+    pace: MigrationRate,
     /// Something has changed that may let somebody go.
     news: watch::Receiver<u64>,
     held: Arc<Semaphore>,
@@ -153,7 +153,7 @@ impl Evictions {
         instances: Instances,
         migrations: Migrations,
         launchers: Launchers,
-        pace: Pace,
+        pace: MigrationRate,
         news: watch::Receiver<u64>,
     ) -> Self {
         Self {

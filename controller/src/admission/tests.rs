@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::{evictions::Evictions, handlers, migrations::ClusterState};
 use crate::{
     budgets::Budgets, configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
-    migrations::Migrations, nodes::Nodes, pace::Pace,
+    migration_rate::MigrationRate, migrations::Migrations, nodes::Nodes,
 };
 
 fn instance() -> Value {
@@ -65,7 +65,7 @@ async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, cl
     let launchers = Launchers::filled(&client, [], nodes, budgets);
     let (_, news) = watch::channel(0);
     let migrations = Migrations::filled([]);
-    let pace = Pace::new(instances.clone(), migrations.clone());
+    let pace = MigrationRate::new(instances.clone(), migrations.clone());
     let evictions = Evictions::new(client, instances, migrations, launchers, pace, news);
     let handlers = handlers(ConfigurationInForce::default(), state, evictions);
     let (_, handler) = handlers.get(path).unwrap();

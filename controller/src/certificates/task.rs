@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use drydock_api::HyperConverged;
 use drydock_core::configuration::Configuration;
 use drydock_runtime::{
-    Backoff, Cache, Key, Process, Signal, Watch, Watches, chain, clock,
+    Backoff, Cache, Key, Process, Trigger, Watch, Watches, chain, clock,
     lease::{Leadership, Term},
 };
 use jiff::Timestamp;
@@ -46,7 +46,7 @@ pub(crate) struct CertificatesTask {
     place: Place,
     keeper: Keeper,
     last_good: Option<Configuration>,
-    changed: Signal,
+    changed: Trigger,
     leadership: Leadership,
     metrics: CertificateMetrics,
     process: Process,
@@ -87,7 +87,7 @@ impl CertificatesTask {
         metrics: CertificateMetrics,
         process: Process,
     ) -> Self {
-        let changed = Signal::new();
+        let changed = Trigger::new();
         let secret = Watch::<Secret>::namespaced(client.clone(), &place.namespace, "webhook certificates")
             .fields(format!("metadata.name={SECRET}"))
             .wakes(&changed);
@@ -121,7 +121,7 @@ impl CertificatesTask {
         let stopping = self.process.stopping();
         // Lifetimes that are not known yet would be corrected by certificates that nobody needs.
         if stopping
-            .run_until_cancelled(self.hyperconvergeds.answered())
+            .run_until_cancelled(self.hyperconvergeds.wait_until_synced())
             .await
             .is_none()
         {
@@ -172,7 +172,7 @@ impl CertificatesTask {
         let (lifetimes, good) = in_force(&self.hyperconvergeds.all(), namespaces, self.last_good.as_ref());
         self.last_good = good;
         self.keeper.configure(lifetimes);
-        let published = self.mutating.sight().synced && self.validating.sight().synced;
+        let published = self.mutating.sync_state().synced && self.validating.sync_state().synced;
         let bundles = published.then(|| {
             let namespace = &self.place.namespace;
             let mutating = self.mutating.all();
@@ -185,7 +185,7 @@ impl CertificatesTask {
         let secret = self.seen();
         let data = secret.as_ref().and_then(|secret| secret.data.as_ref());
         self.keeper
-            .observe(now, bundles, self.secret.sight().synced.then_some(data));
+            .observe(now, bundles, self.secret.sync_state().synced.then_some(data));
         self.keeper.serve(now)
     }
 

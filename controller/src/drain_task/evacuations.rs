@@ -40,7 +40,7 @@ impl Evacuation<'_> {
     /// Makes the migration, unless there is one for this attempt already.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(super) async fn create(self, api: &Api<VirtualMachineInstanceMigration>) -> kube::Result<Outcome> {
         let mut take = 0;
         loop {

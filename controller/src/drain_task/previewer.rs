@@ -13,7 +13,7 @@ use drydock_runtime::{Key, clock};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::outlooks::{self, Competitor};
-use crate::{instances::Instances, launchers::Launchers, migrations::Migrations, pace::Pace};
+use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::Migrations};
 
 /// Says what emptying a node would do, from the caches alone: any replica can.
 #[derive(Clone)]
@@ -21,11 +21,11 @@ pub(crate) struct Previewer {
     pub(super) instances: Instances,
     pub(super) migrations: Migrations,
     pub(super) launchers: Launchers,
-    pub(super) pace: Pace,
+    pub(super) pace: MigrationRate,
 }
 
 impl Previewer {
-    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers, pace: Pace) -> Self {
+    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers, pace: MigrationRate) -> Self {
         Self {
             instances,
             migrations,

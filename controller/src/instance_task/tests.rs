@@ -61,9 +61,12 @@ async fn refuse_pod(server: &mut ApiServer, code: u16, reason: &str) {
 async fn throttled_pod_leaves_no_condition_and_no_event() {
     for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
         let (task, mut server, mut recorded) = task();
-        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, refuse_pod(&mut server, code, reason));
+        let (looked, ()) = tokio::join!(
+            async { task.reconcile(&key()).await },
+            refuse_pod(&mut server, code, reason)
+        );
         // Not a conflict of the instance itself, after which nothing would be retried.
-        assert!(matches!(looked, Err(LookError::Pod(_))), "{code}: {looked:?}");
+        assert!(matches!(looked, Err(ReconcileError::Pod(_))), "{code}: {looked:?}");
         assert!(server.is_left_alone().await && recorded.is_left_alone().await, "{code}");
     }
 }
@@ -82,8 +85,8 @@ async fn refused_pod_is_reported_on_the_instance() {
         answer["status"] = status.body["status"].clone();
         status.with(&answer);
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-    assert!(matches!(looked, Err(LookError::NoPod(_))), "{looked:?}");
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(looked, Err(ReconcileError::NoPod(_))), "{looked:?}");
     assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
 }
 

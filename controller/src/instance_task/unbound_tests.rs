@@ -90,7 +90,7 @@ async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
         assert!(server.is_left_alone().await);
     };
     let key = key();
-    let (result, ()) = tokio::join!(task.look(&key), serving);
+    let (result, ()) = tokio::join!(task.reconcile(&key), serving);
     result.unwrap();
 }
 
@@ -109,6 +109,6 @@ async fn a_bound_pod_stays_whatever_it_requires() {
         assert!(server.is_left_alone().await);
     };
     let key = key();
-    let (result, ()) = tokio::join!(task.look(&key), serving);
+    let (result, ()) = tokio::join!(task.reconcile(&key), serving);
     result.unwrap();
 }

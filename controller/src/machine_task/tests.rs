@@ -47,7 +47,7 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
     };
     let task = MachineTask {
         client,
-        machines: WrittenObjects::filled(machines),
+        machines: AssumeCache::filled(machines),
         instances: Instances::filled(instances),
         migrations: Migrations::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
@@ -103,7 +103,7 @@ async fn a_start_is_a_status_an_instance_and_an_event_and_is_not_repeated() {
     };
     let looked = async {
         for _ in 0..3 {
-            assert_eq!(task.look(&key()).await.unwrap(), Wake::OnChange);
+            assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         }
     };
     tokio::join!(looked, served);
@@ -137,7 +137,7 @@ async fn an_instance_is_deleted_once_and_only_if_it_is_the_one_that_was_seen() {
     let looked = async {
         // Though the watch still shows it as it was, it is not deleted again.
         for _ in 0..3 {
-            assert_eq!(task.look(&key()).await.unwrap(), Wake::OnChange);
+            assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         }
     };
     tokio::join!(looked, served);
@@ -171,8 +171,8 @@ async fn a_refusal_is_told_on_the_machine_and_tried_again() {
     };
     let looked = async {
         for _ in 0..2 {
-            let error = task.look(&key()).await.unwrap_err();
-            assert!(matches!(error, LookError::NoInstance(_)), "{error}");
+            let error = task.reconcile(&key()).await.unwrap_err();
+            assert!(matches!(error, ReconcileError::NoInstance(_)), "{error}");
         }
     };
     tokio::join!(looked, served);
@@ -185,8 +185,8 @@ async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
     let first = machine(RunStrategy::Always, "10");
     let (task, mut server, _told) = task(vec![first], vec![]);
     let served = async { server.asked().await.refuse(409, "Conflict") };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-    assert_eq!(looked.unwrap(), Wake::OnChange);
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(looked.unwrap(), Requeue::OnChange);
     assert!(server.is_left_alone().await);
 }
 
@@ -206,8 +206,8 @@ async fn a_deleted_machine_goes_when_the_api_server_says_that_its_instance_is_go
         assert_eq!(finalizers.body["metadata"]["finalizers"], json!([]));
         finalizers.with(&json!(going));
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-    assert_eq!(looked.unwrap(), Wake::OnChange);
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(looked.unwrap(), Requeue::OnChange);
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,8 +226,8 @@ async fn a_start_that_has_to_wait_says_until_when() {
         let answer = with_status(&waiting, &status.body, "11");
         status.with(&answer);
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-    assert_eq!(looked.unwrap(), Wake::At(retry));
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(looked.unwrap(), Requeue::At(retry));
     assert!(server.is_left_alone().await);
 }
 
@@ -244,9 +244,9 @@ async fn throttled_instance_leaves_no_failure_and_is_retried() {
             assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
             create.refuse(code, reason);
         };
-        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
         // Not a conflict of the machine itself, after which nothing would be retried.
-        assert!(matches!(looked, Err(LookError::Create(_))), "{code}: {looked:?}");
+        assert!(matches!(looked, Err(ReconcileError::Create(_))), "{code}: {looked:?}");
         assert!(server.is_left_alone().await && told.is_left_alone().await, "{code}");
     }
 }

@@ -15,7 +15,7 @@ use drydock_core::maintenance::{
     answer::{Answer, Attempt},
     pods::Target,
 };
-use drydock_runtime::{Key, KeyedWork, chain, clock};
+use drydock_runtime::{Key, WorkQueue, chain, clock};
 use k8s_openapi::{
     api::{core::v1::Pod, policy::v1::Eviction},
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
@@ -26,15 +26,15 @@ use tracing::{debug, info};
 
 /// How many evictions are under way at a time. Most of their time they wait: for a webhook, for the
 /// API server's own fairness.
-const AT_ONCE: usize = 512;
+const MAX_CONCURRENT_RECONCILES: usize = 512;
 
 /// Evictions of pods, by UID. Clones share them.
 #[derive(Clone)]
 pub(super) struct Evictions {
     client: Client,
     entries: Arc<Mutex<HashMap<String, Entry>>>,
-    work: KeyedWork,
-    nodes: KeyedWork,
+    work: WorkQueue,
+    nodes: WorkQueue,
 }
 
 struct Entry {
@@ -45,17 +45,17 @@ struct Entry {
 
 impl Evictions {
     /// None yet. `nodes` is told of which node a pod was answered about.
-    pub(super) fn new(client: Client, nodes: KeyedWork) -> Self {
+    pub(super) fn new(client: Client, nodes: WorkQueue) -> Self {
         Self {
             client,
             entries: Arc::default(),
-            work: KeyedWork::new("evictions", AT_ONCE),
+            work: WorkQueue::new("evictions", MAX_CONCURRENT_RECONCILES),
             nodes,
         }
     }
 
     /// The work that asks.
-    pub(super) fn work(&self) -> &KeyedWork {
+    pub(super) fn work(&self) -> &WorkQueue {
         &self.work
     }
 
@@ -124,7 +124,7 @@ impl Evictions {
     }
 
     /// Evicts the pods of this name that are to be.
-    pub(super) async fn look(&self, key: &Key) -> Result<(), Infallible> {
+    pub(super) async fn reconcile(&self, key: &Key) -> Result<(), Infallible> {
         let targets: Vec<Target> = {
             let entries = self.lock();
             let of_name = entries.values().filter(|entry| {
@@ -210,7 +210,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_pod_is_named_by_its_uid_and_has_the_time_that_was_asked_for() {
         let (client, mut server) = api_server();
-        let evictions = Evictions::new(client, KeyedWork::new("nodes", 1));
+        let evictions = Evictions::new(client, WorkQueue::new("nodes", 1));
         let target = Target {
             namespace: "d".into(),
             name: "p".into(),
@@ -232,7 +232,7 @@ mod tests {
             );
             asked.refuse(429, "TooManyRequests");
         };
-        let (looked, ()) = tokio::join!(evictions.look(&key), answers);
+        let (looked, ()) = tokio::join!(evictions.reconcile(&key), answers);
         assert!(looked.is_ok());
         assert_eq!(attempt().answer, Some(Answer::Deferred("refused with 429".into())));
         assert!(!attempt().asking);

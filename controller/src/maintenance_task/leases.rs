@@ -8,7 +8,7 @@ use drydock_core::maintenance::{
     lease::{self, LeaseWrite},
     reservation,
 };
-use drydock_runtime::{Cache, Key, KeyedWork, Watch, Watches};
+use drydock_runtime::{Cache, Key, Watch, Watches, WorkQueue};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
@@ -43,7 +43,7 @@ pub(super) enum Written {
 impl Leases {
     /// Watches the Leases of the newer group's maintenances and reservations; `work` is told of which node one
     /// changed. Leases of the older group share a namespace with others, and are read when they are needed.
-    pub(super) fn start(client: &Client, watches: &Watches, places: &Places, work: &KeyedWork) -> Self {
+    pub(super) fn start(client: &Client, watches: &Watches, places: &Places, work: &WorkQueue) -> Self {
         let watch = |namespace: &str, name: &'static str, node_of: fn(&str) -> Option<&str>| {
             let work = work.clone();
             Watch::<Lease>::namespaced(client.clone(), namespace, name).on_change(move |change| {
@@ -67,9 +67,9 @@ impl Leases {
         }
     }
 
-    /// Waits until the API server has said everything once.
-    pub(super) async fn answered(&self) {
-        tokio::join!(self.nodes.answered(), self.reserved.answered());
+    /// Waits until the caches are synced.
+    pub(super) async fn wait_until_synced(&self) {
+        tokio::join!(self.nodes.wait_until_synced(), self.reserved.wait_until_synced());
     }
 
     fn api(&self, group: Group) -> &Api<Lease> {
@@ -123,7 +123,7 @@ impl Leases {
     /// has changed.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(super) async fn delete(&self, group: Group, lease: &Lease) -> kube::Result<Option<Lease>> {
         let name = lease.name_any();
         if delete(self.api(group), lease).await? {
@@ -137,7 +137,7 @@ impl Leases {
     /// Returns when to look again.
     ///
     /// # Errors
-    /// If the API server does not do it.
+    /// If the request to the API server fails.
     pub(super) async fn settle_reservation(
         &self,
         node: &str,

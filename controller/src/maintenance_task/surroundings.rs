@@ -10,7 +10,7 @@ use kube::{Api, Client, api::PartialObjectMeta};
 
 /// Budgets and DaemonSets, watched while they are wanted. Clones share them.
 #[derive(Clone)]
-pub(super) struct Surroundings {
+pub(super) struct NodeContext {
     client: Client,
     watches: Watches,
     unblocked: Arc<dyn Fn(&str) + Send + Sync>,
@@ -24,7 +24,7 @@ struct Watched {
     wanted: CancellationToken,
 }
 
-impl Surroundings {
+impl NodeContext {
     /// Watches nothing yet. `unblocked` hears the namespace of a budget that may let more pods go.
     pub(super) fn new(client: Client, watches: &Watches, unblocked: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self {

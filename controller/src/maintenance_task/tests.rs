@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{written::changed, *};
+use super::{status_writer::changed, *};
 
 #[test]
 fn a_status_patch_has_what_changes_and_null_for_what_is_gone() {

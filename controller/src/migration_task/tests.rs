@@ -55,7 +55,7 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
         launchers,
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         Deadlines::default(),
-        KeyedWork::new("migrations", 1),
+        WorkQueue::new("migrations", 1),
     );
     (task, server, recorded)
 }
@@ -98,14 +98,14 @@ async fn throttled_target_pod_keeps_its_place_and_is_retried() {
                 "{code}"
             );
         };
-        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-        assert!(matches!(looked, Err(LookError::Pod(_))), "{code}: {looked:?}");
+        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+        assert!(matches!(looked, Err(ReconcileError::Pod(_))), "{code}: {looked:?}");
         assert!(task.turns.may_place(UID), "{code}");
         assert!(recorded.is_left_alone().await, "{code}");
-        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, async {
+        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, async {
             create(pod_request(&mut server).await);
         });
-        assert!(matches!(looked, Ok(Wake::At(_))), "{code}: {looked:?}");
+        assert!(matches!(looked, Ok(Requeue::At(_))), "{code}: {looked:?}");
         assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate", "{code}");
     }
 }
@@ -126,8 +126,8 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
             (&json!("Waiting"), &json!("FailedCreate"), &json!("refused with 403"))
         );
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-    assert!(matches!(looked, Ok(Wake::At(_))), "{looked:?}");
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(looked, Ok(Requeue::At(_))), "{looked:?}");
     assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
     assert!(!task.turns.may_place(UID), "others may have its place");
 
@@ -135,14 +135,14 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     let later = clock::now() + jiff::SignedDuration::from_hours(1);
     task.refusals.note(&key(), &refusal(), later);
     let again_at = task.refusals.of(&key()).unwrap().again_at;
-    assert_eq!(task.look(&key()).await.unwrap(), Wake::At(again_at));
+    assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(again_at));
     task.turn();
     assert!(!task.turns.may_place(UID) && server.is_left_alone().await);
 
     // Due, and refused for the same reason: neither a write nor an event.
     task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
     let served = async { pod_request(&mut server).await.refuse(403, "Forbidden") };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(looked.is_ok() && recorded.is_left_alone().await);
 
     // Due, and the cause is gone.
@@ -155,7 +155,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
             (&json!("Scheduling"), &Value::Null)
         );
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(looked.is_ok() && task.refusals.of(&key()).is_none());
     assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate");
 }
@@ -201,8 +201,8 @@ async fn stuck_target_pod_is_explained_by_its_events() {
         );
         apply_status(&mut server, "11").await
     };
-    let (looked, status) = tokio::join!(async { task.look(&key()).await }, served);
-    assert!(matches!(looked, Ok(Wake::At(_))), "{looked:?}");
+    let (looked, status) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(looked, Ok(Requeue::At(_))), "{looked:?}");
     let condition = &status["conditions"][0];
     assert_eq!(
         (&condition["reason"], &condition["message"]),

@@ -45,7 +45,7 @@ fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInst
     let (for_events, _) = api_server();
     let task = ReplicaSetTask {
         client,
-        sets: WrittenObjects::filled([set]),
+        sets: AssumeCache::filled([set]),
         instances: Instances::filled(instances),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
     };
@@ -92,7 +92,7 @@ async fn what_is_missing_is_made_in_growing_batches_and_counts_before_it_is_show
     };
     let looked = async {
         for _ in 0..3 {
-            task.look(&key()).await.unwrap();
+            task.reconcile(&key()).await.unwrap();
         }
     };
     tokio::join!(looked, served);
@@ -113,7 +113,7 @@ async fn a_set_that_can_have_none_costs_one_request_and_says_why() {
     };
     let looked = async {
         for _ in 0..2 {
-            assert!(matches!(task.look(&key()).await, Err(LookError::Refused(_))));
+            assert!(matches!(task.reconcile(&key()).await, Err(ReconcileError::Refused(_))));
         }
     };
     tokio::join!(looked, served);
@@ -128,8 +128,8 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
         server.asked().await.refuse(409, "AlreadyExists");
         status(&mut server, &wanted, "11").await;
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
-    assert!(matches!(looked, Err(LookError::NotSeenYet)));
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(looked, Err(ReconcileError::NotSeenYet)));
 }
 
 /// Answers what a set and its instances are.
@@ -160,14 +160,14 @@ async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
             let told = status(&mut server, &now, "11").await;
             assert_eq!(told["replicas"], there.len());
         };
-        let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
         looked.unwrap();
         assert!(server.is_left_alone().await);
     }
     // It has gone.
     let (task, mut server) = task(set(0), vec![instance("a")]);
     let gone = async { server.asked().await.refuse(404, "NotFound") };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, gone);
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, gone);
     looked.unwrap();
     assert!(server.is_left_alone().await);
 }
@@ -197,7 +197,7 @@ async fn what_is_too_much_is_deleted_once() {
     };
     let looked = async {
         for _ in 0..3 {
-            task.look(&key()).await.unwrap();
+            task.reconcile(&key()).await.unwrap();
         }
     };
     tokio::join!(looked, served);
@@ -231,6 +231,6 @@ async fn an_instance_that_is_let_go_keeps_its_other_owners() {
             .with(&json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "a"}}));
         status(&mut server, &wanted, "11").await;
     };
-    let (looked, ()) = tokio::join!(async { task.look(&key()).await }, served);
+    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     looked.unwrap();
 }

@@ -7,7 +7,7 @@ use super::VERSION;
 /// Values are cut to so many characters in sentences.
 const VALUE: usize = 80;
 /// So many refusals are told in one answer; more help nobody.
-pub const TOLD: usize = 50;
+pub const MAX_REFUSALS: usize = 50;
 
 /// Why something is not admitted, stable for machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,8 +82,8 @@ impl fmt::Display for Refusal {
 
 /// All refusals in one answer.
 pub fn sentence(refusals: &[Refusal]) -> String {
-    let mut told: Vec<String> = refusals.iter().take(TOLD).map(ToString::to_string).collect();
-    if let Some(more) = refusals.len().checked_sub(TOLD).filter(|more| *more > 0) {
+    let mut told: Vec<String> = refusals.iter().take(MAX_REFUSALS).map(ToString::to_string).collect();
+    if let Some(more) = refusals.len().checked_sub(MAX_REFUSALS).filter(|more| *more > 0) {
         told.push(format!("and {more} more"));
     }
     told.join("; ")

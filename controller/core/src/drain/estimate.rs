@@ -24,9 +24,9 @@ use crate::{
 };
 
 /// An estimate is not told anew for a change of less than one part in so many of what is left.
-const STEADY: u32 = 5;
+const ESTIMATE_HYSTERESIS: u32 = 5;
 /// Nor for less than this.
-const LEAST: Duration = Duration::from_secs(5);
+const ESTIMATE_MIN_CHANGE: Duration = Duration::from_secs(5);
 
 /// How fast guests move, of all migrations that were measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -211,7 +211,7 @@ pub(super) fn steady(told: Option<Time>, newest: Option<Time>, now: Timestamp) -
     }
     let change = before.0.duration_since(after.0).unsigned_abs();
     let left = after.0.duration_since(now).unsigned_abs();
-    if change <= LEAST.max(left / STEADY) {
+    if change <= ESTIMATE_MIN_CHANGE.max(left / ESTIMATE_HYSTERESIS) {
         told
     } else {
         newest

@@ -273,7 +273,7 @@ fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
                 .map(|migration| {
                     let metadata = &migration.metadata;
                     let instance = guest.key().1.to_owned();
-                    Step::CallOff {
+                    Step::Cancel {
                         namespace: metadata.namespace.clone().unwrap_or_default(),
                         instance,
                         name: metadata.name.clone().unwrap_or_default(),

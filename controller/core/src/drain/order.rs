@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use super::{Cluster, DrainingNode, Guest, Step, guest::memory};
 use crate::{
     eviction::mark,
-    migration::{queue::HELD_UP, record::Record},
+    migration::{queue::TARGET_POD_OVERCOMMIT, record::Record},
 };
 
 /// A guest that may go.
@@ -84,7 +84,11 @@ fn dirty_rate(guest: &Guest<'_>) -> u64 {
 /// Those that get a migration now, in order.
 pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &Cluster<'_>) -> Vec<Candidate<'a>> {
     candidates.sort_by(|one, other| one.rank().cmp(&other.rank()));
-    let window = |limit: u32| usize::try_from(limit).unwrap_or(usize::MAX).saturating_mul(2 * HELD_UP);
+    let window = |limit: u32| {
+        usize::try_from(limit)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(2 * TARGET_POD_OVERCOMMIT)
+    };
     let mut in_cluster = 0;
     let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
     for node in cluster.nodes {

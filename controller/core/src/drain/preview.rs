@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// As many guests are told of by name: an API server passes on 4096 characters of warnings in all.
-const TOLD: usize = 15;
+const MAX_LINES: usize = 15;
 
 /// Whether a Node asks for a preview.
 pub fn is_asked(node: &Node) -> bool {
@@ -75,7 +75,7 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
     sorted.sort_by(|(_, one), (_, other)| {
         (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
     });
-    for (instance, guest) in sorted.iter().take(TOLD) {
+    for (instance, guest) in sorted.iter().take(MAX_LINES) {
         let does = match guest.state {
             RemainingState::Moving | RemainingState::Waiting | RemainingState::Unknown => "would move",
             RemainingState::ShuttingDown => "would be shut down",
@@ -88,8 +88,8 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
         };
         lines.push(format!("{}/{} {does}{why}", guest.namespace, guest.name));
     }
-    if sorted.len() > TOLD {
-        lines.push(format!("and {} more", sorted.len() - TOLD));
+    if sorted.len() > MAX_LINES {
+        lines.push(format!("and {} more", sorted.len() - MAX_LINES));
     }
     lines
 }

@@ -319,7 +319,7 @@ fn marks_go_with_whoever_has_asked() {
         let called_off = plan
             .steps
             .iter()
-            .any(|step| matches!(step, Step::CallOff { uid, .. } if uid == "1"));
+            .any(|step| matches!(step, Step::Cancel { uid, .. } if uid == "1"));
         assert_eq!((!unmarked, !called_off), (stays, stays), "{by} {marks:?}");
     }
 }
@@ -1094,7 +1094,7 @@ proptest! {
                         prop_assert!(migrations.iter().all(|migration| migration.status.as_ref().unwrap().phase.unwrap().is_final()));
                         migrations.push(migration("new", "Pending", |_| {}));
                     }
-                    Step::CallOff { .. } => {}
+                    Step::Cancel { .. } => {}
                 }
             }
         }

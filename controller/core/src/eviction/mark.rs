@@ -35,7 +35,7 @@ pub fn evacuation(instance: &VirtualMachineInstance) -> Option<&Evacuation> {
 }
 
 /// Whether a guest that is on this node by now has left the one that it is marked to leave.
-pub fn is_left_behind(instance: &VirtualMachineInstance, here: &str) -> bool {
+pub fn is_orphaned(instance: &VirtualMachineInstance, here: &str) -> bool {
     of(instance).is_some_and(|marked| marked != here)
 }
 

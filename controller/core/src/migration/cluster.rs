@@ -196,7 +196,7 @@ pub enum ClusterStep {
 
 /// Where a guest is, as far as a migration tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Whereabouts {
+pub enum GuestLocation {
     /// On the source, or nobody has said otherwise.
     Source,
     /// On the target, and not on the source any more: `status.nodeName` names the target.
@@ -204,10 +204,10 @@ pub enum Whereabouts {
 }
 
 /// Where the instance of a migration is.
-pub fn whereabouts(view: &ClusterView) -> Whereabouts {
+pub fn guest_location(view: &ClusterView) -> GuestLocation {
     let record = &view.record;
     if record.is_unknown() {
-        return Whereabouts::Source;
+        return GuestLocation::Source;
     }
     let arrived = record.target == Some(TargetState::Running);
     let lost_there = matches!(record.target, Some(TargetState::Ended | TargetState::Gone)) || view.target_node_gone;
@@ -219,9 +219,9 @@ pub fn whereabouts(view: &ClusterView) -> Whereabouts {
         // Its agent has promised never to let it go on, and the target cannot any more.
         || (released && lost_there);
     if left && (arrived || lost_there) {
-        Whereabouts::Target
+        GuestLocation::Target
     } else {
-        Whereabouts::Source
+        GuestLocation::Source
     }
 }
 
@@ -286,7 +286,7 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
 fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let fail = |failure| vec![ClusterStep::Fail(failure)];
-    if whereabouts(view) == Whereabouts::Target {
+    if guest_location(view) == GuestLocation::Target {
         return match (view.instance, record.target) {
             (Instance::Moved | Instance::Missing | Instance::Ended, Some(TargetState::Running))
                 if !view.target_node_gone =>
@@ -403,7 +403,8 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     let mut steps = Vec::new();
     let pod = matches!(view.target_pod, TargetPod::Coming | TargetPod::Ready);
     let nothing = record.target == Some(TargetState::Gone);
-    let empty = record.target != Some(TargetState::Running) && (nothing || whereabouts(view) == Whereabouts::Source);
+    let empty =
+        record.target != Some(TargetState::Running) && (nothing || guest_location(view) == GuestLocation::Source);
     if record.has_failed() && pod && empty {
         steps.push(ClusterStep::DeletePod);
     }

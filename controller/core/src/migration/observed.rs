@@ -11,7 +11,7 @@ use drydock_api::launcher::{CONTAINER, Outcome};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    cluster::{ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
+    cluster::{ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
     record::Record,
     rejected::rejected,
 };
@@ -84,7 +84,7 @@ pub fn target(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationT
 /// The node that an instance has moved to by a migration, whoever has not heard of it yet.
 pub fn moved_to<'a>(facts: &Facts<'a>) -> Option<&'a str> {
     let to = target(facts.migration)?.node.as_deref();
-    to.filter(|_| whereabouts(&view(facts)) == Whereabouts::Target)
+    to.filter(|_| guest_location(&view(facts)) == GuestLocation::Target)
 }
 
 /// What an instance's migrations say of it; `facts` gives what is known beside each.

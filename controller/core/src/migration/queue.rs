@@ -17,10 +17,10 @@
 //! - In the cluster as many as may run at once, for the same reason.
 //! - What is held up by something other than that limit (no node takes the pod; the target node
 //!   is busy) does not count, or a few hopeless pods would stop the rest. All together are at most
-//!   [`HELD_UP`] times as many, so that hopeless pods do not pile up either.
+//!   [`TARGET_POD_OVERCOMMIT`] times as many, so that hopeless pods do not pile up either.
 //!
 //! Those that wait go by urgency, then age, then UID. One that cannot go because of its own nodes
-//! lets others pass, except that the first that has waited for longer than [`PATIENCE`] keeps what
+//! lets others pass, except that the first that has waited for longer than [`MAX_OVERTAKING`] keeps what
 //! is free on its nodes: it needs room on two at once, and those behind it, of which there may be
 //! ever new ones, could otherwise take now one and now the other for ever.
 //!
@@ -46,10 +46,10 @@ pub use wait::{Reason, Wait};
 /// How long a migration with a ready target pod lets others pass that take what it needs.
 ///
 /// Some times as long as a migration mostly takes: shorter would hold slots back without need.
-pub const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+pub const MAX_OVERTAKING: SignedDuration = SignedDuration::from_mins(5);
 
 /// How many times as many target pods there may be when some of them are held up.
-pub const HELD_UP: usize = 2;
+pub const TARGET_POD_OVERCOMMIT: usize = 2;
 
 /// Annotation of a migration that empties a node: its place in the plan of the drain, among those that
 /// were made at the same time. Only the controller makes such migrations.
@@ -182,7 +182,7 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
         };
         refused.insert(entry.uid.as_str(), reason);
         let own = matches!(reason, Reason::SourceNodeLimit(_) | Reason::TargetNodeLimit(_));
-        if own && !kept && now.duration_since(*ready) > PATIENCE {
+        if own && !kept && now.duration_since(*ready) > MAX_OVERTAKING {
             slots.keep(&entry.source, target);
             kept = true;
         }
@@ -296,7 +296,7 @@ impl Pods {
     }
 
     fn full(self, limit: usize) -> bool {
-        self.fully >= limit || self.all >= limit.saturating_mul(HELD_UP)
+        self.fully >= limit || self.all >= limit.saturating_mul(TARGET_POD_OVERCOMMIT)
     }
 }
 

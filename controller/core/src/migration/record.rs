@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
     use crate::migration::{
-        cluster::{self, ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
+        cluster::{self, ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
         source::{self, Call, Job, SourceDomain, SourceTunnel, SourceView},
         target::{self, TargetDomain, TargetTunnel, TargetView},
     };
@@ -247,7 +247,7 @@ mod tests {
                 has_finalizer: true,
             };
             prop_assert_eq!(cluster::step(&cluster), []);
-            prop_assert_eq!(whereabouts(&cluster), Whereabouts::Source);
+            prop_assert_eq!(guest_location(&cluster), GuestLocation::Source);
         }
     }
 }

@@ -261,7 +261,7 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
             vec![SourceStep::Say(SourceState::Released)]
         }
         (Job::None, Some(TargetState::Gone | TargetState::Refused)) => vec![SourceStep::Resume],
-        (Job::None, _) if record.has_failed() => adrift(view),
+        (Job::None, _) if record.has_failed() => orphaned(view),
         (Job::None, _) if record.source == Some(SourceState::Halted) => Vec::new(),
         (Job::None, _) => vec![SourceStep::Say(SourceState::Halted)],
     }
@@ -269,7 +269,7 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
 
 /// The target is gone for good without a word. Its guest ran there only if this tunnel told it to, which
 /// a tunnel that was lost has forgotten.
-fn adrift(view: &SourceView) -> Vec<SourceStep> {
+fn orphaned(view: &SourceView) -> Vec<SourceStep> {
     match view.tunnel {
         SourceTunnel::Unknown => Vec::new(),
         SourceTunnel::Open { .. } => vec![SourceStep::Resume],

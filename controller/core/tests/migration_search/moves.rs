@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
-    cluster::{self, ClusterStep, ClusterView, Instance, SourcePod, TargetPod, Whereabouts, whereabouts},
+    cluster::{self, ClusterStep, ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
     hand_over::{self, GuestHere, Proof, Release, SourceSide, TakenOver, TargetSide},
     record::Record,
     source::{self, Call, Job, SourceDomain, SourceStep, SourceView},
@@ -313,13 +313,13 @@ impl Out<'_, '_> {
         for record in unknown_records(view.record) {
             let view = ClusterView { record, ..view };
             assert_eq!(
-                (cluster::step(&view), whereabouts(&view)),
-                (Vec::new(), Whereabouts::Source)
+                (cluster::step(&view), guest_location(&view)),
+                (Vec::new(), GuestLocation::Source)
             );
         }
         let mut orders = Vec::new();
-        let whereabouts = Mutant::whereabouts(self.how.mutant, &view, whereabouts);
-        if whereabouts == Whereabouts::Target && !world.moved && !seen.is_over() {
+        let guest_location = Mutant::guest_location(self.how.mutant, &view, guest_location);
+        if guest_location == GuestLocation::Target && !world.moved && !seen.is_over() {
             orders.push(Order::MoveInstance);
         }
         orders.extend(

@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
-    cluster::{ClusterStep, ClusterView, Failure, SourcePod, Whereabouts},
+    cluster::{ClusterStep, ClusterView, Failure, GuestLocation, SourcePod},
     hand_over::Proof,
     source::{Job, SourceDomain, SourceStep, SourceTunnel, SourceView},
     target::{TargetDomain, TargetStep, TargetTunnel, TargetView},
@@ -241,15 +241,15 @@ impl Mutant {
     }
 
     /// Where the guest is said to be.
-    pub(crate) fn whereabouts(
+    pub(crate) fn guest_location(
         mutant: Option<Self>,
         view: &ClusterView,
-        whereabouts: fn(&ClusterView) -> Whereabouts,
-    ) -> Whereabouts {
+        guest_location: fn(&ClusterView) -> GuestLocation,
+    ) -> GuestLocation {
         let mut view = *view;
         if mutant == Some(Self::MovesBeforeTheSourceStopped) && view.record.target == Some(TargetState::Running) {
             view.source_pod = SourcePod::Left;
         }
-        whereabouts(&view)
+        guest_location(&view)
     }
 }

@@ -5,7 +5,7 @@ use super::{
     election::{Action, Answer, Election, Record, Step, Terms},
     outcome, seconds,
 };
-use crate::{Change, Process, Signal, Watch, Watches, clock, jittered};
+use crate::{Change, Process, Trigger, Watch, Watches, clock, jittered};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -93,7 +93,7 @@ pub struct Leadership(watch::Receiver<Option<Term>>);
 impl Leadership {
     /// Stands for the Lease until the process stops, then gives it back. `released` is notified when another candidate
     /// has given it back, as by [`releases`].
-    pub fn stand(process: &Process, client: Client, candidacy: Candidacy, released: Signal) -> Self {
+    pub fn stand(process: &Process, client: Client, candidacy: Candidacy, released: Trigger) -> Self {
         let (current, receiver) = watch::channel(None);
         let elector = Elector {
             api: Api::namespaced(client, &candidacy.namespace),
@@ -132,8 +132,8 @@ impl Leadership {
 
 /// Watches the Lease, and notifies the returned signal when it is free: a standby that only read it now and then would
 /// leave the cluster without a leader until its next turn.
-pub fn releases(client: &Client, watches: &Watches, candidacy: &Candidacy) -> Signal {
-    let signal = Signal::new();
+pub fn releases(client: &Client, watches: &Watches, candidacy: &Candidacy) -> Trigger {
+    let signal = Trigger::new();
     let notify = signal.clone();
     let watch = Watch::<Lease>::namespaced(client.clone(), &candidacy.namespace, "the leader's Lease")
         .fields(format!("metadata.name={}", candidacy.name))
@@ -153,7 +153,7 @@ struct Elector {
     api: Api<Lease>,
     candidacy: Candidacy,
     election: Election,
-    released: Signal,
+    released: Trigger,
     current: watch::Sender<Option<Term>>,
     acting: TaskTracker,
     failing: bool,

@@ -9,7 +9,7 @@
 //! ```
 
 use super::{Outcome, outcome, seconds};
-use crate::{Backoff, Process, Signal, clock, health::lock};
+use crate::{Backoff, Process, Trigger, clock, health::lock};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
@@ -73,7 +73,7 @@ pub enum Held {
 /// Who calls [`take_over`](Self::take_over) has the right to (it holds a lock that only one can have): the Lease is
 /// taken whoever holds it.
 #[derive(Clone, Debug)]
-pub struct LeaseHolder(Arc<Mutex<Wish>>, Signal);
+pub struct LeaseHolder(Arc<Mutex<Wish>>, Trigger);
 
 #[derive(Debug, Default)]
 struct Wish {
@@ -84,8 +84,8 @@ struct Wish {
 impl LeaseHolder {
     /// Gets ready to keep the Lease; nothing is sent until [`take_over`](Self::take_over). `changed` is notified
     /// whenever who holds it changes.
-    pub fn start(process: &Process, client: Client, holding: Holding, changed: &Signal) -> Self {
-        let holder = Self(Arc::default(), Signal::new());
+    pub fn start(process: &Process, client: Client, holding: Holding, changed: &Trigger) -> Self {
+        let holder = Self(Arc::default(), Trigger::new());
         let keeper = Keeper {
             api: Api::namespaced(client, &holding.namespace),
             holding,
@@ -184,7 +184,7 @@ struct Keeper {
     api: Api<Lease>,
     holding: Holding,
     holder: LeaseHolder,
-    changed: Signal,
+    changed: Trigger,
     retry: Backoff,
     failing: bool,
 }

@@ -72,13 +72,13 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         }
     }
 
-    /// Sight is lost: none is stale until it is back.
+    /// SyncState is lost: none is stale until it is back.
     pub fn blind(&mut self) {
         self.blind = true;
         self.complete_since = None;
     }
 
-    /// Sight was lost until `now`: every Lease has its whole time again.
+    /// SyncState was lost until `now`: every Lease has its whole time again.
     pub fn restart(&mut self, now: Instant) {
         self.blind = false;
         self.complete_since = Some(now);

@@ -3,8 +3,8 @@
 use super::{ErrorLabels, NameLabel, OnChange, Prune, Watch, WatchMetrics, failure::classify};
 use crate::{
     ReadyHandle,
-    cache::{Cache, Change, Kept, Key, Problem, Sight},
-    guarded::Guarded,
+    cache::{Cache, Change, Kept, Key, Problem, SyncState},
+    tolerant_decode::TolerantDecode,
 };
 use kube::{Resource, runtime::watcher};
 use std::{
@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-/// Turns the events of a watch into the state of its cache, and tells who wants to know.
+/// SlotScheduler the events of a watch into the state of its cache, and tells who wants to know.
 pub(super) struct Observer<K> {
     name: &'static str,
     optional: bool,
@@ -71,7 +71,7 @@ impl<K: Resource> Observer<K> {
     }
 
     /// Takes in an event; whether it shows that the API server answers.
-    pub(super) fn observe(&mut self, event: watcher::Event<Guarded<K>>) -> bool {
+    pub(super) fn observe(&mut self, event: watcher::Event<TolerantDecode<K>>) -> bool {
         match event {
             // Only says that a list is going to be asked for.
             watcher::Event::Init => {
@@ -110,13 +110,13 @@ impl<K: Resource> Observer<K> {
         if problem == Problem::KindMissing && self.optional {
             self.release();
         }
-        let synced = self.cache.sight().synced;
+        let synced = self.cache.sync_state().synced;
         self.sees(synced, Some(problem));
     }
 
-    fn listed(&mut self, object: Guarded<K>) {
+    fn listed(&mut self, object: TolerantDecode<K>) {
         match object {
-            Guarded::Readable(mut object) => {
+            TolerantDecode::Readable(mut object) => {
                 let key = Key::of(object.as_ref());
                 // What is held already is kept, so that listing again does not double the memory.
                 let known = self.cache.kept(&key).filter(|known| {
@@ -129,7 +129,7 @@ impl<K: Resource> Observer<K> {
                 });
                 self.listing.objects.insert(key, object);
             }
-            Guarded::Unreadable { reason, metadata } => {
+            TolerantDecode::Unreadable { reason, metadata } => {
                 let key = Key::of_meta(&metadata);
                 if let Some(last) = self.cache.kept(&key) {
                     self.listing.objects.insert(key.clone(), last);
@@ -176,9 +176,9 @@ impl<K: Resource> Observer<K> {
         self.release();
     }
 
-    fn applied(&mut self, object: Guarded<K>) {
+    fn applied(&mut self, object: TolerantDecode<K>) {
         match object {
-            Guarded::Readable(mut object) => {
+            TolerantDecode::Readable(mut object) => {
                 (self.prune)(&mut object);
                 let key = Key::of(object.as_ref());
                 let new: Arc<K> = Arc::from(object);
@@ -189,7 +189,7 @@ impl<K: Resource> Observer<K> {
                     new: Some(new),
                 });
             }
-            Guarded::Unreadable { reason, metadata } => {
+            TolerantDecode::Unreadable { reason, metadata } => {
                 let key = Key::of_meta(&metadata);
                 if self.cache.cannot_read(key.clone(), &reason) {
                     self.unreadable(key, &reason);
@@ -198,7 +198,7 @@ impl<K: Resource> Observer<K> {
         }
     }
 
-    fn deleted(&mut self, object: &Guarded<K>) {
+    fn deleted(&mut self, object: &TolerantDecode<K>) {
         let key = Key::of(object);
         let old = self.cache.remove(&key);
         self.tell(&Change::Object { key, old, new: None });
@@ -215,13 +215,13 @@ impl<K: Resource> Observer<K> {
 
     /// News came in, so whatever was in the way no longer is.
     pub(super) fn sees_again(&mut self) {
-        let synced = self.cache.sight().synced;
+        let synced = self.cache.sync_state().synced;
         self.sees(synced, None);
     }
 
     fn sees(&mut self, synced: bool, problem: Option<Problem>) {
-        let before = self.cache.sight();
-        let after = Sight { synced, problem };
+        let before = self.cache.sync_state();
+        let after = SyncState { synced, problem };
         // An error's text may differ at each try; that it fails is no news.
         if let (Some(Problem::Failing(_)), Some(Problem::Failing(_))) = (&before.problem, &after.problem) {
             return;
@@ -237,7 +237,7 @@ impl<K: Resource> Observer<K> {
             (Some(_), None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watch is back"),
             (None, None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watching"),
         }
-        self.tell(&Change::Sight(after));
+        self.tell(&Change::SyncState(after));
     }
 
     fn release(&mut self) {

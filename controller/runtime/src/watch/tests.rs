@@ -1,7 +1,7 @@
 use super::{ErrorLabels, Listing, NameLabel, Watch, WatchMetrics, Watches};
 use crate::{
     CancellationToken, Process, Readiness,
-    cache::{Cache, Change, Key, Problem, Signal},
+    cache::{Cache, Change, Key, Problem, Trigger},
     clock::Instant,
     fake::{ApiServer, api_server},
 };
@@ -20,7 +20,7 @@ struct Setup {
     watches: Watches,
     server: ApiServer,
     client: Client,
-    signal: Signal,
+    signal: Trigger,
 }
 
 fn setup() -> Setup {
@@ -34,7 +34,7 @@ fn setup() -> Setup {
         watches,
         server,
         client,
-        signal: Signal::new(),
+        signal: Trigger::new(),
     }
 }
 
@@ -78,18 +78,18 @@ fn value(cache: &Cache<ConfigMap>, name: &str) -> Option<String> {
 }
 
 /// Waits until the reader is woken, as a reconcile loop does.
-async fn woken(signal: &Signal) {
+async fn woken(signal: &Trigger) {
     let woken = tokio::time::timeout(Duration::from_secs(3600), signal.notified()).await;
     woken.expect("nobody woke the reader");
 }
 
 /// Waits until the reader was woken and nothing more happens.
-async fn settled(signal: &Signal) {
+async fn settled(signal: &Trigger) {
     woken(signal).await;
     while !is_asleep(signal).await {}
 }
 
-async fn is_asleep(signal: &Signal) -> bool {
+async fn is_asleep(signal: &Trigger) -> bool {
     tokio::time::timeout(Duration::from_secs(20), signal.notified())
         .await
         .is_err()
@@ -138,7 +138,7 @@ async fn a_large_set_is_streamed() {
     let open = watch.open();
     open.send("ADDED", &config_map("a", "3", "one"));
     open.end_of_list("3");
-    assert!(cache.answered().await.is_clear());
+    assert!(cache.wait_until_synced().await.is_clear());
     assert_eq!(value(&cache, "a").as_deref(), Some("one"));
 }
 
@@ -158,7 +158,7 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
     let list = setup.server.asked().await;
     assert!(list.line.contains("resourceVersion=0"), "{}", list.line);
     list.list("5", &[config_map("a", "4", "one")]);
-    assert!(cache.answered().await.is_clear());
+    assert!(cache.wait_until_synced().await.is_clear());
     assert_eq!(value(&cache, "a").as_deref(), Some("one"));
 }
 
@@ -169,14 +169,14 @@ async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
     let open = setup.server.asked().await.open();
     open.send("ADDED", &config_map("a", "3", "one"));
     open.end_of_list("3");
-    assert!(cache.answered().await.is_clear());
+    assert!(cache.wait_until_synced().await.is_clear());
     open.send(
         "ERROR",
         &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
     );
     setup.server.asked().await.refuse(500, "InternalError");
     settled(&setup.signal).await;
-    assert!(!cache.sight().is_clear());
+    assert!(!cache.sync_state().is_clear());
     let again = setup.server.asked().await;
     assert!(again.line.contains("sendInitialEvents=true"), "{}", again.line);
     let open = again.open();
@@ -187,11 +187,11 @@ async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
         .clone();
     open.send("ADDED", &config_map("b", "8", "two"));
     assert!(is_asleep(&setup.signal).await);
-    assert!(!cache.sight().is_clear(), "it has answered, and not told all");
+    assert!(!cache.sync_state().is_clear(), "it has answered, and not told all");
     assert_eq!((lists.get(), value(&cache, "a").as_deref()), (1, Some("one")));
     open.end_of_list("3");
     woken(&setup.signal).await;
-    assert!(cache.sight().is_clear());
+    assert!(cache.sync_state().is_clear());
     assert_eq!(lists.get(), 2);
     assert_eq!((value(&cache, "a"), value(&cache, "b").as_deref()), (None, Some("two")));
 }
@@ -206,7 +206,7 @@ async fn metadata_alone_is_fetched_where_that_is_wanted() {
     assert!(list.line.starts_with("/api/v1/pods?"), "{}", list.line);
     let pod = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "p"}});
     list.list("1", &[pod]);
-    cache.answered().await;
+    cache.wait_until_synced().await;
     assert!(cache.get(&Key::cluster("p")).is_some());
 }
 
@@ -228,14 +228,14 @@ async fn changes_are_told(packed: bool) {
         let line = match change {
             Change::Object { key, old, new } => format!("{key} {} {}", old.is_some(), new.is_some()),
             Change::Unreadable { key } => format!("{key} unreadable"),
-            Change::Sight(sight) => format!("clear: {}", sight.is_clear()),
+            Change::SyncState(sight) => format!("clear: {}", sight.is_clear()),
         };
         sink.lock().unwrap().push(line);
     });
     let cache = setup.watches.start(watch);
     assert_eq!(setup.readiness.waiting(), ["config"]);
     setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
-    cache.answered().await;
+    cache.wait_until_synced().await;
     assert!(setup.readiness.is_ready());
     let stored = cache.get(&key("a")).unwrap();
     assert_eq!(stored.metadata.managed_fields, None);
@@ -325,7 +325,7 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
     }
     assert!(start.elapsed() < Duration::from_secs(130));
     assert_eq!(setup.errors("server"), 9);
-    let problem = cache.sight().problem.unwrap();
+    let problem = cache.sync_state().problem.unwrap();
     assert!(
         problem.to_string().contains("refused with 500: InternalError"),
         "{problem}"
@@ -333,7 +333,7 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
     assert!(!setup.readiness.is_ready());
 
     setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
-    assert!(cache.answered().await.is_clear());
+    assert!(cache.wait_until_synced().await.is_clear());
     assert!(setup.readiness.is_ready());
     // The next error waits but little: the success began anew.
     setup.server.asked().await.refuse(500, "InternalError");
@@ -344,11 +344,11 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
         "{:?}",
         before.elapsed()
     );
-    assert!(!cache.sight().is_clear() && cache.sight().synced);
+    assert!(!cache.sync_state().is_clear() && cache.sync_state().synced);
     // An accepted watch is back, even if nothing changes for days.
     let _open = again.open();
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert!(cache.sight().is_clear());
+    assert!(cache.sync_state().is_clear());
 }
 
 #[tokio::test(start_paused = true)]
@@ -368,7 +368,7 @@ async fn others_are_read(packed: bool) {
         .asked()
         .await
         .list("5", &[bad.clone(), config_map("a", "4", "one")]);
-    assert!(cache.answered().await.is_clear());
+    assert!(cache.wait_until_synced().await.is_clear());
     assert_eq!(value(&cache, "a").as_deref(), Some("one"));
     assert!(cache.unreadable()[&key("bad")].contains("invalid type"));
 
@@ -401,7 +401,7 @@ async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().optional());
     setup.server.asked().await.refuse(404, "NotFound");
-    let sight = cache.answered().await;
+    let sight = cache.wait_until_synced().await;
     assert_eq!((sight.synced, sight.problem), (false, Some(Problem::KindMissing)));
     woken(&setup.signal).await;
     assert!(setup.readiness.is_ready(), "an optional kind is not waited for");
@@ -409,7 +409,7 @@ async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
     assert!(is_asleep(&setup.signal).await, "the same state is no news");
     setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
     woken(&setup.signal).await;
-    assert!(cache.sight().is_clear());
+    assert!(cache.sync_state().is_clear());
 }
 
 #[tokio::test(start_paused = true)]
@@ -417,7 +417,7 @@ async fn a_kind_that_is_needed_is_waited_for() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch());
     setup.server.asked().await.refuse(404, "NotFound");
-    cache.answered().await;
+    cache.wait_until_synced().await;
     assert_eq!(setup.readiness.waiting(), ["config"]);
 }
 

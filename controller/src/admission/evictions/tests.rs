@@ -82,7 +82,7 @@ fn evictions(
     let launchers = Launchers::filled(&client, pods, nodes, budgets);
     let (changed, news) = watch::channel(0);
     let (instances, migrations) = (Instances::filled(instances), Migrations::filled([]));
-    let pace = Pace::new(instances.clone(), migrations.clone());
+    let pace = MigrationRate::new(instances.clone(), migrations.clone());
     let evictions = Evictions::new(client, instances, migrations, launchers, pace, news);
     (evictions, server, changed)
 }

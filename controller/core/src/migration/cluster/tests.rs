@@ -2,8 +2,8 @@ use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, Ta
 use proptest::{prelude::*, sample::select};
 
 use super::{
-    ClusterStep as Do, ClusterView, Failure as F, Instance as I, SourcePod, TargetPod as Pod, Whereabouts, step,
-    whereabouts,
+    ClusterStep as Do, ClusterView, Failure as F, GuestLocation, Instance as I, SourcePod, TargetPod as Pod,
+    guest_location, step,
 };
 use crate::migration::record::Record;
 
@@ -538,7 +538,7 @@ proptest! {
             }
         }
         // The instance is told first.
-        if whereabouts(&view) == Whereabouts::Target && view.instance == I::Running {
+        if guest_location(&view) == GuestLocation::Target && view.instance == I::Running {
             prop_assert!(steps.iter().all(|step| !matches!(step, Do::Enter(P::Succeeded) | Do::Fail(_)))
                 || !record.has_sides(), "{steps:?}");
         }

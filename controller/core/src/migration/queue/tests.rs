@@ -44,7 +44,7 @@ fn placed(target: &str) -> Stage {
 fn ready_for_long(target: &str) -> Stage {
     Stage::Placed {
         target: target.into(),
-        ready: NOW - PATIENCE - SignedDuration::from_secs(1),
+        ready: NOW - MAX_OVERTAKING - SignedDuration::from_secs(1),
     }
 }
 

@@ -1,6 +1,6 @@
 use super::{Candidacy, Leadership};
 use crate::{
-    Process, Signal,
+    Process, Trigger,
     clock::Instant,
     fake::{ApiServer, Asked, api_server},
 };
@@ -19,7 +19,7 @@ fn setup() -> (Leadership, ApiServer, Process) {
         field_manager: "drydock-controller",
     };
     (
-        Leadership::stand(&process, client, candidacy, Signal::new()),
+        Leadership::stand(&process, client, candidacy, Trigger::new()),
         server,
         process,
     )
@@ -144,7 +144,7 @@ async fn work_that_does_not_end_keeps_the_lease() {
 #[tokio::test(start_paused = true)]
 async fn standby_leads_as_soon_as_the_lease_is_released() {
     let (client, mut server) = api_server();
-    let (process, released) = (Process::new(), Signal::new());
+    let (process, released) = (Process::new(), Trigger::new());
     let candidacy = Candidacy {
         namespace: "drydock".to_owned(),
         name: "drydock-controller".to_owned(),

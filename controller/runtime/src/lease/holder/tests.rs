@@ -1,6 +1,6 @@
 use super::{Answer, Held, Holding, LeaseHolder, Phase, When, next};
 use crate::{
-    Process, Signal,
+    Process, Trigger,
     clock::Instant,
     fake::{ApiServer, Asked, api_server},
 };
@@ -12,7 +12,7 @@ use std::time::Duration;
 const URL: &str = "/apis/coordination.k8s.io/v1/namespaces/drydock-nodes/leases/n1?";
 const PACE: Duration = Duration::from_secs(10);
 
-fn setup() -> (LeaseHolder, ApiServer, Signal) {
+fn setup() -> (LeaseHolder, ApiServer, Trigger) {
     let (client, server) = api_server();
     let holding = Holding {
         namespace: "drydock-nodes".to_owned(),
@@ -30,7 +30,7 @@ fn setup() -> (LeaseHolder, ApiServer, Signal) {
         }],
         field_manager: "drydock-agent",
     };
-    let changed = Signal::new();
+    let changed = Trigger::new();
     (
         LeaseHolder::start(&Process::new(), client, holding, &changed),
         server,

@@ -156,12 +156,12 @@ proptest! {
             let of = |uid: &String| entries.iter().any(|entry| entry.uid == *uid && entry.source == source);
             let new = grants.place.iter().filter(|uid| of(uid)).count();
             let before = entries.iter().filter(|entry| entry.source == source && entry.stage != Stage::Waiting).count();
-            let most = count(limits.outbound_per_node) * 2 * HELD_UP;
+            let most = count(limits.outbound_per_node) * 2 * TARGET_POD_OVERCOMMIT;
             prop_assert!(new == 0 || before + new <= most, "{before} and {new} of {most}");
         }
         let without_slot = |entry: &&Entry| !matches!(entry.stage, Stage::Waiting | Stage::Holding { .. });
         let before = entries.iter().filter(without_slot).count() - grants.slots.len();
-        let most = count(limits.per_cluster) * HELD_UP;
+        let most = count(limits.per_cluster) * TARGET_POD_OVERCOMMIT;
         prop_assert!(grants.place.is_empty() || before + grants.place.len() <= most);
     }
 }

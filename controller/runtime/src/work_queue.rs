@@ -1,8 +1,8 @@
 //! Work on many objects, one key at a time: what reconcilers share.
 //!
 //! ```text
-//!  watches ──hear(change)──▶ ┌ keys ┐            ┌─▶ look(key) ─▶ Ok(Wake::OnChange)   forgotten until it is added
-//!  anyone  ──add(key)──────▶ │      │ ─ bounded ─┼─▶ look(key) ─▶ Ok(Wake::At(time))   again then, or when added
+//!  watches ──hear(change)──▶ ┌ keys ┐            ┌─▶ look(key) ─▶ Ok(Requeue::OnChange)   forgotten until it is added
+//!  anyone  ──add(key)──────▶ │      │ ─ bounded ─┼─▶ look(key) ─▶ Ok(Requeue::At(time))   again then, or when added
 //!  elected ──all()─────────▶ └──────┘            └─▶ look(key) ─▶ Err                  again after a back-off
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! - Keys that were looked at and have nothing to wait for cost no memory.
 
 use crate::{
-    Change, Key, Signal, chain, clock,
+    Change, Key, Trigger, chain, clock,
     lease::{Leadership, Term},
 };
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -42,7 +42,7 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// When a look wants the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wake {
+pub enum Requeue {
     /// When something changes.
     #[default]
     OnChange,
@@ -50,7 +50,7 @@ pub enum Wake {
     At(Timestamp),
 }
 
-impl Wake {
+impl Requeue {
     /// The earlier of two.
     #[must_use]
     pub fn or_at(self, other: Option<Timestamp>) -> Self {
@@ -62,7 +62,7 @@ impl Wake {
     }
 }
 
-impl From<()> for Wake {
+impl From<()> for Requeue {
     fn from((): ()) -> Self {
         Self::OnChange
     }
@@ -70,31 +70,31 @@ impl From<()> for Wake {
 
 /// The keys of objects that have to be looked at. Clones are the same.
 #[derive(Clone)]
-pub struct KeyedWork {
+pub struct WorkQueue {
     /// For logs, such as `instances`.
     name: &'static str,
     at_once: usize,
     queue: Arc<Mutex<Queue>>,
-    added: Signal,
+    added: Trigger,
 }
 
-impl fmt::Debug for KeyedWork {
+impl fmt::Debug for WorkQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedWork")
+        f.debug_struct("WorkQueue")
             .field("name", &self.name)
             .field("keys", &self.len())
             .finish_non_exhaustive()
     }
 }
 
-impl KeyedWork {
+impl WorkQueue {
     /// Work of which `at_once` looks go on at a time.
     pub fn new(name: &'static str, at_once: usize) -> Self {
         Self {
             name,
             at_once: at_once.max(1),
             queue: Arc::default(),
-            added: Signal::new(),
+            added: Trigger::new(),
         }
     }
 
@@ -134,7 +134,7 @@ impl KeyedWork {
         F: Future<Output = Vec<Key>>,
         L: Fn(Key) -> R,
         R: Future<Output = Result<W, E>>,
-        W: Into<Wake>,
+        W: Into<Requeue>,
         E: Error + 'static,
     {
         while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
@@ -153,7 +153,7 @@ impl KeyedWork {
         F: Future<Output = Vec<Key>>,
         L: Fn(Key) -> R,
         R: Future<Output = Result<W, E>>,
-        W: Into<Wake>,
+        W: Into<Requeue>,
         E: Error + 'static,
     {
         for key in all().await {
@@ -180,13 +180,13 @@ impl KeyedWork {
         self.lock().take(Instant::now())
     }
 
-    fn done<W: Into<Wake>, E: Error + 'static>(&self, key: Key, result: Result<W, E>) {
+    fn done<W: Into<Requeue>, E: Error + 'static>(&self, key: Key, result: Result<W, E>) {
         let now = Instant::now();
         match result.map(Into::into) {
-            Ok(Wake::OnChange) => {
+            Ok(Requeue::OnChange) => {
                 self.lock().done(key, &Done::OnChange, now);
             }
-            Ok(Wake::At(at)) => {
+            Ok(Requeue::At(at)) => {
                 let due = after(now, clock::until(at, clock::now()));
                 self.lock().done(key, &Done::At(due), now);
             }

@@ -62,7 +62,7 @@ impl MigrationTask {
         if let Some((failure, detail)) = &change.fail {
             let note = words(*failure, detail);
             info!(migration = %Key::of(migration), reason = failure.reason(), "{note}");
-            self.tell(migration, Severity::Warning, "FailedMigration", &note);
+            self.record_event(migration, Severity::Warning, "FailedMigration", &note);
         }
         // That the target prepares is told by its agent.
         if change.enter.contains(&MigrationPhase::Succeeded) {
@@ -71,7 +71,7 @@ impl MigrationTask {
                 .unwrap_or_default();
             info!(migration = %Key::of(migration), node, "it has moved");
             let note = "Source node reported migration succeeded";
-            self.tell(migration, Severity::Normal, "SuccessfulMigration", note);
+            self.record_event(migration, Severity::Normal, "SuccessfulMigration", note);
         }
     }
 

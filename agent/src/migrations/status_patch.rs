@@ -81,7 +81,7 @@ pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigrati
 /// the rest, and the source's node may be gone.
 ///
 /// # Errors
-/// If the API server does not do it.
+/// If the request to the API server fails.
 pub(super) async fn tell_that_post_copy_is_broken(
     shared: &Shared,
     migration: &VirtualMachineInstanceMigration,
@@ -114,14 +114,14 @@ pub(super) async fn tell_that_post_copy_is_broken(
     };
     warn!(migration = migration.name_any(), "post-copy is broken");
     let note = POST_COPY_BROKEN_MESSAGE.into();
-    tell(&shared.events, migration, Severity::Warning, POST_COPY_BROKEN, note);
+    record_event(&shared.events, migration, Severity::Warning, POST_COPY_BROKEN, note);
     Ok(Some(written))
 }
 
 /// Applies the agent's part of `status.source`.
 ///
 /// # Errors
-/// If the API server does not do it.
+/// If the request to the API server fails.
 pub(super) async fn source(
     client: &Client,
     migration: &VirtualMachineInstanceMigration,
@@ -144,7 +144,7 @@ pub(super) async fn source(
 /// Applies the agent's part of `status.target`.
 ///
 /// # Errors
-/// If the API server does not do it.
+/// If the request to the API server fails.
 pub(super) async fn target(
     client: &Client,
     migration: &VirtualMachineInstanceMigration,
@@ -181,8 +181,8 @@ async fn apply(
     Ok(answer)
 }
 
-/// Tells people of the instance that moves, which the migration names.
-pub(super) fn tell(
+/// Records an event on the instance that the migration names.
+pub(super) fn record_event(
     events: &Events,
     migration: &VirtualMachineInstanceMigration,
     severity: Severity,

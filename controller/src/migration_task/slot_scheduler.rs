@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 /// Places and slots, and who waits for one.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<State>);
+pub(super) struct SlotScheduler(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -25,7 +25,7 @@ struct State {
     known: BTreeMap<String, Entry>,
 }
 
-impl Turns {
+impl SlotScheduler {
     /// Begins anew with what the objects say, and gives places and slots as [`Self::grant`] does: those that
     /// waited under the leader before are no news when they are looked at.
     pub(super) fn begin(&self, entries: Vec<Entry>, limits: &Migrations, now: Timestamp) -> Vec<String> {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn who_waited_under_the_leader_before_gets_its_turn_though_nothing_of_it_is_news() {
-        let turns = Turns::default();
+        let turns = SlotScheduler::default();
         let entries = vec![waiting("one"), waiting("two")];
         let limits = drydock_core::configuration::Configuration::default().migrations;
         let looked_at = turns.begin(entries.clone(), &limits, Timestamp::UNIX_EPOCH);

@@ -13,7 +13,7 @@ use drydock_runtime::{Severity, clock};
 use kube::ResourceExt;
 use tracing::info;
 
-use super::{SourceTask, Trouble, is_paused_to_move, said};
+use super::{SourceTask, Trouble, is_paused_to_move, status_patch};
 use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
@@ -62,16 +62,16 @@ impl SourceTask {
             | SourceState::Ended
             | SourceState::Unknown => {}
         }
-        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        self.written = Some(status_patch::source(&self.shared.client, migration, &side).await?);
         info!(migration = migration.name_any(), ?state, "its source");
         match state {
             SourceState::Stayed => {
                 let reason = side.message.unwrap_or_default();
                 let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
-                said::tell(&self.shared.events, migration, Severity::Warning, "Migrated", note);
+                status_patch::record_event(&self.shared.events, migration, Severity::Warning, "Migrated", note);
             }
             // A guest of which a part was lost has moved nowhere.
-            SourceState::Stopped | SourceState::HandedOver if !said::that_post_copy_is_broken(migration) => {
+            SourceState::Stopped | SourceState::HandedOver if !status_patch::that_post_copy_is_broken(migration) => {
                 let target = migration
                     .status
                     .as_ref()
@@ -79,7 +79,7 @@ impl SourceTask {
                     .unwrap_or_default();
                 let node = target.node.unwrap_or_default();
                 let note = format!("The VirtualMachineInstance migrated to node {node}.");
-                said::tell(&self.shared.events, migration, Severity::Normal, "Migrated", note);
+                status_patch::record_event(&self.shared.events, migration, Severity::Normal, "Migrated", note);
             }
             _ => {}
         }

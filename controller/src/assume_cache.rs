@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 /// Objects of one kind. Clones are the same.
 #[derive(Debug)]
-pub(crate) struct WrittenObjects<K> {
+pub(crate) struct AssumeCache<K> {
     cache: Cache<K>,
     prune: fn(&mut K),
     answers: Answers<K>,
@@ -28,7 +28,7 @@ pub(crate) struct WrittenObjects<K> {
 /// The newest states of objects that the API server has answered to this process's writes.
 type Answers<K> = Arc<Mutex<HashMap<Key, Box<K>>>>;
 
-impl<K> Clone for WrittenObjects<K> {
+impl<K> Clone for AssumeCache<K> {
     fn clone(&self) -> Self {
         Self {
             cache: self.cache.clone(),
@@ -38,7 +38,7 @@ impl<K> Clone for WrittenObjects<K> {
     }
 }
 
-impl<K: Resource + Clone> WrittenObjects<K> {
+impl<K: Resource + Clone> AssumeCache<K> {
     /// Starts the watch, which hears of each change before `told` does. `prune` clears what nobody reads, both of what
     /// the watch shows and of answers.
     pub(crate) fn start(
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn what_was_written_counts_until_the_watch_has_shown_it() {
-        let objects = WrittenObjects::filled([at("5", "u")]);
+        let objects = AssumeCache::filled([at("5", "u")]);
         let hear = |change| forget_what_is_shown(&mut lock(&objects.answers), &change);
         objects.remember(&key(), at("7", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
@@ -177,11 +177,11 @@ mod tests {
     fn nothing_is_kept_of_what_has_been_shown_has_gone_or_is_another() {
         // The watch was faster than the answer, another object has the name by now, or none.
         for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
-            let objects = WrittenObjects::filled(shown);
+            let objects = AssumeCache::filled(shown);
             objects.remember(&key(), at("7", "u"));
             assert!(lock(&objects.answers).is_empty());
         }
-        let objects = WrittenObjects::filled([at("5", "u")]);
+        let objects = AssumeCache::filled([at("5", "u")]);
         for (old, new, left) in [
             (Some(at("3", "before")), None, 1),
             (Some(at("5", "u")), None, 0),
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_pruned_like_what_is_shown() {
-        let mut objects = WrittenObjects::filled([at("5", "u")]);
+        let mut objects = AssumeCache::filled([at("5", "u")]);
         objects.prune = |object| object.data = None;
         let mut answer = at("7", "u");
         answer.data = Some([("a".to_owned(), "b".to_owned())].into());

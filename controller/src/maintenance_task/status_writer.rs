@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tracing::{debug, info};
 
-use super::{Done, LookError, MaintenanceTask};
+use super::{Done, MaintenanceTask, ReconcileError};
 
 impl MaintenanceTask {
     /// Writes finalizers.
@@ -24,7 +24,7 @@ impl MaintenanceTask {
         key: &Key,
         object: &NodeMaintenance,
         finalizers: &[String],
-    ) -> Result<Done, LookError> {
+    ) -> Result<Done, ReconcileError> {
         let patch = json!({"metadata": {
             "uid": object.uid(),
             "resourceVersion": object.resource_version(),
@@ -41,7 +41,7 @@ impl MaintenanceTask {
         key: &Key,
         object: &NodeMaintenance,
         status: &NodeMaintenanceStatus,
-    ) -> Result<Done, LookError> {
+    ) -> Result<Done, ReconcileError> {
         let before = object.status.clone().unwrap_or_default();
         let patch = json!({
             "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
@@ -57,7 +57,12 @@ impl MaintenanceTask {
     }
 
     /// Remembers what the API server made of a write.
-    async fn took(&self, group: Group, key: &Key, patched: kube::Result<NodeMaintenance>) -> Result<Done, LookError> {
+    async fn took(
+        &self,
+        group: Group,
+        key: &Key,
+        patched: kube::Result<NodeMaintenance>,
+    ) -> Result<Done, ReconcileError> {
         let (done, newest) = match patched {
             Ok(written) => (Done::Yes, Some(written)),
             Err(kube::Error::Api(status)) if status.is_conflict() => {
@@ -74,7 +79,7 @@ impl MaintenanceTask {
     }
 
     /// Patches a node as it was seen.
-    pub(super) async fn patch_node(&self, node: &Node, mut patch: Value) -> Result<Done, LookError> {
+    pub(super) async fn patch_node(&self, node: &Node, mut patch: Value) -> Result<Done, ReconcileError> {
         patch["metadata"]["resourceVersion"] = json!(node.resource_version());
         patch["metadata"]["uid"] = json!(node.uid());
         let name = node.name_any();
@@ -91,7 +96,12 @@ impl MaintenanceTask {
         Ok(done)
     }
 
-    pub(super) async fn write_condition(&self, node: &str, maintenance: &str, holds: bool) -> Result<(), LookError> {
+    pub(super) async fn write_condition(
+        &self,
+        node: &str,
+        maintenance: &str,
+        holds: bool,
+    ) -> Result<(), ReconcileError> {
         let apply = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
             "status": {"conditions": [node::condition(holds, maintenance, clock::now())]},

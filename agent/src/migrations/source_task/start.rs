@@ -13,7 +13,7 @@ use drydock_runtime::{Severity, chain};
 use kube::ResourceExt;
 use tracing::info;
 
-use super::{SourceTask, configuration, milliseconds, said};
+use super::{SourceTask, configuration, milliseconds, status_patch};
 
 impl SourceTask {
     /// Has libvirt move the guest. The call lasts as long as that.
@@ -48,7 +48,7 @@ impl SourceTask {
             }
         }
         info!(migration = migration.name_any(), "the guest moves");
-        said::tell(
+        status_patch::record_event(
             &self.shared.events,
             migration,
             Severity::Normal,

@@ -16,13 +16,13 @@ use crate::{
 
 /// Learns from migrations that have succeeded, as far as they are kept. Clones share what they have learned.
 #[derive(Clone)]
-pub(crate) struct Pace {
+pub(crate) struct MigrationRate {
     instances: Instances,
     migrations: Migrations,
     measured: Arc<Mutex<Rate>>,
 }
 
-impl Pace {
+impl MigrationRate {
     pub(crate) fn new(instances: Instances, migrations: Migrations) -> Self {
         Self {
             instances,

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 /// metadata alone (kube's forgets to, and would fetch whole Pods), and it drops `managedFields`, about half of an
 /// object's metadata, before anything is built of them.
 #[derive(Clone, Debug)]
-pub(crate) enum Guarded<K> {
+pub(crate) enum TolerantDecode<K> {
     /// It could be read.
     Readable(Box<K>),
     /// It could not.
@@ -24,7 +24,7 @@ pub(crate) enum Guarded<K> {
     },
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
+impl<'de, K: DeserializeOwned> Deserialize<'de> for TolerantDecode<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut value = Value::deserialize(deserializer)?;
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -45,7 +45,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
     }
 }
 
-impl<K: Resource> Resource for Guarded<K> {
+impl<K: Resource> Resource for TolerantDecode<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
@@ -90,7 +90,7 @@ impl<K: Resource> Resource for Guarded<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::Guarded;
+    use super::TolerantDecode;
     use k8s_openapi::api::core::v1::{ConfigMap, Pod};
     use kube::{Resource, core::PartialObjectMeta, core::WatchEvent};
     use serde_json::json;
@@ -98,7 +98,8 @@ mod tests {
     #[test]
     fn managed_fields_are_never_built() {
         let value = json!({"metadata": {"name": "a", "managedFields": [{"manager": "kubectl"}]}, "data": {"k": "v"}});
-        let Guarded::Readable(object) = serde_json::from_value::<Guarded<ConfigMap>>(value).unwrap() else {
+        let TolerantDecode::Readable(object) = serde_json::from_value::<TolerantDecode<ConfigMap>>(value).unwrap()
+        else {
             panic!("it is readable")
         };
         assert_eq!(object.metadata.managed_fields, None);
@@ -108,11 +109,12 @@ mod tests {
     #[test]
     fn an_object_that_does_not_fit_still_has_a_name() {
         let text = r#"{"object": {"metadata": {"name": "a"}, "data": 7}, "type": "ADDED"}"#;
-        let WatchEvent::Added(object) = serde_json::from_str::<WatchEvent<Guarded<ConfigMap>>>(text).unwrap() else {
+        let WatchEvent::Added(object) = serde_json::from_str::<WatchEvent<TolerantDecode<ConfigMap>>>(text).unwrap()
+        else {
             panic!("it was added")
         };
         assert_eq!(object.meta().name.as_deref(), Some("a"));
-        let Guarded::Unreadable { reason, .. } = object else {
+        let TolerantDecode::Unreadable { reason, .. } = object else {
             panic!("it is not readable")
         };
         assert!(reason.contains("invalid type"), "{reason}");
@@ -120,12 +122,12 @@ mod tests {
 
     #[test]
     fn what_has_no_metadata_is_no_object() {
-        assert!(serde_json::from_value::<Guarded<ConfigMap>>(json!({"data": 7})).is_err());
+        assert!(serde_json::from_value::<TolerantDecode<ConfigMap>>(json!({"data": 7})).is_err());
     }
 
     #[test]
     fn metadata_alone_is_asked_for_where_that_is_wanted() {
-        assert!(Guarded::<PartialObjectMeta<Pod>>::metadata_api());
-        assert!(!Guarded::<Pod>::metadata_api());
+        assert!(TolerantDecode::<PartialObjectMeta<Pod>>::metadata_api());
+        assert!(!TolerantDecode::<Pod>::metadata_api());
     }
 }

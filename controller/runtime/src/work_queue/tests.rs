@@ -1,9 +1,9 @@
 use super::{
-    FIRST_WAIT, KeyedWork, LONGEST_WAIT, Wake,
+    FIRST_WAIT, LONGEST_WAIT, Requeue, WorkQueue,
     queue::{Done, Queue},
 };
 use crate::{
-    Key, Process, Signal,
+    Key, Process, Trigger,
     fake::{ApiServer, api_server},
     lease::{Candidacy, Leadership},
 };
@@ -111,10 +111,10 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
 #[test]
 fn the_earlier_wake_wins() {
     let at = |seconds| Timestamp::from_second(seconds).unwrap();
-    assert_eq!(Wake::OnChange.or_at(None), Wake::OnChange);
-    assert_eq!(Wake::OnChange.or_at(Some(at(5))), Wake::At(at(5)));
-    assert_eq!(Wake::At(at(7)).or_at(Some(at(5))), Wake::At(at(5)));
-    assert_eq!(Wake::At(at(3)).or_at(Some(at(5))), Wake::At(at(3)));
+    assert_eq!(Requeue::OnChange.or_at(None), Requeue::OnChange);
+    assert_eq!(Requeue::OnChange.or_at(Some(at(5))), Requeue::At(at(5)));
+    assert_eq!(Requeue::At(at(7)).or_at(Some(at(5))), Requeue::At(at(5)));
+    assert_eq!(Requeue::At(at(3)).or_at(Some(at(5))), Requeue::At(at(3)));
 }
 
 proptest! {
@@ -177,7 +177,7 @@ fn candidate() -> (Leadership, ApiServer, Process) {
         field_manager: "drydock-controller",
     };
     (
-        Leadership::stand(&process, client, candidacy, Signal::new()),
+        Leadership::stand(&process, client, candidacy, Trigger::new()),
         server,
         process,
     )
@@ -196,7 +196,7 @@ async fn wins(server: &mut ApiServer) {
 #[tokio::test(start_paused = true)]
 async fn a_term_begins_with_all_keys_and_ends_with_none() {
     let (leadership, mut server, process) = candidate();
-    let work = KeyedWork::new("things", 2);
+    let work = WorkQueue::new("things", 2);
     let (looks, mut looked) = mpsc::unbounded();
     work.add(key("before"));
     let running = {
@@ -208,9 +208,9 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
                 async move {
                     looks.send(key.name.to_string()).await.map_err(io::Error::other)?;
                     if &*key.name == "later" {
-                        return Ok(Wake::At(crate::clock::now() + SignedDuration::from_secs(3)));
+                        return Ok(Requeue::At(crate::clock::now() + SignedDuration::from_secs(3)));
                     }
-                    Ok::<_, io::Error>(Wake::OnChange)
+                    Ok::<_, io::Error>(Requeue::OnChange)
                 }
             };
             work.run(&stopping, leadership, all, look).await;
@@ -242,7 +242,7 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
 #[tokio::test(start_paused = true)]
 async fn looks_are_bounded_and_one_that_fails_holds_up_no_other() {
     let (leadership, mut server, process) = candidate();
-    let work = KeyedWork::new("things", 2);
+    let work = WorkQueue::new("things", 2);
     let (looks, mut looked) = mpsc::unbounded();
     let stopping = process.stopping();
     let all = async || vec![key("stuck"), key("broken"), key("fine")];

@@ -25,7 +25,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 
-use super::{BRIEF, MigrationTask, turns::Turns};
+use super::{MigrationTask, STATUS_COALESCE, slot_scheduler::SlotScheduler};
 use crate::migrations::instance_of;
 
 /// What is gathered of one migration.
@@ -204,7 +204,7 @@ impl Gathered {
     pub(super) fn facts<'a>(
         &'a self,
         migration: &'a VirtualMachineInstanceMigration,
-        turns: &Turns,
+        turns: &SlotScheduler,
         uid: &str,
         now: Timestamp,
     ) -> Facts<'a> {
@@ -266,7 +266,7 @@ pub(super) fn may_be_over_by(
         },
         _ => return None,
     };
-    began.checked_add(BRIEF).ok().filter(|at| *at > now)
+    began.checked_add(STATUS_COALESCE).ok().filter(|at| *at > now)
 }
 
 /// What a migration says that it waits for.
@@ -407,8 +407,8 @@ mod tests {
             };
             let migration = migration(told);
             let by = |now| may_be_over_by(&migration, &change, Some(begun), &[], now);
-            assert_eq!(by(begun), quiet.then(|| begun + BRIEF), "{name}");
-            assert_eq!(by(begun + BRIEF), None, "{name}, for long");
+            assert_eq!(by(begun), quiet.then(|| begun + STATUS_COALESCE), "{name}");
+            assert_eq!(by(begun + STATUS_COALESCE), None, "{name}, for long");
         }
         let aborted = Change {
             enter: vec![TargetReady],

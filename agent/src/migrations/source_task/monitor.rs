@@ -13,7 +13,7 @@ use drydock_runtime::{Severity, chain, clock};
 use kube::ResourceExt;
 use tracing::info;
 
-use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds, said};
+use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
 use crate::migrations::progress::{measured, sample};
 
 impl SourceTask {
@@ -56,7 +56,7 @@ impl SourceTask {
                 "{}",
                 action.sentence
             );
-            said::tell(
+            status_patch::record_event(
                 &self.shared.events,
                 migration,
                 Severity::Normal,
@@ -113,7 +113,7 @@ impl SourceTask {
             progress: Some(written.progress),
             ..before
         };
-        match said::source(&self.shared.client, &migration, &side).await {
+        match status_patch::source(&self.shared.client, &migration, &side).await {
             Ok(answer) => self.written = Some(answer),
             Err(error) => info!(error = %chain(&error), "progress could not be told"),
         }
@@ -134,7 +134,7 @@ impl SourceTask {
             mode: Some(mode),
             ..before
         };
-        self.written = Some(said::source(&self.shared.client, migration, &side).await?);
+        self.written = Some(status_patch::source(&self.shared.client, migration, &side).await?);
         Ok(())
     }
 }
