@@ -12,7 +12,7 @@ use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::{configuration::selection::NAMESPACES, mask, minimum::DEFAULT_MODEL};
 use drydock_runtime::LogFormat;
 
-use crate::{inspect_command, run, tunnel};
+use crate::{inspect_command, run, tunnel, uninstall};
 
 /// Where agents find the sockets of their node's tunnels.
 pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
@@ -33,6 +33,8 @@ enum Command {
     Inspect(Box<InspectArgs>),
     /// Carry virtual machines from and to other nodes until told to stop, and until the last has moved.
     Tunnel(Box<TunnelArgs>),
+    /// Remove what the agent has left on this host, once no agent acts on it: its folder, sockets and profiles.
+    Uninstall(UninstallArgs),
 }
 
 impl Args {
@@ -42,6 +44,7 @@ impl Args {
             Command::Run(args) => run::run(*args),
             Command::Inspect(args) => inspect_command::inspect(&args),
             Command::Tunnel(args) => tunnel::run(*args),
+            Command::Uninstall(args) => uninstall::run(&args),
         }
     }
 }
@@ -191,6 +194,35 @@ pub(crate) struct TunnelArgs {
     /// How log lines look.
     #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
+}
+
+/// `drydock-agent uninstall`.
+#[derive(Debug, Group)]
+pub(crate) struct UninstallArgs {
+    /// Folder on the host that agents of this node share.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/drydock",
+        env = "DRYDOCK_STATE"
+    )]
+    pub(crate) state: PathBuf,
+    /// The kubelet's folder on the host.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/kubelet",
+        env = "DRYDOCK_KUBELET"
+    )]
+    pub(crate) kubelet: PathBuf,
+    /// Program that removes AppArmor profiles, by path or by name in PATH.
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        default_value = "apparmor_parser",
+        env = "DRYDOCK_APPARMOR_PARSER"
+    )]
+    pub(crate) apparmor_parser: PathBuf,
 }
 
 /// `drydock-agent inspect`.

@@ -20,6 +20,7 @@ mod observe;
 mod run;
 mod table;
 mod tunnel;
+mod uninstall;
 mod writes;
 
 use std::process::ExitCode;

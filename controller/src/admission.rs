@@ -7,6 +7,7 @@
 //!  /validate/virtualmachineinstancemigrations  also asks [`migrations`] how the instance is
 //!  /validate/pods/eviction                  ─▶ [`evictions`]: allowed, or refused and the instance marked
 //!  /validate/nodemaintenances               ─▶ [`maintenances`]
+//!  /validate/removal                        ─▶ [`removal`]
 //! ```
 //!
 //! An object that cannot be read is let through where defaults are filled in: validation says what is
@@ -15,6 +16,7 @@
 pub(crate) mod evictions;
 pub(crate) mod maintenances;
 pub(crate) mod migrations;
+pub(crate) mod removal;
 #[cfg(test)]
 mod tests;
 

@@ -6,7 +6,7 @@ use clap::{Args as Group, Parser, Subcommand};
 use drydock_core::configuration::selection::NAMESPACES;
 use drydock_runtime::LogFormat;
 
-use crate::run;
+use crate::{run, uninstall};
 
 /// Drydock's cluster controller.
 #[derive(Debug, Parser)]
@@ -20,6 +20,11 @@ pub(crate) struct Args {
 enum Command {
     /// Look after the cluster until told to stop.
     Run(RunArgs),
+    /// Remove Drydock from the nodes of a cluster: its agents and controllers, and what they have left on nodes.
+    ///
+    /// Refuses, with exit code 3, while there are virtual machines, their pods or NodeMaintenances. Can be repeated. The
+    /// manifests are deleted afterwards: see deploy/docs/uninstall.md.
+    Uninstall(UninstallArgs),
 }
 
 impl Args {
@@ -27,6 +32,7 @@ impl Args {
     pub(crate) fn execute(self) -> ExitCode {
         match self.command {
             Command::Run(args) => run::run(args),
+            Command::Uninstall(args) => uninstall::run(args),
         }
     }
 }
@@ -82,6 +88,30 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_STARTING")]
     pub(crate) migration_starting: u64,
     /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
+    pub(crate) log: String,
+    /// How log lines look.
+    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// `drydock-controller uninstall`.
+#[derive(Debug, Group)]
+pub(crate) struct UninstallArgs {
+    /// Namespace of Drydock's agents and controllers.
+    #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
+    pub(crate) namespace: String,
+    /// Namespace of the DaemonSet drydock-uninstall-folders, whose pods remove the folders on the nodes. Without that
+    /// DaemonSet the folders stay.
+    #[arg(long, value_name = "NAME", default_value = drydock_api::removal::NAMESPACE, env = "DRYDOCK_FOLDERS_NAMESPACE")]
+    pub(crate) folders_namespace: String,
+    /// Kubeconfig; without it, the pod's service account.
+    #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Seconds that it may take in all.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_UNINSTALL_TIMEOUT")]
+    pub(crate) timeout: u64,
+    /// What is logged, as in `info` or `info,kube=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,
     /// How log lines look.

@@ -1,4 +1,4 @@
-//! Drydock's cluster controller. See [`args`] for what it can be told and [`run`] for what it does.
+//! Drydock's cluster controller. See [`args`] for what it can be told and [`run`] and [`uninstall`] for what it does.
 
 mod admission;
 mod args;
@@ -26,9 +26,11 @@ mod node_pods;
 mod nodes;
 mod pods_by_owner;
 mod refusals;
+mod removal_task;
 mod replica_set_task;
 mod rooms;
 mod run;
+mod uninstall;
 mod webhook_server;
 
 use std::process::ExitCode;

@@ -12,7 +12,8 @@ use drydock_api::{
 };
 use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan, selector::Selector};
 use drydock_runtime::{
-    Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal, lease::Leadership,
+    Cache, Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
+    lease::Leadership,
 };
 use futures::future::join_all;
 use kube::{
@@ -83,6 +84,11 @@ impl ReplicaSetTask {
             instances,
             events,
         }
+    }
+
+    /// What the watch shows of the sets.
+    pub(crate) fn shown(&self) -> Cache<VirtualMachineInstanceReplicaSet> {
+        self.sets.shown().clone()
     }
 
     /// Looks at replica sets while this process leads, until `process` stops.

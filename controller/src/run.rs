@@ -12,7 +12,9 @@ use drydock_runtime::{
 };
 
 use crate::{
-    admission::{self, evictions::Evictions, maintenances::MaintenanceReview, migrations::ClusterState},
+    admission::{
+        self, evictions::Evictions, maintenances::MaintenanceReview, migrations::ClusterState, removal::RemovalReview,
+    },
     args::RunArgs,
     budget_task::{self, BudgetTask, concerned},
     budgets::Budgets,
@@ -33,6 +35,7 @@ use crate::{
     migrations::{MigrationMetrics, Migrations, begun_or_ended, instances_of},
     node_pods::NodePods,
     nodes::Nodes,
+    removal_task::RemovalTask,
     replica_set_task::{self, ReplicaSetTask},
     rooms::Rooms,
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
@@ -268,9 +271,24 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         pace,
         changes.subscribe(),
     );
+    let sets = ReplicaSetTask::new(
+        client.clone(),
+        &watches,
+        all_instances.clone(),
+        events.clone(),
+        &set_work,
+    );
+    let removal_review = RemovalReview::new(
+        all_machines.shown().clone(),
+        all_instances.clone(),
+        sets.shown(),
+        all_maintenances.clone(),
+    );
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let webhook_server = WebhookServer {
-        handlers: admission::handlers(configuration.clone(), state, evictions).and(maintenance_review.handlers()),
+        handlers: admission::handlers(configuration.clone(), state, evictions)
+            .and(maintenance_review.handlers())
+            .and(removal_review.handlers()),
         certificate: certificate.clone(),
         metrics: webhook_metrics,
         leave: LEAVE,
@@ -282,6 +300,15 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         kubevirt_leases: kubevirt_lease_namespace.unwrap_or_else(|| namespace.clone()),
         own: namespace.clone(),
     };
+    let of_certificates = Trigger::new();
+    let removal = RemovalTask::new(
+        client.clone(),
+        &watches,
+        namespace.clone(),
+        &of_certificates,
+        leadership.clone(),
+        process.clone(),
+    );
     let certificates = CertificatesTask::new(
         client.clone(),
         &watches,
@@ -289,6 +316,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
             namespace,
             configuration_namespaces: configuration_namespaces.clone(),
         },
+        (removal.shown(), of_certificates),
         certificate,
         leadership.clone(),
         certificate_metrics,
@@ -361,7 +389,6 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         machines.run(own, leads, machine_work).await;
         Ok::<_, Infallible>(())
     });
-    let sets = ReplicaSetTask::new(client.clone(), &watches, all_instances, events.clone(), &set_work);
     let (own, leads) = (process.clone(), leadership.clone());
     process.spawn_critical("looking after replica sets", async move {
         sets.run(own, leads, set_work).await;
@@ -394,6 +421,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     );
     process.spawn_critical("keeping certificates", async move {
         certificates.run().await;
+        Ok::<_, Infallible>(())
+    });
+    process.spawn_critical("protecting Drydock from removal", async move {
+        removal.run().await;
         Ok::<_, Infallible>(())
     });
     process.spawn_critical("watching over agents", async move {

@@ -17,7 +17,7 @@ from embedded import registered
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from . import faults, previous
+from . import faults, previous, removal
 from .install import install
 from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY, interrupt
@@ -130,6 +130,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
                 raise
         outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
         outcome.add(_tests(programs[LAST], NAMES[0], arguments, progress))
+        outcome.add(_removal(NAMES[1], arguments, progress))
         if outcome.failed:
             for name, files in ran.items():
                 progress.say(f"{name} ran, by seed {seed}: {', '.join(files)}")
@@ -176,6 +177,17 @@ def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Pr
     with progress.step(f"cluster tests of {file} on {name}", announce=True):
         output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests")
     outcome = of_libtest(output, code)
+    if outcome.failed:
+        _show(name, progress)
+    return outcome
+
+
+def _removal(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """The tests that remove Drydock from a cluster, after all others."""
+    try:
+        outcome = removal.run(name, arguments, progress)
+    except Failure as failure:
+        return Outcome(failed=[f"removal: {failure}"])
     if outcome.failed:
         _show(name, progress)
     return outcome

@@ -36,27 +36,35 @@ def images(made: Cluster, progress: Progress, names: tuple[str, ...] = (), debug
 
 
 def overlay(made: Cluster) -> Path:
-    """`deploy` with the digests of the images that were built last.
+    """`deploy` with the digests of the images that were built last."""
+    folder = Path(made.kubeconfig).parent / "deploy"
+    return _overlay(folder, "deploy", ("agent", "controller", "launcher"), fields="image-fields.yaml")
+
+
+def uninstall_overlay(made: Cluster) -> Path:
+    """`deploy/uninstall` with the digests of the images that were built last."""
+    return _overlay(Path(made.kubeconfig).parent / "uninstall", "deploy/uninstall", ("agent", "controller"))
+
+
+def _overlay(folder: Path, manifests: str, names: tuple[str, ...], fields: str = "") -> Path:
+    """A folder for `kubectl apply -k` with digests in place of tags.
 
     Their tag is the same for every build, and a node that has an image by that tag would not fetch the new one.
     """
     cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock"))
     digests = json.loads((cache / "images" / "images.json").read_text())
-    folder = Path(made.kubeconfig).parent / "deploy"
     folder.mkdir(exist_ok=True)
-    images = [
-        {"name": f"localhost/drydock/{name}", "digest": digests[f"localhost/drydock/{name}:dev"]}
-        for name in ("agent", "controller", "launcher")
-    ]
-    fields = REPOSITORY / "deploy" / "image-fields.yaml"
-    (folder / fields.name).write_text(fields.read_text())
-    kustomization = {
+    kustomization: dict[str, object] = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [os.path.relpath((REPOSITORY / "deploy").resolve(), folder.resolve())],
-        "configurations": [fields.name],
-        "images": images,
+        "resources": [os.path.relpath((REPOSITORY / manifests).resolve(), folder.resolve())],
+        "images": [
+            {"name": f"localhost/drydock/{name}", "digest": digests[f"localhost/drydock/{name}:dev"]} for name in names
+        ],
     }
+    if fields:
+        (folder / fields).write_text((REPOSITORY / manifests / fields).read_text())
+        kustomization["configurations"] = [fields]
     # JSON is YAML too.
     (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
     return folder
@@ -69,6 +77,11 @@ def install(made: Cluster, progress: Progress, debug: bool = False) -> None:
     a number overflows or a debug assertion does not hold.
     """
     images(made, progress, debug=debug)
+    apply(made, progress)
+
+
+def apply(made: Cluster, progress: Progress) -> None:
+    """Manifests with the images that were built last, and wait as `install` does."""
     with progress.step("kubectl apply -k deploy"):
         made.kubectl("apply", "-k", str(overlay(made)))
         made.kubectl("apply", "-f", "-", input=EMULATION)

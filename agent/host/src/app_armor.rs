@@ -20,6 +20,8 @@ use nix::{
 use crate::roots::Roots;
 
 const PROFILE: &str = include_str!("app_armor/drydock-launcher");
+/// What the profile is called in it.
+const NAME: &str = "drydock-launcher";
 
 /// Whether the kernel enforces AppArmor.
 pub fn is_on(roots: &Roots) -> bool {
@@ -32,32 +34,55 @@ pub fn is_on(roots: &Roots) -> bool {
 /// If there is no such program, or it fails; what it says is in the error.
 pub fn load(parser: &Path) -> io::Result<()> {
     let parser = parser.to_owned();
-    // The mount below shows in this thread only, and in what it starts.
-    let loaded = thread::spawn(move || load_in_own_mounts(&parser)).join();
-    loaded.unwrap_or_else(|_| Err(io::Error::other("loading panicked")))
+    in_own_mounts(move |kernel| run(&parser, "--replace", kernel))
 }
 
-fn load_in_own_mounts(parser: &Path) -> io::Result<()> {
-    unshare(CloneFlags::CLONE_NEWNS)?;
-    let nothing = None::<&str>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
-    let folder = Folder::new()?;
-    // A container sees no securityfs, even a privileged one.
-    mount(
-        Some("securityfs"),
-        &folder.0,
-        Some("securityfs"),
-        MsFlags::empty(),
-        nothing,
-    )?;
-    let result = run(parser, &folder.0.join("apparmor"));
-    umount2(&folder.0, MntFlags::MNT_DETACH)?;
-    result
+/// Takes the profile from the kernel, if it has it.
+///
+/// # Errors
+/// As those of [`load`].
+pub fn unload(parser: &Path) -> io::Result<()> {
+    let parser = parser.to_owned();
+    in_own_mounts(move |kernel| {
+        let profiles = fs::read_to_string(kernel.join("profiles"))?;
+        if has_profile(&profiles) {
+            run(&parser, "--remove", kernel)
+        } else {
+            Ok(())
+        }
+    })
 }
 
-fn run(parser: &Path, kernel: &Path) -> io::Result<()> {
+/// Whether the kernel's list of profiles, one a line, as in `name (enforce)`, has that of launcher pods.
+fn has_profile(profiles: &str) -> bool {
+    profiles.lines().any(|line| line.split(" (").next() == Some(NAME))
+}
+
+/// Does something with the kernel's folder of AppArmor, which a container does not see, even a privileged one.
+fn in_own_mounts(act: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    // The mount shows in this thread only, and in what it starts.
+    let done = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let nothing = None::<&str>;
+        mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
+        let folder = Folder::new()?;
+        mount(
+            Some("securityfs"),
+            &folder.0,
+            Some("securityfs"),
+            MsFlags::empty(),
+            nothing,
+        )?;
+        let result = act(&folder.0.join("apparmor"));
+        umount2(&folder.0, MntFlags::MNT_DETACH)?;
+        result
+    });
+    done.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
+}
+
+fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
     let mut child = Command::new(parser)
-        .args(["--replace", "--skip-cache", "--subdomainfs"])
+        .args([action, "--skip-cache", "--subdomainfs"])
         .arg(kernel)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -123,6 +148,19 @@ mod tests {
     }
 
     #[test]
+    fn profile_is_found_by_its_whole_name() {
+        assert!(PROFILE.contains(&format!("profile {NAME} ")));
+        for (profiles, expected) in [
+            ("docker-default (enforce)\ndrydock-launcher (enforce)\n", true),
+            ("drydock-launcher (complain)\n", true),
+            ("drydock-launcher-2 (enforce)\nmy-drydock-launcher (enforce)\n", false),
+            ("", false),
+        ] {
+            assert_eq!(has_profile(profiles), expected, "{profiles:?}");
+        }
+    }
+
+    #[test]
     fn the_parser_is_given_the_profile_and_its_last_word_is_the_error() {
         let folder = Folder::new().unwrap();
         let script = folder.0.join("parser");
@@ -132,7 +170,7 @@ mod tests {
             fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         };
         write(format!("#!/bin/sh\ncat > {0}; echo \"$@\" >> {0}\n", got.display()));
-        run(&script, Path::new("/kernel")).unwrap();
+        run(&script, "--replace", Path::new("/kernel")).unwrap();
         let text = fs::read_to_string(&got).unwrap();
         assert!(text.contains("profile drydock-launcher"), "{text}");
         assert!(
@@ -140,12 +178,12 @@ mod tests {
             "{text}"
         );
         write("#!/bin/sh\ncat > /dev/null\necho one >&2\necho 'no such rule' >&2\nexit 3\n".into());
-        let error = run(&script, Path::new("/kernel")).unwrap_err().to_string();
+        let error = run(&script, "--replace", Path::new("/kernel")).unwrap_err().to_string();
         assert!(
             error.contains("exit status: 3") && error.ends_with("no such rule"),
             "{error}"
         );
-        let error = run(Path::new("/no/parser"), Path::new("/kernel")).unwrap_err();
+        let error = run(Path::new("/no/parser"), "--replace", Path::new("/kernel")).unwrap_err();
         assert!(error.to_string().starts_with("/no/parser: "), "{error}");
         fs::remove_dir_all(&folder.0).unwrap();
     }

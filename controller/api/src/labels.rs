@@ -8,6 +8,8 @@
 //! A key is *owned* when it starts with one of [`OWNED_PREFIXES`] (each ends in `/`) or equals one
 //! of [`OWNED_KEYS`]; only owned keys are ever added, changed or removed by the labeller.
 
+use crate::removal::UNINSTALL;
+
 /// Prefix: CPU features that guests on this node can have, beyond those of the minimum CPU model.
 pub const CPU_FEATURE: &str = "cpu-feature.node.kubevirt.io/";
 /// Prefix: CPU models that guests on this node can have.
@@ -112,9 +114,37 @@ pub fn is_owned(key: &str) -> bool {
     OWNED_KEYS.contains(&key) || OWNED_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
 
+/// Whether Drydock has put the label `key` on a node, whichever of its parts.
+///
+/// A NodeMaintenance's label is not among them: it goes when the maintenance ends.
+pub fn is_of_drydock(key: &str) -> bool {
+    is_owned(key) || READINESS_KEYS.contains(&key) || key.starts_with(GUEST) || key == UNINSTALL
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_of_each_part_of_drydock_are_known() {
+        let written = [
+            "cpu-feature.node.kubevirt.io/avx2",
+            "kubevirt.io/sev",
+            "kubevirt.io/schedulable",
+            "kubevirt.io/cpumanager",
+            "drydock.dev/guest-network",
+            "guest.node.drydock.dev/5b0a",
+            "drydock.dev/uninstall",
+        ];
+        assert_eq!(written.into_iter().find(|key| !is_of_drydock(key)), None);
+        let foreign = [
+            "kubernetes.io/hostname",
+            "kubevirt.io/schedulable-not",
+            "guest.node.drydock.dev",
+            "remediation.medik8s.io/exclude-from-remediation",
+        ];
+        assert_eq!(foreign.into_iter().find(|key| is_of_drydock(key)), None);
+    }
 
     #[test]
     fn owned_keys_are_exact_and_look_alikes_are_foreign() {

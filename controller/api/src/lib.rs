@@ -15,6 +15,7 @@ pub mod leases;
 pub mod legacy;
 pub mod maintenance;
 pub mod reasons;
+pub mod removal;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

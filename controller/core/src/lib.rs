@@ -16,6 +16,7 @@
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
 //! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
+//! - [`removal`]: what keeps Drydock from being removed, and what is taken off a node.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
 
 #![forbid(unsafe_code)]
@@ -52,5 +53,6 @@ pub mod placement;
 pub mod processor;
 pub mod quantity;
 pub mod readiness;
+pub mod removal;
 pub mod replica_set;
 pub mod vm_conditions;

@@ -42,6 +42,7 @@ pub(crate) struct CertificatesTask {
     secret: Cache<Secret>,
     mutating: Cache<MutatingWebhookConfiguration>,
     validating: Cache<ValidatingWebhookConfiguration>,
+    removal: Cache<ValidatingWebhookConfiguration>,
     hyperconvergeds: Cache<HyperConverged>,
     place: Place,
     keeper: Keeper,
@@ -77,17 +78,19 @@ impl fmt::Debug for CertificatesTask {
 }
 
 impl CertificatesTask {
-    /// Starts watching.
+    /// Starts watching. `removal` has the configuration that the controller creates itself; `changed` is notified of its
+    /// changes.
+    #[expect(clippy::too_many_arguments, reason = "each is a different thing it depends on")]
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
         place: Place,
+        (removal, changed): (Cache<ValidatingWebhookConfiguration>, Trigger),
         served: ServedCertificate,
         leadership: Leadership,
         metrics: CertificateMetrics,
         process: Process,
     ) -> Self {
-        let changed = Trigger::new();
         let secret = Watch::<Secret>::namespaced(client.clone(), &place.namespace, "webhook certificates")
             .fields(format!("metadata.name={SECRET}"))
             .wakes(&changed);
@@ -104,6 +107,7 @@ impl CertificatesTask {
             secret: watches.start(secret),
             mutating: watches.start(mutating.wakes(&changed)),
             validating: watches.start(validating.wakes(&changed)),
+            removal,
             hyperconvergeds: watches.start(hyperconvergeds),
             client,
             keeper: Keeper::new(names, lifetimes, served, metrics.clone()),
@@ -172,11 +176,13 @@ impl CertificatesTask {
         let (lifetimes, good) = in_force(&self.hyperconvergeds.all(), namespaces, self.last_good.as_ref());
         self.last_good = good;
         self.keeper.configure(lifetimes);
-        let published = self.mutating.sync_state().synced && self.validating.sync_state().synced;
+        let published = self.mutating.sync_state().synced
+            && self.validating.sync_state().synced
+            && self.removal.sync_state().synced;
         let bundles = published.then(|| {
             let namespace = &self.place.namespace;
             let mutating = self.mutating.all();
-            let validating = self.validating.all();
+            let validating = self.all_validating();
             let mutating = mutating.iter().flat_map(|object| object.bundles(namespace));
             mutating
                 .chain(validating.iter().flat_map(|object| object.bundles(namespace)))
@@ -187,6 +193,13 @@ impl CertificatesTask {
         self.keeper
             .observe(now, bundles, self.secret.sync_state().synced.then_some(data));
         self.keeper.serve(now)
+    }
+
+    /// The validating configurations: that of the manifests and that of the controller's own protection.
+    fn all_validating(&self) -> Vec<Arc<ValidatingWebhookConfiguration>> {
+        let mut all = self.validating.all();
+        all.extend(self.removal.all());
+        all
     }
 
     fn seen(&self) -> Option<Arc<Secret>> {
@@ -213,7 +226,7 @@ impl CertificatesTask {
                 publish(&self.client, &self.mutating.all(), namespace, &bundle)
                     .await
                     .map_err(failed("the bundle of the mutating webhooks"))?;
-                publish(&self.client, &self.validating.all(), namespace, &bundle)
+                publish(&self.client, &self.all_validating(), namespace, &bundle)
                     .await
                     .map_err(failed("the bundle of the validating webhooks"))?;
             }

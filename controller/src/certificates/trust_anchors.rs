@@ -12,7 +12,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{CONFIGURATION, SERVICE};
+use super::SERVICE;
 
 /// A kind whose objects hold bundles.
 pub(super) trait TrustAnchors: ResourceExt {
@@ -87,8 +87,10 @@ where
         ..PatchParams::default()
     };
     for object in objects {
-        if let Some(patch) = object.as_ref().patch(namespace, bundle) {
-            api.patch(CONFIGURATION, &parameters, &Patch::Strategic(patch)).await?;
+        let object = object.as_ref();
+        if let Some(patch) = object.patch(namespace, bundle) {
+            api.patch(&object.name_any(), &parameters, &Patch::Strategic(patch))
+                .await?;
         }
     }
     Ok(())
@@ -96,7 +98,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::CONFIGURATION, *};
 
     fn configuration() -> ValidatingWebhookConfiguration {
         let ours = |name: &str, bundle: Option<&str>| {

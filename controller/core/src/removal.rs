@@ -1,0 +1,219 @@
+//! How Drydock is removed, and what keeps it from being removed while it is in use.
+//!
+//! Deleting the definition of a kind deletes its objects, and without the controller nothing takes their finalizers off.
+//! So while there are virtual machines, the API server refuses to delete Drydock's parts:
+//!
+//! ```text
+//!  DELETE of a part ─▶ webhook drydock-removal ─▶ verdict: in use? ─▶ refused, with what is left and the order
+//! ```
+//!
+//! - [`verdict`]: whether a part may be deleted.
+//! - [`webhook`]: the webhook configuration by which the controller is asked.
+//! - [`node`], [`progress`]: what is taken off a node, and how far that is.
+
+pub mod node;
+pub mod progress;
+pub mod webhook;
+
+use std::fmt::Write;
+
+/// How many names of a kind a refusal lists.
+const NAMED: usize = 3;
+/// The page that describes the order.
+const PAGE: &str = "deploy/docs/uninstall.md";
+
+/// Users by which Kubernetes carries out a deletion that was admitted before: the contents of a namespace and what
+/// belongs to an object follow it.
+const CARRIED_OUT_BY: [&str; 3] = [
+    "system:serviceaccount:kube-system:generic-garbage-collector",
+    "system:serviceaccount:kube-system:namespace-controller",
+    "system:kube-controller-manager",
+];
+
+/// Objects of one kind that need Drydock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// The kind, as in `VirtualMachine`.
+    pub kind: &'static str,
+    /// How many there are; `None` if that is not known yet.
+    pub count: Option<usize>,
+    /// Names of all or of some of them, as in `namespace/name`.
+    pub names: Vec<String>,
+}
+
+impl Left {
+    /// Objects of a kind with these names.
+    pub fn all(kind: &'static str, names: Vec<String>) -> Self {
+        Self {
+            kind,
+            count: Some(names.len()),
+            names,
+        }
+    }
+}
+
+/// A deletion that the API server asks about.
+#[derive(Clone, Copy, Debug)]
+pub struct Deletion<'a> {
+    /// Who deletes.
+    pub user: &'a str,
+    /// What, as in `Deployment drydock/drydock-controller`.
+    pub part: &'a str,
+    /// The part has the annotation [`CONFIRM`](drydock_api::removal::CONFIRM) with the value `true`.
+    pub confirmed: bool,
+}
+
+/// Whether a part of Drydock may be deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may.
+    Allowed,
+    /// Objects need Drydock; the sentence lists them and gives the order.
+    InUse(String),
+    /// It is not known yet whether objects need Drydock; the sentence says of which kind.
+    Unknown(String),
+}
+
+/// Whether a part may be deleted while these objects are left.
+pub fn verdict(deletion: Deletion<'_>, left: &[Left]) -> Verdict {
+    if deletion.confirmed || CARRIED_OUT_BY.contains(&deletion.user) {
+        return Verdict::Allowed;
+    }
+    if let Some(what) = in_use(left) {
+        let part = deletion.part;
+        return Verdict::InUse(format!(
+            "{part} is needed by {what}. Delete these first and wait until they are gone, then remove Drydock in the \
+             order of {PAGE}. `kubectl apply -k deploy` restores the parts that are deleted already. The annotation \
+             {}=true on {part} allows this deletion nevertheless",
+            drydock_api::removal::CONFIRM
+        ));
+    }
+    let unknown = left.iter().find(|left| left.count.is_none());
+    unknown.map_or(Verdict::Allowed, |unknown| {
+        Verdict::Unknown(format!(
+            "whether there is any {} is not known to Drydock's controller at the moment: try again in a few seconds",
+            unknown.kind
+        ))
+    })
+}
+
+/// What is left, as in `2 VirtualMachines (default/a, default/b)`; `None` if nothing is known to be left.
+pub fn in_use(left: &[Left]) -> Option<String> {
+    let mut phrase = String::new();
+    for Left { kind, count, names } in left {
+        let count = count.unwrap_or(names.len());
+        if count == 0 {
+            continue;
+        }
+        let mut names = names.clone();
+        names.sort();
+        names.truncate(NAMED);
+        let separator = if phrase.is_empty() { "" } else { ", " };
+        let plural = if count == 1 { "" } else { "s" };
+        let rest = match count.saturating_sub(names.len()) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        // Writing to a String cannot fail.
+        let _ = write!(phrase, "{separator}{count} {kind}{plural} ({}{rest})", names.join(", "));
+    }
+    (!phrase.is_empty()).then_some(phrase)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PART: &str = "Namespace drydock";
+
+    fn left(kind: &'static str, names: &[&str]) -> Left {
+        Left::all(kind, names.iter().map(ToString::to_string).collect())
+    }
+
+    fn by(user: &str) -> Deletion<'_> {
+        Deletion {
+            user,
+            part: PART,
+            confirmed: false,
+        }
+    }
+
+    #[test]
+    fn part_is_deleted_only_when_nothing_needs_it() {
+        let unknown = Left {
+            kind: "VirtualMachine",
+            count: None,
+            names: Vec::new(),
+        };
+        let (none, one) = (left("VirtualMachine", &[]), left("VirtualMachine", &["default/web"]));
+        let instances = left("VirtualMachineInstance", &["b/2", "a/1", "d/4", "c/3", "e/5"]);
+        for (name, left, expected) in [
+            ("nothing is listed", vec![], None),
+            ("none is left", vec![none.clone()], None),
+            (
+                "one is left",
+                vec![one.clone()],
+                Some("needed by 1 VirtualMachine (default/web). Delete"),
+            ),
+            (
+                "two kinds are left",
+                vec![one.clone(), none.clone(), instances],
+                Some(
+                    "needed by 1 VirtualMachine (default/web), 5 VirtualMachineInstances (a/1, b/2, c/3 and 2 more). Delete",
+                ),
+            ),
+            (
+                "one is left beside a kind that is not known",
+                vec![unknown.clone(), one],
+                Some("needed by 1 VirtualMachine (default/web). Delete"),
+            ),
+            ("a kind is not known", vec![none, unknown], Some("try again")),
+        ] {
+            let (said, in_use) = match verdict(by("admin"), &left) {
+                Verdict::Allowed => (None, false),
+                Verdict::InUse(said) => (Some(said), true),
+                Verdict::Unknown(said) => (Some(said), false),
+            };
+            assert_eq!(said.is_some(), expected.is_some(), "{name}");
+            if let (Some(said), Some(expected)) = (said, expected) {
+                assert!(said.contains(expected), "{name}: {said}");
+                assert_eq!(
+                    in_use,
+                    said.starts_with("Namespace drydock is needed"),
+                    "{name}: {said}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn confirmed_and_carried_out_deletions_are_allowed() {
+        let machines = [left("VirtualMachine", &["default/web"])];
+        let confirmed = Deletion {
+            confirmed: true,
+            ..by("admin")
+        };
+        assert_eq!(verdict(confirmed, &machines), Verdict::Allowed);
+        for (user, allowed) in [
+            ("system:serviceaccount:kube-system:namespace-controller", true),
+            ("system:serviceaccount:kube-system:generic-garbage-collector", true),
+            ("system:kube-controller-manager", true),
+            ("system:serviceaccount:default:namespace-controller", false),
+            ("system:admin", false),
+        ] {
+            assert_eq!(verdict(by(user), &machines) == Verdict::Allowed, allowed, "{user}");
+        }
+    }
+
+    #[test]
+    fn refusal_names_the_annotation_that_lifts_it() {
+        let Verdict::InUse(said) = verdict(by("admin"), &[left("VirtualMachine", &["default/web"])]) else {
+            panic!("a machine is left")
+        };
+        assert!(
+            said.contains("drydock.dev/confirm-removal=true on Namespace drydock"),
+            "{said}"
+        );
+        assert!(said.contains(PAGE), "{said}");
+    }
+}

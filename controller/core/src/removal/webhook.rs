@@ -1,0 +1,114 @@
+//! The webhook configuration by which the API server asks before a part of Drydock is deleted.
+//!
+//! It is in no manifest: `kubectl delete -k deploy` deletes the webhook configurations of the manifests whatever else is
+//! refused, since no webhook is asked about webhook configurations, and a second attempt would then be admitted. The
+//! controller creates it and restores it. It belongs to the controller's ClusterRole, with which it is deleted.
+
+use drydock_api::removal::{CONFIGURATION, DRYDOCK, OWNER, PART_OF};
+use serde_json::{Value, json};
+
+/// The path at which the controller is asked.
+pub const PATH: &str = "/validate/removal";
+/// How long the API server waits for an answer, in seconds. The answer needs no request.
+const TIMEOUT_SECONDS: u32 = 5;
+
+/// The configuration as it should be: served by `service` in `namespace`, owned by the ClusterRole with this UID. It has
+/// no bundle, which is written separately.
+///
+/// A failure is ignored: where no controller answers, nobody could remove Drydock otherwise.
+pub fn configuration(namespace: &str, service: &str, owner: &str) -> Value {
+    let rule = |group: &str, resources: &[&str]| {
+        json!({
+            "apiGroups": [group], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": resources, "scope": "*",
+        })
+    };
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {
+            "name": CONFIGURATION,
+            "labels": {PART_OF: DRYDOCK},
+            "ownerReferences": [{
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": OWNER, "uid": owner,
+            }],
+        },
+        "webhooks": [{
+            "name": "removal.drydock.dev",
+            "clientConfig": {"service": {"name": service, "namespace": namespace, "path": PATH, "port": 443}},
+            "rules": [
+                rule("", &["namespaces", "serviceaccounts", "services"]),
+                rule("apiextensions.k8s.io", &["customresourcedefinitions"]),
+                rule("apps", &["daemonsets", "deployments"]),
+                rule(
+                    "rbac.authorization.k8s.io",
+                    &["clusterrolebindings", "clusterroles", "rolebindings", "roles"],
+                ),
+            ],
+            "objectSelector": {"matchLabels": {PART_OF: DRYDOCK}},
+            "namespaceSelector": {},
+            "matchPolicy": "Equivalent",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT_SECONDS,
+            "failurePolicy": "Ignore",
+        }],
+    })
+}
+
+/// Whether a configuration that was found has everything that is wanted. What else it has does not matter, but there is
+/// no further webhook, rule or owner.
+pub fn is_as_wanted(found: &Value, wanted: &Value) -> bool {
+    match (found, wanted) {
+        (Value::Object(found), Value::Object(wanted)) => wanted
+            .iter()
+            .all(|(key, wanted)| found.get(key).is_some_and(|found| is_as_wanted(found, wanted))),
+        (Value::Array(found), Value::Array(wanted)) => {
+            found.len() == wanted.len()
+                && found
+                    .iter()
+                    .zip(wanted)
+                    .all(|(found, wanted)| is_as_wanted(found, wanted))
+        }
+        _ => found == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+
+    use super::*;
+
+    /// As an API server returns it.
+    fn stored(wanted: &Value) -> Value {
+        let typed: ValidatingWebhookConfiguration = serde_json::from_value(wanted.clone()).unwrap();
+        let mut stored = serde_json::to_value(typed).unwrap();
+        stored["metadata"]["resourceVersion"] = json!("7");
+        stored["webhooks"][0]["clientConfig"]["caBundle"] = json!("eA==");
+        stored
+    }
+
+    #[test]
+    fn configuration_is_typed_and_comes_back_as_it_was_written() {
+        let wanted = configuration("drydock", "drydock-webhooks", "u1");
+        assert!(is_as_wanted(&stored(&wanted), &wanted));
+    }
+
+    #[test]
+    fn changes_of_the_configuration_are_noticed() {
+        let wanted = configuration("drydock", "drydock-webhooks", "u1");
+        for (pointer, value) in [
+            ("/webhooks/0/failurePolicy", json!("Fail")),
+            ("/webhooks/0/rules", json!([])),
+            ("/webhooks/0/rules/0/operations", json!(["DELETE", "CREATE"])),
+            ("/webhooks/0/objectSelector", json!({})),
+            ("/webhooks/0/clientConfig/service/path", json!("/elsewhere")),
+            ("/metadata/ownerReferences/0/uid", json!("u2")),
+            ("/webhooks", Value::Null),
+        ] {
+            let mut found = stored(&wanted);
+            *found.pointer_mut(pointer).unwrap() = value;
+            assert!(!is_as_wanted(&found, &wanted), "{pointer}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! `drydock-controller uninstall`: removes from the cluster what deleting the manifests does not.
+//!
+//! ```text
+//!  in use? ─▶ Deployment, DaemonSet deleted ─▶ pods gone ─▶ in use? ─▶ finalizers of migrations
+//!    │ yes: exit code 3, nothing changed                       │
+//!    ▼                                                         ▼
+//!  a list of what is left          nodes labelled ─▶ their folders removed by a DaemonSet ─▶ labels, conditions, resources
+//! ```
+//!
+//! Each step can be repeated, and finds what an earlier run has left. What is in use is asked of the API server, in two
+//! places: whoever creates a virtual machine while the controllers stop is not overlooked.
+
+mod in_use;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    error::Error,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use drydock_runtime::{
+    Backoff, ClientMetrics, ClientOptions, Process, ProcessError, Start, Threads, chain,
+    clock::{Instant, sleep_until_instant},
+    connect,
+    metrics::registry,
+};
+use kube::Client;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::args::UninstallArgs;
+
+const COMPONENT: &str = "drydock-uninstall";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Exit code of a refusal, by which the Job is not tried again.
+const REFUSED: u8 = 3;
+/// Pause before a request is repeated, or progress is looked at again: first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Removes Drydock from the nodes. The exit code is 3 if it is in use, 1 if something failed.
+pub(crate) fn run(args: UninstallArgs) -> ExitCode {
+    let start = Start {
+        component: COMPONENT,
+        version: VERSION,
+        threads: Threads::One,
+        log_format: args.log_format,
+        log_level: args.log.clone(),
+        drain: Start::DRAIN,
+    };
+    let refused = Arc::new(AtomicBool::new(false));
+    let is_refused = Arc::clone(&refused);
+    let code = start.run(|process, _| wire(args, process, is_refused));
+    if refused.load(Ordering::Relaxed) {
+        ExitCode::from(REFUSED)
+    } else {
+        code
+    }
+}
+
+async fn wire(
+    args: UninstallArgs,
+    process: Process,
+    refused: Arc<AtomicBool>,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let client_metrics = ClientMetrics::register(&mut registry(COMPONENT, VERSION));
+    let options = ClientOptions {
+        component: COMPONENT,
+        version: VERSION,
+        kubeconfig: args.kubeconfig,
+        context: None,
+    };
+    let uninstall = Uninstall {
+        client: connect(&options, &client_metrics).await?,
+        namespace: args.namespace,
+        folders_namespace: args.folders_namespace,
+        deadline: Instant::now() + Duration::from_secs(args.timeout),
+    };
+    if let Err(failure) = uninstall.all().await {
+        refused.store(matches!(failure, Failure::InUse(_)), Ordering::Relaxed);
+        process.fail(ProcessError::Failed {
+            task: "removing Drydock".into(),
+            source: failure.into(),
+        });
+    }
+    process.stop();
+    Ok(())
+}
+
+/// Why Drydock was not removed.
+#[derive(Debug, Error)]
+enum Failure {
+    /// Something needs it.
+    #[error(
+        "Drydock is needed by {0}. Delete these and wait until they are gone, then try again. Stuck objects: see \
+         deploy/docs/uninstall.md"
+    )]
+    InUse(String),
+    /// The API server did not do something in time.
+    #[error("could not {what} in time")]
+    Request {
+        what: &'static str,
+        source: Box<kube::Error>,
+    },
+    /// Something did not come about in time.
+    #[error("{what} in time: {}", left.join(", "))]
+    Late { what: &'static str, left: Vec<String> },
+}
+
+/// Removes Drydock.
+struct Uninstall {
+    client: Client,
+    /// Of Drydock's workloads.
+    namespace: String,
+    /// Of the pods that remove folders.
+    folders_namespace: String,
+    deadline: Instant,
+}
+
+impl Uninstall {
+    /// Everything in its order.
+    async fn all(&self) -> Result<(), Failure> {
+        self.refuse_if_in_use().await?;
+        self.delete_workloads().await?;
+        self.refuse_if_in_use().await?;
+        self.release_migrations().await?;
+        self.remove_folders().await?;
+        self.clean_nodes().await?;
+        self.delete_hypervisors().await?;
+        info!("Drydock is removed from the nodes: kubectl delete -k deploy/uninstall, then kubectl delete -k deploy");
+        Ok(())
+    }
+
+    /// Repeats a step until the API server does it, or the time is over.
+    async fn persist<T>(&self, what: &'static str, step: impl AsyncFn() -> kube::Result<T>) -> Result<T, Failure> {
+        let mut backoff = Backoff::new(AGAIN.0, AGAIN.1);
+        loop {
+            let error = match step().await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            let again = Instant::now() + backoff.delay();
+            if again > self.deadline {
+                let source = Box::new(error);
+                return Err(Failure::Request { what, source });
+            }
+            warn!(error = %chain(&error), "could not {what}: trying again");
+            sleep_until_instant(Some(again)).await;
+        }
+    }
+
+    /// Looks again until nothing is left, or the time is over.
+    async fn await_none(
+        &self,
+        what: &'static str,
+        request: &'static str,
+        left: impl AsyncFn() -> kube::Result<Vec<String>>,
+    ) -> Result<(), Failure> {
+        let mut before = Vec::new();
+        loop {
+            let left = self.persist(request, &left).await?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            let again = Instant::now() + AGAIN.0;
+            if again > self.deadline {
+                return Err(Failure::Late { what, left });
+            }
+            if left != before {
+                info!(left = left.join(", "), "waiting");
+                before = left;
+            }
+            sleep_until_instant(Some(again)).await;
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The steps that change something.
+
+use std::fmt::Debug;
+
+use drydock_api::{
+    Hypervisor,
+    kubevirt::{VirtualMachineInstanceMigration, names::MIGRATION_FINALIZER},
+    removal::{DRYDOCK, FOLDERS, FOLDERS_APP, PART_OF, UNINSTALL},
+};
+use drydock_core::removal::{
+    node::{without_labels, without_status},
+    progress::{folders_left, is_linux, still_there},
+};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::{Node, Pod},
+};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use super::{Failure, Uninstall};
+
+/// The DaemonSet of the agents.
+const AGENTS: &str = "drydock-agent";
+/// The Deployment of the controllers.
+const CONTROLLERS: &str = "drydock-controller";
+/// How many nodes are changed at a time.
+const NODES_AT_ONCE: usize = 8;
+
+impl Uninstall {
+    /// Deletes what runs Drydock's pods, and waits until these have ended.
+    pub(super) async fn delete_workloads(&self) -> Result<(), Failure> {
+        let agents = Api::<DaemonSet>::namespaced(self.client.clone(), &self.namespace);
+        let controllers = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
+        // The controllers may not have seen yet that the last virtual machine is gone, and refuse for a moment.
+        self.persist("delete the agents' DaemonSet", async || delete(&agents, AGENTS).await)
+            .await?;
+        self.persist("delete the controllers' Deployment", async || {
+            delete(&controllers, CONTROLLERS).await
+        })
+        .await?;
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace);
+        let own = ListParams::default().labels(&format!("{PART_OF}={DRYDOCK}"));
+        let nodes = self.nodes();
+        self.await_none("Drydock's pods have not ended", "list Drydock's pods", async || {
+            let (pods, nodes) = (pods.list(&own).await?, nodes.list(&ListParams::default()).await?);
+            Ok(still_there(&pods.items, &nodes.items))
+        })
+        .await?;
+        info!("agents and controllers have ended");
+        Ok(())
+    }
+
+    /// Removes the finalizers of migrations, whose definition could not be deleted otherwise.
+    pub(super) async fn release_migrations(&self) -> Result<(), Failure> {
+        self.persist("remove the finalizers of migrations", async || {
+            let all = Api::<VirtualMachineInstanceMigration>::all(self.client.clone());
+            let Some(list) = unless_missing(all.list_metadata(&ListParams::default()).await)? else {
+                return Ok(());
+            };
+            for migration in list.items {
+                if !migration.finalizers().iter().any(|name| name == MIGRATION_FINALIZER) {
+                    continue;
+                }
+                let finalizers: Vec<_> = migration
+                    .finalizers()
+                    .iter()
+                    .filter(|name| *name != MIGRATION_FINALIZER)
+                    .collect();
+                let patch = json!({"metadata": {
+                    "resourceVersion": migration.resource_version(), "finalizers": finalizers,
+                }});
+                let namespace = migration.namespace().unwrap_or_default();
+                let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), &namespace);
+                let name = migration.name_any();
+                unless_missing(
+                    api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
+                        .await,
+                )?;
+                info!(migration = %format!("{namespace}/{name}"), "finalizer removed");
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Has the folders on the nodes removed by the pods of the DaemonSet for it, if that is there.
+    pub(super) async fn remove_folders(&self) -> Result<(), Failure> {
+        let sets = Api::<DaemonSet>::namespaced(self.client.clone(), &self.folders_namespace);
+        let set = self
+            .persist("get the DaemonSet that removes folders", async || {
+                sets.get_opt(FOLDERS_APP).await
+            })
+            .await?;
+        if set.is_none() {
+            warn!(
+                namespace = self.folders_namespace,
+                daemon_set = FOLDERS_APP,
+                "there is no such DaemonSet, so the folders on the nodes stay"
+            );
+            return Ok(());
+        }
+        let nodes = self.nodes();
+        self.persist("label the nodes", async || {
+            for node in nodes.list(&ListParams::default()).await?.items {
+                if is_linux(&node) && node.labels().get(UNINSTALL).map(String::as_str) != Some(FOLDERS) {
+                    merge(&nodes, &node, json!({"metadata": {"labels": {UNINSTALL: FOLDERS}}})).await?;
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &self.folders_namespace);
+        let own = ListParams::default().labels(&format!("app.kubernetes.io/name={FOLDERS_APP}"));
+        let left = async || -> kube::Result<_> {
+            let (nodes, pods) = (nodes.list(&ListParams::default()).await?, pods.list(&own).await?);
+            Ok(folders_left(&nodes.items, &pods.items))
+        };
+        self.await_none(
+            "folders are not removed",
+            "list the pods that remove folders",
+            async || Ok(left().await?.awaited),
+        )
+        .await?;
+        for node in self
+            .persist("list the pods that remove folders", &left)
+            .await?
+            .unreachable
+        {
+            warn!(
+                node,
+                "it is not ready, so its folders stay: run this again once it is, or delete them"
+            );
+        }
+        info!("folders on the nodes are removed");
+        Ok(())
+    }
+
+    /// Removes labels, conditions and resources of all nodes.
+    pub(super) async fn clean_nodes(&self) -> Result<(), Failure> {
+        let nodes = self.nodes();
+        let all = self
+            .persist("list nodes", async || nodes.list(&ListParams::default()).await)
+            .await?;
+        stream::iter(all.items.iter().map(|node| self.clean(&nodes, node)))
+            .buffer_unordered(NODES_AT_ONCE)
+            .try_collect::<()>()
+            .await?;
+        info!(
+            nodes = all.items.len(),
+            "labels, conditions and resources of the nodes are removed"
+        );
+        Ok(())
+    }
+
+    async fn clean(&self, nodes: &Api<Node>, node: &Node) -> Result<(), Failure> {
+        if let Some(patch) = without_labels(node) {
+            self.persist("remove labels of a node", async || {
+                merge(nodes, node, patch.clone()).await
+            })
+            .await?;
+        }
+        if let Some(patch) = without_status(node) {
+            let patch = Patch::Strategic(patch);
+            self.persist("remove conditions of a node", async || {
+                unless_missing(
+                    nodes
+                        .patch_status(&node.name_any(), &PatchParams::default(), &patch)
+                        .await,
+                )
+                .map(drop)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the reports of the agents.
+    pub(super) async fn delete_hypervisors(&self) -> Result<(), Failure> {
+        let all = Api::<Hypervisor>::all(self.client.clone());
+        self.persist("delete the Hypervisors", async || {
+            let (how, which) = (DeleteParams::default(), ListParams::default());
+            unless_missing(all.delete_collection(&how, &which).await).map(drop)
+        })
+        .await
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+}
+
+async fn merge(nodes: &Api<Node>, node: &Node, patch: Value) -> kube::Result<()> {
+    let patch = Patch::Merge(patch);
+    unless_missing(
+        nodes
+            .patch_metadata(&node.name_any(), &PatchParams::default(), &patch)
+            .await,
+    )
+    .map(drop)
+}
+
+async fn delete<K>(api: &Api<K>, name: &str) -> kube::Result<()>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    unless_missing(api.delete(name, &DeleteParams::default()).await).map(drop)
+}
+
+/// `None` if the object, or its kind, is not there.
+fn unless_missing<T>(result: kube::Result<T>) -> kube::Result<Option<T>> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        result => result.map(Some),
+    }
+}

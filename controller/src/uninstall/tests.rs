@@ -1,0 +1,162 @@
+//! The steps, on an API server that a test answers for.
+
+use drydock_runtime::fake::{ApiServer, api_server};
+use serde_json::{Value, json};
+
+use super::*;
+
+const MACHINES: &str = "/apis/kubevirt.io/v1/virtualmachines";
+
+fn uninstall(client: Client) -> Uninstall {
+    Uninstall {
+        client,
+        namespace: "drydock".into(),
+        folders_namespace: "drydock-uninstall".into(),
+        deadline: Instant::now() + Duration::from_secs(60),
+    }
+}
+
+/// Answers the six lists of what needs Drydock; none of a kind that has no answer here is served.
+async fn lists(server: &mut ApiServer, answers: &[(&str, Value)]) {
+    for _ in 0..6 {
+        let asked = server.asked().await;
+        assert_eq!(asked.method, "GET", "{}", asked.line);
+        let path = asked.path().to_owned();
+        match answers.iter().find(|(of, _)| *of == path) {
+            Some((_, answer)) => asked.with(answer),
+            None => asked.refuse(404, "NotFound"),
+        }
+    }
+}
+
+/// A list of metadata.
+fn metadata(names: &[(&str, &str)], more: i64) -> Value {
+    let items = names.iter().map(|(namespace, name)| {
+        json!({
+            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+            "metadata": {"namespace": namespace, "name": name, "resourceVersion": "1"},
+        })
+    });
+    let remaining = (more > 0).then_some(more);
+    json!({
+        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList",
+        "metadata": {"resourceVersion": "1", "remainingItemCount": remaining}, "items": items.collect::<Vec<_>>(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn machine_that_is_left_is_named_and_nothing_is_changed() {
+    let (client, mut server) = api_server();
+    let uninstall = uninstall(client);
+    let machines = metadata(&[("default", "web")], 4);
+    let pods = metadata(&[("default", "virt-launcher-web-1")], 0);
+    let answers = [(MACHINES, machines), ("/api/v1/pods", pods)];
+    let (result, ()) = tokio::join!(uninstall.all(), lists(&mut server, &answers));
+    let Err(Failure::InUse(what)) = &result else {
+        panic!("{result:?}")
+    };
+    assert_eq!(
+        what,
+        "5 VirtualMachines (default/web and 4 more), 1 virt-launcher Pod (default/virt-launcher-web-1)"
+    );
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kinds_that_are_not_served_have_no_objects() {
+    let (client, mut server) = api_server();
+    let uninstall = uninstall(client);
+    let pods = [("/api/v1/pods", metadata(&[], 0))];
+    let (result, ()) = tokio::join!(uninstall.refuse_if_in_use(), lists(&mut server, &pods));
+    assert!(result.is_ok(), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_request_is_repeated_until_the_time_is_over() {
+    let (client, mut server) = api_server();
+    let uninstall = uninstall(client);
+    let answers = async {
+        // The webhook has not seen yet that the last machine is gone.
+        server.asked().await.refuse(403, "Forbidden");
+        server.asked().await.with(&json!({"items": [], "metadata": {}}));
+    };
+    let nodes = kube::Api::<k8s_openapi::api::core::v1::Node>::all(uninstall.client.clone());
+    let listed = uninstall.persist("list nodes", async || nodes.list(&Default::default()).await);
+    let (listed, ()) = tokio::join!(listed, answers);
+    assert!(listed.unwrap().items.is_empty());
+
+    let refuse = async {
+        loop {
+            server.asked().await.refuse(403, "Forbidden");
+        }
+    };
+    let listed = uninstall.persist("list nodes", async || nodes.list(&Default::default()).await);
+    let failure = tokio::select! {
+        listed = listed => listed.unwrap_err().to_string(),
+        () = refuse => "never".into(),
+    };
+    assert_eq!(failure, "could not list nodes in time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_drydocks_finalizer_of_a_migration_is_removed() {
+    let (client, mut server) = api_server();
+    let uninstall = uninstall(client);
+    let mut list = metadata(&[("a", "ours"), ("a", "free")], 0);
+    list["items"][0]["metadata"]["finalizers"] = json!(["kubevirt.io/migrationJobFinalize", "example.org/other"]);
+    let answers = async {
+        server.asked().await.with(&list);
+        let asked = server.asked().await;
+        let seen = (asked.method.to_string(), asked.path().to_owned(), asked.body.clone());
+        asked.with(&list["items"][0]);
+        seen
+    };
+    let (released, (method, path, body)) = tokio::join!(uninstall.release_migrations(), answers);
+    released.unwrap();
+    let expected = "/apis/kubevirt.io/v1/namespaces/a/virtualmachineinstancemigrations/ours";
+    assert_eq!((method.as_str(), path.as_str()), ("PATCH", expected));
+    assert_eq!(
+        body["metadata"],
+        json!({"resourceVersion": "1", "finalizers": ["example.org/other"]})
+    );
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_and_conditions_of_a_node_are_removed() {
+    let (client, mut server) = api_server();
+    let uninstall = uninstall(client);
+    let node = |name: &str, labels: Value, conditions: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
+            "status": {"conditions": conditions},
+        })
+    };
+    let marked = node(
+        "a",
+        json!({"kubevirt.io/schedulable": "true", "x": "y"}),
+        json!([{"type": "Drained", "status": "False"}]),
+    );
+    let clean = node("b", json!({"x": "y"}), json!([{"type": "Ready", "status": "True"}]));
+    let answers = async {
+        server.asked().await.list("1", &[marked.clone(), clean]);
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let asked = server.asked().await;
+            seen.push((asked.path().to_owned(), asked.content_type.clone(), asked.body.clone()));
+            asked.with(&marked);
+        }
+        seen
+    };
+    let (cleaned, seen) = tokio::join!(uninstall.clean_nodes(), answers);
+    cleaned.unwrap();
+    let [merge, strategic] = ["merge", "strategic-merge"].map(|how| format!("application/{how}-patch+json"));
+    let labels = json!({"metadata": {"labels": {"kubevirt.io/schedulable": null}}});
+    let conditions = json!({"status": {"conditions": [{"type": "Drained", "$patch": "delete"}]}});
+    let expected = vec![
+        ("/api/v1/nodes/a".to_owned(), merge, labels),
+        ("/api/v1/nodes/a/status".to_owned(), strategic, conditions),
+    ];
+    assert_eq!(seen, expected);
+    assert!(server.is_left_alone().await);
+}
