@@ -66,7 +66,7 @@ Test = Callable[[Cluster, Progress], None]
 
 def left_on(node: dict[str, Any]) -> list[str]:
     """What a node still has of Drydock: a line for each label, annotation, taint, condition and resource. A device resource
-    with the amount 0 is the kubelet's memory of it."""
+    of which nothing can be allocated is the kubelet's memory of it: its capacity stays for five minutes."""
     metadata, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
 
     def is_ours(key: str) -> bool:
@@ -77,9 +77,8 @@ def left_on(node: dict[str, Any]) -> list[str]:
     found += [f"annotation {key}" for key in metadata.get("annotations", {}) if is_ours(key)]
     found += [f"taint {taint['key']}" for taint in spec.get("taints", []) if is_ours(taint["key"])]
     found += [f"condition {one['type']}" for one in status.get("conditions", []) if one["type"] in CONDITIONS]
-    for field in ("capacity", "allocatable"):
-        amounts = status.get(field, {})
-        found += [f"{field} {key}={amount}" for key, amount in amounts.items() if is_ours(key) and amount != "0"]
+    allocatable = status.get("allocatable", {})
+    found += [f"allocatable {key}={amount}" for key, amount in allocatable.items() if is_ours(key) and amount != "0"]
     return sorted(found)
 
 
@@ -200,7 +199,8 @@ def _removed(made: Cluster, progress: Progress) -> None:
     _job(made, "complete")
     _nothing_on_nodes(made)
     made.kubectl("delete", "-k", str(uninstall_overlay(made)), "--timeout=60s")
-    made.kubectl("delete", "-k", str(overlay(made)), "--timeout=90s")
+    # The Job has deleted the workloads.
+    made.kubectl("delete", "-k", str(overlay(made)), "--ignore-not-found", "--timeout=90s")
     # Kubernetes' garbage collector deletes what belonged to a deleted object.
     waiting.until(lambda: not _parts(made, f"{PROTECTED},{POLICIES}"), "Drydock's parts to be gone", patience=30)
     everything = names(_items(made, f"{PROTECTED},{POLICIES}", "--all-namespaces"))

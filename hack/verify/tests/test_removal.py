@@ -38,7 +38,8 @@ class Left(unittest.TestCase):
             (node(metadata_annotations={"drydock.dev/drain-preview": "true"}), ["annotation drydock.dev/drain-preview"]),
             (node(spec_taints=[{"key": "medik8s.io/drain"}]), ["taint medik8s.io/drain"]),
             (node(status_conditions=[{"type": "Drained"}, {"type": "Ready"}]), ["condition Drained"]),
-            (node(status_capacity={"devices.kubevirt.io/kvm": "1k"}), ["capacity devices.kubevirt.io/kvm=1k"]),
+            (node(status_capacity={"devices.kubevirt.io/kvm": "1k"}), []),
+            (node(status_allocatable={"devices.kubevirt.io/kvm": "1k"}), ["allocatable devices.kubevirt.io/kvm=1k"]),
             (node(status_allocatable={"devices.kubevirt.io/kvm": "0"}), []),
         ):
             self.assertEqual(left_on(made), expected)
