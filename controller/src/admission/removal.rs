@@ -55,12 +55,12 @@ impl RemovalReview {
     pub(crate) fn handlers(self) -> Handlers {
         let handler = Handler::from(move |asked: Asked| {
             let review = self.clone();
-            async move { review.answer(&asked) }
+            async move { review.review_deletion(&asked) }
         });
         Handlers::from_iter([(PATH, handler)])
     }
 
-    fn answer(&self, asked: &Asked) -> AdmissionResponse {
+    fn review_deletion(&self, asked: &Asked) -> AdmissionResponse {
         let response = AdmissionResponse::from(asked);
         let place = asked.namespace.as_deref().filter(|_| asked.kind.kind != "Namespace");
         let place = place.map(|namespace| format!("{namespace}/")).unwrap_or_default();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     /// A deletion of the controller's Deployment, which has these annotations.
-    fn asked(annotations: &Value) -> Asked {
+    fn request(annotations: &Value) -> Asked {
         let kind = json!({"group": "apps", "version": "v1", "kind": "Deployment"});
         let resource = json!({"group": "apps", "version": "v1", "resource": "deployments"});
         serde_json::from_value(json!({
@@ -215,7 +215,7 @@ mod tests {
                 Some((503, "any VirtualMachine is not known")),
             ),
         ] {
-            let response = review.answer(&asked(annotations));
+            let response = review.review_deletion(&request(annotations));
             assert_eq!(response.allowed, expected.is_none(), "{name}");
             if let Some((code, words)) = expected {
                 assert_eq!(response.result.code, code, "{name}");
