@@ -28,7 +28,11 @@ use drydock_api::{
     facts::{NodeFacts, VirtType},
     kubevirt::VirtualMachineInstance,
 };
-use drydock_core::{instance::ending::ended, processor};
+use drydock_core::{
+    instance::ending::ended,
+    mask::{self, MaskHere, MaskedModels},
+    processor,
+};
 use drydock_runtime::{CancellationToken, Events, Process, clock::Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
@@ -47,8 +51,8 @@ pub(crate) struct Host {
     pub(crate) virt_type: VirtType,
     /// The architecture, as libvirt names it.
     pub(crate) architecture: String,
-    /// Features that guests here must not have.
-    pub(crate) masked: BTreeSet<String>,
+    /// Features that guests that start here must not have, and what that means for those that arrive.
+    pub(crate) mask: MaskHere,
     /// Features that guests here can have, the masked ones among them.
     pub(crate) features: BTreeSet<String>,
     /// libvirt knows a host model here.
@@ -63,13 +67,14 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The host that facts describe, as long as they say how guests run.
-    pub(crate) fn of(facts: &NodeFacts, masked: &BTreeSet<String>) -> Option<Self> {
+    /// The host that facts of an inspection describe, as long as they say how guests run.
+    pub(crate) fn of(facts: &NodeFacts, masked: &BTreeSet<String>, models: &MaskedModels) -> Option<Self> {
         let virtualization = facts.virtualization.as_ref()?;
+        let offered = mask::apply(facts, masked, models).virtualization.unwrap_or_default();
         Some(Self {
             virt_type: virtualization.virt_type,
             architecture: libvirt_name(&facts.architecture).into(),
-            masked: masked.clone(),
+            mask: MaskHere::of(&offered, masked),
             features: virtualization.features.iter().chain(masked).cloned().collect(),
             host_model_known: virtualization.host_model.is_some(),
             host_passthrough_migratable: virtualization.host_passthrough_migratable,

@@ -28,6 +28,7 @@ use drydock_core::{
     device_offer::Offer,
     guest_labels::{self, Guests},
     guest_network::{Profile, Seen},
+    mask::{self, MaskedModels},
     minimum::Minimum,
     node::{Event, Observed, plan, recorded},
     readiness::pins_cpus,
@@ -77,6 +78,7 @@ pub(crate) struct NodeTask {
     following: Option<Following>,
     follow_at: Option<Timestamp>,
     mask: BTreeSet<String>,
+    masked_models: MaskedModels,
     /// Which labels of launcher pods wait for others.
     waiting: guest_labels::Waiting,
     hypervisors: u64,
@@ -131,6 +133,7 @@ impl NodeTask {
             following: None,
             follow_at: None,
             mask: BTreeSet::new(),
+            masked_models: MaskedModels::new(),
             waiting: guest_labels::Waiting::default(),
             hypervisors: 1,
             recount: false,
@@ -219,8 +222,11 @@ impl NodeTask {
             return;
         };
         self.mask = status.masked_features.iter().cloned().collect();
-        self.host
-            .recover(status.facts.map(Arc::unwrap_or_clone).zip(status.inspection));
+        let mut facts = status.facts.map(Arc::unwrap_or_clone);
+        if let Some(virtualization) = facts.as_mut().and_then(|facts| facts.virtualization.as_mut()) {
+            mask::lift(virtualization);
+        }
+        self.host.recover(facts.zip(status.inspection));
     }
 
     /// What the kubelet writes about CPUs it pins.
@@ -371,6 +377,7 @@ impl NodeTask {
         if let Some(plugin) = &self.plugin {
             plugin.offer_post_copy(post_copy && Path::new(USERFAULTFD).exists());
         }
+        self.masked_models = answers.masked_models;
         self.describe_host();
         self.metrics.planned(&plan.status);
         self.waiting = plan.waiting;
@@ -404,7 +411,7 @@ impl NodeTask {
     /// Makes known to guests' tasks what the host is, once it was inspected.
     fn describe_host(&self) {
         let Some((facts, _)) = self.host.facts() else { return };
-        let host = Host::of(facts, &self.mask).map(Arc::new);
+        let host = Host::of(facts, &self.mask, &self.masked_models).map(Arc::new);
         self.told_guests.send_if_modified(|told| {
             let changed = *told != host;
             *told = host;

@@ -8,6 +8,7 @@
 //!     └─▶ Hypervisor.status.drain, conditions of the Node, events
 //! ```
 
+mod circumstances;
 mod evacuations;
 mod metrics;
 mod outlooks;
@@ -52,6 +53,7 @@ use crate::{
     node_pods::{Kept, NodePods},
     refusals::Refusals,
 };
+use circumstances::Circumstances;
 use evacuations::{Evacuation, Outcome};
 pub(crate) use metrics::DrainMetrics;
 use outlooks::Outlooks;
@@ -83,6 +85,7 @@ pub(crate) struct DrainTask {
     previewer: Previewer,
     refusals: Refusals,
     outlooks: Outlooks,
+    circumstances: Circumstances,
 }
 
 /// What is gathered of one node.
@@ -118,6 +121,7 @@ impl DrainTask {
             attempts: Attempts::default(),
             refusals: Refusals::default(),
             outlooks: Outlooks::default(),
+            circumstances: Circumstances::default(),
         }
     }
 
@@ -313,6 +317,9 @@ impl DrainTask {
     fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
         let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
             refused: self.refusals.of(&Key::of(instance)),
+            circumstances: mark::evacuation(instance)
+                .and_then(|mark| mark.last_failure.as_ref())
+                .map(|_| self.circumstances.of(&self.launchers, instance)),
             ..guest(&self.launchers, instance, migrations.clone())
         });
         let status = gathered
@@ -412,6 +419,7 @@ impl DrainTask {
             node,
             priority,
             order,
+            circumstances: &self.circumstances.of(&self.launchers, &instance),
         };
         match evacuation.create(&self.migrations_in(key)).await {
             Ok(Outcome::Made(made)) => {
@@ -529,6 +537,7 @@ pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&Virtua
                 status.evacuation_node_name,
                 status.evacuation,
                 instance.metadata.deletion_timestamp.is_some(),
+                instance.metadata.generation,
                 status
                     .conditions
                     .into_iter()

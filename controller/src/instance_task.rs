@@ -325,7 +325,10 @@ impl InstanceTask {
         }
         let (nodes, rooms) = (&self.launchers.nodes, &self.launchers.rooms);
         let own: Vec<Key> = pods.iter().map(|pod| Key::of(pod.as_ref())).collect();
-        let mut requirements = self.launchers.requirements(&instance.spec);
+        let here = moved_to.or_else(|| status.and_then(|status| status.node_name.as_deref()));
+        let here = here.filter(|_| running).and_then(|name| nodes.pair(name));
+        let source = here.as_ref().map(NodePair::view);
+        let mut requirements = self.launchers.requirements(&instance.spec, source.as_ref());
         requirements.priority = rooms.priority(&own);
         requirements.volumes = self.launchers.bound_volumes(instance);
         let pairs = nodes.pairs();
@@ -338,9 +341,6 @@ impl InstanceTask {
         if let (Some(status), Some(node)) = (&mut instance.status, moved_to) {
             status.node_name = Some(node.to_owned());
         }
-        let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
-        let here = here.and_then(|name| nodes.pair(name));
-        let source = here.as_ref().map(NodePair::view);
         let targets = placement::migration_targets(&instance, &requirements, source.as_ref(), &views);
         (None, Some(targets))
     }

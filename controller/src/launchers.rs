@@ -21,7 +21,7 @@ use drydock_core::{
         pending::{Pending, newest_warning, pending},
     },
     migratable,
-    placement::{self, BoundVolume, Requirements},
+    placement::{self, BoundVolume, NodeView, Requirements},
 };
 use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
 use jiff::Timestamp;
@@ -333,12 +333,25 @@ impl Launchers {
         spec
     }
 
-    /// What a node must have for an instance.
-    pub(crate) fn requirements(&self, spec: &VirtualMachineInstanceSpec) -> Requirements {
+    /// What a node must have for an instance: one in which its guest starts, or, if that is given, another than the
+    /// node that it runs on.
+    pub(crate) fn requirements(
+        &self,
+        spec: &VirtualMachineInstanceSpec,
+        source: Option<&NodeView<'_>>,
+    ) -> Requirements {
         let configuration = self.configuration.get();
         let minimum = self.nodes.minimum(&configuration.min_cpu_model);
         let mut needs = placement::requirements(spec, &configuration, &minimum);
-        placement::admit_partial_models(&mut needs, self.nodes.pairs().iter().map(NodePair::view));
+        let pairs = self.nodes.pairs();
+        let views = || pairs.iter().map(NodePair::view);
+        if let Some(source) = source {
+            placement::lift_masks(&mut needs, source);
+        }
+        placement::admit_partial_models(&mut needs, views());
+        if let Some(source) = source {
+            placement::admit_masked(&mut needs, source, views());
+        }
         needs
     }
 
@@ -346,7 +359,7 @@ impl Launchers {
     pub(crate) fn requirements_digest(&self, instance: &VirtualMachineInstance) -> String {
         let spec = self.whole(instance);
         let emulation = self.configuration.get().use_emulation;
-        launcher_pod::requirements_digest(&spec, &self.requirements(&spec), emulation)
+        launcher_pod::requirements_digest(&spec, &self.requirements(&spec, None), emulation)
     }
 
     /// Makes a pod, unless it is there. Returns its name, and whether it was made now.
@@ -362,16 +375,19 @@ impl Launchers {
         let mut instance = instance.clone();
         instance.spec = self.whole(&instance);
         let claims = self.claim_modes(&instance);
-        let mut requirements = self.requirements(&instance.spec);
+        let here = match purpose {
+            Purpose::Start => None,
+            Purpose::Arrival(_) => instance.status.as_ref().and_then(|status| status.node_name.as_deref()),
+        };
+        let here = here.and_then(|name| self.nodes.pair(name));
+        let source = here.as_ref().map(NodePair::view);
+        let mut requirements = self.requirements(&instance.spec, source.as_ref());
         let instance_uid = instance.uid().unwrap_or_default();
         // The same pod each time, so that one that this process has forgotten is met again.
         let (identity, found) = match purpose {
             Purpose::Start => (instance_uid, None),
             Purpose::Arrival(migration) => {
                 let minimum = self.nodes.minimum(&configuration.min_cpu_model);
-                let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
-                let here = here.and_then(|name| self.nodes.pair(name));
-                let source = here.as_ref().map(NodePair::view);
                 let pairs = self.nodes.pairs();
                 let views = pairs.iter().map(NodePair::view);
                 placement::require_recorded_cpu(&mut requirements, &instance, &minimum, source.as_ref(), views);

@@ -60,7 +60,7 @@ impl NodePair {
             .hypervisor
             .as_ref()
             .and_then(|hypervisor| hypervisor.status.as_ref());
-        NodeView::of(&self.node, status.and_then(|status| status.facts.as_deref()))
+        NodeView::of(&self.node, status)
     }
 }
 

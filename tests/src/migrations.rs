@@ -7,9 +7,13 @@
 //! ```
 
 use anyhow::{Context, Result, bail};
-use drydock_api::kubevirt::{
-    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
-    migration::MigrationPhase, names,
+use drydock_api::{
+    annotations::MASK_CPU_FEATURES,
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
+        migration::MigrationPhase, names,
+    },
+    labels::CPU_FEATURE,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -25,7 +29,47 @@ use crate::{
     watching::{until, until_some},
 };
 
+/// CPU features that a guest has beyond its model.
+///
+/// # Errors
+/// If its CPU is not known.
+pub fn required_features(instance: &VirtualMachineInstance) -> Result<Vec<String>> {
+    let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
+    let cpu = record.and_then(|record| record.guest_cpu.as_ref());
+    Ok(cpu.context("the CPU of the guest is not known")?.required.clone())
+}
+
 impl Cluster {
+    /// A CPU feature that a guest has beyond its model and that a node has a label for.
+    ///
+    /// # Errors
+    /// If there is none, or the CPU of the guest is not known.
+    pub async fn labelled_feature(&self, instance: &VirtualMachineInstance, node: &str) -> Result<String> {
+        let labels = self.cpu_labels(node).await?;
+        let is_labelled = |feature: &String| labels.contains_key(&format!("{CPU_FEATURE}{feature}"));
+        let found = required_features(instance)?.into_iter().find(is_labelled);
+        found.context("no node has a label of a feature of the guest")
+    }
+
+    /// Masks CPU features on a node, or none, and waits until its agent says that it has them and offers them no more.
+    ///
+    /// # Errors
+    /// If it does not come so far.
+    pub async fn mask(&self, node: &str, features: &[&str]) -> Result<()> {
+        let text = features.join(",");
+        let mask = (!features.is_empty()).then_some(text.as_str());
+        self.annotate(node, &[(MASK_CPU_FEATURES, mask)]).await?;
+        until_some("the mask to be in force", || async {
+            let status = self.hypervisor(node).await?.status.unwrap_or_default();
+            let withheld = status
+                .facts
+                .as_ref()
+                .and_then(|facts| Some(facts.virtualization.as_ref()?.withheld.clone()));
+            Ok((status.masked_features == features && withheld.unwrap_or_default() == features).then_some(()))
+        })
+        .await
+    }
+
     /// VirtualMachineInstanceMigrations.
     pub fn migrations(&self) -> Api<VirtualMachineInstanceMigration> {
         Api::namespaced(self.client.clone(), NAMESPACE)

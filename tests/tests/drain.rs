@@ -17,7 +17,7 @@ use drydock_api::{
     },
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
-use drydock_core::{placement::PodShare, quantity};
+use drydock_core::{mask, placement::PodShare, quantity};
 use drydock_tests::{
     Cluster,
     cluster::config_map,
@@ -400,6 +400,69 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     .await?;
     cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
+    until_on(&cluster, name, &second).await?;
+    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
+    cluster.goes_on(name).await?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
+    const TAINT: &str = "kubevirt.io/drain=draining:NoSchedule";
+    let cluster = clean_for_drains().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let name = "masked-out";
+    started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
+    let guest = cluster.instances().get(name).await?;
+    let feature = cluster.labelled_feature(&guest, &second).await?;
+    cluster.mask(&second, &[&feature]).await?;
+    cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
+    let blocked = until_drain(&cluster, &first, "no target", |drain| {
+        left(drain) == [(name, RemainingState::Blocked, "NoTargetAvailable")]
+    })
+    .await?;
+    let message = &blocked.remaining[0].message;
+    let named = format!("masks the CPU feature {feature} by {}", mask::means());
+    ensure!(message.contains(&named), "{message}");
+
+    // As if the last of eight attempts had just failed: longer than this test waits for anything.
+    let marked = until(cluster.instances(), name, "its mark", |instance| {
+        instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.evacuation.is_some())
+    })
+    .await?;
+    let evacuation = marked.status.and_then(|status| status.evacuation).context("no mark")?;
+    let failed = json!({"uid": "an-earlier-one", "at": evacuation.requested_at, "reason": "TargetRefused"});
+    cluster
+        .instances()
+        .patch_status(
+            name,
+            &PatchParams::default(),
+            &Patch::Merge(json!({"status": {"evacuation": {"failures": 8, "lastFailure": failed}}})),
+        )
+        .await?;
+    let waits = until_drain(&cluster, &first, "a long wait", |drain| {
+        left(drain) == [(name, RemainingState::Waiting, "BackOff")]
+    })
+    .await?;
+    let message = &waits.remaining[0].message;
+    ensure!(
+        message.starts_with("8 of 10 attempts have failed (TargetRefused)"),
+        "{message}"
+    );
+    until(cluster.instances(), name, "what decides to be noted", |instance| {
+        let evacuation = instance.status.as_ref().and_then(|status| status.evacuation.as_ref());
+        let last = evacuation.and_then(|evacuation| evacuation.last_failure.as_ref());
+        last.is_some_and(|last| last.circumstances.is_some() && !last.outdated)
+    })
+    .await?;
+    ensure!(migrations_of(&cluster, name).await?.is_empty(), "it was migrated");
+
+    cluster.mask(&second, &[]).await?;
     until_on(&cluster, name, &second).await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
     cluster.goes_on(name).await?;

@@ -16,11 +16,11 @@ use drydock_api::{
     },
     labels,
 };
-use drydock_core::launcher_pod::made_for;
+use drydock_core::{launcher_pod::made_for, mask};
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
-    migrations::{NODE_LABEL, how_it_went, node_of, phase, waiting},
+    migrations::{NODE_LABEL, how_it_went, node_of, phase, required_features, waiting},
     recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
@@ -542,6 +542,58 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
     let migration = cluster.migrate(name).await?;
     let (_, after) = cluster.until_migrated(&migration).await?;
     assert_eq!(&node_of(&after)?, target);
+    without_a_gap(&only(collector.stop().await)?)?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guest_moves_between_nodes_that_both_mask_a_feature_of_it() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let collector = Collector::start(&cluster).await?;
+    let name = "levelled";
+    cluster.apply(&instance(name, &collector.ticking("50ms")))?;
+    let boot = collector.first_boot().await?;
+    let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
+    let source = node_of(&before)?;
+    let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
+    let feature = cluster.labelled_feature(&before, target).await?;
+    let available = |message: &'static str, expected: bool| {
+        until(cluster.instances(), name, message, move |instance| {
+            let conditions = instance.status.iter().flat_map(|status| &status.conditions);
+            let mut found = conditions.filter(|condition| condition.type_ == types::MIGRATION_TARGET_AVAILABLE);
+            let is_masked = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(&mask::means()));
+            found.any(|condition| match expected {
+                true => condition.reason.as_deref() == Some("TargetsFound"),
+                false => condition.status == "False" && is_masked(&condition.message),
+            })
+        })
+    };
+
+    // On the target alone: the guest would carry the feature to where it is not wanted.
+    cluster.mask(target, &[&feature]).await?;
+    available("no target, since it masks the feature", false).await?;
+    // On both: it is there already.
+    cluster.mask(&source, &[&feature]).await?;
+    available("a target that masks the feature as its own node does", true).await?;
+    let migration = cluster.migrate(name).await?;
+    let (_, after) = cluster.until_migrated(&migration).await?;
+    assert_eq!(&node_of(&after)?, target);
+    ensure!(
+        required_features(&after)?.contains(&feature),
+        "the guest has lost {feature}"
+    );
+
+    // Out of what is masked it may go, too.
+    cluster.mask(&source, &[]).await?;
+    available("a target that offers the feature", true).await?;
+    let migration = cluster.migrate(name).await?;
+    let (_, after) = cluster.until_migrated(&migration).await?;
+    assert_eq!(node_of(&after)?, source);
+    available("no target, since it masks the feature still", false).await?;
+    cluster.mask(target, &[]).await?;
+    available("a target once it masks nothing", true).await?;
+    collector.until_more(&boot, 20).await?;
     without_a_gap(&only(collector.stop().await)?)?;
     cluster.no_guests().await
 }

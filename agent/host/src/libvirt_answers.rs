@@ -149,6 +149,7 @@ pub(crate) fn facts(
         host_model: domain.host_model,
         models: domain.models.into(),
         features: features.into(),
+        withheld: Vec::new(),
         machine_types: host.machine_types.into(),
         host_passthrough_migratable: domain.host_passthrough_migratable,
         physical_address_bits: domain.physical_address_bits,

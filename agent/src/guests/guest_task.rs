@@ -320,7 +320,7 @@ impl GuestTask {
             spec: &instance.spec,
             virt_type: host.virt_type,
             architecture: &host.architecture,
-            masked_features: &host.masked,
+            masked_features: &host.mask.features,
             host_features: Some(&host.features),
             host_passthrough_migratable: host.host_passthrough_migratable,
             disks: &ready.disks,

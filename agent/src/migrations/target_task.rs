@@ -12,6 +12,7 @@ use drydock_api::{
 };
 use drydock_core::{
     domain::full_cpu,
+    mask,
     migration::{
         record::Record,
         target::{TargetDomain, TargetStep, TargetView, step},
@@ -402,22 +403,20 @@ impl TargetTask {
             );
             return refuse("OtherVirtType", message);
         }
-        let Some(cpu) = &guest.cpu else {
-            return Ok(same_processor(&guest, &host));
-        };
-        let masked: Vec<&str> = cpu
-            .required
-            .iter()
-            .filter(|feature| host.masked.contains(*feature))
-            .map(String::as_str)
-            .collect();
+        let masked: Vec<String> = mask::refused(&guest, &host.mask).into_iter().collect();
         if !masked.is_empty() {
             let message = format!(
-                "this node does not offer CPU features that the guest has: {}",
-                masked.join(", ")
+                "node {} masks CPU features that the guest has, and the node that it comes from does not: {}; they are masked \
+                 by {}",
+                self.shared.node,
+                masked.join(", "),
+                mask::means()
             );
             return refuse("CPUFeatureMissing", message);
         }
+        let Some(cpu) = &guest.cpu else {
+            return Ok(same_processor(&guest, &host));
+        };
         let document = match full_cpu(cpu) {
             Ok(document) => document,
             Err(problem) => return refuse(problem.reason(), problem.to_string()),

@@ -168,6 +168,10 @@ pub struct VirtualizationFacts {
     pub models: Arc<Vec<CpuModel>>,
     /// All CPU features that a guest can have: the baseline of the host, expanded.
     pub features: Arc<Vec<String>>,
+    /// Features that a guest could have, but for the node's mask: none of them is in `features`. Empty in the
+    /// facts of agents that did not report it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub withheld: Vec<String>,
     /// Machine types of the native architecture, aliases included.
     pub machine_types: Arc<Vec<MachineType>>,
     /// Whether a guest can have the host's own CPU without the features that cannot be migrated

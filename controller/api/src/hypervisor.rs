@@ -53,7 +53,8 @@ pub struct HypervisorStatus {
     /// Number of CPU models that guests can have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usable_models: Option<u32>,
-    /// CPU features that the node has and shall not offer.
+    /// CPU features that the node shall not offer, whether it has them or not; `facts.virtualization.withheld` are
+    /// those that it has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masked_features: Vec<String>,
     /// When and how the facts were found.

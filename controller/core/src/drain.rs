@@ -161,6 +161,8 @@ pub struct Guest<'a> {
     pub held_by: Option<String>,
     /// Whether there is room for it elsewhere, beside the others that leave.
     pub outlook: Outlook,
+    /// Digest of what decides about its next migration, if the last one has failed.
+    pub circumstances: Option<String>,
 }
 
 impl DrainingNode<'_> {

@@ -10,16 +10,19 @@
 //!
 //! Selectors are by labels, which leave out what every node is expected to have; the reasons are
 //! by the full sets in the Hypervisors. A node fits only if both agree: where labels are frozen or
-//! late, that is the reason.
+//! late, that is the reason. What masks of nodes mean for guests that run is explained at [`mask`](crate::mask).
 //!
 //! What other pods leave of a node counts as the scheduler counts it ([`room`]), and guests that leave a node at
 //! once compete for it ([`pack`]). Affinity to pods and spreading are left to the scheduler, which says so on the pod.
 //! Where something is not known, it is taken to be in nobody's way.
 
 mod affinity;
+mod circumstances;
 mod fit;
+mod masks;
 mod misfit;
 mod models;
+mod offer;
 mod pack;
 pub mod room;
 mod targets;
@@ -43,7 +46,9 @@ use crate::{
 };
 
 pub use affinity::keeps_off;
+pub use circumstances::circumstances;
 pub use fit::{Fit, NodeView, fit};
+pub use masks::{admit_masked, lift_masks};
 pub use misfit::Misfit;
 pub use models::admit_partial_models;
 pub use pack::{Leaving, Outlook, pack};
@@ -73,6 +78,8 @@ pub struct Requirements {
     pub model: Option<String>,
     /// Models that no node offers.
     pub obsolete: ObsoleteModels,
+    /// Features of which the masks of nodes do not count: the guest runs, and its own node masks them too.
+    pub lifted: BTreeSet<String>,
     /// Features that the node must have, those of the minimum model among them.
     pub features: Vec<String>,
     /// Features of the model that the guest does without, so that its node need not have them.

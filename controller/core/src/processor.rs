@@ -15,7 +15,9 @@ const FEATURES: Uuid = Uuid::from_u128(0x5b1e_7b0c_0a52_5d0e_8f57_31c7_94d2_6e13
 /// emulator is the processor. `None` if too little is known.
 pub fn identity(facts: &NodeFacts) -> Option<String> {
     let virtualization = facts.virtualization.as_ref()?;
-    let mut features: Vec<&str> = virtualization.features.iter().map(String::as_str).collect();
+    // A mask makes no other processor.
+    let all = virtualization.features.iter().chain(&virtualization.withheld);
+    let mut features: Vec<&str> = all.map(String::as_str).collect();
     features.sort_unstable();
     let features = Uuid::new_v5(&FEATURES, features.join(" ").as_bytes()).simple();
     let version = &virtualization.qemu_version;
@@ -106,6 +108,10 @@ mod tests {
         let same = [
             changed(|_, all| all.features = Arc::new(vec!["aes".into(), "avx".into()])),
             changed(|_, all| all.qemu_version = "9.2.0".into()),
+            changed(|_, all| {
+                all.features = Arc::new(vec!["aes".into()]);
+                all.withheld = vec!["avx".into()];
+            }),
             changed(|facts, _| {
                 facts.cpu.online = Some(3);
                 facts.cpu.tsc = Some(CpuidTsc::default());

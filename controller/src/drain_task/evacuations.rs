@@ -7,6 +7,7 @@ use drydock_api::kubevirt::{
     migration::MigrationPriority, names::EVACUATION_PREFIX,
 };
 use drydock_core::{
+    drain::guest::CIRCUMSTANCES,
     eviction::mark,
     launcher_pod,
     migration::{purpose::EVACUATION, queue::ORDER},
@@ -25,6 +26,8 @@ pub(super) struct Evacuation<'a> {
     pub(super) priority: MigrationPriority,
     /// Its place in the plan.
     pub(super) order: usize,
+    /// Digest of what decides about it.
+    pub(super) circumstances: &'a str,
 }
 
 /// What came of making a migration.
@@ -86,6 +89,7 @@ impl Evacuation<'_> {
         migration.metadata.annotations = Some(BTreeMap::from([
             (EVACUATION.to_owned(), self.node.to_owned()),
             (ORDER.to_owned(), self.order.to_string()),
+            (CIRCUMSTANCES.to_owned(), self.circumstances.to_owned()),
         ]));
         migration
     }
@@ -117,6 +121,7 @@ mod tests {
             node: "a",
             priority: MigrationPriority::SystemCritical,
             order: 3,
+            circumstances: "c",
         };
         let (made, names) = tokio::join!(evacuation.create(&api), answered(&mut server, taken));
         (made.unwrap(), names)

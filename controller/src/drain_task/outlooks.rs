@@ -133,13 +133,14 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
     let leaving = competing.iter().map(|competitor| {
         let status = competitor.instance.status.as_ref();
         let here = status.and_then(|status| status.node_name.as_deref());
-        let mut needs = launchers.requirements(&competitor.instance.spec);
+        let source = pairs.iter().map(NodePair::view).find(|view| Some(view.name) == here);
+        let mut needs = launchers.requirements(&competitor.instance.spec, source.as_ref());
         needs.priority = rooms.priority(&competitor.own);
         needs.volumes = launchers.bound_volumes(competitor.instance);
         Leaving {
             instance: competitor.instance,
             needs,
-            source: pairs.iter().map(NodePair::view).find(|view| Some(view.name) == here),
+            source,
             has_migration: competitor.has_migration,
             failures: competitor.failures,
         }

@@ -91,6 +91,7 @@ pub(super) fn guest<'a>(
         migrations,
         refused: None,
         outlook: Outlook::Unknown,
+        circumstances: None,
         held_by: pods
             .iter()
             .filter(is_here)

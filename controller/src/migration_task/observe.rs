@@ -26,7 +26,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 
 use super::{MigrationTask, STATUS_COALESCE, slot_scheduler::SlotScheduler};
-use crate::migrations::instance_of;
+use crate::{migrations::instance_of, nodes::NodePair};
 
 /// What is gathered of one migration.
 pub(super) struct Gathered {
@@ -161,11 +161,7 @@ impl MigrationTask {
         Some(Sides {
             source: pod(leaves)?,
             target: pod(arrives)?,
-            guest: guest(
-                instance,
-                arrives,
-                source.as_ref().and_then(|source| source.view().facts),
-            ),
+            guest: guest(instance, arrives, source.as_ref().map(NodePair::view).as_ref()),
             configuration: configuration(&self.launchers.configuration.get().migrations),
         })
     }

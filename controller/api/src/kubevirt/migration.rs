@@ -225,6 +225,10 @@ pub struct MigratedGuest {
     /// Which processor it runs on, where it has the host's own CPU: its target must have the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processor: Option<String>,
+    /// CPU features that the mask of its source withholds from new guests: that its target masks them too is not in
+    /// its way.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub masked_features: Vec<String>,
     /// `kvm`, or `qemu` for emulation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_type: Option<String>,

@@ -311,6 +311,15 @@ pub struct FailedMigration {
     /// Why, in one CamelCase word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The same for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Digest of what decided about it when it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub circumstances: Option<String>,
+    /// Something that decides has changed since then, so that the next one need not wait.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outdated: bool,
 }
 
 /// What asks for a node to be emptied of virtual machines.

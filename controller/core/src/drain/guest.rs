@@ -18,7 +18,7 @@ use crate::{
     conditions::Status,
     eviction::{Migratable, falls_back, is_finished, mark, wants_mark},
     migration::{
-        deadlines::{Attempts, Retry},
+        deadlines::{Attempts, Failures, Retry},
         purpose::Purpose,
         record::Record,
         status::{WAITING, Waiting},
@@ -26,6 +26,11 @@ use crate::{
     quantity,
     vm_conditions::find,
 };
+
+/// Annotation of a migration that empties a node: digest of what decided about it when it was made.
+pub const CIRCUMSTANCES: &str = "drydock.dev/drain-circumstances";
+/// At most so many characters of why a migration has failed are kept.
+const MAX_GUESTS_LISTED: usize = 512;
 
 /// How far a guest is that is to leave its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,6 +203,7 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
         return unmarked(guest, marks, now);
     };
     let mut after = counted(&before, &guest.migrations);
+    notice_change(&mut after, guest.circumstances.as_deref());
     if after.requested_by == DrainRequest::Eviction
         && (marks.cordoned || marks.asks().is_some())
         && is_recent(&after, now)
@@ -376,25 +382,42 @@ pub(super) fn state(
         }
         Migratable::No { .. } => return (stays(guest), None),
     }
-    let last = evacuation.last_failure.as_ref().map(|failure| failure.at);
-    match attempts.next(Purpose::Evacuation, evacuation.failures, last, now) {
+    let last = evacuation.last_failure.as_ref();
+    let failures = Failures {
+        count: evacuation.failures,
+        last: last.map(|failure| failure.at),
+        outdated: last.is_some_and(|failure| failure.outdated),
+    };
+    match attempts.next(Purpose::Evacuation, failures, now) {
         Retry::Go => {}
         Retry::WaitUntil(until) => {
-            let reason = evacuation
-                .last_failure
-                .as_ref()
-                .and_then(|failure| failure.reason.clone());
-            let message = format!(
-                "{} of {} attempts have failed ({}); the next one is made at {until}",
-                evacuation.failures,
-                attempts.most,
-                reason.unwrap_or_else(|| "for no stated reason".into())
-            );
+            let message = waits_until(evacuation, attempts, until);
             return (State::Waiting(Why::BackOff, message), Some(until));
         }
         Retry::GiveUp { sentence, .. } => return (State::Blocked(Why::CannotEvacuate, sentence), None),
     }
     target::state(guest, now)
+}
+
+/// Why and until when the next attempt waits, for people.
+fn waits_until(evacuation: &Evacuation, attempts: Attempts, until: Timestamp) -> String {
+    let last = evacuation.last_failure.as_ref();
+    let why = match last.map(|failure| (failure.reason.as_deref(), failure.message.as_deref())) {
+        Some((Some(reason), Some(message))) => format!("{reason}: {message}"),
+        Some((Some(why), None) | (None, Some(why))) => why.to_owned(),
+        _ => "for no stated reason".into(),
+    };
+    let failures = evacuation.failures;
+    match last {
+        Some(last) if last.outdated => format!(
+            "{failures} attempts have failed ({why}); something that decides has changed, and the next one is made at {until}"
+        ),
+        _ => format!(
+            "{failures} of {} attempts have failed ({why}); the next one is made at {until}, or once something changes that \
+             decides about it",
+            attempts.most
+        ),
+    }
 }
 
 /// How far a migration is.
@@ -439,6 +462,15 @@ fn counted(mark: &Evacuation, migrations: &[Arc<VirtualMachineInstanceMigration>
     counted
 }
 
+/// Takes account of what decides by now. That it has changed stays noted until the next attempt has failed, whatever it
+/// changes to meanwhile: each change ends one wait. Of an attempt of which nothing is known, the first that is known counts.
+fn notice_change(mark: &mut Evacuation, circumstances: Option<&str>) {
+    if let (Some(failure), Some(now)) = (&mut mark.last_failure, circumstances) {
+        let then = failure.circumstances.get_or_insert_with(|| now.to_owned());
+        failure.outdated |= then != now;
+    }
+}
+
 /// When and why a migration to empty a node has failed by itself. One that was called off has not.
 fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigration> {
     let status = migration.status.as_ref()?;
@@ -448,10 +480,18 @@ fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigratio
     }
     let mut transitions = status.phase_transition_timestamps.iter();
     let failed = transitions.find(|transition| transition.phase == MigrationPhase::Failed)?;
+    let message = status
+        .migration_state
+        .as_ref()
+        .and_then(|state| state.failure_reason.as_deref());
+    let annotations = migration.metadata.annotations.as_ref();
     Some(FailedMigration {
         uid: migration.metadata.uid.clone()?,
         at: failed.phase_transition_timestamp,
         reason: status.reason.clone(),
+        message: message.map(|message| message.chars().take(MAX_GUESTS_LISTED).collect()),
+        circumstances: annotations.and_then(|all| all.get(CIRCUMSTANCES).cloned()),
+        outdated: false,
     })
 }
 

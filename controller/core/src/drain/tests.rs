@@ -80,6 +80,7 @@ fn guest(
         migrations,
         refused: None,
         outlook: Outlook::Unknown,
+        circumstances: None,
         held_by: None,
     }
 }
@@ -435,6 +436,86 @@ fn failures_are_counted_once_and_back_off_until_there_is_no_more() {
     let over = of_one(CORDONED, guest(&after, LiveMigrate, Vec::new()));
     assert_eq!(said(&over), [(RemainingState::Blocked, "CannotEvacuate".to_owned())]);
     assert_eq!((over.steps, over.wake), (vec![], None));
+}
+
+#[test]
+fn change_of_what_decides_ends_a_back_off_once() {
+    let failed = |uid: &str, circumstances: Option<&str>| {
+        migration(uid, "Failed", |migration| {
+            migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
+                json!(seconds_ago(5).to_string());
+            migration["status"]["reason"] = json!("TargetRefused");
+            migration["status"]["migrationState"] = json!({"failureReason": "node b masks avx2"});
+            if let Some(circumstances) = circumstances {
+                migration["metadata"]["annotations"]["drydock.dev/drain-circumstances"] = json!(circumstances);
+            }
+        })
+    };
+    let planned = |instance: &VirtualMachineInstance,
+                   migrations: &[Arc<VirtualMachineInstanceMigration>],
+                   now: &str| {
+        let has_failed = crate::eviction::mark::evacuation(instance).is_some_and(|mark| mark.last_failure.is_some());
+        let plan = of_one(
+            CORDONED,
+            Guest {
+                circumstances: has_failed.then(|| now.to_owned()),
+                ..guest(instance, LiveMigrate, migrations.to_vec())
+            },
+        );
+        let mut after = instance.clone();
+        for step in &plan.steps {
+            if let Step::Mark { evacuation, .. } = step {
+                after.status.as_mut().unwrap().evacuation = Some(evacuation.clone());
+            }
+        }
+        let goes = plan.steps.iter().any(|step| matches!(step, Step::Migrate { .. }));
+        let message = plan.reports[0].drain.clone().unwrap().remaining[0].message.clone();
+        (after, goes, message)
+    };
+    // What was noted of the attempt; then what decides, look by look, and whether the next one is made.
+    type Look = (&'static str, bool);
+    let cases: [(Option<&str>, &[Look]); 5] = [
+        (Some("masked"), &[("masked", false), ("masked", false)]),
+        (Some("masked"), &[("masked", false), ("unmasked", true)]),
+        // It had changed before the attempt failed.
+        (Some("unmasked"), &[("masked", true)]),
+        // It stays noted, whatever it changes to.
+        (Some("unmasked"), &[("masked", true), ("unmasked", true)]),
+        // Nothing is known of the attempt of an earlier release.
+        (None, &[("masked", false), ("masked", false), ("unmasked", true)]),
+    ];
+    for (noted, looks) in cases {
+        let all = [failed("1", noted)];
+        let (mut web, goes, message) = planned(&marked("web", "Cordon"), &all, "");
+        assert!(!goes, "{message}");
+        assert!(
+            message.starts_with(
+                "1 of 10 attempts have failed (TargetRefused: node b masks avx2); the next one is made at"
+            ),
+            "{message}"
+        );
+        for (now, expected) in looks {
+            let (after, goes, message) = planned(&web, &all, now);
+            assert_eq!(goes, *expected, "{noted:?} {looks:?} {now}: {message}");
+            web = after;
+        }
+        let (same, ..) = planned(&web, &all, looks[looks.len() - 1].0);
+        assert_eq!(same, web, "{noted:?}: nothing more is noted");
+        // The next one fails as things are now: it waits as long as they stay so.
+        let again = migration("2", "Failed", |migration| {
+            migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
+                json!(seconds_ago(1).to_string());
+            migration["metadata"]["annotations"]["drydock.dev/drain-circumstances"] = json!("unmasked");
+        });
+        let all = [failed("1", noted), again];
+        let (after, goes, message) = planned(&web, &all, "unmasked");
+        assert!(
+            !goes && message.starts_with("2 of 10 attempts have failed"),
+            "{message}"
+        );
+        let (_, goes, message) = planned(&after, &all, "unmasked");
+        assert!(!goes, "{message}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use jiff::Timestamp;
 
 use crate::configuration::Problem;
 
-pub use attempts::{Attempts, Retry};
+pub use attempts::{Attempts, Failures, Retry};
 
 /// Annotation of a migration: seconds that its target pod may be without a node (KubeVirt's name).
 pub const UNSCHEDULABLE_SECONDS: &str = "kubevirt.io/migrationUnschedulablePodTimeoutSeconds";

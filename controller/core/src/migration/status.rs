@@ -1,14 +1,10 @@
 //! The controller's part of a migration's status, and what an instance says of its migration.
 
-use drydock_api::{
-    facts::NodeFacts,
-    kubevirt::{
-        VirtualMachineInstance, VirtualMachineInstanceMigration,
-        migration::{
-            MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase,
-            MigrationPhaseTransition, MigrationSource, MigrationState, MigrationTarget,
-            VirtualMachineInstanceMigrationStatus,
-        },
+use drydock_api::kubevirt::{
+    VirtualMachineInstance, VirtualMachineInstanceMigration,
+    migration::{
+        MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
+        MigrationSource, MigrationState, MigrationTarget, VirtualMachineInstanceMigrationStatus,
     },
 };
 use jiff::Timestamp;
@@ -27,7 +23,9 @@ use crate::{
         image_identity,
         pending::{Hindrance, NOT_SCHEDULED},
     },
-    migratable, processor,
+    migratable,
+    placement::NodeView,
+    processor,
     vm_conditions::condition,
 };
 
@@ -63,16 +61,17 @@ pub struct Sides {
     pub configuration: MigrationConfiguration,
 }
 
-/// The guest of an instance, as the target must be able to run it, in this pod. `source` is what is known
-/// of the node that it is on.
-pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&NodeFacts>) -> MigratedGuest {
+/// The guest of an instance, as the target must be able to run it, in this pod. `source` is the node that it is on, if
+/// that is known.
+pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&NodeView<'_>>) -> MigratedGuest {
     let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     MigratedGuest {
         instance_uid: instance.metadata.uid.clone(),
         cpu: record.and_then(|record| record.guest_cpu.clone()),
         processor: has_hosts_own(instance)
-            .then(|| source.and_then(processor::identity))
+            .then(|| source.and_then(|source| source.facts).and_then(processor::identity))
             .flatten(),
+        masked_features: source.map(|source| source.masked.to_vec()).unwrap_or_default(),
         virt_type: record.and_then(|record| record.virt_type.clone()),
         copied_disks: migratable::copied_disks(&instance.spec),
         layers_only: image_identity::layers_only(instance, target),

@@ -10,6 +10,7 @@ use std::{
 
 use drydock_api::{
     facts::{NodeFacts, Usable, VirtualizationFacts},
+    hypervisor::HypervisorStatus,
     kubevirt::{Amount, VirtualMachineInstanceSpec},
     labels::{CPU_FEATURE, CPU_MINIMUM, CPU_MODEL, GUEST_NETWORK, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE},
     launcher::KVM_RESOURCE,
@@ -21,7 +22,7 @@ use k8s_openapi::{
 
 use super::{
     ARCHITECTURE, NodeRoom, Requirements, affinity, machine_key, misfit::Misfit, model_key, models::lacks_part,
-    room::add_shortages,
+    offer::Offer, room::add_shortages,
 };
 use crate::{aliases, processor, quantity};
 
@@ -45,6 +46,10 @@ pub struct NodeView<'a> {
     pub taints: &'a [Taint],
     /// What it can do in full, if its agent has said.
     pub facts: Option<&'a NodeFacts>,
+    /// CPU features that it masks, whether it has them or not.
+    pub masked: &'a [String],
+    /// Version of its agent; empty if it has not said.
+    pub agent_version: &'a str,
     /// Shares of virtualization that it offers; `None` if that is not known.
     pub shares: Option<u64>,
     /// What it has for pods, all in all; `None` if that is not known.
@@ -55,7 +60,7 @@ pub struct NodeView<'a> {
 
 impl<'a> NodeView<'a> {
     /// The view of a Node and what its agent has said of it.
-    pub fn of(node: &'a Node, facts: Option<&'a NodeFacts>) -> Self {
+    pub fn of(node: &'a Node, status: Option<&'a HypervisorStatus>) -> Self {
         let spec = node.spec.as_ref();
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         Self {
@@ -63,7 +68,11 @@ impl<'a> NodeView<'a> {
             labels: node.metadata.labels.as_ref(),
             cordoned: spec.and_then(|spec| spec.unschedulable) == Some(true),
             taints: spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default(),
-            facts,
+            facts: status.and_then(|status| status.facts.as_deref()),
+            masked: status
+                .map(|status| status.masked_features.as_slice())
+                .unwrap_or_default(),
+            agent_version: status.map(|status| status.agent_version.as_str()).unwrap_or_default(),
             shares: allocatable.map(|all| {
                 all.get(KVM_RESOURCE)
                     // A round thousand is written `1k`.
@@ -282,83 +291,80 @@ fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Mi
     }
     if let Some(machine) = needs.machine.as_ref().filter(|machine| key == machine_key(machine)) {
         let known = facts.is_some_and(|facts| facts.machine_types.iter().any(|known| known.name == *machine));
-        return missing(known, key, node, || Misfit::LacksMachineType(machine.clone()));
+        return missing(key, node, (!known).then(|| Misfit::LacksMachineType(machine.clone())));
     }
+    let offer = Offer::of(node, needs);
     if let Some(feature) = key.strip_prefix(CPU_FEATURE) {
-        let known = facts.is_some_and(|facts| facts.features.iter().any(|known| known == feature));
-        return missing(known, key, node, || Misfit::LacksFeature(feature.into()));
+        let lack = match offer {
+            Some(offer) => offer.lack(feature),
+            None => Some(Misfit::LacksFeature(feature.into())),
+        };
+        return missing(key, node, lack);
     }
     // The features that are asked for come by the full sets, if it is they.
     let Some(model) = key.strip_prefix(CPU_MINIMUM) else {
         return Some(Misfit::Label(key.into()));
     };
-    let lacking: Option<Vec<String>> = facts.filter(|_| !needs.minimum.is_empty()).map(|facts| {
-        let lacks = |feature: &&String| !facts.features.contains(feature);
-        needs.minimum.iter().filter(lacks).cloned().collect()
-    });
-    let known = lacking.as_ref().is_some_and(Vec::is_empty);
-    missing(known, key, node, || {
-        Misfit::LacksMinimum(model.into(), lacking.unwrap_or_default())
-    })
+    let lack = match offer.filter(|_| !needs.minimum.is_empty()) {
+        Some(offer) => offer.lack_of_minimum(model, &needs.minimum),
+        None => Some(Misfit::LacksMinimum(model.into(), Vec::new())),
+    };
+    missing(key, node, lack)
 }
 
-/// A label is missing, of what is `known` to be there or not. On a node that takes no virtual machines labels may be
-/// missing on purpose, and that it takes none is reason enough.
-fn missing(known: bool, key: &str, node: &NodeView<'_>, lack: impl FnOnce() -> Misfit) -> Option<Misfit> {
-    match (known, node.label(SCHEDULABLE) == Some(TRUE)) {
-        (false, _) => Some(lack()),
-        (true, true) => Some(Misfit::NotLabelled(key.into())),
-        (true, false) => None,
-    }
+/// A label is missing: for want of what it says, or though that is there. On a node that takes no virtual machines
+/// labels may be missing on purpose, and that it takes none is reason enough.
+fn missing(key: &str, node: &NodeView<'_>, lack: Option<Misfit>) -> Option<Misfit> {
+    let takes_guests = || node.label(SCHEDULABLE) == Some(TRUE);
+    lack.or_else(|| takes_guests().then(|| Misfit::NotLabelled(key.into())))
 }
 
 /// Why the label of a model is not there.
 fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -> Option<Misfit> {
-    let lacks = || Misfit::LacksModel(model.into(), Vec::new());
     let known = node.virtualization().map_or(&[][..], |facts| facts.models.as_slice());
     if needs.obsolete.covers(model, known) {
         return Some(Misfit::ObsoleteModel(model.into()));
     }
-    let Some(facts) = node.virtualization() else {
-        return Some(lacks());
+    let Some(offer) = Offer::of(node, needs) else {
+        return Some(Misfit::LacksModel(model.into(), Vec::new()));
     };
-    if let Some(lack) = lacks_model(needs, model, facts) {
+    if let Some(lack) = lacks_model(needs, model, &offer) {
         return Some(lack);
     }
-    let other = aliases::names_of(model, &facts.models)
+    let other = aliases::names_of(model, &offer.facts.models)
         .filter(|other| *other != model)
         .find(|other| node.label(&format!("{CPU_MODEL}{other}")).is_some());
     match other {
         Some(other) => Some(Misfit::OtherName(model.into(), other.into())),
-        None => missing(true, key, node, lacks),
+        None => missing(key, node, None),
     }
 }
 
 /// What the full sets say against a node, whatever its labels say.
 fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
-    let Some(facts) = node.virtualization() else { return };
+    let Some(offer) = Offer::of(node, needs) else { return };
+    let facts = offer.facts;
     if let Some(model) = &needs.model
-        && let Some(lack) = lacks_model(needs, model, facts)
+        && let Some(lack) = lacks_model(needs, model, &offer)
         && !needs.obsolete.covers(model, &facts.models)
     {
         found.insert(lack);
     }
-    // Few features are asked for: a set of all would cost more than it saves.
-    let can = |name: &String| facts.features.contains(name);
-    for feature in needs.features.iter().filter(|feature| !can(feature)) {
-        found.insert(Misfit::LacksFeature(feature.clone()));
-    }
-    for feature in needs.forbidden.iter().filter(|feature| can(feature)) {
+    let lacking: Vec<Misfit> = needs
+        .features
+        .iter()
+        .filter_map(|feature| offer.lack(feature))
+        .collect();
+    // A mask hides a feature from a guest that forbids it.
+    let offers = |name: &&String| facts.features.contains(name);
+    for feature in needs.forbidden.iter().filter(offers) {
         found.insert(Misfit::HasForbidden(feature.clone()));
     }
     // Whoever lacks the very feature that is asked for need not be told about the minimum.
-    if needs
-        .features
-        .iter()
-        .any(|feature| found.contains(&Misfit::LacksFeature(feature.clone())))
-    {
-        found.retain(|misfit| !matches!(misfit, Misfit::LacksMinimum(..)));
+    if !lacking.is_empty() {
+        found.retain(|misfit| !matches!(misfit, Misfit::LacksMinimum(..) | Misfit::MasksMinimum(..)));
     }
+    found.extend(lacking);
     if let Some(machine) = &needs.machine
         && !facts.machine_types.is_empty()
         && !facts.machine_types.iter().any(|known| known.name == *machine)
@@ -368,15 +374,19 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
 }
 
 /// That guests cannot have a model, but for what the manifest disables, with what is missing for it.
-fn lacks_model(needs: &Requirements, name: &str, facts: &VirtualizationFacts) -> Option<Misfit> {
+pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &Offer<'_>) -> Option<Misfit> {
     if !needs.disabled.is_empty() {
-        return lacks_part(name, &needs.disabled, facts);
+        return lacks_part(name, &needs.disabled, offer);
     }
-    match facts.models.iter().find(|model| model.name == name) {
-        Some(model) if model.usable != Usable::No => None,
-        Some(model) => Some(Misfit::LacksModel(name.into(), model.blockers.clone())),
-        None => Some(Misfit::LacksModel(name.into(), Vec::new())),
+    let Some(model) = offer.facts.models.iter().find(|model| model.name == name) else {
+        return Some(Misfit::LacksModel(name.into(), Vec::new()));
+    };
+    if model.usable != Usable::No {
+        return None;
     }
+    let missing = offer.missing(&model.blockers, &[]);
+    let is_admitted = missing.is_empty() && !model.blockers.is_empty();
+    (!is_admitted).then(|| offer.lack_of_model(name, missing))
 }
 
 /// Everything but the CPU and the labels that are computed.

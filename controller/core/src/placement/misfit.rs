@@ -3,6 +3,7 @@
 use drydock_api::kubevirt::Amount;
 
 use super::room;
+use crate::mask;
 
 /// How many missing features of a model are named.
 const FEATURES: usize = 4;
@@ -18,10 +19,16 @@ pub enum Misfit {
     LacksModel(String, Vec<String>),
     /// The model is offered there by another name.
     OtherName(String, String),
+    /// Guests there cannot have the CPU model, since its node masks these features.
+    MasksModel(String, Vec<String>),
     /// Guests there cannot have a CPU feature.
     LacksFeature(String),
+    /// The node has a CPU feature and masks it.
+    MasksFeature(String),
     /// Guests there cannot have all of the minimum CPU model, for want of these features.
     LacksMinimum(String, Vec<String>),
+    /// Guests there cannot have all of the minimum CPU model, since its node masks these features.
+    MasksMinimum(String, Vec<String>),
     /// Guests there have a CPU feature that is forbidden.
     HasForbidden(String),
     /// CPUs of another vendor than that of the running guest.
@@ -91,10 +98,10 @@ impl Misfit {
         match self {
             Self::ObsoleteModel(_) => "CPUModelObsolete",
             Self::ForbidsMinimum(_) => "CPUMinimumForbidden",
-            Self::LacksModel(..) => "CPUModelMissing",
+            Self::LacksModel(..) | Self::MasksModel(..) => "CPUModelMissing",
             Self::OtherName(..) => "CPUModelNamedOtherwise",
-            Self::LacksFeature(_) => "CPUFeatureMissing",
-            Self::LacksMinimum(..) => "CPUMinimumMissing",
+            Self::LacksFeature(_) | Self::MasksFeature(_) => "CPUFeatureMissing",
+            Self::LacksMinimum(..) | Self::MasksMinimum(..) => "CPUMinimumMissing",
             Self::HasForbidden(_) => "CPUFeatureForbidden",
             Self::OtherVendor(_) => "CPUVendorDiffers",
             Self::OtherProcessor => "ProcessorDiffers",
@@ -136,11 +143,25 @@ impl Misfit {
                     verb("offers", "offer")
                 )
             }
+            Self::MasksModel(model, masked) => format!("{lacks} the CPU model {model}{}", since_masked(masked)),
             Self::LacksFeature(feature) => format!("{lacks} the CPU feature {feature}"),
+            Self::MasksFeature(feature) => {
+                format!(
+                    "{} the CPU feature {feature} by {}",
+                    verb("masks", "mask"),
+                    mask::means()
+                )
+            }
             Self::LacksMinimum(model, missing) => {
                 format!(
                     "{lacks} a part of the minimum CPU model {model}{}",
                     for_want_of(missing)
+                )
+            }
+            Self::MasksMinimum(model, masked) => {
+                format!(
+                    "{lacks} a part of the minimum CPU model {model}{}",
+                    since_masked(masked)
                 )
             }
             Self::HasForbidden(feature) => format!("{has} the forbidden CPU feature {feature}"),
@@ -206,4 +227,9 @@ fn for_want_of(missing: &[String]) -> String {
         more => format!(" and {more} more"),
     };
     format!(" for want of {}{more}", named.join(", "))
+}
+
+/// Which features are masked, and by what.
+fn since_masked(masked: &[String]) -> String {
+    format!("{}, masked by {}", for_want_of(masked), mask::means())
 }

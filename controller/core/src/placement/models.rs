@@ -1,19 +1,14 @@
 //! Nodes where guests can have a CPU model, or all of it that a guest asks for.
 
-use drydock_api::facts::{Usable, VirtualizationFacts};
+use drydock_api::facts::Usable;
 
-use super::{ARCHITECTURE, HOSTNAME, NodeView, Requirements, misfit::Misfit, model_key, nodes_by_name};
+use super::{ARCHITECTURE, HOSTNAME, NodeView, Requirements, misfit::Misfit, model_key, nodes_by_name, offer::Offer};
 use crate::aliases;
 
 /// That guests cannot have a model without its `disabled` features, with what is missing for it.
-pub(super) fn lacks_part(name: &str, disabled: &[String], there: &VirtualizationFacts) -> Option<Misfit> {
-    let lack = |missing: &[String]| -> Vec<String> {
-        missing
-            .iter()
-            .filter(|feature| !disabled.contains(feature))
-            .cloned()
-            .collect()
-    };
+pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &Offer<'_>) -> Option<Misfit> {
+    let there = offer.facts;
+    let lack = |blockers: &[String]| offer.missing(blockers, disabled);
     let exact = |name: &str| there.models.iter().find(|model| model.name == name);
     // A model is as usable by each of its names.
     let model = exact(name).or_else(|| aliases::names_of(name, &there.models).find_map(exact));
@@ -29,12 +24,12 @@ pub(super) fn lacks_part(name: &str, disabled: &[String], there: &Virtualization
         .as_ref()
         .filter(|host| aliases::names_of(name, &there.models).any(|name| name == host.name));
     match host {
-        _ if !missing.is_empty() => Some(Misfit::LacksModel(name.into(), missing)),
+        _ if !missing.is_empty() => Some(offer.lack_of_model(name, missing)),
         _ if !model.blockers.is_empty() => None,
         // libvirt does not say why the model is not usable; the host model is based on it without these.
         Some(host) => {
             let missing = lack(&host.disabled);
-            (!missing.is_empty()).then(|| Misfit::LacksModel(name.into(), missing))
+            (!missing.is_empty()).then(|| offer.lack_of_model(name, missing))
         }
         None => Some(Misfit::LacksModel(name.into(), Vec::new())),
     }
@@ -54,7 +49,8 @@ pub fn admit_partial_models<'a>(needs: &mut Requirements, nodes: impl IntoIterat
     let architecture = needs.node_selector.get(ARCHITECTURE).cloned();
     let (mut lacking, mut partial) = (Vec::new(), false);
     for node in nodes {
-        let Some(facts) = node.virtualization() else { continue };
+        let Some(offer) = Offer::of(&node, needs) else { continue };
+        let facts = offer.facts;
         if node.label(ARCHITECTURE) != architecture.as_deref() || needs.obsolete.covers(&model, &facts.models) {
             continue;
         }
@@ -62,7 +58,7 @@ pub fn admit_partial_models<'a>(needs: &mut Requirements, nodes: impl IntoIterat
             .models
             .iter()
             .any(|known| known.name == model && known.usable != Usable::No);
-        match lacks_part(&model, &needs.disabled, facts) {
+        match lacks_part(&model, &needs.disabled, &offer) {
             Some(_) => lacking.extend(node.label(HOSTNAME).map(str::to_owned)),
             None => partial |= !whole && node.label(&key).is_none(),
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use drydock_api::{
-    facts::{NodeFacts, VirtType, VirtualizationFacts},
+    facts::{NodeFacts, VirtType},
     kubevirt::{VirtualMachineInstance, status::GuestCpu},
     labels::{CPU_FEATURE, CPU_MINIMUM, CPU_VENDOR, TRUE},
 };
@@ -11,9 +11,11 @@ use drydock_api::{
 use super::{
     HOSTNAME, Requirements,
     fit::{Fit, NodeView, judge, misfits},
+    masks::{admit_masked, lift_masks},
     misfit::Misfit,
     models::lacks_part,
     nodes_by_name,
+    offer::{Offer, is_known_to_have},
     room::add_shortages,
 };
 use crate::{default_cpu::has_hosts_own, instance::Targets, minimum::Minimum};
@@ -53,7 +55,7 @@ pub fn migration_targets<'a>(
         judge(others(), ENOUGH, |node| {
             let mut found = misfits(needs, &instance.spec, node);
             if !found.contains(&Misfit::NoAgent) {
-                guest.compare(node, unlisted, &mut found);
+                guest.compare(needs, node, unlisted, &mut found);
                 add_shortages(needs, node, &mut found);
             }
             found
@@ -92,8 +94,9 @@ pub fn migration_targets<'a>(
 
 /// Adds what a node must have for a guest that runs: the vendor and the features of the CPU that it really
 /// has, as far as nodes have labels for them; or the same processor, for a guest that has its host's own
-/// CPU. It narrows the choice only; [`migration_targets`] compares the full sets, and libvirt has the last
-/// word. `source` is the node that it is on, `nodes` are all.
+/// CPU. Masks that the node of the guest has too are not in its way ([`mask`](crate::mask)). It narrows the choice only;
+/// [`migration_targets`] compares the full sets, and libvirt has the last word. `source` is the node that it is on,
+/// `nodes` are all.
 pub fn require_recorded_cpu<'a>(
     needs: &mut Requirements,
     instance: &VirtualMachineInstance,
@@ -104,16 +107,20 @@ pub fn require_recorded_cpu<'a>(
     let Some((guest, source)) = Guest::of(instance, source).zip(source) else {
         return;
     };
-    let cpu = match guest.cpu {
+    lift_masks(needs, source);
+    let cpu = match &guest.cpu {
         GuestsCpu::SpelledOut(cpu) => cpu,
         GuestsCpu::OfHost(processor) => {
-            let same = nodes
-                .into_iter()
-                .filter(|node| node.processor().as_ref() == Some(&processor));
+            let same = nodes.into_iter().filter(|node| {
+                let is_masked = Offer::of(node, needs).is_some_and(|offer| offer.withheld().next().is_some());
+                node.processor().as_ref() == Some(processor) && !is_masked
+            });
             // The source among them, to which the pod does not go: no list is empty, and one of it alone
             // says that there is no other node.
-            let names = same.filter_map(|node| node.label(HOSTNAME).map(str::to_owned));
-            needs.expressions.push(nodes_by_name("In", names.collect()));
+            let names: Vec<String> = same
+                .filter_map(|node| node.label(HOSTNAME).map(str::to_owned))
+                .collect();
+            needs.expressions.push(nodes_by_name("In", names));
             return;
         }
     };
@@ -121,19 +128,15 @@ pub fn require_recorded_cpu<'a>(
     if let Some(vendor) = guest.vendor.filter(|_| facts.virt_type == VirtType::Kvm) {
         needs.node_selector.insert(format!("{CPU_VENDOR}{vendor}"), TRUE.into());
     }
-    let listed = Features::of(facts);
     let anywhere = |name: &str| {
         let mut all = nodes.clone().into_iter();
-        all.any(|node| {
-            node.virtualization()
-                .is_some_and(|facts| Features::of(facts).contain(name))
-        })
+        all.any(|node| is_known_to_have(&node, name))
     };
-    for feature in cpu
+    let (known, unlisted): (Vec<&String>, Vec<&String>) = cpu
         .required
         .iter()
-        .filter(|name| listed.contain(name) || anywhere(name))
-    {
+        .partition(|name| is_known_to_have(source, name) || anywhere(name));
+    for feature in known {
         let key = if minimum.features.contains(feature) {
             needs.minimum.clone_from(&minimum.features);
             format!("{CPU_MINIMUM}{}", minimum.model)
@@ -141,6 +144,38 @@ pub fn require_recorded_cpu<'a>(
             format!("{CPU_FEATURE}{feature}")
         };
         needs.node_selector.insert(key, TRUE.into());
+    }
+    admit_masked(needs, source, nodes.clone());
+    keep_off_unlabelled(needs, cpu, &unlisted, source, nodes);
+}
+
+/// Keeps the pod off nodes that no label keeps it off: they lack or mask a part of the model that the guest has, or mask
+/// a feature of it that no node lists. Where its own node does not list the model, that of others proves nothing.
+fn keep_off_unlabelled<'a>(
+    needs: &mut Requirements,
+    cpu: &GuestCpu,
+    unlisted: &[&String],
+    source: &NodeView<'_>,
+    nodes: impl IntoIterator<Item = NodeView<'a>>,
+) {
+    let lack = |offer: &Offer<'_>| lacks_part(&cpu.model, &cpu.disabled, offer);
+    let is_credible = Offer::of(source, needs).is_some_and(|offer| lack(&offer).is_none());
+    let lacks = |offer: &Offer<'_>| match lack(offer) {
+        Some(Misfit::MasksModel(..)) => true,
+        Some(_) if is_credible => true,
+        _ => unlisted.iter().any(|name| offer.would_mask(name)),
+    };
+    let is_selected = |node: &NodeView<'_>| {
+        let mut labels = needs.node_selector.iter();
+        node.name != source.name && labels.all(|(key, value)| node.label(key) == Some(value.as_str()))
+    };
+    let lacking: Vec<String> = nodes
+        .into_iter()
+        .filter(|node| is_selected(node) && Offer::of(node, needs).is_some_and(|offer| lacks(&offer)))
+        .filter_map(|node| node.label(HOSTNAME).map(str::to_owned))
+        .collect();
+    if !lacking.is_empty() {
+        needs.expressions.push(nodes_by_name("NotIn", lacking));
     }
 }
 
@@ -156,7 +191,7 @@ pub(super) fn unsuitable(
     let guest = Guest::of(instance, source)?;
     let mut found = misfits(needs, &instance.spec, node);
     if !found.contains(&Misfit::NoAgent) {
-        guest.compare(node, unlisted, &mut found);
+        guest.compare(needs, node, unlisted, &mut found);
     }
     Some(found)
 }
@@ -173,10 +208,7 @@ pub(super) fn unlisted_features<'a>(
         if missing.is_empty() {
             break;
         }
-        if let Some(facts) = node.virtualization() {
-            let listed = Features::of(facts);
-            missing.retain(|name| !listed.contain(name));
-        }
+        missing.retain(|name| !is_known_to_have(node, name));
     }
     missing.into_iter().cloned().collect()
 }
@@ -196,8 +228,8 @@ struct Guest<'a> {
     virt_type: Option<&'a str>,
     /// Vendor of the CPU that it runs on, if that is known.
     vendor: Option<&'a str>,
-    /// What guests can have where it runs, if that is known.
-    source: Option<&'a VirtualizationFacts>,
+    /// Where it runs, if that is known.
+    source: Option<NodeView<'a>>,
 }
 
 impl<'a> Guest<'a> {
@@ -213,25 +245,26 @@ impl<'a> Guest<'a> {
             GuestsCpu::SpelledOut(cpu) => cpu.vendor.as_deref(),
             GuestsCpu::OfHost(_) => None,
         };
-        let source = source.and_then(NodeView::virtualization);
+        let facts = source.and_then(NodeView::virtualization);
         Some(Self {
             cpu,
             virt_type: record.virt_type.as_deref(),
             // libvirt writes no vendor for a named model, and such a guest sees that of its host all the same.
-            vendor: own_vendor.or(source
+            vendor: own_vendor.or(facts
                 .filter(|facts| facts.virt_type == VirtType::Kvm)
                 .map(|facts| facts.vendor.as_str())
                 .filter(|vendor| !vendor.is_empty())),
-            source,
+            source: source.cloned(),
         })
     }
 
     /// Adds what is in the way of it on a node, but for the features `unlisted`.
-    fn compare(&self, node: &NodeView<'_>, unlisted: &[String], found: &mut BTreeSet<Misfit>) {
-        let Some(there) = node.virtualization() else {
+    fn compare(&self, needs: &Requirements, node: &NodeView<'_>, unlisted: &[String], found: &mut BTreeSet<Misfit>) {
+        let Some(offer) = Offer::of(node, needs) else {
             found.insert(Misfit::NotInspected);
             return;
         };
+        let there = offer.facts;
         if self.virt_type.is_some_and(|how| how != there.virt_type.as_str()) {
             found.insert(Misfit::OtherVirtType(match there.virt_type {
                 VirtType::Kvm => "emulation",
@@ -250,6 +283,8 @@ impl<'a> Guest<'a> {
                 if node.processor().as_ref() != Some(processor) {
                     found.insert(Misfit::OtherProcessor);
                 }
+                // It has all that its own node does not mask.
+                found.extend(offer.withheld().cloned().map(Misfit::MasksFeature));
                 return;
             }
         };
@@ -258,13 +293,15 @@ impl<'a> Guest<'a> {
         if let Some(bits) = bits.filter(|bits| bits_there.is_some_and(|there| there < *bits)) {
             found.insert(Misfit::FewerAddressBits(bits));
         }
-        found.extend(lacks_part(&cpu.model, &cpu.disabled, there));
-        let can = Features::of(there);
-        let lacking = cpu
-            .required
-            .iter()
-            .filter(|name| !can.contain(name) && !unlisted.contains(name));
-        found.extend(lacking.cloned().map(Misfit::LacksFeature));
+        found.extend(lacks_part(&cpu.model, &cpu.disabled, &offer));
+        for name in &cpu.required {
+            found.extend(match offer.lack(name) {
+                Some(Misfit::LacksFeature(_)) if unlisted.contains(name) => {
+                    offer.would_mask(name).then(|| Misfit::MasksFeature(name.clone()))
+                }
+                lack => lack,
+            });
+        }
     }
 
     /// Features for want of which no node fits, though none at all lists them, the source included. A guest
@@ -273,7 +310,6 @@ impl<'a> Guest<'a> {
         let GuestsCpu::SpelledOut(cpu) = &self.cpu else {
             return Vec::new();
         };
-        let here = self.source.map(Features::of);
         let mut missing: Vec<&str> = fit
             .misfits
             .keys()
@@ -281,16 +317,13 @@ impl<'a> Guest<'a> {
                 Misfit::LacksFeature(name) if cpu.required.contains(name) => Some(name.as_str()),
                 _ => None,
             })
-            .filter(|name| here.as_ref().is_none_or(|here| !here.contain(name)))
+            .filter(|name| self.source.as_ref().is_none_or(|here| !is_known_to_have(here, name)))
             .collect();
         for node in nodes.clone() {
             if missing.is_empty() {
                 break;
             }
-            if let Some(facts) = node.virtualization() {
-                let listed = Features::of(facts);
-                missing.retain(|name| !listed.contain(name));
-            }
+            missing.retain(|name| !is_known_to_have(&node, name));
         }
         missing.into_iter().map(str::to_owned).collect()
     }
@@ -301,28 +334,5 @@ fn none(reason: &str, message: String) -> Targets {
         available: false,
         reason: reason.into(),
         message,
-    }
-}
-
-/// Features that guests can have on a node, looked up quickly where they are listed in order.
-struct Features<'a> {
-    names: &'a [String],
-    sorted: bool,
-}
-
-impl<'a> Features<'a> {
-    fn of(facts: &'a VirtualizationFacts) -> Self {
-        Self {
-            names: &facts.features,
-            sorted: facts.features.is_sorted(),
-        }
-    }
-
-    fn contain(&self, wanted: &str) -> bool {
-        if self.sorted {
-            self.names.binary_search_by(|name| name.as_str().cmp(wanted)).is_ok()
-        } else {
-            self.names.iter().any(|name| name == wanted)
-        }
     }
 }

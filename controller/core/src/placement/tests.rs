@@ -1,5 +1,7 @@
 //! Who can run what, and why not.
 
+mod circumstances;
+mod masks;
 mod pack;
 mod partial_models;
 mod reasons;

@@ -74,6 +74,7 @@ fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
         made: None,
         migrations: Vec::new(),
         refused: None,
+        circumstances: None,
         outlook: Outlook::Unknown,
         held_by: None,
     };

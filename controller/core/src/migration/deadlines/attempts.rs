@@ -4,6 +4,16 @@
 //! twice as long after each further failure. KubeVirt counts what history it keeps, five
 //! migrations, so its wait ends at 320 s and it never stops trying. Here that is the longest wait,
 //! and there is a last attempt, after which people are told instead.
+//!
+//! A wait makes sense as long as nothing else would let an attempt succeed. Once something changes that decides about it
+//! ([`circumstances`](crate::placement::circumstances)), the next attempt is made at once; one for each change, as the
+//! next failure is that of the changed circumstances.
+//!
+//! | failures | nothing has changed since the last | something has |
+//! |---|---|---|
+//! | none | goes | goes |
+//! | fewer than 10 | waits for 20 s, 40 s ... 320 s | goes at once |
+//! | 10 or more | goes no more | waits for 320 s: whatever changes again and again is no busy loop |
 
 use std::time::Duration;
 
@@ -41,6 +51,17 @@ impl Default for Attempts {
     }
 }
 
+/// What is known of the migrations of a guest that have failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failures {
+    /// How many since the last success, or since it was asked for.
+    pub count: u32,
+    /// When the last one has failed.
+    pub last: Option<Timestamp>,
+    /// Something that decides has changed since then.
+    pub outdated: bool,
+}
+
 /// Whether a guest's next migration may be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Retry {
@@ -58,25 +79,30 @@ pub enum Retry {
 }
 
 impl Attempts {
-    /// What follows after `failures` failures since the last success, or since it was asked for,
-    /// the last of them at `last`. What somebody asked for always goes: it is tried once.
-    pub fn next(&self, purpose: Purpose, failures: u32, last: Option<Timestamp>, now: Timestamp) -> Retry {
+    /// What follows after these failures. What somebody asked for always goes: it is tried once.
+    pub fn next(&self, purpose: Purpose, failures: Failures, now: Timestamp) -> Retry {
         let reason = match purpose {
             Purpose::Asked => return Retry::Go,
             Purpose::Evacuation => "CannotEvacuate",
             Purpose::WorkloadUpdate => "CannotUpdateWorkload",
         };
-        if failures >= self.most {
+        if failures.count >= self.most && !failures.outdated {
             return Retry::GiveUp {
                 reason,
                 sentence: format!(
-                    "all of {} attempts to migrate the guest have failed, and no more are made until it is asked for again",
+                    "all of {} attempts to migrate the guest have failed, and no more are made until it is asked for again \
+                     or something changes that decides about it",
                     self.most
                 ),
             };
         }
-        match last.map(|last| after(last, self.wait(failures))) {
-            Some(until) if failures > 0 && now < until => Retry::WaitUntil(until),
+        let wait = match failures.outdated {
+            true if failures.count < self.most => return Retry::Go,
+            true => self.longest,
+            false => self.wait(failures.count),
+        };
+        match failures.last.map(|last| after(last, wait)) {
+            Some(until) if failures.count > 0 && now < until => Retry::WaitUntil(until),
             _ => Retry::Go,
         }
     }

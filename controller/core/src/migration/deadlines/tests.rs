@@ -133,14 +133,55 @@ fn a_deadline_past_the_end_of_time_is_its_end() {
     assert_eq!(deadline.unwrap().at, Timestamp::MAX);
 }
 
+fn failed(count: u32, last: Timestamp) -> Failures {
+    Failures {
+        count,
+        last: Some(last),
+        outdated: false,
+    }
+}
+
+#[test]
+fn a_change_of_what_decides_ends_the_wait() {
+    let attempts = Attempts::default();
+    let (soon, late) = (NOW + SignedDuration::from_secs(1), NOW + SignedDuration::from_secs(320));
+    for (count, now, unchanged, changed) in [
+        (1, soon, Some("wait"), Retry::Go),
+        (5, soon, Some("wait"), Retry::Go),
+        (9, soon, Some("wait"), Retry::Go),
+        (9, late, None, Retry::Go),
+        (10, soon, Some("end"), Retry::WaitUntil(late)),
+        (10, late, Some("end"), Retry::Go),
+        (99, soon, Some("end"), Retry::WaitUntil(late)),
+        (99, late, Some("end"), Retry::Go),
+    ] {
+        let failures = failed(count, NOW);
+        let found = match attempts.next(Purpose::Evacuation, failures, now) {
+            Retry::Go => None,
+            Retry::WaitUntil(_) => Some("wait"),
+            Retry::GiveUp { .. } => Some("end"),
+        };
+        assert_eq!(found, unchanged, "{count} {now}");
+        let outdated = Failures {
+            outdated: true,
+            ..failures
+        };
+        assert_eq!(
+            attempts.next(Purpose::Evacuation, outdated, now),
+            changed,
+            "{count} {now}"
+        );
+    }
+}
+
 #[test]
 fn the_wait_doubles_up_to_the_longest_and_ends() {
     let attempts = Attempts::default();
     for purpose in [Purpose::Evacuation, Purpose::WorkloadUpdate] {
-        assert_eq!(attempts.next(purpose, 0, None, NOW), Retry::Go);
+        assert_eq!(attempts.next(purpose, Failures::default(), NOW), Retry::Go);
         for (failures, seconds) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320), (6, 320), (9, 320)] {
             let until = NOW + SignedDuration::from_secs(seconds);
-            let next = |now| attempts.next(purpose, failures, Some(NOW), now);
+            let next = |now| attempts.next(purpose, failed(failures, NOW), now);
             assert_eq!(next(NOW), Retry::WaitUntil(until), "{failures}");
             assert_eq!(next(until - SignedDuration::from_nanos(1)), Retry::WaitUntil(until));
             assert_eq!(next(until), Retry::Go, "{failures}");
@@ -154,13 +195,16 @@ fn after_the_last_attempt_people_are_told() {
         (Purpose::Evacuation, "CannotEvacuate"),
         (Purpose::WorkloadUpdate, "CannotUpdateWorkload"),
     ] {
-        let Retry::GiveUp { reason, sentence } = Attempts::default().next(purpose, 10, Some(NOW), NOW) else {
+        let Retry::GiveUp { reason, sentence } = Attempts::default().next(purpose, failed(10, NOW), NOW) else {
             panic!("it goes on for ever");
         };
         assert_eq!(reason, expected);
         assert!(sentence.starts_with("all of 10 attempts"), "{sentence}");
     }
-    assert_eq!(Attempts::default().next(Purpose::Asked, 99, Some(NOW), NOW), Retry::Go);
+    assert_eq!(
+        Attempts::default().next(Purpose::Asked, failed(99, NOW), NOW),
+        Retry::Go
+    );
 }
 
 proptest! {
@@ -169,7 +213,7 @@ proptest! {
         let attempts = Attempts { most: u32::MAX, ..Attempts::default() };
         prop_assert!(attempts.wait(failures) <= attempts.wait(failures.saturating_add(1)));
         let last = Timestamp::from_second(last % 253_402_200_000).unwrap();
-        match attempts.next(Purpose::Evacuation, failures, Some(last), last) {
+        match attempts.next(Purpose::Evacuation, failed(failures, last), last) {
             Retry::WaitUntil(until) => {
                 let waited = until.duration_since(last).as_secs();
                 prop_assert!((0..=320).contains(&waited), "{waited}");

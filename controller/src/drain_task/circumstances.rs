@@ -1,0 +1,76 @@
+//! What decides about the next migration of a guest, evaluated when something of it has changed.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_core::{configuration::Configuration, placement};
+use drydock_runtime::Key;
+use kube::ResourceExt;
+
+use crate::{launchers::Launchers, nodes::NodePair};
+
+/// Digests of what decides, by guest.
+#[derive(Debug, Default)]
+pub(super) struct Circumstances(Mutex<Known>);
+
+/// Digests, and what they are of.
+#[derive(Debug, Default)]
+struct Known {
+    nodes: Option<Arc<Vec<NodePair>>>,
+    configuration: Option<Arc<Configuration>>,
+    /// With the version of the instance.
+    of: HashMap<Key, (Option<String>, String)>,
+}
+
+impl Circumstances {
+    /// Digest of what decides now.
+    pub(super) fn of(&self, launchers: &Launchers, instance: &VirtualMachineInstance) -> String {
+        let pairs = launchers.nodes.pairs();
+        let configuration = launchers.configuration.get();
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.is_of(&pairs, &configuration) {
+            *known = Known {
+                nodes: Some(Arc::clone(&pairs)),
+                configuration: Some(Arc::clone(&configuration)),
+                of: HashMap::new(),
+            };
+        }
+        let (key, version) = (Key::of(instance), instance.resource_version());
+        if let Some((of, digest)) = known.of.get(&key)
+            && *of == version
+        {
+            return digest.clone();
+        }
+        let digest = evaluated(launchers, instance, &pairs, &configuration);
+        known.of.insert(key, (version, digest.clone()));
+        digest
+    }
+}
+
+impl Known {
+    fn is_of(&self, pairs: &Arc<Vec<NodePair>>, configuration: &Arc<Configuration>) -> bool {
+        let nodes = self.nodes.as_ref().is_some_and(|known| Arc::ptr_eq(known, pairs));
+        nodes
+            && self
+                .configuration
+                .as_ref()
+                .is_some_and(|known| Arc::ptr_eq(known, configuration))
+    }
+}
+
+fn evaluated(
+    launchers: &Launchers,
+    instance: &VirtualMachineInstance,
+    pairs: &[NodePair],
+    configuration: &Configuration,
+) -> String {
+    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let views: Vec<_> = pairs.iter().map(NodePair::view).collect();
+    let source = views.iter().find(|view| Some(view.name) == here);
+    let mut needs = launchers.requirements(&instance.spec, source);
+    needs.volumes = launchers.bound_volumes(instance);
+    placement::circumstances(instance, &needs, source, &views, configuration)
+}
