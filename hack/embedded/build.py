@@ -1,4 +1,4 @@
-"""Kubernetes, etcd, containerd and the registry, built from Go modules.
+"""Kubernetes, etcd and containerd, built from Go modules.
 
 Each module under `hack/kubernetes` names its programs by `tool` directives. What
 was built is kept by the content of the module and of the flags, so a second run
@@ -85,7 +85,6 @@ MODULES = (
         ),
         pinned="k8s.io/kubernetes",
     ),
-    Module("registry", ("registry",)),
     Module("pause", ("pause",), package="."),
 )
 

@@ -98,9 +98,8 @@ class ControlPlane:
         config = self.layout.config / "registry.yml"
         return self._process(
             "registry",
-            [self.programs["registry"], "serve", str(config)],
+            ["docker-registry", "serve", str(config)],
             [config],
-            {"OTEL_TRACES_EXPORTER": "none"},
         )
 
     @property

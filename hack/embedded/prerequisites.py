@@ -20,6 +20,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "ca-certificates",
         "conntrack",
         "containernetworking-plugins",
+        "docker-registry",
         "iproute2",
         "iptables",
         "kmod",
