@@ -28,6 +28,7 @@ mod pods_by_owner;
 mod refusals;
 mod removal_task;
 mod replica_set_task;
+mod replicas_task;
 mod rooms;
 mod run;
 mod uninstall;

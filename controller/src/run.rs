@@ -37,6 +37,7 @@ use crate::{
     nodes::Nodes,
     removal_task::RemovalTask,
     replica_set_task::{self, ReplicaSetTask},
+    replicas_task::ReplicasTask,
     rooms::Rooms,
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
@@ -121,7 +122,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         client.clone(),
         Reporter {
             component: COMPONENT,
-            instance: pod_name,
+            instance: pod_name.clone(),
         },
         &event_metrics,
     );
@@ -170,10 +171,12 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let maintenance_work = WorkQueue::new("maintenances", maintenance_task::MAX_CONCURRENT_RECONCILES);
     let of_maintenances = maintenance_work.clone();
     let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
-    let (told, drains, models) = (
+    let of_replicas = Trigger::new();
+    let (told, drains, models, replicas) = (
         (surroundings.clone(), of_nodes.clone()),
         of_drains.clone(),
         resolver.nodes_changed(),
+        of_replicas.clone(),
     );
     let (of_maintenances, known_maintenances) = (maintenance_work.clone(), all_maintenances.clone());
     let silent_agents = SilentAgents::new([surroundings.clone(), of_nodes.clone()]);
@@ -186,6 +189,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         told.1.notify();
         drains.notify();
         models.notify();
+        replicas.notify();
     });
     let (told, judging) = ((surroundings.clone(), of_nodes.clone()), Trigger::new());
     let judged = judging.clone();
@@ -221,6 +225,19 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let (of_budgets, drains, news) = (budget_work.clone(), of_drains.clone(), Arc::clone(&changes));
     let of_rooms = Trigger::new();
     let rooms = Rooms::start(&client, &watches, of_rooms.clone());
+    let replicas = ReplicasTask::new(
+        client.clone(),
+        &watches,
+        (&namespace, pod_name),
+        (nodes.clone(), rooms.clone()),
+        of_replicas,
+        leadership.clone(),
+        process.clone(),
+    );
+    process.spawn_critical("keeping replicas apart", async move {
+        replicas.run().await;
+        Ok::<_, Infallible>(())
+    });
     let all_machines = watch_machines(&client, &watches, [machine_work.clone(), budget_work.clone()]);
     let launchers = Launchers::start(
         &client,

@@ -1,9 +1,14 @@
 //! One agent acts on a node at a time, and a rollout is not seen from outside.
 
-use anyhow::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail, ensure};
 use drydock_api::{labels as keys, leases};
-use drydock_tests::{Cluster, own_parts::AGENTS, recorder::states_of, watching::until_some};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
+use drydock_tests::{Cluster, agent, own_parts::AGENTS, recorder::states_of, watching::until_some};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
 use kube::{Api, ResourceExt};
 
 async fn holder(cluster: &Cluster, node: &str) -> Result<String> {
@@ -115,6 +120,54 @@ async fn a_stopped_agent_says_so_and_a_new_one_takes_over_from_another_labeller(
     for node in &cluster.nodes {
         cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
     }
+    Ok(())
+}
+
+/// The ready pods of the controller, by name, with their nodes.
+async fn controllers(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
+    let mut pods = cluster.own_pods().await?;
+    pods.retain(|pod| pod.name_any().starts_with("drydock-controller") && agent::is_ready(pod));
+    let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    Ok(pods
+        .iter()
+        .map(|pod| (pod.name_any(), node(pod).unwrap_or_default()))
+        .collect())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn replicas_on_one_node_spread_once_another_is_free() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let [kept, drained] = &cluster.nodes[..] else {
+        bail!("two nodes are needed");
+    };
+    cluster.kubectl(&["cordon", drained])?;
+    for (pod, node) in controllers(&cluster).await? {
+        if node == *drained {
+            cluster.delete(&["pod", &pod, "--namespace=drydock", "--timeout=90s"])?;
+        }
+    }
+    let are_on = |nodes: usize| {
+        let cluster = &cluster;
+        move || async move {
+            let found = controllers(cluster).await?;
+            let different: BTreeSet<_> = found.values().cloned().collect();
+            Ok((found.len() == 2 && different.len() == nodes).then_some(found))
+        }
+    };
+    let crowded = until_some("both replicas on one node", are_on(1)).await?;
+    ensure!(crowded.values().all(|node| node == kept), "{crowded:?}");
+    let api = Api::<Lease>::namespaced(cluster.client.clone(), "drydock");
+    let leader = until_some("a leader", || async {
+        let holder = api.get(leases::CONTROLLER_LEASE).await?;
+        let holder = holder.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        Ok(crowded.keys().find(|pod| holder.starts_with(pod.as_str())).cloned())
+    })
+    .await?;
+    cluster.kubectl(&["uncordon", drained])?;
+    let spread = until_some("a replica on each node", are_on(2)).await?;
+    ensure!(spread.contains_key(&leader), "the leader {leader} moved: {spread:?}");
     Ok(())
 }
 

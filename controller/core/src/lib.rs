@@ -16,6 +16,7 @@
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
 //! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
+//! - [`replicas`]: which replica of the controller moves to a node of its own.
 //! - [`removal`]: what keeps Drydock from being removed, and what is taken off a node.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
 
@@ -55,4 +56,5 @@ pub mod quantity;
 pub mod readiness;
 pub mod removal;
 pub mod replica_set;
+pub mod replicas;
 pub mod vm_conditions;

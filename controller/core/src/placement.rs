@@ -24,6 +24,7 @@ mod misfit;
 mod models;
 mod offer;
 mod pack;
+mod pod;
 pub mod room;
 mod targets;
 
@@ -52,6 +53,7 @@ pub use masks::{admit_masked, lift_masks};
 pub use misfit::Misfit;
 pub use models::admit_partial_models;
 pub use pack::{Leaving, Outlook, pack};
+pub use pod::could_take;
 pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu};
 

@@ -1,0 +1,211 @@
+//! Keeps the replicas of the controller on nodes of their own.
+//!
+//! ```text
+//!  pods of the Deployment, nodes ──watch──▶ ReplicasTask ──▶ core: spread() ──▶ the leader deletes a standby's pod
+//! ```
+
+use std::sync::Arc;
+
+use drydock_core::replicas::{LONGEST, SETTLED, Spread, spread};
+use drydock_runtime::{
+    Backoff, Cache, Process, Trigger, Watch, Watches, chain, clock,
+    lease::{Leadership, Term},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, Preconditions},
+};
+use tracing::{info, warn};
+
+use crate::{nodes::Nodes, rooms::Rooms};
+
+/// The controller's pods (`deploy/controller/deployment.yaml`).
+const SELECTOR: &str = "app.kubernetes.io/name=drydock-controller";
+
+/// Moves a standby that is beside another replica, while this replica leads.
+pub(crate) struct ReplicasTask {
+    replicas: Replicas,
+    changed: Trigger,
+    leadership: Leadership,
+    process: Process,
+}
+
+/// The replicas, and where they could be.
+struct Replicas {
+    pods: Api<Pod>,
+    shown: Cache<Pod>,
+    /// Name of the pod that this process runs in.
+    own: String,
+    nodes: Nodes,
+    rooms: Rooms,
+}
+
+impl ReplicasTask {
+    /// Starts watching. `namespace` and `own` are those of this process's pod; `changed` is also notified of changes of
+    /// nodes.
+    pub(crate) fn new(
+        client: Client,
+        watches: &Watches,
+        (namespace, own): (&str, String),
+        (nodes, rooms): (Nodes, Rooms),
+        changed: Trigger,
+        leadership: Leadership,
+        process: Process,
+    ) -> Self {
+        let watch = Watch::<Pod>::namespaced(client.clone(), namespace, "pods of the controller")
+            .labels(SELECTOR)
+            .prune(prune)
+            .wakes(&changed);
+        let replicas = Replicas {
+            shown: watches.start(watch),
+            pods: Api::namespaced(client, namespace),
+            own,
+            nodes,
+            rooms,
+        };
+        Self {
+            replicas,
+            changed,
+            leadership,
+            process,
+        }
+    }
+
+    /// Reconciles on every change, while this process leads, until it stops.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
+            stopping.run_until_cancelled(self.keep(term)).await;
+        }
+    }
+
+    /// Reconciles until the leadership term ends.
+    async fn keep(&self, term: Term) {
+        self.replicas.wait_until_synced().await;
+        let mut moves = Moves::new();
+        loop {
+            let mut requeue = None;
+            if term.is_valid() {
+                requeue = self.replicas.reconcile(&mut moves).await;
+            }
+            tokio::select! {
+                () = term.lost().cancelled() => return,
+                () = self.changed.notified() => {}
+                () = clock::sleep_until(requeue) => {}
+            }
+        }
+    }
+}
+
+impl Replicas {
+    async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.shown.wait_until_synced(),
+            self.nodes.wait_until_synced(),
+            self.rooms.wait_until_synced()
+        );
+    }
+
+    /// Deletes the pod of a standby if another node could take the next one. Returns when to reconcile again at the
+    /// latest.
+    async fn reconcile(&self, moves: &mut Moves) -> Option<Timestamp> {
+        let now = clock::now();
+        let replicas = self.shown.all();
+        match self.plan(&replicas, now) {
+            Spread::Stay { apart: true } => {
+                moves.backoff.reset();
+                None
+            }
+            // Room for it may appear without any change of a node.
+            Spread::Stay { apart: false } => (replicas.len() > 1).then(|| now + SETTLED),
+            Spread::Wait(due) => Some(due),
+            Spread::Move { .. } if now < moves.not_before => Some(moves.not_before),
+            Spread::Move { pod, to } => {
+                moves.not_before = now + moves.backoff.delay();
+                self.delete(&replicas, &pod, &to).await;
+                Some(moves.not_before)
+            }
+        }
+    }
+
+    fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> Spread {
+        // A replica that is not shown yet might be the one that a free node has.
+        if !self.shown.sync_state().is_clear() {
+            return Spread::Stay { apart: false };
+        }
+        let pairs = self.nodes.pairs();
+        let views: Vec<_> = pairs.iter().map(|pair| self.rooms.complete(pair.view(), &[])).collect();
+        let replicas: Vec<&Pod> = replicas.iter().map(AsRef::as_ref).collect();
+        spread(&self.own, &replicas, &views, SETTLED, now)
+    }
+
+    async fn delete(&self, replicas: &[Arc<Pod>], pod: &str, to: &str) {
+        let shown = replicas.iter().find(|shown| shown.name_any() == pod);
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: shown.and_then(|pod| pod.uid()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self.pods.delete(pod, &parameters).await {
+            Ok(_) => info!(
+                pod,
+                node = to,
+                "standby replica deleted: it was beside another one, and a node is free"
+            ),
+            Err(error) => warn!(pod, error = %chain(&error), "standby replica beside another one not deleted"),
+        }
+    }
+}
+
+/// When a standby may be moved again, so that none is deleted over and over where that does not help.
+struct Moves {
+    not_before: Timestamp,
+    backoff: Backoff,
+}
+
+impl Moves {
+    fn new() -> Self {
+        Self {
+            not_before: Timestamp::MIN,
+            backoff: Backoff::new(SETTLED.saturating_mul(2), LONGEST),
+        }
+    }
+}
+
+/// Keeps where a pod is, where it could be, and since when it is ready.
+fn prune(pod: &mut Pod) {
+    pod.metadata.annotations = None;
+    pod.metadata.owner_references = None;
+    if let Some(spec) = &mut pod.spec {
+        *spec = PodSpec {
+            node_name: spec.node_name.take(),
+            node_selector: spec.node_selector.take(),
+            affinity: spec.affinity.take(),
+            tolerations: spec.tolerations.take(),
+            overhead: spec.overhead.take(),
+            containers: std::mem::take(&mut spec.containers)
+                .into_iter()
+                .map(|container| Container {
+                    name: container.name,
+                    resources: container.resources,
+                    ..Container::default()
+                })
+                .collect(),
+            ..PodSpec::default()
+        };
+    }
+    if let Some(status) = &mut pod.status {
+        let conditions = status.conditions.take().into_iter().flatten();
+        *status = PodStatus {
+            conditions: Some(conditions.filter(|condition| condition.type_ == "Ready").collect()),
+            ..PodStatus::default()
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;

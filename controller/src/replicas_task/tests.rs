@@ -1,0 +1,64 @@
+use drydock_runtime::fake::{ApiServer, api_server};
+use http::Method;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn replica(name: &str, node: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "drydock", "uid": format!("uid-{name}")},
+        "spec": {"nodeName": node, "containers": [{"name": "controller"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+    })
+}
+
+fn replicas(pods: &[Value]) -> (Replicas, ApiServer) {
+    let (client, server) = api_server();
+    let nodes = ["one", "two"].map(|name| {
+        let node = json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "1"}}});
+        serde_json::from_value(node).unwrap()
+    });
+    let pods: Vec<Pod> = pods
+        .iter()
+        .map(|pod| serde_json::from_value(pod.clone()).unwrap())
+        .collect();
+    let replicas = Replicas {
+        pods: Api::namespaced(client.clone(), "drydock"),
+        shown: Cache::filled(pods),
+        own: "lead".into(),
+        nodes: Nodes::filled(&client, nodes),
+        rooms: Rooms::filled([]),
+    };
+    (replicas, server)
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_is_deleted_by_uid_and_not_again_at_once() {
+    for refused in [None, Some((409, "Conflict")), Some((429, "TooManyRequests"))] {
+        let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "one")]);
+        let mut moves = Moves::new();
+        let answer = async {
+            let asked = server.asked().await;
+            assert_eq!(
+                (&asked.method, asked.path()),
+                (&Method::DELETE, "/api/v1/namespaces/drydock/pods/standby")
+            );
+            assert_eq!(asked.body["preconditions"], json!({"uid": "uid-standby"}));
+            match refused {
+                None => asked.with(&replica("standby", "one")),
+                Some((code, reason)) => asked.refuse(code, reason),
+            }
+        };
+        let (requeue, ()) = tokio::join!(replicas.reconcile(&mut moves), answer);
+        assert!(requeue.unwrap() > clock::now(), "{refused:?}");
+        assert!(replicas.reconcile(&mut moves).await.unwrap() > clock::now());
+        assert!(server.is_left_alone().await, "{refused:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_on_their_own_nodes_are_left_alone() {
+    let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "two")]);
+    assert_eq!(replicas.reconcile(&mut Moves::new()).await, None);
+    assert!(server.is_left_alone().await);
+}
