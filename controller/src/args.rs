@@ -65,6 +65,14 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_WEBHOOKS"
     )]
     pub(crate) webhooks: SocketAddr,
+    /// Address on which API servers reach the subresources API.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:8444",
+        env = "DRYDOCK_SUBRESOURCES"
+    )]
+    pub(crate) subresources: SocketAddr,
     /// Image of the pods that virtual machines run in, of the same version as this program.
     #[arg(
         long,

@@ -1,4 +1,4 @@
-//! The certificates of the webhooks: made here, kept in one Secret, trusted by API servers, served
+//! The certificates of the webhooks and of the subresources API: made here, kept in one Secret, trusted by API servers, served
 //! by all replicas.
 //!
 //! ```text
@@ -34,6 +34,9 @@ pub(crate) const SECRET: &str = "drydock-webhook-certificates";
 pub(crate) const SERVICE: &str = "drydock-webhooks";
 /// The webhook configurations, mutating and validating.
 pub(crate) const CONFIGURATION: &str = "drydock";
+
+/// The APIServices of the subresources API, which the same Service leads to.
+pub(crate) const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
 
 /// Key of the Secret: all authorities, the one that signs first.
 const BUNDLE: &str = "ca.crt";

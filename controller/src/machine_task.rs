@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
-    kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, names::VM_FINALIZER},
+    kubevirt::{RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, names::VM_FINALIZER},
 };
 use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
@@ -175,6 +175,9 @@ impl MachineTask {
             self.write_status(key, machine, status).await?;
         }
         self.tell_all(machine, todo);
+        if todo.run {
+            self.run_always(key, machine).await?;
+        }
         if let Some(deletion) = &todo.delete {
             self.delete(key, machine, deletion).await?;
         }
@@ -226,6 +229,27 @@ impl MachineTask {
             .api(key)
             .patch(&key.name, &parameters, &Patch::Merge(patch))
             .await?;
+        self.remember(key, machine, answer);
+        Ok(())
+    }
+
+    /// Changes the run strategy to Always, in the field that the machine has for it, if the machine is still as it was
+    /// looked at.
+    async fn run_always(&self, key: &Key, machine: &mut VirtualMachine) -> kube::Result<()> {
+        let spec = match machine.spec.run_strategy {
+            Some(_) => json!({"runStrategy": RunStrategy::Always}),
+            None => json!({"running": true}),
+        };
+        let patch = json!({
+            "metadata": {"uid": machine.uid(), "resourceVersion": machine.resource_version()},
+            "spec": spec,
+        });
+        let parameters = PatchParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let api = self.api(key);
+        let answer = api.patch(&key.name, &parameters, &Patch::Merge(patch)).await?;
         self.remember(key, machine, answer);
         Ok(())
     }

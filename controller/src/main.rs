@@ -31,6 +31,8 @@ mod replica_set_task;
 mod replicas_task;
 mod rooms;
 mod run;
+mod subresources;
+mod tls_port;
 mod uninstall;
 mod webhook_server;
 

@@ -39,6 +39,7 @@ use crate::{
     replica_set_task::{self, ReplicaSetTask},
     replicas_task::ReplicasTask,
     rooms::Rooms,
+    subresources::{SubresourceMetrics, SubresourcesServer},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
@@ -68,6 +69,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         configuration_namespaces,
         admin,
         webhooks,
+        subresources,
         launcher_image,
         lease_namespace,
         kubevirt_lease_namespace,
@@ -88,6 +90,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let client_metrics = ClientMetrics::register(&mut registry);
     let certificate_metrics = CertificateMetrics::register(&mut registry);
     let webhook_metrics = WebhookMetrics::register(&mut registry);
+    let subresource_metrics = SubresourceMetrics::register(&mut registry);
     let migration_metrics = MigrationMetrics::register(&mut registry);
     let drain_metrics = DrainMetrics::register(&mut registry);
     let readiness = Readiness::new();
@@ -312,6 +315,15 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         deadline: DEADLINE,
     };
     webhook_server.serve(&process, webhooks).await?;
+    let subresources_server = SubresourcesServer {
+        client: client.clone(),
+        configuration: configuration.clone(),
+        certificate: certificate.clone(),
+        metrics: subresource_metrics,
+        version: VERSION,
+        leave: LEAVE,
+    };
+    subresources_server.serve(&process, &watches, subresources).await?;
     let places = Places {
         leases: lease_namespace,
         kubevirt_leases: kubevirt_lease_namespace.unwrap_or_else(|| namespace.clone()),

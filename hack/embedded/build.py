@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,8 @@ class Module:
     package: str = "tool"
     tags: tuple[str, ...] = ()
     pinned: str = ""
+    # Packages into which the version is stamped.
+    stamped: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -53,7 +55,7 @@ class Module:
     def linker_flags(self) -> str:
         flags = "-s -w"
         if self.pinned:
-            for key, value in version_variables(self.pin()).items():
+            for key, value in version_variables(self.pin(), self.stamped).items():
                 flags += f" -X {key}={value}"
         return flags
 
@@ -84,19 +86,29 @@ MODULES = (
             "kubelet",
         ),
         pinned="k8s.io/kubernetes",
+        stamped=("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"),
     ),
     Module("pause", ("pause",), package="."),
+)
+
+# The command line of KubeVirt's users: for tests and demonstrations, no cluster needs it.
+VIRTCTL = Module(
+    "virtctl",
+    ("virtctl",),
+    package=".",
+    pinned="kubevirt.io/kubevirt",
+    stamped=("kubevirt.io/client-go/version",),
 )
 
 # Go names a program after the last folder of its package.
 _RENAMED = {"server": "etcd"}
 
 
-def version_variables(version: str) -> dict[str, str]:
-    """What Kubernetes' own build would stamp into its programs."""
+def version_variables(version: str, packages: Iterable[str]) -> dict[str, str]:
+    """What the programs' own build would stamp into them."""
     major, minor = version.removeprefix("v").split(".")[:2]
     stamps = {}
-    for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
+    for package in packages:
         stamps[f"{package}.gitVersion"] = version
         stamps[f"{package}.gitMajor"] = major
         stamps[f"{package}.gitMinor"] = minor
@@ -123,12 +135,20 @@ class Programs:
 
 def ensure(progress: Progress | None = None) -> Programs:
     """Build what is not there yet, and say where everything is."""
-    progress = progress or Progress()
+    return _built(MODULES, progress or Progress())
+
+
+def virtctl(progress: Progress) -> str:
+    """Build virtctl if it is not there yet; return its path."""
+    return _built((VIRTCTL,), progress)["virtctl"]
+
+
+def _built(modules: Iterable[Module], progress: Progress) -> Programs:
     folders: dict[str, Path] = {}
     toolchain = run("go", "env", "GOVERSION", environment=_environment()).strip()
     store = cache_root() / "programs"
     store.mkdir(parents=True, exist_ok=True)
-    for module in MODULES:
+    for module in modules:
         folder = store / f"{module.name}-{_digest(module, toolchain)}"
         if not _complete(folder, module):
             with _alone(store / f"{module.name}.lock", progress, module.name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Bring clusters up, install Drydock, share the tests out among them, take the clusters away."""
     outcome = Outcome()
     programs = cluster_tests(progress)
+    os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
     turns = Turns(programs.keys() - {LAST}, seed)
     ran: dict[str, list[str]] = {name: [] for name in NAMES}

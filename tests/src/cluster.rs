@@ -198,6 +198,11 @@ impl Cluster {
         output(&mut command).map(drop)
     }
 
+    /// The kubeconfig of an administrator.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.description.kubeconfig
+    }
+
     /// Runs kubectl and returns what it printed.
     ///
     /// # Errors
@@ -219,7 +224,7 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Ok(Begun(command.spawn().context("kubectl")?))
+        Ok(Begun(Some(command.spawn().context("kubectl")?)))
     }
 
     /// Runs kubectl with a text as its input.
@@ -497,15 +502,16 @@ impl Cluster {
 
 /// A command that runs.
 #[derive(Debug)]
-pub struct Begun(Child);
+pub struct Begun(Option<Child>);
 
 impl Begun {
     /// Waits until it has ended, and returns what it printed.
     ///
     /// # Errors
     /// If it failed, with what it said.
-    pub fn finish(self) -> Result<String> {
-        let done = self.0.wait_with_output()?;
+    pub fn finish(mut self) -> Result<String> {
+        let child = self.0.take().context("it is running")?;
+        let done = child.wait_with_output()?;
         let said = format!(
             "{}{}",
             String::from_utf8_lossy(&done.stdout),
@@ -513,6 +519,16 @@ impl Begun {
         );
         ensure!(done.status.success(), "{}: {said}", done.status);
         Ok(said)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            // A test that has failed must not leave a drain behind.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod migrations;
 pub mod oracle;
 pub mod own_parts;
 pub mod recorder;
+pub mod virtctl;
 pub mod watching;
 
 pub use cluster::Cluster;

@@ -41,7 +41,9 @@ use drydock_api::{
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceSpec,
         devices::Protocol,
-        names::{APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
+        names::{
+            APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, INSTANCE_ID, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME,
+        },
     },
     launcher::{CONTAINER, GUEST_VARIABLE},
 };
@@ -230,6 +232,7 @@ fn metadata(input: &PodInput<'_>) -> ObjectMeta {
     let uid = of.uid.unwrap_or_default();
     let mut labels = of.labels.unwrap_or_default();
     labels.entry(VM_NAME.into()).or_insert_with(|| names::label(&own));
+    labels.insert(INSTANCE_ID.into(), names::id(&own));
     labels.insert(APP.into(), VIRT_LAUNCHER.into());
     labels.insert(CREATED_BY.into(), uid.clone());
     labels.insert(LAUNCHER.into(), launcher.into());

@@ -16,6 +16,7 @@
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
 //! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
+//! - [`subresources`]: KubeVirt's API that `virtctl` calls.
 //! - [`replicas`]: which replica of the controller moves to a node of its own.
 //! - [`removal`]: what keeps Drydock from being removed, and what is taken off a node.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
@@ -57,4 +58,5 @@ pub mod readiness;
 pub mod removal;
 pub mod replica_set;
 pub mod replicas;
+pub mod subresources;
 pub mod vm_conditions;

@@ -19,6 +19,7 @@ mod strategy;
 
 use drydock_api::kubevirt::{
     Condition, Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
+    instance::StartStrategy,
     machine::{StateChange, StateChangeRequest},
     names::{
         TEMPLATE, VM_FINALIZER, conditions as types,
@@ -68,6 +69,8 @@ pub struct Plan {
     pub delete: Option<Deletion>,
     /// This instance is made.
     pub create: Option<Box<VirtualMachineInstance>>,
+    /// The run strategy of a halted machine is changed to Always, since somebody has requested that it starts.
+    pub run: bool,
     /// The machine may go.
     pub remove_finalizer: bool,
     /// When to look again, if nothing changes before.
@@ -170,6 +173,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         decide(strategy, standing, &asked, is_new)
     };
     let retry_after = failures.as_ref().and_then(|failures| failures.retry_after_timestamp);
+    let run = strategy == RunStrategy::Halted && !deleting && starts_halted(&before, strategy);
     let waits_until = retry_after.filter(|at| decision == Decision::Start && *at > observed.now);
     let starts = decision == Decision::Start && waits_until.is_none();
     let mut status = VirtualMachineStatus {
@@ -185,7 +189,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
             standing,
             &decision,
             &asked,
-            is_new,
+            (is_new, run),
         ),
         // As KubeVirt has it: the generation that runs, and the one that should.
         observed_generation: own.and_then(made_of_generation),
@@ -229,10 +233,31 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         events: events(&before, &status),
         status: (!same(&before, &status)).then_some(status),
         delete,
-        create: starts.then(|| Box::new(instance_of(machine))),
+        create: starts.then(|| Box::new(started(machine, &before.state_change_requests))),
+        run,
         remove_finalizer: false,
         wake: waits_until,
     }
+}
+
+/// Whether somebody has requested that a halted machine starts with its guest standing still. Other requests to start it
+/// change the run strategy at once. One that is older than the run strategy is void.
+fn starts_halted(before: &VirtualMachineStatus, strategy: RunStrategy) -> bool {
+    let is_void = before.run_strategy.is_some_and(|before| before != strategy);
+    !is_void && before.state_change_requests.iter().any(is_paused_start)
+}
+
+fn is_paused_start(request: &StateChangeRequest) -> bool {
+    request.action == StateChange::Start && request.is_paused()
+}
+
+/// The instance of a machine as these requests have it started.
+fn started(machine: &VirtualMachine, requests: &[StateChangeRequest]) -> VirtualMachineInstance {
+    let mut instance = instance_of(machine);
+    if requests.iter().any(is_paused_start) {
+        instance.spec.start_strategy = Some(StartStrategy::Paused);
+    }
+    instance
 }
 
 /// What is true of the instance of the machine's name.
@@ -294,10 +319,11 @@ fn requests(
     standing: Standing,
     decision: &Decision,
     asked: &Asked,
-    is_new: bool,
+    (is_new, run): (bool, bool),
 ) -> Vec<StateChangeRequest> {
     if strategy == RunStrategy::Halted {
-        return Vec::new();
+        let paused = before.iter().filter(|request| run && is_paused_start(request));
+        return paused.cloned().collect();
     }
     let runs = standing == Standing::Live && !asked.stop;
     let mut left: Vec<StateChangeRequest> = before
@@ -316,6 +342,7 @@ fn requests(
         left.push(StateChangeRequest {
             action: StateChange::Start,
             uid: None,
+            data: None,
         });
     }
     left

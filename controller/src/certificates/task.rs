@@ -13,16 +13,17 @@ use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
     core::v1::Secret,
 };
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::{Api, Client};
 use thiserror::Error;
 use tracing::{debug, warn};
 
 use super::{
-    CONFIGURATION, CertificateMetrics, SECRET, SERVICE, ServedCertificate,
+    API_SERVICES, CONFIGURATION, CertificateMetrics, SECRET, SERVICE, ServedCertificate,
     keeper::{Action, Keeper},
     lifetimes_in_force::in_force,
     made::MakeError,
-    trust_anchors::{TrustAnchors, publish},
+    trust_anchors::{TrustAnchors, bundle_of, publish, publish_to_api_services},
     written::write,
 };
 
@@ -43,6 +44,7 @@ pub(crate) struct CertificatesTask {
     mutating: Cache<MutatingWebhookConfiguration>,
     validating: Cache<ValidatingWebhookConfiguration>,
     removal: Cache<ValidatingWebhookConfiguration>,
+    api_services: Vec<Cache<APIService>>,
     hyperconvergeds: Cache<HyperConverged>,
     place: Place,
     keeper: Keeper,
@@ -100,6 +102,11 @@ impl CertificatesTask {
         let hyperconvergeds = Watch::<HyperConverged>::all(client.clone(), "lifetimes of certificates")
             .prune(|object| object.status = None)
             .wakes(&changed);
+        let api_services = API_SERVICES.map(|name| {
+            let watch =
+                Watch::<APIService>::one(client.clone(), name, "APIServices").prune(|object| object.status = None);
+            watches.start(watch.wakes(&changed))
+        });
         let names = vec![format!("{SERVICE}.{}.svc", place.namespace)];
         let (lifetimes, last_good) = in_force(&[], &[], None);
         Self {
@@ -108,6 +115,7 @@ impl CertificatesTask {
             mutating: watches.start(mutating.wakes(&changed)),
             validating: watches.start(validating.wakes(&changed)),
             removal,
+            api_services: api_services.into(),
             hyperconvergeds: watches.start(hyperconvergeds),
             client,
             keeper: Keeper::new(names, lifetimes, served, metrics.clone()),
@@ -178,14 +186,17 @@ impl CertificatesTask {
         self.keeper.configure(lifetimes);
         let published = self.mutating.sync_state().synced
             && self.validating.sync_state().synced
-            && self.removal.sync_state().synced;
+            && self.removal.sync_state().synced
+            && self.api_services.iter().all(|cache| cache.sync_state().synced);
         let bundles = published.then(|| {
             let namespace = &self.place.namespace;
             let mutating = self.mutating.all();
             let validating = self.all_validating();
+            let api_services = self.all_api_services();
             let mutating = mutating.iter().flat_map(|object| object.bundles(namespace));
             mutating
                 .chain(validating.iter().flat_map(|object| object.bundles(namespace)))
+                .chain(api_services.iter().filter_map(|object| bundle_of(object, namespace)))
                 .collect()
         });
         let secret = self.seen();
@@ -200,6 +211,10 @@ impl CertificatesTask {
         let mut all = self.validating.all();
         all.extend(self.removal.all());
         all
+    }
+
+    fn all_api_services(&self) -> Vec<Arc<APIService>> {
+        self.api_services.iter().flat_map(Cache::all).collect()
     }
 
     fn seen(&self) -> Option<Arc<Secret>> {
@@ -229,6 +244,9 @@ impl CertificatesTask {
                 publish(&self.client, &self.all_validating(), namespace, &bundle)
                     .await
                     .map_err(failed("the bundle of the validating webhooks"))?;
+                publish_to_api_services(&self.client, &self.all_api_services(), namespace, &bundle)
+                    .await
+                    .map_err(failed("the bundle of the APIServices"))?;
             }
         }
         Ok(next.wake)

@@ -1,5 +1,6 @@
-//! Where API servers read which authorities they trust: the bundles of our webhooks.
+//! Where API servers read which authorities they trust: the bundles of our webhooks and of our part of the API.
 
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use k8s_openapi::{
     ByteString,
     api::admissionregistration::v1::{
@@ -96,9 +97,89 @@ where
     Ok(())
 }
 
+/// The bundle of an APIService, empty where it has none; `None` if the service is not ours in `namespace`.
+pub(super) fn bundle_of(object: &APIService, namespace: &str) -> Option<Vec<u8>> {
+    let spec = object.spec.as_ref()?;
+    let service = spec.service.as_ref()?;
+    let ours = service.name.as_deref() == Some(SERVICE) && service.namespace.as_deref() == Some(namespace);
+    ours.then(|| spec.ca_bundle.clone().unwrap_or_default().0)
+}
+
+/// Puts a bundle into our APIServices among these that have another.
+///
+/// A merge patch of the one field, as for webhooks: what `kubectl apply` wrote stays as it is.
+pub(super) async fn publish_to_api_services(
+    client: &Client,
+    objects: &[impl AsRef<APIService>],
+    namespace: &str,
+    bundle: &[u8],
+) -> kube::Result<()> {
+    let api = Api::<APIService>::all(client.clone());
+    let parameters = PatchParams {
+        field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
+        ..PatchParams::default()
+    };
+    for object in objects {
+        let object = object.as_ref();
+        if bundle_of(object, namespace).is_some_and(|held| held != bundle) {
+            let patch = json!({
+                "metadata": {"resourceVersion": object.resource_version()},
+                "spec": {"caBundle": ByteString(bundle.to_vec())},
+            });
+            api.patch(&object.name_any(), &parameters, &Patch::Merge(patch)).await?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::fake::api_server;
+
     use super::{super::CONFIGURATION, *};
+
+    fn api_service(namespace: &str, bundle: Option<&str>) -> APIService {
+        let mut object = json!({
+            "metadata": {"name": "v1.subresources.kubevirt.io", "resourceVersion": "7"},
+            "spec": {"groupPriorityMinimum": 1000, "versionPriority": 15, "service": {"name": SERVICE, "namespace": namespace}},
+        });
+        if let Some(bundle) = bundle {
+            object["spec"]["caBundle"] = json!(ByteString(bundle.as_bytes().to_vec()));
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[tokio::test]
+    async fn bundle_of_an_api_service_is_replaced_where_it_is_ours_and_differs() {
+        for (namespace, bundle, held, patched) in [
+            ("drydock", None, Some(&b""[..]), true),
+            ("drydock", Some("old"), Some(b"old"), true),
+            ("drydock", Some("new"), Some(b"new"), false),
+            ("elsewhere", Some("theirs"), None, false),
+        ] {
+            let object = api_service(namespace, bundle);
+            assert_eq!(bundle_of(&object, "drydock").as_deref(), held, "{namespace} {bundle:?}");
+            let (client, mut server) = api_server();
+            let objects = [std::sync::Arc::new(object)];
+            let publish = publish_to_api_services(&client, &objects, "drydock", b"new");
+            let answer = async {
+                if !patched {
+                    return;
+                }
+                let asked = server.asked().await;
+                assert!(
+                    asked.path().ends_with("/apiservices/v1.subresources.kubevirt.io"),
+                    "{}",
+                    asked.path()
+                );
+                let expected = json!({"metadata": {"resourceVersion": "7"}, "spec": {"caBundle": "bmV3"}});
+                assert_eq!(asked.body, expected);
+                asked.with(&json!(objects[0]));
+            };
+            let (published, ()) = tokio::join!(publish, answer);
+            published.unwrap();
+        }
+    }
 
     fn configuration() -> ValidatingWebhookConfiguration {
         let ours = |name: &str, bundle: Option<&str>| {

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
-    pki_types::{CertificateDer, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
     time_provider::TimeProvider,
 };
 use serde_json::{Value, json};
@@ -60,14 +60,28 @@ impl Answer {
 impl Connection {
     /// Connects, trusting what is in `bundle` at the time `now`.
     pub(crate) async fn open(address: SocketAddr, name: &str, bundle: &[u8], now: Timestamp) -> Result<Self> {
+        Self::open_as(None, address, name, bundle, now).await
+    }
+
+    /// The same with a certificate of its own.
+    pub(crate) async fn open_as(
+        identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+        address: SocketAddr,
+        name: &str,
+        bundle: &[u8],
+        now: Timestamp,
+    ) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(bundle) {
             roots.add(certificate?)?;
         }
         let config = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(Fixed(now)))
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let config = match identity {
+            Some((certificate, key)) => config.with_client_auth_cert(vec![certificate], key)?,
+            None => config.with_no_client_auth(),
+        };
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let connector = TlsConnector::from(Arc::new(config));

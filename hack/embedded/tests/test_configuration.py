@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 
 from embedded import controlplane, network, nodeconfig
-from embedded.build import MODULES, Programs, version_variables
+from embedded.build import MODULES, VIRTCTL, Programs, version_variables
 from embedded.certificates import Certificates
 from embedded.controlplane import ControlPlane
 from embedded.layout import Layout, Settings
@@ -104,8 +104,9 @@ class Builds(unittest.TestCase):
         self.assertIn(f"gitVersion={kubernetes.pin()}", kubernetes.linker_flags())
 
     def test_version_stamps(self) -> None:
-        stamps = version_variables("v1.36.3")
+        stamps = version_variables("v1.36.3", ["k8s.io/component-base/version"])
         self.assertEqual(stamps["k8s.io/component-base/version.gitMinor"], "36")
+        self.assertIn("kubevirt.io/client-go/version.gitVersion=v1.9.0", VIRTCTL.linker_flags())
 
     def test_staging_modules_are_of_the_same_release(self) -> None:
         folder = next(module for module in MODULES if module.name == "kubernetes").folder

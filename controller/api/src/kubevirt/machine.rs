@@ -1,5 +1,7 @@
 //! VirtualMachine: a virtual machine that is there whether it runs or not.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::CustomResource;
@@ -162,6 +164,17 @@ pub struct StateChangeRequest {
     /// UID of the instance that is to be stopped.
     #[serde(default, rename = "uid", skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
+    /// How it is to be started: `paused` with `true` has the guest stand still until somebody resumes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<BTreeMap<String, String>>,
+}
+
+impl StateChangeRequest {
+    /// Whether the guest is to stand still once it is started.
+    pub fn is_paused(&self) -> bool {
+        let data = self.data.as_ref();
+        data.is_some_and(|data| data.get("paused").is_some_and(|paused| paused == "true"))
+    }
 }
 
 /// What a virtual machine can be asked to do.

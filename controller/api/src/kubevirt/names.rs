@@ -8,6 +8,8 @@ pub const APP: &str = "kubevirt.io";
 pub const CREATED_BY: &str = "kubevirt.io/created-by";
 /// Label of an instance and its pods: name of the instance's VirtualMachine or of itself.
 pub const VM_NAME: &str = "vm.kubevirt.io/name";
+/// Label of a launcher pod by which `virtctl expose` selects it: the name of its instance, shortened if it is too long.
+pub const INSTANCE_ID: &str = "vmi.kubevirt.io/id";
 /// Label of an instance: the node whose agent looks after it.
 pub const NODE_NAME: &str = "kubevirt.io/nodeName";
 /// Annotation of a pod: name of its instance.

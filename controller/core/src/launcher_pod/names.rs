@@ -31,6 +31,19 @@ pub(super) fn label(name: &str) -> String {
     cut(name, LONGEST)
 }
 
+/// The value of [`INSTANCE_ID`](drydock_api::kubevirt::names::INSTANCE_ID): the name, or its first 54 characters and the
+/// first 8 digits of its SHA-1 where it is no label (`CalculateVirtualMachineInstanceID` of KubeVirt 1.9).
+pub(super) fn id(name: &str) -> String {
+    const DIGITS: usize = 8;
+    if name.len() <= LONGEST {
+        return name.into();
+    }
+    let digest = sha1_smol::Sha1::from(name).digest().to_string();
+    let beginning: String = name.chars().take(LONGEST - DIGITS - 1).collect();
+    let digits: String = digest.chars().take(DIGITS).collect();
+    format!("{beginning}-{digits}")
+}
+
 /// The host name of a guest and its pod: as its manifest says, else the first part of its name
 /// (KubeVirt's rule).
 pub(super) fn hostname(instance: &VirtualMachineInstance) -> String {

@@ -785,6 +785,17 @@ fn container_before_guests_adds_nothing_to_pod() {
 }
 
 #[test]
+fn instance_id_is_what_virtctl_expose_selects() {
+    for (name, expected) in [
+        ("vm", "vm".to_owned()),
+        (&"b".repeat(63), "b".repeat(63)),
+        (&"a".repeat(64), format!("{}-0098ba82", "a".repeat(54))),
+    ] {
+        assert_eq!(names::id(name), expected);
+    }
+}
+
+#[test]
 fn names_are_labels_and_the_same_each_time() {
     assert_eq!(suffix("u-1"), suffix("u-1"));
     assert_ne!(suffix("u-1"), suffix("u-2"));

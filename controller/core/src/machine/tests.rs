@@ -1,5 +1,6 @@
 use drydock_api::kubevirt::{
     Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
+    instance::StartStrategy,
     machine::{StartFailure, StateChange, StateChangeRequest},
     names::{TEMPLATE, VM_FINALIZER, VM_GENERATION, VM_NAME},
     status::PhaseTransition,
@@ -104,6 +105,7 @@ fn request(action: StateChange, uid: Option<&str>) -> StateChangeRequest {
     StateChangeRequest {
         action,
         uid: uid.map(Into::into),
+        data: None,
     }
 }
 
@@ -288,6 +290,44 @@ fn requests_are_done_once_and_in_order() {
             left,
             "{strategy:?} {requests:?} {phase:?}"
         );
+    }
+}
+
+#[test]
+fn halted_machine_starts_paused_by_a_request_of_its_own_time() {
+    use RunStrategy::{Always, Halted, Manual};
+    let paused = |value: &str| StateChangeRequest {
+        data: Some([("paused".to_owned(), value.to_owned())].into()),
+        ..request(StateChange::Start, None)
+    };
+    // Run strategy that the status has, request, whether it is carried out.
+    for (before, request, runs) in [
+        (Some(Halted), paused("true"), true),
+        (None, paused("true"), true),
+        (Some(Manual), paused("true"), false),
+        (Some(Halted), paused("false"), false),
+        (Some(Halted), request(StateChange::Start, None), false),
+    ] {
+        let mut machine = machine(Halted);
+        let status = machine.status.as_mut().unwrap();
+        status.run_strategy = before;
+        status.state_change_requests = vec![request.clone()];
+        let plan = look(&machine, None);
+        assert_eq!((plan.run, deed(&plan)), (runs, "rest"), "{before:?} {request:?}");
+        let status = plan.status.or(machine.status.clone()).unwrap();
+        let left = if runs { vec![request] } else { vec![] };
+        assert_eq!(status.state_change_requests, left, "{before:?}");
+        if !runs {
+            continue;
+        }
+        machine.status = Some(status);
+        machine.spec.run_strategy = Some(Always);
+        let plan = look(&machine, None);
+        assert_eq!((plan.run, deed(&plan)), (false, "start"));
+        assert_eq!(plan.create.unwrap().spec.start_strategy, Some(StartStrategy::Paused));
+        // The next start is an ordinary one.
+        let running = instance(&machine, "i1", Phase::Running);
+        assert_eq!(look(&machine, Some(&running)).status.unwrap().state_change_requests, []);
     }
 }
 

@@ -1,0 +1,34 @@
+//! KubeVirt's subresources API (`subresources.kubevirt.io`): what `virtctl` calls.
+//!
+//! ```text
+//!  method, path ─▶ Path::parse ─▶ Document            discovery and version, for everybody
+//!                              └▶ Target ─▶ authorize ─▶ operation() ─▶ machine::start, stop, ... ─▶ Effect or Failure
+//! ```
+//!
+//! Which checks there are, in which order, and how failures read is KubeVirt's (`pkg/virt-api/rest`, v1.9.0): clients
+//! match on codes and messages. Where Drydock differs, the function says so.
+
+pub mod discovery;
+mod effect;
+pub mod evacuation;
+mod failure;
+pub mod front_proxy;
+pub mod machine;
+mod operation;
+pub mod options;
+mod path;
+
+pub use effect::{Effect, JsonPatch, Written};
+pub use failure::Failure;
+pub use operation::{Operation, operation};
+pub use path::{Document, Path, Resource, Target, verb};
+
+/// The API group.
+pub const GROUP: &str = "subresources.kubevirt.io";
+/// Its versions, that which clients prefer first.
+pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
+/// The release of KubeVirt whose API this is, as `virtctl version` and `virtctl guestfs` compare and use it.
+pub const KUBEVIRT_VERSION: &str = "v1.9.0";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! The documents by which kube-apiserver and clients find the API.
+//!
+//! kube-apiserver aggregates them; as long as they are not served, it takes the group for broken, and namespaces are not
+//! deleted. So they depend on nothing.
+
+use serde_json::{Value, json};
+
+use super::{Document, GROUP, KUBEVIRT_VERSION, VERSIONS};
+
+/// Subresources of machines, as KubeVirt lists them.
+const OF_MACHINES: [&str; 7] = [
+    "start",
+    "stop",
+    "restart",
+    "migrate",
+    "expand-spec",
+    "objectgraph",
+    "evacuate/cancel",
+];
+/// Subresources of instances.
+const OF_INSTANCES: [&str; 23] = [
+    "vnc",
+    "vnc/screenshot",
+    "console",
+    "portforward",
+    "backup",
+    "redefine-checkpoint",
+    "pause",
+    "unpause",
+    "freeze",
+    "unfreeze",
+    "reset",
+    "softreboot",
+    "guestosinfo",
+    "userlist",
+    "filesystemlist",
+    "addvolume",
+    "removevolume",
+    "objectgraph",
+    "sev/fetchcertchain",
+    "sev/querylaunchmeasurement",
+    "sev/setupsession",
+    "sev/injectlaunchsecret",
+    "evacuate/cancel",
+];
+
+/// A document that everybody may read; `release` is Drydock's version. [`Document::Health`] is not among them, since it
+/// depends on the API server.
+pub fn document(document: &Document, release: &str) -> Option<Value> {
+    Some(match document {
+        Document::Root => root(),
+        Document::Groups => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group()]}),
+        Document::Group => group(),
+        Document::Resources(version) => resources(version),
+        Document::OpenApi => open_api(release),
+        Document::Version => version(release),
+        Document::Guestfs => json!({
+            "registry": "quay.io/kubevirt",
+            "tag": KUBEVIRT_VERSION,
+            "digest": "",
+            "imagePrefix": "",
+            "gsImage": "",
+        }),
+        Document::Health => return None,
+    })
+}
+
+/// The result of a check of the API's health: whether the API server answers, with its version.
+pub fn health(api_server: Result<Value, String>) -> Value {
+    match api_server {
+        Ok(version) => json!({"apiserver": {"connectivity": "ok", "version": version}}),
+        Err(error) => json!({"apiserver": {"connectivity": "failed", "error": error}}),
+    }
+}
+
+fn root() -> Value {
+    let mut paths = vec![
+        "/apis".to_owned(),
+        format!("/apis/{GROUP}"),
+        "/healthz".to_owned(),
+        "/openapi/v2".to_owned(),
+    ];
+    for version in VERSIONS {
+        paths.push(format!("/apis/{GROUP}/{version}"));
+    }
+    json!({"paths": paths})
+}
+
+fn group() -> Value {
+    let version = |version: &str| json!({"groupVersion": format!("{GROUP}/{version}"), "version": version});
+    json!({
+        "kind": "APIGroup",
+        "apiVersion": "v1",
+        "name": GROUP,
+        "versions": VERSIONS.map(version),
+        "preferredVersion": version(VERSIONS[0]),
+    })
+}
+
+/// Without verbs, as KubeVirt has them: `kubectl api-resources` and the collectors of garbage and namespaces leave
+/// resources without verbs alone.
+fn resources(version: &str) -> Value {
+    let resource =
+        |name: String| json!({"name": name, "singularName": "", "namespaced": true, "kind": "", "verbs": null});
+    let machines = OF_MACHINES.iter().map(|name| format!("virtualmachines/{name}"));
+    let instances = OF_INSTANCES
+        .iter()
+        .map(|name| format!("virtualmachineinstances/{name}"));
+    let names = ["expand-vm-spec".to_owned()]
+        .into_iter()
+        .chain(machines)
+        .chain(instances);
+    let resources: Vec<Value> = names.map(resource).collect();
+    json!({
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": format!("{GROUP}/{version}"),
+        "resources": resources,
+    })
+}
+
+/// `virtctl` prints a warning unless major and minor version are its own; build metadata does not count.
+fn version(release: &str) -> Value {
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    json!({
+        "gitVersion": format!("{KUBEVIRT_VERSION}+drydock.{release}"),
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "",
+        "goVersion": "",
+        "compiler": "gc",
+        "platform": format!("{}/{architecture}", std::env::consts::OS),
+    })
+}
+
+/// Swagger 2.0 with the paths of each subresource, for the merged document of kube-apiserver.
+fn open_api(release: &str) -> Value {
+    let mut paths = serde_json::Map::new();
+    for version in VERSIONS {
+        let base = format!("/apis/{GROUP}/{version}");
+        let machines = OF_MACHINES.iter().map(|sub| ("virtualmachines", *sub));
+        let instances = OF_INSTANCES.iter().map(|sub| ("virtualmachineinstances", *sub));
+        for (resource, sub) in machines.chain(instances) {
+            let method = if reads(sub) { "get" } else { "put" };
+            let id = format!("{version}{resource}-{}", sub.replace('/', "-"));
+            let operation = operation(method, &id);
+            paths.insert(
+                format!("{base}/namespaces/{{namespace}}/{resource}/{{name}}/{sub}"),
+                operation,
+            );
+        }
+        for path in ["version", "guestfs", "healthz"] {
+            let id = format!("{version}{path}");
+            paths.insert(
+                format!("{base}/{path}"),
+                json!({"get": {"operationId": id, "responses": responses()}}),
+            );
+        }
+    }
+    json!({
+        "swagger": "2.0",
+        "info": {"title": "Drydock subresources API", "version": release},
+        "paths": paths,
+    })
+}
+
+fn reads(subresource: &str) -> bool {
+    [
+        "vnc",
+        "vnc/screenshot",
+        "console",
+        "portforward",
+        "guestosinfo",
+        "userlist",
+        "filesystemlist",
+        "expand-spec",
+        "objectgraph",
+        "sev/fetchcertchain",
+        "sev/querylaunchmeasurement",
+    ]
+    .contains(&subresource)
+}
+
+fn operation(method: &str, id: &str) -> Value {
+    let parameter =
+        |name: &str| json!({"name": name, "in": "path", "required": true, "type": "string", "uniqueItems": true});
+    json!({
+        method: {"operationId": format!("{method}{id}"), "responses": responses()},
+        "parameters": [parameter("name"), parameter("namespace")],
+    })
+}
+
+fn responses() -> Value {
+    json!({"200": {"description": "OK"}, "401": {"description": "Unauthorized"}})
+}

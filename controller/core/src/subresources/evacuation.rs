@@ -1,0 +1,118 @@
+//! What `evacuate/cancel` does: it takes back that a guest is to leave its node.
+
+use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+
+use super::{Failure, Resource};
+use crate::{drain::NodeMarks, eviction::mark};
+
+/// Whether a machine has an instance of which an evacuation could be cancelled.
+///
+/// # Errors
+/// 409 if none was created.
+pub fn is_started(machine: &VirtualMachine) -> Result<(), Failure> {
+    if machine.status.as_ref().is_some_and(|status| status.created) {
+        return Ok(());
+    }
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    Err(Failure::conflict(Resource::Machine, name, "VMI is not started"))
+}
+
+/// The node of which it matters how it is marked: that which the request names, or that on which the instance is.
+pub fn node<'a>(instance: &'a VirtualMachineInstance, requested: &'a str) -> &'a str {
+    if !requested.is_empty() {
+        return requested;
+    }
+    let status = instance.status.as_ref();
+    let node = status.and_then(|status| status.node_name.as_deref());
+    node.unwrap_or_default()
+}
+
+/// Whether the instance has a mark that is to be taken away. `requested` is the node that the request names, if it names
+/// one; `key` is the drain taint's, `marks` are those of [`node`].
+///
+/// KubeVirt refuses while the node has the drain taint. Drydock refuses in a maintenance too: the next reconcile would
+/// mark the guest again.
+///
+/// # Errors
+/// 400 while the node itself wants its guests to leave; 500 if the instance is to leave another node.
+pub fn cancel(
+    instance: &VirtualMachineInstance,
+    requested: &str,
+    (key, marks): (&str, NodeMarks),
+) -> Result<bool, Failure> {
+    let name = node(instance, requested);
+    if marks.tainted {
+        return Err(Failure::bad_request(format!(
+            "Node {name:?} has NodeDrainTaintKey \"{key}:NoSchedule\""
+        )));
+    }
+    if marks.in_maintenance {
+        return Err(Failure::bad_request(format!(
+            "Node {name:?} is in maintenance: delete its NodeMaintenance first"
+        )));
+    }
+    match mark::of(instance) {
+        None => Ok(false),
+        Some(marked) if requested.is_empty() || requested == marked => Ok(true),
+        Some(marked) => Err(Failure::internal(format!(
+            "the instance is to leave node {marked:?}, not {requested:?}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn mark_is_taken_away_unless_the_node_wants_its_guests_to_leave() {
+        let marks = |tainted, in_maintenance| NodeMarks {
+            cordoned: true,
+            tainted,
+            in_maintenance,
+        };
+        let calm = marks(false, false);
+        for (marked, requested, marks, expected) in [
+            (None, "", calm, Ok(false)),
+            (Some("a"), "", calm, Ok(true)),
+            (Some("a"), "a", calm, Ok(true)),
+            (
+                Some("a"),
+                "b",
+                calm,
+                Err((
+                    500,
+                    "Internal error occurred: the instance is to leave node \"a\", not \"b\"",
+                )),
+            ),
+            (
+                Some("a"),
+                "",
+                marks(true, false),
+                Err((400, "Node \"here\" has NodeDrainTaintKey \"k:NoSchedule\"")),
+            ),
+            (
+                Some("a"),
+                "a",
+                marks(false, true),
+                Err((400, "Node \"a\" is in maintenance: delete its NodeMaintenance first")),
+            ),
+        ] {
+            let instance: VirtualMachineInstance = serde_json::from_value(json!({
+                "metadata": {"name": "vm"},
+                "spec": {"domain": {"devices": {}}},
+                "status": {"nodeName": "here", "evacuationNodeName": marked},
+            }))
+            .unwrap();
+            let result = cancel(&instance, requested, ("k", marks));
+            let expected = expected.map_err(|(code, message)| (code, message.to_owned()));
+            assert_eq!(
+                result.map_err(|failure| (failure.code, failure.message)),
+                expected,
+                "{marked:?} {requested} {marks:?}"
+            );
+        }
+    }
+}

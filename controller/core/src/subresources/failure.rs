@@ -1,0 +1,116 @@
+//! Why a request fails, as clients read it.
+
+use serde_json::{Value, json};
+
+use super::Resource;
+
+/// A failed request: a `Status` of Kubernetes' API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// HTTP status code.
+    pub code: u16,
+    /// Kubernetes' reason for the code.
+    pub reason: &'static str,
+    /// For people. At most 1,024 bytes of the whole body are read by websocket clients, so it is short.
+    pub message: String,
+    /// Which object it is about.
+    pub object: Option<(Resource, String)>,
+}
+
+impl Failure {
+    fn about(code: u16, reason: &'static str, message: String, resource: Resource, name: &str) -> Self {
+        Self {
+            code,
+            reason,
+            message,
+            object: Some((resource, name.into())),
+        }
+    }
+
+    fn plain(code: u16, reason: &'static str, message: String) -> Self {
+        Self {
+            code,
+            reason,
+            message,
+            object: None,
+        }
+    }
+
+    /// There is no such object.
+    pub fn not_found(resource: Resource, name: &str) -> Self {
+        let message = format!("{}.kubevirt.io \"{name}\" not found", resource.singular());
+        Self::about(404, "NotFound", message, resource, name)
+    }
+
+    /// The object is not in a state in which this can be done.
+    pub fn conflict(resource: Resource, name: &str, why: &str) -> Self {
+        let what = resource.singular();
+        let message = format!("Operation cannot be fulfilled on {what}.kubevirt.io \"{name}\": {why}");
+        Self::about(409, "Conflict", message, resource, name)
+    }
+
+    /// The request itself is wrong.
+    pub fn bad_request(why: impl Into<String>) -> Self {
+        Self::plain(400, "BadRequest", why.into())
+    }
+
+    /// The user has not the right.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::plain(403, "Forbidden", message.into())
+    }
+
+    /// Nobody vouches for the user: the request did not come through kube-apiserver.
+    pub fn unauthorized() -> Self {
+        Self::plain(401, "Unauthorized", "Unauthorized".into())
+    }
+
+    /// The path is not served.
+    pub fn no_such_path() -> Self {
+        Self::plain(
+            404,
+            "NotFound",
+            "the server could not find the requested resource".into(),
+        )
+    }
+
+    /// The path is served, but not with this method.
+    pub fn method_not_allowed(allowed: &str) -> Self {
+        let message = format!("the server does not allow this method on the requested resource; allowed: {allowed}");
+        Self::plain(405, "MethodNotAllowed", message)
+    }
+
+    /// Drydock has none of it.
+    pub fn not_supported(what: &str) -> Self {
+        Self::bad_request(format!("Drydock does not support {what}."))
+    }
+
+    /// The API server did not do what this request needs.
+    pub fn internal(why: impl AsRef<str>) -> Self {
+        Self::plain(
+            500,
+            "InternalError",
+            format!("Internal error occurred: {}", why.as_ref()),
+        )
+    }
+
+    /// The body of the response.
+    pub fn to_status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        });
+        if let Some((resource, name)) = &self.object {
+            status["details"] = json!({"group": "kubevirt.io", "kind": resource.singular(), "name": name});
+        }
+        if self.reason == "InternalError" {
+            let cause = self.message.trim_start_matches("Internal error occurred: ");
+            status["details"] = json!({"causes": [{"message": cause}]});
+        }
+        status
+    }
+}

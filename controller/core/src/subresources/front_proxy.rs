@@ -1,0 +1,189 @@
+//! Who calls: kube-apiserver vouches for its users by headers, and for itself by a client certificate.
+//!
+//! Both are described by the ConfigMap `extension-apiserver-authentication` in `kube-system`, which kube-apiserver writes
+//! from its flags `--requestheader-*`.
+
+use std::collections::BTreeMap;
+
+/// Namespace of the ConfigMap.
+pub const NAMESPACE: &str = "kube-system";
+/// Its name.
+pub const CONFIG_MAP: &str = "extension-apiserver-authentication";
+
+/// How kube-apiserver vouches for users.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FrontProxy {
+    /// Certificate authorities of its client certificates, in PEM; empty: none is trusted.
+    pub authorities: String,
+    allowed_names: Vec<String>,
+    username_headers: Vec<String>,
+    uid_headers: Vec<String>,
+    group_headers: Vec<String>,
+    extra_prefixes: Vec<String>,
+}
+
+/// A user as kube-apiserver has authenticated it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// Its name.
+    pub name: String,
+    /// Its UID, if it has one.
+    pub uid: Option<String>,
+    /// Its groups.
+    pub groups: Vec<String>,
+    /// What else is known of it.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl FrontProxy {
+    /// Reads the data of the ConfigMap. What is absent or no list of strings is empty, and then nobody is trusted; but
+    /// names without entries allow any certificate of the authorities.
+    pub fn read(data: &BTreeMap<String, String>) -> Self {
+        let list = |key: &str| -> Option<Vec<String>> {
+            let text = data.get(&format!("requestheader-{key}"))?;
+            serde_json::from_str(text).ok()
+        };
+        let lower = |key: &str| -> Vec<String> {
+            let names = list(key).unwrap_or_default();
+            names.iter().map(|name| name.to_ascii_lowercase()).collect()
+        };
+        let names = list("allowed-names");
+        Self {
+            // Names that cannot be read must not allow everybody.
+            authorities: match (&names, data.contains_key("requestheader-allowed-names")) {
+                (None, true) => String::new(),
+                _ => data.get("requestheader-client-ca-file").cloned().unwrap_or_default(),
+            },
+            allowed_names: names.unwrap_or_default(),
+            username_headers: lower("username-headers"),
+            uid_headers: lower("uid-headers"),
+            group_headers: lower("group-headers"),
+            extra_prefixes: lower("extra-headers-prefix"),
+        }
+    }
+
+    /// Whether a client certificate of this common name, which one of the authorities has signed, is kube-apiserver's.
+    pub fn allows(&self, common_name: &str) -> bool {
+        self.allowed_names.is_empty() || self.allowed_names.iter().any(|name| name == common_name)
+    }
+
+    /// The user that the headers of a request name, in lower case as HTTP/2 has them; `None` if they name none.
+    pub fn user(&self, headers: &[(&str, &str)]) -> Option<User> {
+        let all = |names: &[String]| -> Vec<String> {
+            let mut values = Vec::new();
+            for name in names {
+                let of_name = headers
+                    .iter()
+                    .filter(|(header, value)| header == name && !value.is_empty());
+                values.extend(of_name.map(|(_, value)| (*value).to_owned()));
+            }
+            values
+        };
+        let name = all(&self.username_headers).into_iter().next()?;
+        let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (header, value) in headers {
+            let key = self
+                .extra_prefixes
+                .iter()
+                .find_map(|prefix| header.strip_prefix(prefix.as_str()));
+            if let Some(key) = key.filter(|key| !key.is_empty()) {
+                extra.entry(percent_decoded(key)).or_default().push((*value).to_owned());
+            }
+        }
+        Some(User {
+            name,
+            uid: all(&self.uid_headers).into_iter().next(),
+            groups: all(&self.group_headers),
+            extra,
+        })
+    }
+}
+
+/// A key of extra information, of which kube-apiserver has encoded what a header's name cannot have; as it is where that
+/// makes no text.
+fn percent_decoded(key: &str) -> String {
+    let mut bytes = Vec::with_capacity(key.len());
+    let mut rest = key.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code = (first == b'%').then(|| after.get(..2)).flatten();
+        let code = code.and_then(|code| std::str::from_utf8(code).ok());
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).map_or_else(|_| key.to_owned(), |key| key.to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(change: impl Fn(&mut BTreeMap<String, String>)) -> FrontProxy {
+        let mut data: BTreeMap<String, String> = [
+            ("client-ca-file", "users"),
+            ("requestheader-client-ca-file", "proxies"),
+            ("requestheader-allowed-names", "[\"front-proxy\"]"),
+            ("requestheader-username-headers", "[\"X-Remote-User\"]"),
+            ("requestheader-uid-headers", "[\"X-Remote-Uid\"]"),
+            ("requestheader-group-headers", "[\"X-Remote-Group\"]"),
+            ("requestheader-extra-headers-prefix", "[\"X-Remote-Extra-\"]"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+        change(&mut data);
+        FrontProxy::read(&data)
+    }
+
+    #[test]
+    fn certificate_counts_by_authority_and_name() {
+        let proxy = data(|_| {});
+        assert_eq!(proxy.authorities, "proxies");
+        assert!(proxy.allows("front-proxy") && !proxy.allows("somebody"));
+        let any = data(|data| drop(data.insert("requestheader-allowed-names".into(), "[]".into())));
+        assert!(any.allows("somebody") && any.authorities == "proxies");
+        let broken = data(|data| drop(data.insert("requestheader-allowed-names".into(), "front-proxy".into())));
+        assert_eq!(broken.authorities, "", "names that cannot be read");
+        assert_eq!(FrontProxy::read(&BTreeMap::new()).authorities, "");
+    }
+
+    #[test]
+    fn user_is_read_from_the_headers() {
+        let proxy = data(|_| {});
+        let headers = [
+            ("x-remote-user", "ann"),
+            ("x-remote-uid", "7"),
+            ("x-remote-group", "dev"),
+            ("x-remote-group", "system:authenticated"),
+            ("x-remote-extra-example.com%2Fscopes", "read"),
+            ("x-remote-extra-example.com%2Fscopes", "write"),
+            ("x-remote-extra-odd%zz", "x"),
+            ("x-remote-extra-", "nothing"),
+            ("x-other", "y"),
+        ];
+        let user = proxy.user(&headers).unwrap();
+        let text = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            user,
+            User {
+                name: "ann".into(),
+                uid: Some("7".into()),
+                groups: text(&["dev", "system:authenticated"]),
+                extra: [
+                    ("example.com/scopes".to_owned(), text(&["read", "write"])),
+                    ("odd%zz".to_owned(), text(&["x"])),
+                ]
+                .into(),
+            }
+        );
+        assert_eq!(proxy.user(&[("x-remote-group", "dev")]), None);
+        assert_eq!(proxy.user(&[("x-remote-user", "")]), None);
+        assert_eq!(FrontProxy::default().user(&headers), None);
+    }
+}

@@ -1,0 +1,307 @@
+//! What the subresources of a virtual machine do: `start`, `stop`, `restart`, `migrate`, `expand-spec`.
+
+use drydock_api::kubevirt::{
+    Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigrationSpec,
+    machine::{StateChange, StateChangeRequest},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Effect, Failure, JsonPatch, Resource, Written,
+    effect::replace,
+    options::{Migrate, Restart, Start, Stop},
+};
+use crate::{
+    launcher_pod::GRACE_PERIOD,
+    machine::{owns, run_strategy},
+};
+
+/// How the name of a migration begins that a user has requested by the machine.
+pub const MIGRATION_NAME_PREFIX: &str = "kubevirt-migrate-vm-";
+/// The time to shut down of a guest that is restarted by force: the least that a kubelet does not take for "unset".
+const FORCED_GRACE_PERIOD: i64 = 1;
+
+/// A machine as a request finds it: whole, since it is compared with what the API server has.
+#[derive(Clone, Debug)]
+pub struct Found<'a> {
+    /// The machine.
+    pub machine: &'a VirtualMachine,
+    /// The same as the API server has it.
+    pub written: &'a Value,
+    /// The instance of its name that it owns.
+    pub instance: Option<&'a VirtualMachineInstance>,
+}
+
+impl<'a> Found<'a> {
+    /// A machine with the instance of its name, if it owns that.
+    pub fn new(machine: &'a VirtualMachine, written: &'a Value, instance: Option<&'a VirtualMachineInstance>) -> Self {
+        Self {
+            machine,
+            written,
+            instance: instance.filter(|instance| owns(machine, instance)),
+        }
+    }
+
+    fn conflict(&self, why: &str) -> Failure {
+        Failure::conflict(Resource::Machine, self.name(), why)
+    }
+
+    fn name(&self) -> &str {
+        self.machine.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        self.instance?.status.as_ref()?.phase
+    }
+
+    /// Whether the guest has ended.
+    fn is_final(&self) -> bool {
+        self.phase().is_some_and(Phase::is_final)
+    }
+
+    /// The instance, unless its guest has ended.
+    fn live(&self) -> Option<&'a VirtualMachineInstance> {
+        self.instance.filter(|_| !self.is_final())
+    }
+
+    /// Requests that the machine's instance is stopped, if there is one to be stopped, and others after it.
+    fn request(&self, requests: &[StateChangeRequest]) -> Result<JsonPatch, Failure> {
+        let pending = self.written.pointer("/status/stateChangeRequests");
+        let is_pending = pending.and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+        let is_lone_stop = matches!(
+            requests,
+            [StateChangeRequest {
+                action: StateChange::Stop,
+                ..
+            }]
+        );
+        if is_pending && !is_lone_stop {
+            return Err(Failure::internal(
+                "unable to complete request: stop/start already underway",
+            ));
+        }
+        let requests = json!(requests);
+        let operations = if self.written.get("status").is_some_and(Value::is_object) {
+            let mut operations = replace("/status/stateChangeRequests", pending, &requests);
+            // Who starts a machine by hand does not wait for the back-off of earlier failures.
+            if let (Some(failure), Value::Array(all)) = (self.written.pointer("/status/startFailure"), &mut operations)
+            {
+                all.push(json!({"op": "test", "path": "/status/startFailure", "value": failure}));
+                all.push(json!({"op": "remove", "path": "/status/startFailure"}));
+            }
+            operations
+        } else {
+            let status = json!({"stateChangeRequests": requests, "created": false, "ready": false});
+            replace("/status", None, &status)
+        };
+        Ok(JsonPatch {
+            written: Written::MachineStatus,
+            operations,
+            undo: None,
+        })
+    }
+
+    /// Sets the run strategy, in the field that the machine has for it.
+    fn run(&self, runs: bool) -> JsonPatch {
+        let strategy = self
+            .written
+            .pointer("/spec/runStrategy")
+            .filter(|value| !value.is_null());
+        let operations = match strategy {
+            Some(before) => {
+                let strategy = if runs { RunStrategy::Always } else { RunStrategy::Halted };
+                replace("/spec/runStrategy", Some(before), &json!(strategy))
+            }
+            None => replace("/spec/running", self.written.pointer("/spec/running"), &json!(runs)),
+        };
+        JsonPatch {
+            written: Written::Machine,
+            operations,
+            undo: None,
+        }
+    }
+
+    /// Gives the guest less time to shut down; `None` if that is not less than it has. Longer it cannot become: a guest
+    /// that already shuts down would not know of it.
+    fn shorten(&self, instance: &VirtualMachineInstance, seconds: i64) -> Option<JsonPatch> {
+        const PATH: &str = "/spec/terminationGracePeriodSeconds";
+        let before = instance.spec.termination_grace_period_seconds;
+        if seconds >= before.unwrap_or(GRACE_PERIOD) {
+            return None;
+        }
+        let (before, after) = (before.map(|seconds| json!(seconds)), json!(seconds));
+        let undo = match &before {
+            Some(before) => replace(PATH, Some(&after), before),
+            None => json!([{"op": "test", "path": PATH, "value": after}, {"op": "remove", "path": PATH}]),
+        };
+        Some(JsonPatch {
+            written: Written::Instance,
+            operations: replace(PATH, before.as_ref(), &after),
+            undo: Some(undo),
+        })
+    }
+}
+
+fn stop_request(instance: &VirtualMachineInstance) -> StateChangeRequest {
+    StateChangeRequest {
+        action: StateChange::Stop,
+        uid: instance.metadata.uid.clone(),
+        data: None,
+    }
+}
+
+fn start_request(paused: bool) -> StateChangeRequest {
+    StateChangeRequest {
+        action: StateChange::Start,
+        uid: None,
+        data: paused.then(|| [("paused".to_owned(), "true".to_owned())].into()),
+    }
+}
+
+/// `start`: runs a machine that does not.
+///
+/// # Errors
+/// 409 if it runs already, or starts by itself; 500 if a request is pending.
+pub fn start(found: &Found<'_>, options: &Start) -> Result<Effect, Failure> {
+    use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
+    if found.live().is_some() && !matches!(found.phase(), None | Some(Phase::Unknown)) {
+        return Err(found.conflict("VM is already running"));
+    }
+    let paused = options.paused == Some(true);
+    let patch = match run_strategy(found.machine) {
+        strategy @ (Always | Once) => {
+            let strategy = strategy.as_str();
+            return Err(found.conflict(&format!("{strategy} does not support manual start requests")));
+        }
+        RerunOnFailure if found.phase() == Some(Phase::Failed) => {
+            return Err(found.conflict("RerunOnFailure does not support starting VM from failed state"));
+        }
+        // The controller changes the run strategy itself once it has made the paused instance.
+        Halted if paused => found.request(&[start_request(true)])?,
+        Halted => found.run(true),
+        Manual | RerunOnFailure => {
+            let ended = found.instance.filter(|_| found.is_final());
+            let mut requests: Vec<_> = ended.map(stop_request).into_iter().collect();
+            requests.push(start_request(paused));
+            found.request(&requests)?
+        }
+    };
+    Ok(Effect(vec![patch]))
+}
+
+/// `stop`: ends the machine's guest, and keeps it from being started again by itself.
+///
+/// A grace period that is not shorter than the instance's leaves that as it is, where KubeVirt would make it longer.
+///
+/// # Errors
+/// 409 if it does not run; 500 if a request is pending.
+pub fn stop(found: &Found<'_>, options: &Stop) -> Result<Effect, Failure> {
+    use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
+    if options.grace_period.is_some_and(|seconds| seconds < 0) {
+        return Err(Failure::bad_request("gracePeriod has to be greater or equal to 0"));
+    }
+    let strategy = run_strategy(found.machine);
+    let live = found.live();
+    let shorter = live
+        .zip(options.grace_period)
+        .and_then(|(instance, seconds)| found.shorten(instance, seconds));
+    let stopping = match (strategy, live) {
+        (Halted | Manual | RerunOnFailure, None) => return Err(found.conflict("VM is not running")),
+        (Halted, Some(_)) if shorter.is_none() => {
+            let why = "Halted only supports manual stop requests with a shorter graceperiod";
+            return Err(found.conflict(why));
+        }
+        (Halted | Manual | RerunOnFailure, Some(instance)) => found.request(&[stop_request(instance)])?,
+        (Always | Once, _) => found.run(false),
+    };
+    Ok(Effect(shorter.into_iter().chain([stopping]).collect()))
+}
+
+/// `restart`: ends the machine's guest and starts it again.
+///
+/// # Errors
+/// 400 for a grace period other than 0; 409 if it does not run; 500 if a request is pending.
+pub fn restart(found: &Found<'_>, options: &Restart) -> Result<Effect, Failure> {
+    use RunStrategy::{Halted, Once};
+    match options.grace_period_seconds {
+        Some(seconds) if seconds > 0 => {
+            let why = "For force restart, only gracePeriod=0 is supported for now";
+            return Err(Failure::bad_request(why));
+        }
+        Some(seconds) if seconds < 0 => {
+            return Err(Failure::bad_request("gracePeriod has to be greater or equal to 0"));
+        }
+        _ => {}
+    }
+    let strategy = run_strategy(found.machine);
+    if matches!(strategy, Halted | Once) {
+        let strategy = strategy.as_str();
+        // KubeVirt's spelling: its clients and tests match on it.
+        return Err(found.conflict(&format!(
+            "RunStategy {strategy} does not support manual restart requests"
+        )));
+    }
+    let Some(instance) = found.instance else {
+        return Err(found.conflict("VM is not running: Halted"));
+    };
+    let mut patches = Vec::new();
+    if options.grace_period_seconds.is_some() && !found.is_final() {
+        patches.extend(found.shorten(instance, FORCED_GRACE_PERIOD));
+    }
+    patches.push(found.request(&[stop_request(instance), start_request(false)])?);
+    Ok(Effect(patches))
+}
+
+/// `migrate`: the migration to be created. `instance` is the one of the machine's name.
+///
+/// # Errors
+/// 404 if there is no instance, 409 if it does not run.
+pub fn migrate(
+    name: &str,
+    instance: Option<&VirtualMachineInstance>,
+    options: &Migrate,
+) -> Result<VirtualMachineInstanceMigrationSpec, Failure> {
+    let instance = instance.ok_or_else(|| Failure::not_found(Resource::Instance, name))?;
+    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    if phase != Some(Phase::Running) {
+        return Err(Failure::conflict(Resource::Machine, name, "VM is not running"));
+    }
+    Ok(VirtualMachineInstanceMigrationSpec {
+        vmi_name: name.into(),
+        added_node_selector: options.added_node_selector.clone().unwrap_or_default(),
+        priority: None,
+    })
+}
+
+/// `expand-spec` and `expand-vm-spec`: the machine itself, since Drydock has no instance types.
+///
+/// # Errors
+/// 400 if it is no machine, is of another namespace, or names an instance type or a preference.
+pub fn expand(machine: Value, namespace: &str) -> Result<Value, Failure> {
+    let is_machine = machine.get("kind").and_then(Value::as_str) == Some("VirtualMachine")
+        && machine
+            .get("apiVersion")
+            .and_then(Value::as_str)
+            .is_some_and(|version| version.starts_with("kubevirt.io/"));
+    if !is_machine || !machine.pointer("/spec/template").is_some_and(Value::is_object) {
+        return Err(Failure::bad_request("Object is not a valid VirtualMachine"));
+    }
+    let of = machine
+        .pointer("/metadata/namespace")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    if !of.is_empty() && of != namespace {
+        return Err(Failure::bad_request(format!(
+            "VM namespace must be empty or {namespace}"
+        )));
+    }
+    for (field, what) in [("instancetype", "instance types"), ("preference", "preferences")] {
+        if machine
+            .pointer(&format!("/spec/{field}"))
+            .is_some_and(|value| !value.is_null())
+        {
+            return Err(Failure::not_supported(&format!("{what} (spec.{field})")));
+        }
+    }
+    Ok(machine)
+}

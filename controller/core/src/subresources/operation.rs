@@ -1,0 +1,114 @@
+//! What a method on a subresource does.
+
+use super::{Failure, Resource, Target};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Starts a machine.
+    Start,
+    /// Stops a machine.
+    Stop,
+    /// Stops a machine and starts it again.
+    Restart,
+    /// Creates a migration of a machine's instance.
+    Migrate,
+    /// Returns a machine with what instance types stand for.
+    ExpandSpec,
+    /// The same of a machine that the request has.
+    ExpandGivenSpec,
+    /// Takes away the request that the instance of a machine leaves its node.
+    CancelEvacuationOfMachine,
+    /// The same of an instance.
+    CancelEvacuation,
+}
+
+impl Operation {
+    /// In one word, for logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Restart => "restart",
+            Self::Migrate => "migrate",
+            Self::ExpandSpec => "expand-spec",
+            Self::ExpandGivenSpec => "expand-vm-spec",
+            Self::CancelEvacuationOfMachine | Self::CancelEvacuation => "evacuate/cancel",
+        }
+    }
+}
+
+const PUT: &str = "PUT";
+const GET: &str = "GET";
+
+/// What a request does.
+///
+/// # Errors
+/// 404 where the subresource is none of KubeVirt's, 405 where it is with another method, and KubeVirt's or Drydock's
+/// refusal where Drydock has none of it.
+pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
+    use Resource::{ExpandSpec, Instance, Machine};
+    let (allowed, operation) = match (target.resource, target.subresource.as_str()) {
+        (Machine, "start") => (PUT, Ok(Operation::Start)),
+        (Machine, "stop") => (PUT, Ok(Operation::Stop)),
+        (Machine, "restart") => (PUT, Ok(Operation::Restart)),
+        (Machine, "migrate") => (PUT, Ok(Operation::Migrate)),
+        (Machine, "expand-spec") => (GET, Ok(Operation::ExpandSpec)),
+        (Machine, "evacuate/cancel") => (PUT, Ok(Operation::CancelEvacuationOfMachine)),
+        (Instance, "evacuate/cancel") => (PUT, Ok(Operation::CancelEvacuation)),
+        (ExpandSpec, "") => (PUT, Ok(Operation::ExpandGivenSpec)),
+        (Machine | Instance, "addvolume" | "removevolume") => (PUT, Err("volumes that are added to a running guest")),
+        (Machine, "memorydump" | "removememorydump") => (PUT, Err("memory dumps")),
+        (
+            Instance,
+            "pause"
+            | "unpause"
+            | "softreboot"
+            | "reset"
+            | "freeze"
+            | "unfreeze"
+            | "backup"
+            | "redefine-checkpoint"
+            | "sev/setupsession"
+            | "sev/injectlaunchsecret",
+        ) => (PUT, Err(subject(&target.subresource))),
+        (
+            Instance,
+            "console"
+            | "vnc"
+            | "vnc/screenshot"
+            | "portforward"
+            | "vsock"
+            | "usbredir"
+            | "guestosinfo"
+            | "userlist"
+            | "filesystemlist"
+            | "sev/fetchcertchain"
+            | "sev/querylaunchmeasurement",
+        )
+        | (Machine, "portforward") => (GET, Err(subject(&target.subresource))),
+        (Machine | Instance, "objectgraph") => (GET, Err("object graphs")),
+        _ => return Err(Failure::no_such_path()),
+    };
+    if method != allowed {
+        return Err(Failure::method_not_allowed(allowed));
+    }
+    operation.map_err(Failure::not_supported)
+}
+
+/// What a subresource is about, after "Drydock does not support".
+fn subject(subresource: &str) -> &'static str {
+    match subresource {
+        "pause" | "unpause" => "pausing guests",
+        "softreboot" | "reset" => "restarting guests in place",
+        "freeze" | "unfreeze" => "freezing the file systems of guests",
+        "backup" | "redefine-checkpoint" => "backups of guests",
+        "console" => "consoles",
+        "vnc" | "vnc/screenshot" => "graphical consoles",
+        "portforward" => "forwarding of ports",
+        "vsock" => "sockets of the family AF_VSOCK",
+        "usbredir" => "redirection of USB devices",
+        "guestosinfo" | "userlist" | "filesystemlist" => "reports of guest agents",
+        _ => "encrypted guests",
+    }
+}

@@ -1,0 +1,155 @@
+//! What a path names.
+
+use super::{GROUP, VERSIONS};
+
+/// What a path names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Something that everybody may read.
+    Open(Document),
+    /// Something that needs a right.
+    Target(Target),
+    /// Nothing.
+    Unknown,
+}
+
+/// What everybody may read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Document {
+    /// `/`: the paths that there are.
+    Root,
+    /// `/apis`: the one group.
+    Groups,
+    /// `/apis/GROUP`.
+    Group,
+    /// `/apis/GROUP/VERSION`: the resources.
+    Resources(&'static str),
+    /// `/openapi/v2`.
+    OpenApi,
+    /// The version, as `virtctl` compares it with its own.
+    Version,
+    /// Where `virtctl guestfs` finds its image.
+    Guestfs,
+    /// Whether the API works.
+    Health,
+}
+
+/// A resource of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// `virtualmachines`
+    Machine,
+    /// `virtualmachineinstances`
+    Instance,
+    /// `expand-vm-spec`
+    ExpandSpec,
+}
+
+impl Resource {
+    /// The name in paths and roles.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Machine => "virtualmachines",
+            Self::Instance => "virtualmachineinstances",
+            Self::ExpandSpec => "expand-vm-spec",
+        }
+    }
+
+    /// The name in messages.
+    pub fn singular(self) -> &'static str {
+        match self {
+            Self::Machine => "virtualmachine",
+            Self::Instance => "virtualmachineinstance",
+            Self::ExpandSpec => "expand-vm-spec",
+        }
+    }
+}
+
+/// One subresource of one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Version of the API.
+    pub version: &'static str,
+    /// Namespace of the object.
+    pub namespace: String,
+    /// Its resource.
+    pub resource: Resource,
+    /// Its name; empty for [`Resource::ExpandSpec`].
+    pub name: String,
+    /// The subresource, as roles name it: of `portforward` without port and protocol.
+    pub subresource: String,
+    /// What follows the subresource in the path.
+    pub rest: Vec<String>,
+}
+
+impl Path {
+    /// Reads the path of a request, without its query.
+    pub fn parse(path: &str) -> Self {
+        let Some(path) = path.strip_prefix('/') else {
+            return Self::Unknown;
+        };
+        let parts: Vec<&str> = path.strip_suffix('/').unwrap_or(path).split('/').collect();
+        match parts.as_slice() {
+            [""] => Self::Open(Document::Root),
+            ["healthz"] => Self::Open(Document::Health),
+            ["openapi", "v2"] => Self::Open(Document::OpenApi),
+            ["apis"] => Self::Open(Document::Groups),
+            ["apis", group] if *group == GROUP => Self::Open(Document::Group),
+            ["apis", group, version, rest @ ..] if *group == GROUP => {
+                let Some(version) = VERSIONS.into_iter().find(|known| known == version) else {
+                    return Self::Unknown;
+                };
+                of_version(version, rest)
+            }
+            _ => Self::Unknown,
+        }
+    }
+}
+
+fn of_version(version: &'static str, parts: &[&str]) -> Path {
+    let (namespace, parts) = match parts {
+        [] => return Path::Open(Document::Resources(version)),
+        ["version"] => return Path::Open(Document::Version),
+        ["guestfs"] => return Path::Open(Document::Guestfs),
+        ["healthz"] => return Path::Open(Document::Health),
+        ["namespaces", namespace, parts @ ..] if !namespace.is_empty() => (*namespace, parts),
+        _ => return Path::Unknown,
+    };
+    let target = |resource, name: &str, subresource: String, rest: &[&str]| {
+        Path::Target(Target {
+            version,
+            namespace: namespace.into(),
+            resource,
+            name: name.into(),
+            subresource,
+            rest: rest.iter().map(|part| (*part).to_owned()).collect(),
+        })
+    };
+    let (resource, name, parts) = match parts {
+        ["expand-vm-spec"] => return target(Resource::ExpandSpec, "", String::new(), &[]),
+        ["virtualmachines", name, parts @ ..] => (Resource::Machine, *name, parts),
+        ["virtualmachineinstances", name, parts @ ..] => (Resource::Instance, *name, parts),
+        _ => return Path::Unknown,
+    };
+    if name.is_empty() || parts.is_empty() || parts.contains(&"") {
+        return Path::Unknown;
+    }
+    match parts {
+        ["portforward", rest @ ..] => target(resource, name, "portforward".into(), rest),
+        parts => target(resource, name, parts.join("/"), &[]),
+    }
+}
+
+/// The verb that a method stands for in roles (kube-apiserver's `RequestInfo`); `None` of a method that stands for none.
+pub fn verb(method: &str, has_name: bool) -> Option<&'static str> {
+    Some(match (method, has_name) {
+        ("GET" | "HEAD", true) => "get",
+        ("GET" | "HEAD", false) => "list",
+        ("PUT", _) => "update",
+        ("POST", _) => "create",
+        ("PATCH", _) => "patch",
+        ("DELETE", true) => "delete",
+        ("DELETE", false) => "deletecollection",
+        _ => return None,
+    })
+}

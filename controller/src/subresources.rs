@@ -1,0 +1,85 @@
+//! The port on which kube-apiserver serves KubeVirt's subresources API: what `virtctl` calls.
+//!
+//! ```text
+//!  virtctl ──▶ kube-apiserver ──TLS, as front proxy──▶ SubresourcesServer ──▶ requests: path, user, right ──▶ calls
+//!                                   └ APIService v1.subresources.kubevirt.io         │ SubjectAccessReview     │
+//!                                                                                    └─▶ API server ◀──────────┘
+//! ```
+//!
+//! Every replica serves it, and reads what it needs from the API server: it depends on no leader and no cache. What is
+//! decided by which checks is in [`drydock_core::subresources`].
+
+mod calls;
+mod counted;
+mod requests;
+mod trust;
+
+#[cfg(test)]
+mod tests;
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::Router;
+use drydock_runtime::{Process, Watches};
+use kube::Client;
+
+use crate::{
+    certificates::ServedCertificate,
+    configuration_in_force::ConfigurationInForce,
+    tls_port::{PortError, TlsPort},
+};
+use calls::Calls;
+use requests::Requests;
+use trust::Trust;
+
+pub(crate) use counted::SubresourceMetrics;
+
+/// How long a request may take: kube-apiserver ends it after 60 s.
+const DEADLINE: Duration = Duration::from_secs(45);
+
+/// The subresources port.
+pub(crate) struct SubresourcesServer {
+    /// The client of the API server.
+    pub(crate) client: Client,
+    /// The configuration in force.
+    pub(crate) configuration: ConfigurationInForce,
+    /// The certificate of the next handshake.
+    pub(crate) certificate: ServedCertificate,
+    /// What is counted.
+    pub(crate) metrics: SubresourceMetrics,
+    /// Version of Drydock.
+    pub(crate) version: &'static str,
+    /// How long requests are accepted after the order to stop.
+    pub(crate) leave: Duration,
+}
+
+impl SubresourcesServer {
+    /// Opens the port and serves it until the process has stopped.
+    ///
+    /// # Errors
+    /// If the port cannot be opened.
+    pub(crate) async fn serve(
+        self,
+        process: &Process,
+        watches: &Watches,
+        address: SocketAddr,
+    ) -> Result<SocketAddr, PortError> {
+        let trust = Trust::start(&self.client, watches, self.certificate);
+        let requests = Requests {
+            calls: Calls::new(self.client, self.configuration),
+            trust: trust.clone(),
+            metrics: self.metrics.clone(),
+            version: self.version,
+            deadline: DEADLINE,
+            stopping: process.stopping(),
+        };
+        let port = TlsPort {
+            name: "subresources",
+            config: Box::new(move || trust.config()),
+            router: Router::new().fallback(requests::serve).with_state(requests.into()),
+            handshake_failures: self.metrics.handshake_failures,
+            leave: self.leave,
+        };
+        port.serve(process, address).await
+    }
+}

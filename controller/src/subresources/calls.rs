@@ -1,0 +1,324 @@
+//! What operations read and write.
+
+use axum::http::{Request, StatusCode};
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration},
+};
+use drydock_core::{
+    drain::NodeMarks,
+    machine::owns,
+    subresources::{
+        Effect, Failure, GROUP, JsonPatch, Operation, Resource, Target, Written, evacuation,
+        front_proxy::User,
+        machine::{self, Found, MIGRATION_NAME_PREFIX},
+        options::{self, is_dry_run, read},
+    },
+};
+use drydock_runtime::chain;
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    core::v1::Node,
+};
+use kube::{
+    Api, Client, Error,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use super::requests::Reply;
+use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
+
+/// The API server's code for a JSON patch of which a test fails.
+const UNPROCESSABLE: u16 = 422;
+/// KubeVirt's code for what a controller is to do.
+const ACCEPTED: Reply = Reply::Empty(StatusCode::ACCEPTED);
+/// Its code for what is done.
+const DONE: Reply = Reply::Empty(StatusCode::OK);
+
+/// Reads and writes for operations.
+pub(super) struct Calls {
+    client: Client,
+    configuration: ConfigurationInForce,
+}
+
+/// A machine as the API server has it.
+struct Read {
+    written: Value,
+    machine: VirtualMachine,
+}
+
+impl Calls {
+    pub(super) fn new(client: Client, configuration: ConfigurationInForce) -> Self {
+        Self { client, configuration }
+    }
+
+    /// The API server's version, or why it does not answer.
+    pub(super) async fn api_server_version(&self) -> Result<Value, String> {
+        let version = self.client.apiserver_version().await;
+        version
+            .map(|version| json!(version))
+            .map_err(|error| chain(&error).to_string())
+    }
+
+    /// Why a user may not do this to an object; `None` if it may.
+    pub(super) async fn review(&self, user: &User, verb: &str, target: &Target) -> Result<Option<String>, Failure> {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: user.uid.clone(),
+                groups: Some(user.groups.clone()),
+                extra: Some(user.extra.clone()),
+                resource_attributes: Some(ResourceAttributes {
+                    namespace: Some(target.namespace.clone()),
+                    verb: Some(verb.into()),
+                    group: Some(GROUP.into()),
+                    version: Some(target.version.into()),
+                    resource: Some(target.resource.plural().into()),
+                    subresource: some(&target.subresource),
+                    name: some(&target.name),
+                    ..ResourceAttributes::default()
+                }),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let api = Api::<SubjectAccessReview>::all(self.client.clone());
+        let reviewed = api.create(&PostParams::default(), &review).await.map_err(internal)?;
+        let status = reviewed.status.unwrap_or_default();
+        Ok(match status.allowed && status.denied != Some(true) {
+            true => None,
+            false => Some(status.reason.unwrap_or_default()),
+        })
+    }
+
+    /// Does an operation.
+    pub(super) async fn execute(&self, operation: Operation, target: &Target, body: &[u8]) -> Result<Reply, Failure> {
+        info!(
+            operation = operation.as_str(),
+            namespace = target.namespace,
+            name = target.name,
+            "subresource requested"
+        );
+        match operation {
+            Operation::Start => {
+                let options: options::Start = read(body)?;
+                self.change(target, options.dry_run.as_deref(), |found| {
+                    machine::start(found, &options)
+                })
+                .await
+            }
+            Operation::Stop => {
+                let options: options::Stop = read(body)?;
+                self.change(target, options.dry_run.as_deref(), |found| {
+                    machine::stop(found, &options)
+                })
+                .await
+            }
+            Operation::Restart => {
+                let options: options::Restart = read(body)?;
+                self.change(target, options.dry_run.as_deref(), |found| {
+                    machine::restart(found, &options)
+                })
+                .await
+            }
+            Operation::Migrate => self.migrate(target, &read(body)?).await,
+            Operation::ExpandSpec => {
+                let written = self.machine(target).await?.written;
+                Ok(Reply::Json(
+                    StatusCode::OK,
+                    machine::expand(written, &target.namespace)?,
+                ))
+            }
+            Operation::ExpandGivenSpec => {
+                let given: Option<Value> = read(body)?;
+                let expanded = machine::expand(given.unwrap_or_default(), &target.namespace)?;
+                Ok(Reply::Json(StatusCode::OK, expanded))
+            }
+            Operation::CancelEvacuationOfMachine | Operation::CancelEvacuation => {
+                self.cancel_evacuation(operation, target, &read(body)?).await
+            }
+        }
+    }
+
+    fn machines(&self, target: &Target) -> Api<VirtualMachine> {
+        Api::namespaced(self.client.clone(), &target.namespace)
+    }
+
+    fn instances(&self, target: &Target) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), &target.namespace)
+    }
+
+    async fn machine(&self, target: &Target) -> Result<Read, Failure> {
+        let path = format!(
+            "/apis/kubevirt.io/v1/namespaces/{}/virtualmachines/{}",
+            target.namespace, target.name
+        );
+        let request = Request::get(path)
+            .body(Vec::new())
+            .map_err(|error| Failure::bad_request(error.to_string()))?;
+        match self.client.request::<Value>(request).await {
+            Ok(written) => match serde_json::from_value(written.clone()) {
+                Ok(machine) => Ok(Read { written, machine }),
+                Err(error) => Err(Failure::internal(error.to_string())),
+            },
+            Err(Error::Api(status)) if status.is_not_found() => {
+                Err(Failure::not_found(Resource::Machine, &target.name))
+            }
+            Err(error) => Err(internal(error)),
+        }
+    }
+
+    async fn instance(&self, target: &Target) -> Result<Option<VirtualMachineInstance>, Failure> {
+        self.instances(target).get_opt(&target.name).await.map_err(internal)
+    }
+
+    /// Changes a machine as was decided.
+    async fn change(
+        &self,
+        target: &Target,
+        dry_run: Option<&[String]>,
+        decide: impl Fn(&Found<'_>) -> Result<Effect, Failure>,
+    ) -> Result<Reply, Failure> {
+        let dry_run = is_dry_run(dry_run)?;
+        let read = self.machine(target).await?;
+        let instance = self.instance(target).await?;
+        let Effect(patches) = decide(&Found::new(&read.machine, &read.written, instance.as_ref()))?;
+        for (index, patch) in patches.iter().enumerate() {
+            if let Err(error) = self.patch(target, patch, &patch.operations, dry_run).await {
+                for done in patches[..index].iter().rev().filter(|_| !dry_run) {
+                    self.undo(target, done).await;
+                }
+                return Err(self.failure(target, patch, error).await);
+            }
+        }
+        Ok(ACCEPTED)
+    }
+
+    async fn patch(&self, target: &Target, patch: &JsonPatch, operations: &Value, dry_run: bool) -> kube::Result<()> {
+        let operations: json_patch::Patch = serde_json::from_value(operations.clone()).map_err(Error::SerdeError)?;
+        let parameters = PatchParams {
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+            dry_run,
+            ..PatchParams::default()
+        };
+        let (name, operations) = (&target.name, Patch::<()>::Json(operations));
+        match patch.written {
+            Written::Machine => drop(self.machines(target).patch(name, &parameters, &operations).await?),
+            Written::MachineStatus => drop(
+                self.machines(target)
+                    .patch_status(name, &parameters, &operations)
+                    .await?,
+            ),
+            Written::Instance => drop(self.instances(target).patch(name, &parameters, &operations).await?),
+        }
+        Ok(())
+    }
+
+    async fn undo(&self, target: &Target, patch: &JsonPatch) {
+        let Some(operations) = &patch.undo else { return };
+        if let Err(error) = self.patch(target, patch, operations, false).await {
+            warn!(
+                namespace = target.namespace,
+                name = target.name,
+                error = %chain(&error),
+                "change before a failed one not taken back"
+            );
+        }
+    }
+
+    /// What a patch that was not applied means: a conflict, if what it was decided by is something else by now.
+    async fn failure(&self, target: &Target, patch: &JsonPatch, error: Error) -> Failure {
+        let unprocessable = matches!(&error, Error::Api(status) if status.code == UNPROCESSABLE);
+        if unprocessable && patch.written != Written::Instance {
+            match self.machine(target).await {
+                Ok(now) if !holds(&patch.operations, &now.written) => {
+                    let why =
+                        "the object has been modified; please apply your changes to the latest version and try again";
+                    return Failure::conflict(Resource::Machine, &target.name, why);
+                }
+                Ok(_) => {}
+                Err(failure) => return failure,
+            }
+        }
+        internal(error)
+    }
+
+    async fn migrate(&self, target: &Target, options: &options::Migrate) -> Result<Reply, Failure> {
+        let dry_run = is_dry_run(options.dry_run.as_deref())?;
+        self.machine(target).await?;
+        let instance = self.instance(target).await?;
+        let migration = VirtualMachineInstanceMigration {
+            metadata: ObjectMeta {
+                generate_name: Some(MIGRATION_NAME_PREFIX.into()),
+                ..ObjectMeta::default()
+            },
+            spec: machine::migrate(&target.name, instance.as_ref(), options)?,
+            status: None,
+        };
+        let parameters = PostParams {
+            dry_run,
+            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+        };
+        let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), &target.namespace);
+        api.create(&parameters, &migration).await.map_err(internal)?;
+        Ok(ACCEPTED)
+    }
+
+    async fn cancel_evacuation(
+        &self,
+        operation: Operation,
+        target: &Target,
+        options: &options::CancelEvacuation,
+    ) -> Result<Reply, Failure> {
+        let dry_run = is_dry_run(options.dry_run.as_deref())?;
+        let mut machine = None;
+        if operation == Operation::CancelEvacuationOfMachine {
+            let read = self.machine(target).await?.machine;
+            evacuation::is_started(&read)?;
+            machine = Some(read);
+        }
+        let found = self.instance(target).await?;
+        let instance = found.ok_or_else(|| Failure::not_found(Resource::Instance, &target.name))?;
+        if machine.is_some_and(|machine| !owns(&machine, &instance)) {
+            let why = format!("the instance {:?} does not belong to the virtual machine", target.name);
+            return Err(Failure::internal(why));
+        }
+        let requested = options.evacuation_node_name.as_deref().unwrap_or_default();
+        let configuration = self.configuration.get();
+        let key = &configuration.migrations.drain_taint_key;
+        let node = match evacuation::node(&instance, requested) {
+            "" => None,
+            node => {
+                let nodes = Api::<Node>::all(self.client.clone());
+                nodes.get_opt(node).await.map_err(internal)?
+            }
+        };
+        let marks = node.map_or_else(NodeMarks::default, |node| NodeMarks::of(&node, key));
+        if evacuation::cancel(&instance, requested, (key, marks))? && !dry_run {
+            evacuation_requests::take_away(&self.instances(target), &instance)
+                .await
+                .map_err(internal)?;
+        }
+        Ok(DONE)
+    }
+}
+
+/// Whether all tests of a patch hold. A test for null holds where there is nothing.
+fn holds(operations: &Value, object: &Value) -> bool {
+    let tests = operations.as_array().into_iter().flatten();
+    tests.filter(|operation| operation["op"] == "test").all(|test| {
+        let path = test["path"].as_str().unwrap_or_default();
+        object.pointer(path).unwrap_or(&Value::Null) == &test["value"]
+    })
+}
+
+/// The API server did not do it.
+fn internal(error: Error) -> Failure {
+    match error {
+        Error::Api(status) => Failure::internal(&status.message),
+        error => Failure::internal(chain(&error).to_string()),
+    }
+}

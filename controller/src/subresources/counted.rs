@@ -1,0 +1,63 @@
+//! What is counted of the subresources API.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    request: &'static str,
+    code: u16,
+}
+
+/// How requests on the subresources port fare.
+#[derive(Clone, Debug)]
+pub(crate) struct SubresourceMetrics {
+    /// Handshakes that failed.
+    pub(super) handshake_failures: Counter,
+    requests: Family<Labels, Counter>,
+    duration: Histogram,
+}
+
+impl SubresourceMetrics {
+    /// Counts in `registry`.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            handshake_failures: Counter::default(),
+            requests: Family::default(),
+            // From a millisecond to 16 s.
+            duration: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+        };
+        registry.register(
+            "drydock_subresource_requests",
+            "Requests of the subresources API, by what is requested and by HTTP status code",
+            metrics.requests.clone(),
+        );
+        registry.register_with_unit(
+            "drydock_subresource_duration",
+            "Time from a request's head to its response",
+            Unit::Seconds,
+            metrics.duration.clone(),
+        );
+        registry.register(
+            "drydock_subresource_handshake_failures",
+            "TLS handshakes on the subresources port that failed",
+            metrics.handshake_failures.clone(),
+        );
+        metrics
+    }
+
+    /// Counts a request that took so long.
+    pub(super) fn served(&self, request: &'static str, code: u16, after: Duration) {
+        self.requests.get_or_create(&Labels { request, code }).inc();
+        self.duration.observe(after.as_secs_f64());
+    }
+}

@@ -1,0 +1,168 @@
+//! From HTTP to an operation: path, user, right.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    body::to_bytes,
+    extract::{Request, State},
+    http::{
+        HeaderValue, StatusCode,
+        header::{CONNECTION, CONTENT_TYPE},
+    },
+    response::{IntoResponse, Response},
+};
+use drydock_core::subresources::{
+    Document, Failure, Path, Resource, Target, discovery, front_proxy::User, operation, verb,
+};
+use drydock_runtime::{CancellationToken, clock::Instant};
+use futures::FutureExt;
+use serde_json::Value;
+use tracing::info;
+
+use super::{calls::Calls, counted::SubresourceMetrics, trust::Trust};
+use crate::tls_port::PeerCertificate;
+
+/// The largest body that is read: a virtual machine, which API servers limit to 3 MiB.
+const LARGEST: usize = 3 << 20;
+
+/// Serves requests.
+pub(super) struct Requests {
+    pub(super) calls: Calls,
+    pub(super) trust: Trust,
+    pub(super) metrics: SubresourceMetrics,
+    pub(super) version: &'static str,
+    pub(super) deadline: Duration,
+    pub(super) stopping: CancellationToken,
+}
+
+/// What is sent back.
+pub(super) enum Reply {
+    /// A document.
+    Json(StatusCode, Value),
+    /// Nothing but the code.
+    Empty(StatusCode),
+}
+
+/// Serves one request.
+pub(super) async fn serve(
+    State(requests): State<Arc<Requests>>,
+    Extension(PeerCertificate(peer)): Extension<PeerCertificate>,
+    request: Request,
+) -> Response {
+    let began = Instant::now();
+    let path = Path::parse(request.uri().path());
+    let label = label(request.method().as_str(), &path);
+    let user = requests.trust.user(peer.as_ref(), request.headers());
+    let reply = AssertUnwindSafe(requests.reply(&path, user, request)).catch_unwind();
+    let reply = match tokio::time::timeout(requests.deadline, reply).await {
+        Ok(Ok(reply)) => reply,
+        // One bad object is no reason to end the process; the panic has been logged.
+        Ok(Err(_)) => Err(Failure::internal("the request failed; the controller's log says why")),
+        Err(_) => Err(Failure::internal("the request took too long")),
+    };
+    let mut response = match reply {
+        Ok(Reply::Json(code, document)) => json(code, &document),
+        Ok(Reply::Empty(code)) => code.into_response(),
+        Err(failure) => {
+            if failure.code >= 500 {
+                info!(
+                    request = label,
+                    code = failure.code,
+                    error = failure.message,
+                    "subresource request failed"
+                );
+            }
+            let code = StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            json(code, &failure.to_status())
+        }
+    };
+    if requests.stopping.is_cancelled() {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    requests
+        .metrics
+        .served(label, response.status().as_u16(), began.elapsed());
+    response
+}
+
+fn json(code: StatusCode, document: &Value) -> Response {
+    (code, [(CONTENT_TYPE, "application/json")], document.to_string()).into_response()
+}
+
+/// What is requested, for logs and metrics.
+fn label(method: &str, path: &Path) -> &'static str {
+    match path {
+        Path::Open(Document::Health) => "healthz",
+        Path::Open(_) => "discovery",
+        Path::Target(target) => operation(method, target).map_or("unsupported", |operation| operation.as_str()),
+        Path::Unknown => "unknown",
+    }
+}
+
+impl Requests {
+    async fn reply(&self, path: &Path, user: Option<User>, request: Request) -> Result<Reply, Failure> {
+        let method = request.method().as_str().to_owned();
+        match path {
+            Path::Unknown => Err(Failure::no_such_path()),
+            Path::Open(_) if method != "GET" && method != "HEAD" => Err(Failure::method_not_allowed("GET")),
+            Path::Open(Document::Health) => {
+                let found = self.calls.api_server_version().await;
+                let code = if found.is_ok() {
+                    StatusCode::OK
+                } else {
+                    StatusCode::INTERNAL_SERVER_ERROR
+                };
+                Ok(Reply::Json(code, discovery::health(found)))
+            }
+            Path::Open(document) => {
+                let document = discovery::document(document, self.version).ok_or_else(Failure::no_such_path)?;
+                Ok(Reply::Json(StatusCode::OK, document))
+            }
+            Path::Target(target) => {
+                let user = user.ok_or_else(Failure::unauthorized)?;
+                self.authorize(&user, &method, target).await?;
+                let operation = operation(&method, target)?;
+                let body = to_bytes(request.into_body(), LARGEST)
+                    .await
+                    .map_err(|_| Failure::bad_request("the body is larger than 3 MiB, or ended early"))?;
+                self.calls.execute(operation, target, &body).await
+            }
+        }
+    }
+
+    /// Whether the user may do this to this object.
+    async fn authorize(&self, user: &User, method: &str, target: &Target) -> Result<(), Failure> {
+        let has_name = target.resource != Resource::ExpandSpec;
+        let Some(verb) = verb(method, has_name) else {
+            return Err(Failure::method_not_allowed("GET, PUT"));
+        };
+        match self.calls.review(user, verb, target).await? {
+            None => Ok(()),
+            Some(reason) => Err(Failure::forbidden(refusal(user, verb, target, &reason))),
+        }
+    }
+}
+
+/// As kube-apiserver words it.
+fn refusal(user: &User, verb: &str, target: &Target, reason: &str) -> String {
+    let resource = match target.subresource.as_str() {
+        "" => target.resource.plural().to_owned(),
+        subresource => format!("{}/{subresource}", target.resource.plural()),
+    };
+    let Target { namespace, name, .. } = target;
+    let why = if reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {reason}")
+    };
+    format!(
+        "{}.{} \"{name}\" is forbidden: User \"{}\" cannot {verb} resource \"{resource}\" in API group \"{}\" in the \
+         namespace \"{namespace}\"{why}",
+        target.resource.plural(),
+        drydock_core::subresources::GROUP,
+        user.name,
+        drydock_core::subresources::GROUP,
+    )
+}

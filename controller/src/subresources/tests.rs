@@ -1,0 +1,452 @@
+//! From TLS to the API server, which the test plays.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    body::{Body, to_bytes},
+    extract::{Request, State},
+};
+use drydock_core::configuration::Configuration;
+use drydock_runtime::{
+    CancellationToken, Process, Readiness, Registry, clock,
+    fake::{ApiServer, Asked, api_server},
+};
+use http::Method;
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+
+use super::{
+    calls::Calls,
+    requests::{self, Requests},
+    *,
+};
+use crate::{certificates::self_made, tls_port::PeerCertificate, webhook_server::asking::Connection};
+
+const BASE: &str = "/apis/subresources.kubevirt.io/v1";
+const NAME: &str = "drydock-webhooks.drydock.svc";
+
+/// An authority of client certificates.
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "authority");
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn client(&self, name: &str) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.der().clone(), key.serialize_der().try_into().unwrap())
+    }
+
+    fn config_map(&self) -> BTreeMap<String, String> {
+        [
+            ("requestheader-client-ca-file", self.pem.as_str()),
+            ("requestheader-allowed-names", "[\"front-proxy\"]"),
+            ("requestheader-username-headers", "[\"X-Remote-User\"]"),
+            ("requestheader-group-headers", "[\"X-Remote-Group\"]"),
+            ("requestheader-extra-headers-prefix", "[\"X-Remote-Extra-\"]"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+    }
+}
+
+struct Setup {
+    requests: Arc<Requests>,
+    server: ApiServer,
+    peer: CertificateDer<'static>,
+}
+
+fn requests_of(client: Client, trust: Trust) -> Requests {
+    let (configuration, resolved) = ConfigurationInForce::pending(Configuration::default());
+    resolved.send_replace(true);
+    Requests {
+        calls: Calls::new(client, configuration),
+        trust,
+        metrics: SubresourceMetrics::register(&mut Registry::default()),
+        version: "0.1.0",
+        deadline: Duration::from_secs(3600),
+        stopping: CancellationToken::new(),
+    }
+}
+
+fn served() -> (ServedCertificate, Vec<u8>) {
+    let certificate = ServedCertificate::new(Readiness::new().handle("certificate"));
+    let bundle = self_made(&certificate, NAME);
+    (certificate, bundle.0)
+}
+
+fn setup() -> Setup {
+    let (client, server) = api_server();
+    let authority = Authority::new();
+    let trust = Trust::new(Arc::new(served().0));
+    trust.follow(&authority.config_map());
+    Setup {
+        requests: Arc::new(requests_of(client, trust)),
+        server,
+        peer: authority.client("front-proxy").0,
+    }
+}
+
+impl Setup {
+    /// Sends a request of the user `ann`; returns the code and the body.
+    fn send(&self, method: Method, path: &str, body: &str) -> impl Future<Output = (u16, Value)> + use<> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{BASE}/namespaces/ns/{path}"))
+            .header("X-Remote-User", "ann")
+            .header("X-Remote-Group", "dev")
+            .header("X-Remote-Extra-Scopes", "all")
+            .body(Body::from(body.to_owned()))
+            .unwrap();
+        let (requests, peer) = (Arc::clone(&self.requests), PeerCertificate(Some(self.peer.clone())));
+        async move {
+            let response = requests::serve(State(requests), Extension(peer), request).await;
+            let code = response.status().as_u16();
+            let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+            (code, serde_json::from_slice(&body).unwrap_or_default())
+        }
+    }
+}
+
+/// Answers the review of the user's right; returns what is reviewed.
+async fn review(server: &mut ApiServer, allowed: bool) -> Value {
+    let asked = server.asked().await;
+    assert_eq!(asked.path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
+    let spec = asked.body["spec"].clone();
+    let status = json!({"allowed": allowed, "reason": "no role"});
+    asked.with(&json!({"metadata": {}, "spec": spec, "status": status}));
+    spec
+}
+
+fn machine(strategy: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {"name": "vm", "namespace": "ns", "uid": "m"},
+        "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
+        "status": {"created": true, "ready": true},
+    })
+}
+
+fn instance() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "ns", "uid": "i", "ownerReferences": [{"apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine", "name": "vm", "uid": "m", "controller": true}]},
+        "spec": {"domain": {"devices": {}}},
+        "status": {"phase": "Running", "nodeName": "node", "evacuationNodeName": "node"},
+    })
+}
+
+async fn read(server: &mut ApiServer, plural: &str, object: Option<&Value>) {
+    let asked = server.asked().await;
+    assert_eq!(
+        (&asked.method, asked.path()),
+        (
+            &Method::GET,
+            format!("/apis/kubevirt.io/v1/namespaces/ns/{plural}/vm").as_str()
+        )
+    );
+    match object {
+        Some(object) => asked.with(object),
+        None => asked.refuse(404, "NotFound"),
+    }
+}
+
+/// Answers what precedes each change of the machine.
+async fn found(server: &mut ApiServer, machine: &Value, instance: Option<&Value>) {
+    review(server, true).await;
+    read(server, "virtualmachines", Some(machine)).await;
+    read(server, "virtualmachineinstances", instance).await;
+}
+
+async fn written(server: &mut ApiServer, method: Method, path: &str) -> Asked {
+    let asked = server.asked().await;
+    assert_eq!(
+        (&asked.method, asked.path()),
+        (&method, format!("/apis/kubevirt.io/v1/namespaces/ns/{path}").as_str())
+    );
+    asked
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_is_authorized_by_the_whole_path_and_patches_the_machine() {
+    let mut setup = setup();
+    let send = setup.send(Method::PUT, "virtualmachines/vm/start", "");
+    let api = async {
+        let spec = review(&mut setup.server, true).await;
+        assert_eq!(spec["user"], "ann");
+        assert_eq!(spec["groups"], json!(["dev"]));
+        assert_eq!(spec["extra"], json!({"scopes": ["all"]}));
+        let expected = json!({"namespace": "ns", "verb": "update", "group": "subresources.kubevirt.io", "version": "v1",
+            "resource": "virtualmachines", "subresource": "start", "name": "vm"});
+        assert_eq!(spec["resourceAttributes"], expected);
+        read(&mut setup.server, "virtualmachines", Some(&machine("Halted"))).await;
+        read(&mut setup.server, "virtualmachineinstances", None).await;
+        let asked = written(&mut setup.server, Method::PATCH, "virtualmachines/vm").await;
+        assert_eq!(asked.content_type, "application/json-patch+json");
+        assert_eq!(
+            asked.body[1],
+            json!({"op": "replace", "path": "/spec/runStrategy", "value": "Always"})
+        );
+        assert!(!asked.query().contains("dryRun"), "{}", asked.query());
+        asked.with(&machine("Always"));
+    };
+    assert_eq!(tokio::join!(send, api).0, (202, Value::Null));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dry_run_reaches_the_api_server() {
+    let mut setup = setup();
+    let send = setup.send(
+        Method::PUT,
+        "virtualmachines/vm/stop",
+        r#"{"dryRun":["All"],"gracePeriod":0}"#,
+    );
+    let api = async {
+        found(&mut setup.server, &machine("Manual"), Some(&instance())).await;
+        for path in ["virtualmachineinstances/vm", "virtualmachines/vm/status"] {
+            let asked = written(&mut setup.server, Method::PATCH, path).await;
+            assert!(asked.query().contains("dryRun=All"), "{}", asked.query());
+            let object = if path.ends_with("status") {
+                machine("Manual")
+            } else {
+                instance()
+            };
+            asked.with(&object);
+        }
+    };
+    assert_eq!(tokio::join!(send, api).0, (202, Value::Null));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_no_right_is_refused_and_nothing_is_read() {
+    let mut setup = setup();
+    let send = setup.send(Method::PUT, "virtualmachineinstances/vm/evacuate/cancel", "{}");
+    let api = async { review(&mut setup.server, false).await };
+    let ((code, body), spec) = tokio::join!(send, api);
+    assert_eq!(spec["resourceAttributes"]["subresource"], "evacuate/cancel");
+    assert_eq!((code, &body["reason"]), (403, &json!("Forbidden")));
+    let message = "virtualmachineinstances.subresources.kubevirt.io \"vm\" is forbidden: User \"ann\" cannot update \
+                   resource \"virtualmachineinstances/evacuate/cancel\" in API group \"subresources.kubevirt.io\" in the \
+                   namespace \"ns\": no role";
+    assert_eq!(body["message"], message);
+    assert!(setup.server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn patch_that_is_not_applied_is_a_conflict_if_the_machine_has_changed() {
+    for (now, code, message) in [
+        (
+            machine("Manual"),
+            409,
+            "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"vm\": the object has been modified; please apply \
+             your changes to the latest version and try again",
+        ),
+        (machine("Halted"), 500, "Internal error occurred: refused with 422"),
+    ] {
+        let mut setup = setup();
+        let send = setup.send(Method::PUT, "virtualmachines/vm/start", "");
+        let api = async {
+            found(&mut setup.server, &machine("Halted"), None).await;
+            let asked = written(&mut setup.server, Method::PATCH, "virtualmachines/vm").await;
+            asked.refuse(422, "Invalid");
+            read(&mut setup.server, "virtualmachines", Some(&now)).await;
+        };
+        let ((got, body), ()) = tokio::join!(send, api);
+        assert_eq!((got, body["message"].as_str().unwrap()), (code, message));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn forced_restart_that_fails_gives_the_grace_period_back() {
+    let mut setup = setup();
+    let send = setup.send(Method::PUT, "virtualmachines/vm/restart", r#"{"gracePeriodSeconds":0}"#);
+    let api = async {
+        found(&mut setup.server, &machine("Always"), Some(&instance())).await;
+        let path = "/spec/terminationGracePeriodSeconds";
+        let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm").await;
+        assert_eq!(asked.body[1], json!({"op": "add", "path": path, "value": 1}));
+        asked.with(&instance());
+        let asked = written(&mut setup.server, Method::PATCH, "virtualmachines/vm/status").await;
+        asked.refuse(500, "InternalError");
+        let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm").await;
+        let undo = json!([{"op": "test", "path": path, "value": 1}, {"op": "remove", "path": path}]);
+        assert_eq!(asked.body, undo);
+        asked.with(&instance());
+    };
+    let ((code, _), ()) = tokio::join!(send, api);
+    assert_eq!(code, 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn migration_is_created_and_its_refusal_passed_on() {
+    for refused in [false, true] {
+        let mut setup = setup();
+        let body = r#"{"addedNodeSelector":{"zone":"b"}}"#;
+        let send = setup.send(Method::PUT, "virtualmachines/vm/migrate", body);
+        let api = async {
+            found(&mut setup.server, &machine("Always"), Some(&instance())).await;
+            let asked = written(&mut setup.server, Method::POST, "virtualmachineinstancemigrations").await;
+            assert_eq!(asked.body["metadata"], json!({"generateName": "kubevirt-migrate-vm-"}));
+            assert_eq!(
+                asked.body["spec"],
+                json!({"vmiName": "vm", "addedNodeSelector": {"zone": "b"}})
+            );
+            if refused {
+                asked.refuse(403, "Forbidden");
+            } else {
+                let created = asked.body.clone();
+                asked.with(&created);
+            }
+        };
+        let ((code, body), ()) = tokio::join!(send, api);
+        match refused {
+            false => assert_eq!((code, body), (202, Value::Null)),
+            true => assert_eq!(
+                (code, &body["message"]),
+                (500, &json!("Internal error occurred: refused with 403"))
+            ),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_evacuation_takes_the_mark_away() {
+    let mut setup = setup();
+    let send = setup.send(
+        Method::PUT,
+        "virtualmachines/vm/evacuate/cancel",
+        r#"{"evacuationNodeName":""}"#,
+    );
+    let api = async {
+        found(&mut setup.server, &machine("Always"), Some(&instance())).await;
+        let asked = setup.server.asked().await;
+        assert_eq!(asked.path(), "/api/v1/nodes/node");
+        asked.with(&json!({"metadata": {"name": "node"}, "spec": {"unschedulable": true}}));
+        let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm/status").await;
+        let removed = json!({"op": "remove", "path": "/status/evacuationNodeName"});
+        assert!(asked.body.as_array().unwrap().contains(&removed), "{}", asked.body);
+        asked.with(&instance());
+    };
+    assert_eq!(tokio::join!(send, api).0, (200, Value::Null));
+}
+
+#[tokio::test(start_paused = true)]
+async fn absent_machine_and_unsupported_subresource_are_named() {
+    let mut setup = setup();
+    let send = setup.send(Method::PUT, "virtualmachines/vm/start", "");
+    let api = async {
+        review(&mut setup.server, true).await;
+        read(&mut setup.server, "virtualmachines", None).await;
+    };
+    let ((code, body), ()) = tokio::join!(send, api);
+    let message = json!("virtualmachine.kubevirt.io \"vm\" not found");
+    assert_eq!((code, &body["message"]), (404, &message));
+    let send = setup.send(Method::PUT, "virtualmachines/vm/addvolume", "{}");
+    let ((code, body), _) = tokio::join!(send, review(&mut setup.server, true));
+    let message = "Drydock does not support volumes that are added to a running guest.";
+    assert_eq!((code, body["message"].as_str().unwrap()), (400, message));
+    let send = setup.send(Method::PUT, "virtualmachines/vm/start", "paused: perhaps");
+    let ((code, _), _) = tokio::join!(send, review(&mut setup.server, true));
+    assert_eq!(code, 400);
+    assert!(setup.server.is_left_alone().await);
+}
+
+async fn port(process: &Process, trust: Trust, client: Client) -> SocketAddr {
+    let metrics = SubresourceMetrics::register(&mut Registry::default());
+    let requests = Arc::new(requests_of(client, trust.clone()));
+    let port = TlsPort {
+        name: "subresources",
+        config: Box::new(move || trust.config()),
+        router: Router::new().fallback(requests::serve).with_state(requests),
+        handshake_failures: metrics.handshake_failures,
+        leave: Duration::ZERO,
+    };
+    port.serve(process, "127.0.0.1:0".parse().unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn documents_are_for_everybody_and_all_else_for_users_of_the_front_proxy() {
+    let process = Process::new();
+    let (client, mut server) = api_server();
+    let (certificate, bundle) = served();
+    let (authority, other) = (Authority::new(), Authority::new());
+    let trust = Trust::new(Arc::new(certificate));
+    let address = port(&process, trust.clone(), client).await;
+    let status = async |identity, path: &str| {
+        let mut connection = Connection::open_as(identity, address, NAME, &bundle, clock::now())
+            .await
+            .ok()?;
+        let request = format!("PUT {BASE}/namespaces/ns/{path} HTTP/1.1\r\nHost: x\r\nX-Remote-User: ann\r\n\r\n");
+        let request = match path {
+            "" => format!("GET {BASE} HTTP/1.1\r\nHost: x\r\n\r\n"),
+            _ => request,
+        };
+        connection.send_raw(request.as_bytes()).await.ok()?;
+        Some(connection.answer().await.ok()?.status)
+    };
+    let start = "virtualmachines/vm/start";
+    assert_eq!(status(None, "").await, Some(200));
+    assert_eq!(status(None, start).await, Some(401));
+    assert_eq!(
+        status(Some(authority.client("front-proxy")), start).await,
+        Some(401),
+        "nobody is trusted yet"
+    );
+
+    trust.follow(&authority.config_map());
+    assert_eq!(status(None, "").await, Some(200));
+    assert_eq!(status(None, start).await, Some(401));
+    assert_eq!(
+        status(Some(authority.client("somebody")), start).await,
+        Some(401),
+        "another name"
+    );
+    assert_eq!(
+        status(Some(other.client("front-proxy")), start).await,
+        None,
+        "another authority"
+    );
+    let (allowed, _) = tokio::join!(
+        status(Some(authority.client("front-proxy")), start),
+        review(&mut server, false)
+    );
+    assert_eq!(allowed, Some(403), "its user has no right");
+
+    // The authority changes: the next handshake knows the new one alone.
+    trust.follow(&other.config_map());
+    assert_eq!(status(Some(authority.client("front-proxy")), start).await, None);
+    let (allowed, _) = tokio::join!(
+        status(Some(other.client("front-proxy")), start),
+        review(&mut server, false)
+    );
+    assert_eq!(allowed, Some(403));
+    trust.follow(&BTreeMap::from([(
+        "requestheader-client-ca-file".to_owned(),
+        "no PEM".to_owned(),
+    )]));
+    assert_eq!(
+        status(Some(other.client("front-proxy")), start).await,
+        Some(401),
+        "nobody is trusted"
+    );
+    process.stop();
+}

@@ -1,0 +1,140 @@
+//! By which certificates kube-apiserver is known, as it says itself.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use axum::http::HeaderMap;
+use drydock_core::subresources::front_proxy::{CONFIG_MAP, FrontProxy, NAMESPACE, User};
+use drydock_runtime::{Change, Watch, Watches, chain};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Client;
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, pem::PemObject},
+    server::{ResolvesServerCert, WebPkiClientVerifier},
+};
+use thiserror::Error;
+use tracing::warn;
+use x509_parser::parse_x509_certificate;
+
+use crate::{certificates::ServedCertificate, tls_port};
+
+/// Whom the port trusts. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Trust {
+    certificate: Arc<dyn ResolvesServerCert>,
+    current: Arc<RwLock<Current>>,
+}
+
+struct Current {
+    proxy: FrontProxy,
+    config: Arc<ServerConfig>,
+}
+
+#[derive(Debug, Error)]
+enum TrustError {
+    #[error("the authorities are no certificates in PEM")]
+    Pem(#[source] rustls::pki_types::pem::Error),
+    #[error("an authority cannot be trusted")]
+    Authority(#[source] rustls::Error),
+    #[error("no client can be verified by the authorities")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    #[error("TLS cannot be set up")]
+    Tls(#[source] rustls::Error),
+}
+
+impl Trust {
+    /// Trusts nobody until the ConfigMap is there, and then whom it names at the time.
+    pub(super) fn start(client: &Client, watches: &Watches, certificate: ServedCertificate) -> Self {
+        let trust = Self::new(Arc::new(certificate));
+        let follower = trust.clone();
+        let watch = Watch::<ConfigMap>::namespaced(client.clone(), NAMESPACE, "how API servers vouch for users")
+            .fields(format!("metadata.name={CONFIG_MAP}"))
+            .on_change(move |change| {
+                if let Change::Object { new, .. } = change {
+                    let data = new.as_ref().and_then(|map| map.data.clone()).unwrap_or_default();
+                    follower.follow(&data);
+                }
+            });
+        watches.start(watch);
+        trust
+    }
+
+    /// Trusts nobody.
+    pub(super) fn new(certificate: Arc<dyn ResolvesServerCert>) -> Self {
+        let nobody = FrontProxy::default();
+        #[expect(
+            clippy::expect_used,
+            reason = "the provider has TLS 1.2 and 1.3, and nothing else can fail"
+        )]
+        let config = config(&nobody, &certificate).expect("a configuration without trust");
+        Self {
+            certificate,
+            current: Arc::new(RwLock::new(Current {
+                proxy: nobody,
+                config: Arc::new(config),
+            })),
+        }
+    }
+
+    /// Trusts whom the ConfigMap names. What cannot be used is logged, and nobody is trusted then.
+    pub(super) fn follow(&self, data: &BTreeMap<String, String>) {
+        let mut proxy = FrontProxy::read(data);
+        if proxy == self.current.read().unwrap_or_else(PoisonError::into_inner).proxy {
+            return;
+        }
+        let config = config(&proxy, &self.certificate).or_else(|error| {
+            warn!(configmap = CONFIG_MAP, error = %chain(&error), "authorities of API servers not usable");
+            proxy = FrontProxy::default();
+            config(&proxy, &self.certificate)
+        });
+        if let Ok(config) = config {
+            *self.current.write().unwrap_or_else(PoisonError::into_inner) = Current {
+                proxy,
+                config: Arc::new(config),
+            };
+        }
+    }
+
+    /// How the next handshake is made.
+    pub(super) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).config)
+    }
+
+    /// The user of a request, if kube-apiserver vouches for it: the handshake has verified the client's certificate, and
+    /// its name is kube-apiserver's.
+    pub(super) fn user(&self, peer: Option<&CertificateDer<'_>>, headers: &HeaderMap) -> Option<User> {
+        let (_, certificate) = parse_x509_certificate(peer?).ok()?;
+        let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        if current.proxy.authorities.is_empty() || !current.proxy.allows(name) {
+            return None;
+        }
+        let texts = headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)));
+        current.proxy.user(&texts.collect::<Vec<_>>())
+    }
+}
+
+/// TLS with clients that may have a certificate, which one of the authorities has to have signed.
+fn config(proxy: &FrontProxy, certificate: &Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, TrustError> {
+    let builder = tls_port::builder().map_err(TrustError::Tls)?;
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(proxy.authorities.as_bytes()) {
+        let authority = authority.map_err(TrustError::Pem)?;
+        roots.add(authority).map_err(TrustError::Authority)?;
+    }
+    let builder = if roots.is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), ring::default_provider().into())
+            .allow_unauthenticated()
+            .build()?;
+        builder.with_client_cert_verifier(verifier)
+    };
+    Ok(tls_port::finish(builder.with_cert_resolver(Arc::clone(certificate))))
+}

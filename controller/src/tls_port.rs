@@ -1,0 +1,189 @@
+//! A TLS port of the controller, of which each connection is served by one router.
+//!
+//! ```text
+//!  client ──TLS, HTTP/1.1──▶ TlsPort ──▶ Router, with the client's certificate as an extension: PeerCertificate
+//!                               └ certificate and trust of each handshake: config()
+//! ```
+//!
+//! When the process is told to stop, the port goes on accepting until no client can still be on the way to it, and then
+//! finishes what was begun.
+
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use axum::{Extension, Router};
+use drydock_runtime::{CancellationToken, Process, chain};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use prometheus_client::metrics::counter::Counter;
+use rustls::{
+    ConfigBuilder, ServerConfig, WantsVerifier, crypto::ring, pki_types::CertificateDer, server::NoServerSessionStorage,
+};
+use thiserror::Error;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, info, warn};
+
+/// How long a handshake may take.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// How long a connection may be idle. API servers close theirs after 90 seconds: if this side did it
+/// first, a request might be on its way already.
+const IDLE: Duration = Duration::from_secs(120);
+/// How many connections there may be at once.
+const CONNECTIONS: usize = 1000;
+/// The wait after a connection could not be accepted, as when no file descriptor is left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+
+/// The port cannot be opened: it is taken, or may not be.
+#[derive(Debug, Error)]
+#[error("could not open the {name} port {address}")]
+pub(crate) struct PortError {
+    /// Which port.
+    name: &'static str,
+    /// Where.
+    address: SocketAddr,
+    /// Why.
+    source: std::io::Error,
+}
+
+/// The certificate of the client of a connection; `None` if it has sent none. It has passed the port's verifier.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerCertificate(pub(crate) Option<CertificateDer<'static>>);
+
+/// A TLS port.
+pub(crate) struct TlsPort {
+    /// Its name in logs.
+    pub(crate) name: &'static str,
+    /// How the next handshake is made.
+    pub(crate) config: Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
+    /// What serves requests.
+    pub(crate) router: Router,
+    /// Handshakes that failed.
+    pub(crate) handshake_failures: Counter,
+    /// How long requests are accepted after the order to stop.
+    pub(crate) leave: Duration,
+}
+
+/// The beginning of a configuration for this port.
+///
+/// # Errors
+/// If rustls does not know its own versions of TLS.
+pub(crate) fn builder() -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, rustls::Error> {
+    ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions()
+}
+
+/// Completes a configuration. Sessions are not resumed: each connection sees the certificate of its time.
+pub(crate) fn finish(mut config: ServerConfig) -> ServerConfig {
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config
+}
+
+impl TlsPort {
+    /// Opens the port and serves it until the process has stopped. Port 0 takes any that is free; the
+    /// one that was taken is returned.
+    ///
+    /// # Errors
+    /// If the port cannot be opened.
+    pub(crate) async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, PortError> {
+        let name = self.name;
+        let failed = |source| PortError { name, address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let taken = listener.local_addr().map_err(failed)?;
+        let closing = CancellationToken::new();
+        let (stopping, leave, close) = (process.stopping(), self.leave, closing.clone());
+        process.spawn("closing a TLS port", async move {
+            stopping.cancelled().await;
+            tokio::time::sleep(leave).await;
+            close.cancel();
+        });
+        let connections = Connections {
+            port: self,
+            closing,
+            process: process.clone(),
+        };
+        process.spawn("TLS port", connections.accept(listener));
+        info!(address = %taken, "{name} port open");
+        Ok(taken)
+    }
+}
+
+struct Connections {
+    port: TlsPort,
+    closing: CancellationToken,
+    process: Process,
+}
+
+impl Connections {
+    /// Accepts connections until it is time to close.
+    async fn accept(self, listener: TcpListener) {
+        let free = Arc::new(Semaphore::new(CONNECTIONS));
+        while let Some(accepted) = self.closing.run_until_cancelled(next(&listener, &free)).await {
+            match accepted {
+                Ok((stream, permit)) => self.process.spawn("TLS connection", self.converse(stream, permit)),
+                Err(error) => {
+                    warn!(port = self.port.name, error = %chain(&error), "connection not accepted");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Serves one connection until it is closed.
+    fn converse(&self, stream: TcpStream, permit: OwnedSemaphorePermit) -> impl Future<Output = ()> + use<> {
+        let handshake = TlsAcceptor::from((self.port.config)()).accept(stream);
+        let (name, router) = (self.port.name, self.port.router.clone());
+        let (failures, closing) = (self.port.handshake_failures.clone(), self.closing.clone());
+        async move {
+            let _permit = permit;
+            let stream = match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
+                Ok(Ok(stream)) => stream,
+                // Port scanners and probes are many: no more than a number.
+                Ok(Err(error)) => {
+                    failures.inc();
+                    debug!(port = name, error = %chain(&error), "TLS handshake failed");
+                    return;
+                }
+                Err(_) => {
+                    failures.inc();
+                    return;
+                }
+            };
+            let certificates = stream.get_ref().1.peer_certificates();
+            let peer = certificates
+                .and_then(|all| all.first())
+                .map(|first| first.clone().into_owned());
+            let service = TowerToHyperService::new(router.layer(Extension(PeerCertificate(peer))));
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(IDLE)
+                .serve_connection(TokioIo::new(stream), service);
+            let mut connection = pin!(connection);
+            let ended = match closing.run_until_cancelled(connection.as_mut()).await {
+                Some(ended) => ended,
+                None => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                debug!(port = name, error = %chain(&error), "connection ended early");
+            }
+        }
+    }
+}
+
+/// The next connection, once there may be another.
+async fn next(listener: &TcpListener, free: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(free).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    // Responses are small, and their clients wait for them.
+    stream.set_nodelay(true)?;
+    Ok((stream, permit))
+}

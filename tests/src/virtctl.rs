@@ -1,0 +1,48 @@
+//! KubeVirt's own command line on the tests' cluster.
+
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{Cluster, cluster::setting};
+
+/// Name of the variable with the path of the program, which `hack/test` builds.
+const PROGRAM: &str = "DRYDOCK_TEST_VIRTCTL";
+
+impl Cluster {
+    /// Runs virtctl; returns what it printed.
+    ///
+    /// # Errors
+    /// If it fails, with what it printed on its standard error.
+    pub fn virtctl(&self, arguments: &[&str]) -> Result<String> {
+        let done = self.run_virtctl(arguments)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if !done.status.success() {
+            bail!("virtctl {arguments:?}: {}{}", text(&done.stdout), text(&done.stderr));
+        }
+        Ok(text(&done.stdout))
+    }
+
+    /// Runs virtctl, which is to fail; returns the lines of its standard error.
+    ///
+    /// # Errors
+    /// If it succeeds.
+    pub fn virtctl_refused(&self, arguments: &[&str]) -> Result<Vec<String>> {
+        let done = self.run_virtctl(arguments)?;
+        if done.status.success() {
+            bail!("virtctl {arguments:?} succeeded");
+        }
+        let text = String::from_utf8_lossy(&done.stderr);
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    fn run_virtctl(&self, arguments: &[&str]) -> Result<Output> {
+        let program = setting(PROGRAM).with_context(|| format!("run by `hack/test cluster`: {PROGRAM} is not set"))?;
+        Command::new(program)
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .args(arguments)
+            .output()
+            .context("virtctl")
+    }
+}
