@@ -1,12 +1,14 @@
 """hack/test: runs every test, the cluster ones too.
 
-Suites, in this order (name some to run only those):
+Suites, in this order, the two in the middle side by side (name some to run only those):
 
   style     formatting, lints, each crate built alone, dependencies' licences and versions
-  rust      unit, property and expected-output tests of all crates
   python    the tests of the scripts under hack/, the bootable guest disk among them
+  rust      unit, property and expected-output tests of all crates
   embedded  the embedded Kubernetes tried out
   cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
+
+`--quick` runs style and rust without what takes long: for every commit.
 
 `--all-faults` runs none of these, but the whole matrix of faults while guests move, of which `cluster`
 tries a part. It can be interrupted and goes on where it was; its results are tests/faults.md.
@@ -23,6 +25,8 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from embedded import interruption, prerequisites
 from embedded.errors import Failure
@@ -30,14 +34,20 @@ from embedded.progress import Progress
 
 from . import cluster, faults, previous, python, rust, style
 from .outcome import Outcome
+from .runner import interrupt
 
-SUITES = {
+Suite = Callable[[argparse.Namespace, Progress], Outcome]
+
+SUITES: dict[str, Suite] = {
     "style": style.run,
-    "rust": rust.run,
     "python": python.run,
+    "rust": rust.run,
     "embedded": cluster.selftest,
     "cluster": cluster.run,
 }
+
+# Both build first, and then wait for guests and nodes more than they compute.
+SIDE_BY_SIDE = ("rust", "embedded")
 
 
 def main(argv: list[str]) -> int:
@@ -46,6 +56,7 @@ def main(argv: list[str]) -> int:
         prog="hack/test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="style without each crate alone, rust without the long searches")
     parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="run the files of cluster tests in the order that this seed draws (default: a new one)"
@@ -61,10 +72,14 @@ def main(argv: list[str]) -> int:
         parser.error("--all-faults runs no other suite")
     if arguments.previous_release and (arguments.suites or arguments.all_faults):
         parser.error("--previous-release runs no other suite")
+    if arguments.quick and (arguments.suites or arguments.all_faults or arguments.previous_release):
+        parser.error("--quick runs no other suite")
     if arguments.again and not arguments.all_faults:
         parser.error("--again is for --all-faults")
     suites = SUITES
-    if arguments.all_faults:
+    if arguments.quick:
+        suites = {"style": style.run, "rust": rust.run}
+    elif arguments.all_faults:
         suites = {"faults": faults.run}
     elif arguments.previous_release:
         suites = {"previous": previous.run}
@@ -75,22 +90,55 @@ def main(argv: list[str]) -> int:
     interruption.heed_termination()
     progress = Progress()
     outcomes: list[Outcome] = []
-    for name in arguments.suites or suites:
+    try:
+        prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
+        for group in grouped(arguments.suites or list(suites)):
+            outcomes += _run(group, suites, arguments, progress)
+    except Failure as failure:
+        outcomes.append(Outcome(name="machine", failed=[str(failure)]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return interruption.EXIT_CODE
+    return _summary(outcomes, progress)
+
+
+def grouped(names: list[str]) -> list[list[str]]:
+    """Suites in their order; those that run side by side in one group."""
+    groups: list[list[str]] = []
+    for name in names:
+        if groups and name in SIDE_BY_SIDE and groups[-1][-1] in SIDE_BY_SIDE:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+def _run(
+    group: list[str], suites: Mapping[str, Suite], arguments: argparse.Namespace, progress: Progress
+) -> list[Outcome]:
+    """Run suites side by side."""
+
+    def suite(name: str) -> Outcome:
         begun = time.monotonic()
         progress.say(f"suite {name}")
         try:
-            if not outcomes:
-                prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
             outcome = suites[name](arguments, progress)
         except Failure as failure:
             outcome = Outcome(failed=[f"{name}: {failure}"])
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return interruption.EXIT_CODE
         outcome.name, outcome.seconds = name, time.monotonic() - begun
-        outcomes.append(outcome)
         progress.say(str(outcome))
-    return _summary(outcomes, progress)
+        return outcome
+
+    # An interruption reaches the main thread alone, in which a single suite handles it itself.
+    if len(group) == 1:
+        return [suite(group[0])]
+    with ThreadPoolExecutor(len(group)) as lanes:
+        running = [lanes.submit(suite, name) for name in group]
+        try:
+            return [lane.result() for lane in running]
+        except KeyboardInterrupt:
+            interrupt()
+            raise
 
 
 def _summary(outcomes: list[Outcome], progress: Progress) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from embedded.errors import Failure
@@ -16,17 +20,70 @@ from .runner import run as command
 # Several times what they take: one that hangs is to be told as such.
 MOST_SECONDS = 1500
 
+# Many tests wait for guests, so that three programs side by side keep two processors busy.
+AT_ONCE = 3
+
+# Programs that take longest start first. By their targets' names.
+LONGEST = ("migration_search", "hand_over", "drydock-controller", "drydock-core", "drydock-agent")
+
+# The search of all that can happen to a migration looks at millions of states: only for it, the rules are optimized.
+# Optimizing them for all takes longer than all their tests.
+SEARCH = "migration_search"
+OPTIMIZED = "profile.dev.package.drydock-core.opt-level=1"
+
+# An expected output that differs is a failure, and nothing is written beside it.
+ENVIRONMENT = {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}
+
+BUILD = ("cargo", "test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The built tests of one target."""
+
+    target: str
+    path: Path
+    # The target's source, and the folder of its package, in which cargo runs it.
+    source: Path
+    folder: Path
+
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """`cargo test`, without what needs a cluster."""
+    """All tests but those that need a cluster; without the search if it has to be quick."""
     with progress.step("building the tests", announce=True):
-        built, code = command(["cargo", "test", "--workspace", "--locked", "--no-run"], quiet=True)
+        found = _build(BUILD)
+    if not arguments.quick:
+        with progress.step("building the search", announce=True):
+            found += _build((*BUILD, "--config", OPTIMIZED, "--test", SEARCH))
+    jobs: list[tuple[str, Sequence[str], Path]] = [
+        (program.target, (str(program.path),), program.folder) for program in sorted(found, key=_turn)
+    ]
+    jobs.append(("examples in documents", ("cargo", "test", "--workspace", "--locked", "--doc"), REPOSITORY))
+    outcome = Outcome()
+    said = threading.Lock()
+
+    def job(name: str, argv: Sequence[str], folder: Path) -> Outcome:
+        output, code = command(list(argv), ENVIRONMENT, quiet=True, most_seconds=MOST_SECONDS, folder=folder)
+        done = of_libtest(output, code)
+        with said:
+            progress.say(f"{name}: {done.passed} passed, {len(done.failed)} failed")
+        return done
+
+    with ThreadPoolExecutor(AT_ONCE) as lanes:
+        for done in [lanes.submit(job, *job_of) for job_of in jobs]:
+            outcome.add(done.result())
+    return outcome
+
+
+def _turn(program: Program) -> int:
+    return LONGEST.index(program.target) if program.target in LONGEST else len(LONGEST)
+
+
+def _build(argv: Sequence[str]) -> list[Program]:
+    built, code = command(list(argv), quiet=True)
     if code != 0:
-        return Outcome(failed=["the tests do not compile"])
-    argv = ["cargo", "test", "--workspace", "--locked", "--no-fail-fast"]
-    # An expected output that differs is a failure, and nothing is written beside it.
-    output, code = command(argv, {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}, quiet=True, most_seconds=MOST_SECONDS)
-    return of_libtest(output, code)
+        raise Failure("the tests do not compile; see above")
+    return programs(built)
 
 
 def cluster_tests(progress: Progress) -> dict[str, Path]:
@@ -35,23 +92,26 @@ def cluster_tests(progress: Progress) -> dict[str, Path]:
 
     Fails if they do not compile.
     """
-    argv = ["cargo", "test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]
     with progress.step("building the cluster tests", announce=True):
-        built, code = command(argv, quiet=True)
-    if code != 0:
-        raise Failure("the tests do not compile; see above")
-    return programs(built, REPOSITORY / "tests" / "tests")
+        found = _build(BUILD)
+    folder = REPOSITORY / "tests" / "tests"
+    return {program.source.stem: program.path for program in found if program.source.parent == folder}
 
 
-def programs(messages: str, folder: Path) -> dict[str, Path]:
-    """What cargo says it has made of the tests whose sources are in `folder`, by the names of these."""
-    found = {}
+def programs(messages: str) -> list[Program]:
+    """What cargo says it has made of tests."""
+    found = []
     for line in messages.splitlines():
         if not line.startswith("{"):
             continue
-        told = json.loads(line)
-        if told.get("reason") == "compiler-artifact" and told.get("executable") and told["target"]["kind"] == ["test"]:
-            source = Path(told["target"]["src_path"])
-            if source.parent == folder:
-                found[source.stem] = Path(told["executable"])
+        told: Mapping = json.loads(line)
+        if told.get("reason") == "compiler-artifact" and told.get("executable") and told["profile"]["test"]:
+            found.append(
+                Program(
+                    target=told["target"]["name"],
+                    path=Path(told["executable"]),
+                    source=Path(told["target"]["src_path"]),
+                    folder=Path(told["manifest_path"]).parent,
+                )
+            )
     return found

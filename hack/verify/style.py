@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 from embedded.progress import Progress
@@ -29,18 +31,29 @@ DENY_VERSION = "0.20.2"
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Formatting, lints, each crate alone, dependencies."""
+    """Formatting, lints, each crate alone, dependencies; the first two alone if it has to be quick."""
     outcome = Outcome()
     checks = {
         "cargo fmt": ["cargo", "fmt", "--all", "--check"],
         "cargo clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
-        # A crate that leans on what another one switched on in a shared dependency fails here.
-        **{f"{crate} alone": ["cargo", "check", "--locked", "-p", crate] for crate in CRATES},
     }
+    if not arguments.quick:
+        # A crate that leans on what another one switched on in a shared dependency fails here.
+        checks |= {f"{crate} alone": ["cargo", "check", "--locked", "-p", crate] for crate in CRATES}
     for name, argv in checks.items():
         with progress.step(name):
             _, code = command(argv, quiet=True)
         _count(outcome, name, code == 0)
+    if not arguments.quick:
+        _dependencies(outcome, progress)
+    for name, found in {**_strangers(), **_missing_tests(), **_missing_paths(), **_conventions()}.items():
+        for line in found:
+            progress.say(f"  {line}")
+        _count(outcome, name, not found)
+    return outcome
+
+
+def _dependencies(outcome: Outcome, progress: Progress) -> None:
     with progress.step("cargo fetch"):
         # Building fetches what this platform needs; what is checked is all that any platform does.
         _, code = command(["cargo", "fetch", "--locked"], quiet=True)
@@ -48,11 +61,6 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     with progress.step("cargo deny"):
         _, code = command([str(_deny(progress)), "--offline", "--locked", "check", "bans", "licenses", "sources"], quiet=True)
     _count(outcome, "cargo deny", code == 0)
-    for name, found in {**_strangers(), **_missing_tests()}.items():
-        for line in found:
-            progress.say(f"  {line}")
-        _count(outcome, name, not found)
-    return outcome
 
 
 def _count(outcome: Outcome, name: str, good: bool) -> None:
@@ -70,9 +78,9 @@ def _deny(progress: Progress) -> Path:
     if not program.exists():
         with progress.step(f"building cargo-deny {DENY_VERSION}", announce=True):
             command(
-                ["cargo", "install", "--locked", "--root", str(root), "--version", DENY_VERSION, "cargo-deny"],
+                ["cargo", "install", "--debug", "--locked", "--root", str(root), "--version", DENY_VERSION, "cargo-deny"],
                 # Speed of the build matters here, not that of the program.
-                {"CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", "CARGO_PROFILE_RELEASE_LTO": "off"},
+                {"CARGO_PROFILE_DEV_DEBUG": "0"},
                 quiet=True,
             )
     return program
@@ -103,6 +111,69 @@ def _missing_tests() -> dict[str, list[str]]:
     for name in (str(page.relative_to(REPOSITORY)) for page in sorted(pages)):
         found += [f"{name}: {test}" for test in missing_tests((REPOSITORY / name).read_text(), known)]
     return {"tests that documents name exist": found}
+
+
+def missing_paths(text: str, exists: Callable[[str], bool]) -> list[str]:
+    """Files and folders of the repository that a document names in `...` and that do not exist."""
+    named = re.findall(r"`((?:agent|controller|deploy|hack|tests)/[A-Za-z0-9_./-]+)`", text)
+    return [name for name in named if not exists(name)]
+
+
+def _missing_paths() -> dict[str, list[str]]:
+    tracked, _ = command(["git", "ls-files", "*.md"], quiet=True)
+    found = []
+    for page in tracked.split():
+        text = (REPOSITORY / page).read_text()
+        found += [f"{page}: {name}" for name in missing_paths(text, lambda name: (REPOSITORY / name).exists())]
+    return {"files that documents name exist": found}
+
+
+# What a README can hold for somebody who looks for the first time.
+README_BYTES = 6 * 1024
+
+# The one crate that holds `unsafe` denies it where the others forbid it.
+OWN_LINTS = {"agent/host/Cargo.toml": {("rust", "unsafe_code")}}
+
+
+def lint_differences(common: dict, manifest: dict, own: set[tuple[str, str]]) -> list[str]:
+    """Lints by which a crate's manifest differs from the workspace's table, but for those that are its own."""
+    lints = manifest.get("lints", {})
+    if lints.get("workspace") is True:
+        return []
+    tables = {*common, *lints}
+    keys = {(table, lint) for table in tables for lint in {*common.get(table, {}), *lints.get(table, {})}}
+    return sorted(
+        f"{table}.{lint}"
+        for table, lint in keys - own
+        if common.get(table, {}).get(lint) != lints.get(table, {}).get(lint)
+    )
+
+
+def _conventions() -> dict[str, list[str]]:
+    """Conventions of the code base that no lint knows."""
+    tracked, _ = command(["git", "ls-files", "*Cargo.toml", "*.rs"], quiet=True)
+    manifests = [name for name in tracked.split() if name.endswith("Cargo.toml") and name != "Cargo.toml"]
+    common = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]["lints"]
+    different = [
+        f"{name}: {lint}"
+        for name in manifests
+        for lint in lint_differences(common, tomllib.loads((REPOSITORY / name).read_text()), OWN_LINTS.get(name, set()))
+    ]
+    # Errors of a program are types; only tests and their helpers need no more than a message.
+    untyped = [
+        name
+        for name in tracked.split()
+        if name.endswith(".rs")
+        and not name.startswith("tests/")
+        and not re.search(r"(^|/)(tests|\w+_tests|asking)(/|\.rs)", name)
+        and re.search(r"\banyhow\b", (REPOSITORY / name).read_text())
+    ]
+    size = (REPOSITORY / "README.md").stat().st_size
+    return {
+        "all crates have the same lints": different,
+        "errors of programs are types": untyped,
+        "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
+    }
 
 
 def _strangers() -> dict[str, list[str]]:

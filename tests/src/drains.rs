@@ -11,6 +11,7 @@ use kube::Api;
 
 use crate::{
     Cluster,
+    cluster::Begun,
     guests::{NAMESPACE, instance, spec},
     migrations::node_of,
     watching::{until, until_some},
@@ -93,10 +94,22 @@ pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &s
 /// # Errors
 /// If it fails, with what it said.
 pub fn drain(cluster: &Cluster, node: &str, more: &[&str]) -> Result<String> {
+    cluster.kubectl(&drain_arguments(node, more))
+}
+
+/// Begins such a drain.
+///
+/// # Errors
+/// If kubectl cannot be run.
+pub fn drain_begun(cluster: &Cluster, node: &str, more: &[&str]) -> Result<Begun> {
+    cluster.kubectl_begun(&drain_arguments(node, more))
+}
+
+fn drain_arguments<'a>(node: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut arguments = vec!["drain", node];
     arguments.extend(FLAGS);
     arguments.extend(more);
-    cluster.kubectl(&arguments)
+    arguments
 }
 
 /// Waits until an instance is on a node.

@@ -22,8 +22,8 @@ use drydock_tests::{
     Cluster,
     cluster::config_map,
     drains::{
-        FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, immovable, left, mark_of, started_on_the_first,
-        until_drain, until_node_says, until_on,
+        FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, drain_begun, immovable, left, mark_of,
+        started_on_the_first, until_drain, until_node_says, until_on,
     },
     guests::{NAMESPACE, condition, instance, meanwhile},
     migrations::{migrations_of, node_of, phase},
@@ -729,11 +729,12 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
         let message = target_message(&instance);
         ensure!(message.contains("of memory free of the"), "{message}");
     }
-    let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=60s"]);
-    ensure!(refused.is_err(), "the drain came to an end");
+    let draining = drain_begun(&cluster, &first, &[GUESTS_ALONE, "--timeout=300s"])?;
     cluster.until_phase("yielding", Phase::Succeeded).await?;
-    let held = until_drain(&cluster, &first, "one to be left", |drain| drain.left == 1).await?;
-    assert_eq!(left(&held), [("held", RemainingState::Blocked, "NoTargetAvailable")]);
+    until_drain(&cluster, &first, "one to be left that is blocked", |drain| {
+        drain.left == 1 && left(drain) == [("held", RemainingState::Blocked, "NoTargetAvailable")]
+    })
+    .await?;
     let migrations = cluster.migrations().list(&ListParams::default()).await?.items;
     ensure!(migrations.is_empty(), "a migration was made that no node has room for");
 
@@ -745,8 +746,9 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
         "--grace-period=0",
         "--force",
     ])?;
-    drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
+    // The same drain goes on once there is room.
     until_on(&cluster, "held", &second).await?;
+    draining.finish()?;
     cluster.goes_on("held").await?;
     cluster.reset().await?;
     cluster.no_guests().await

@@ -81,7 +81,7 @@ fn made_up(written: &Document<'_>, read: &Document<'_>) -> Vec<String> {
     let devices = |document: &Document<'_>| -> Vec<String> {
         let parents = document.descendants().filter(|node| node.has_tag_name("devices"));
         parents
-            .flat_map(|parent| parent.children().filter(|child| child.is_element()))
+            .flat_map(|parent| parent.children().filter(roxmltree::Node::is_element))
             .map(|child| child.tag_name().name().to_owned())
             .filter(|name| !ADDED.contains(&name.as_str()))
             .collect()

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from verify.cluster import LAST, LONGEST, Turns, ordered
 from verify.runner import REPOSITORY
-from verify.rust import programs
+from verify.rust import Program, programs
 
 
-def artifact(source: str, executable: str | None = "/target/debug/deps/drain-1", kind: str = "test") -> str:
+def artifact(source: str, executable: str | None = "/target/debug/deps/drain-1", is_test: bool = True) -> str:
     """A line of cargo's."""
-    target = {"kind": [kind], "src_path": source, "name": Path(source).stem}
-    return json.dumps({"reason": "compiler-artifact", "target": target, "executable": executable})
+    target = {"kind": ["test"], "src_path": source, "name": Path(source).stem}
+    manifest = {"manifest_path": "/repository/tests/Cargo.toml", "profile": {"test": is_test}}
+    return json.dumps({"reason": "compiler-artifact", "target": target, "executable": executable, **manifest})
 
 
 class Shared(unittest.TestCase):
@@ -46,16 +47,20 @@ class Shared(unittest.TestCase):
 
 
 class Programs(unittest.TestCase):
-    def test_only_tests_of_the_folder_are_taken(self) -> None:
-        folder = Path("/repository/tests/tests")
+    def test_only_tests_that_were_built_are_taken(self) -> None:
         messages = "\n".join(
             [
                 artifact("/repository/tests/tests/drain.rs"),
-                artifact("/repository/agent/tests/labels.rs", "/target/debug/deps/labels-1"),
-                artifact("/repository/tests/src/lib.rs", None, "lib"),
-                artifact("/repository/tests/scale/main.rs", "/target/debug/drydock-scale", "bin"),
+                artifact("/repository/tests/src/lib.rs", None),
+                artifact("/repository/tests/scale/main.rs", "/target/debug/drydock-scale", is_test=False),
                 json.dumps({"reason": "build-finished", "success": True}),
                 "warning: something",
             ]
         )
-        self.assertEqual(programs(messages, folder), {"drain": Path("/target/debug/deps/drain-1")})
+        drain = Program(
+            target="drain",
+            path=Path("/target/debug/deps/drain-1"),
+            source=Path("/repository/tests/tests/drain.rs"),
+            folder=Path("/repository/tests"),
+        )
+        self.assertEqual(programs(messages), [drain])

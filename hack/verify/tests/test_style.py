@@ -2,7 +2,7 @@
 
 import unittest
 
-from verify.style import missing_tests
+from verify.style import lint_differences, missing_paths, missing_tests
 
 
 class NamedTests(unittest.TestCase):
@@ -10,6 +10,20 @@ class NamedTests(unittest.TestCase):
         known = {"a_guest_moves_home_again", "a_guest_that_is_paused_stays"}
         row = "| `a_guest_moves_home_again`, `a_guest_that_is_…`, `cpu_map`, `a_guest_moves_far_away`, `no_such_…` |"
         self.assertEqual(missing_tests(f"`not_in_a_table_at_all`\n{row}\n", known), ["a_guest_moves_far_away", "no_such"])
+
+    def test_paths_are_whole_and_of_the_repository(self) -> None:
+        text = "`hack/up`, `controller/core/none.rs`, `status/x`, hack/none and `hack/up --name x`"
+        self.assertEqual(missing_paths(text, lambda name: name == "hack/up"), ["controller/core/none.rs"])
+
+    def test_a_crate_has_the_lints_of_the_workspace_but_for_its_own(self) -> None:
+        common = {"rust": {"unsafe_code": "forbid"}, "clippy": {"todo": "deny"}}
+        own = {("rust", "unsafe_code")}
+        self.assertEqual(lint_differences(common, {"lints": {"workspace": True}}, set()), [])
+        self.assertEqual(lint_differences(common, {}, set()), ["clippy.todo", "rust.unsafe_code"])
+        manifest = {"lints": {"rust": {"unsafe_code": "deny"}, "clippy": {"todo": "deny"}}}
+        self.assertEqual(lint_differences(common, manifest, own), [])
+        self.assertEqual(lint_differences(common, manifest, set()), ["rust.unsafe_code"])
+        self.assertEqual(lint_differences(common, {"lints": {"rust": {"x": "warn"}}}, own), ["clippy.todo", "rust.x"])
 
 
 if __name__ == "__main__":

@@ -106,13 +106,6 @@ impl FakeLibvirt {
         inner.happen(Lifecycle::Stopped(event));
     }
 
-    /// Any event, and the state after it.
-    pub fn happens(&self, event: DomainEvent, state: Option<State>) {
-        let mut inner = self.lock();
-        inner.state = state.or(inner.state);
-        inner.tell(&event);
-    }
-
     /// libvirtd ends; the guest goes on. It can be connected to again.
     pub fn daemon_ends(&self) {
         for connection in self.lock().connections.drain(..) {

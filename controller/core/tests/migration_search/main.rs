@@ -24,6 +24,8 @@
 //! object whose agent lives, a cut
 //! connection, an end of the guest on either side, an agent that learns of everything late, a deletion of
 //! the object, of the instance or of the target's pod, or a deadline. The ignored test goes further.
+//!
+//! By itself: `cargo test -p drydock-core --test migration_search --config profile.dev.package.drydock-core.opt-level=1`
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
