@@ -1,4 +1,4 @@
-//! What the kernel announces about the host, as something a task can wait for.
+//! The kernel's notifications of changes on the host, as something a task can await.
 
 use std::{io, os::fd::AsFd, thread};
 
@@ -10,18 +10,18 @@ use nix::{
 use tokio::sync::mpsc;
 use tracing::warn;
 
-/// Tells that something on the host may have changed. Several changes may be told as one.
+/// Notifies that something on the host may have changed. Several changes may be merged into one notification.
 pub(crate) struct Announcements(mpsc::Receiver<()>);
 
 impl Announcements {
-    /// Listens by a thread that sleeps in the kernel; it ends with the process.
+    /// Reads `watch` on a thread that blocks in the kernel. The thread ends with the process.
     pub(crate) fn of(mut watch: HostWatch) -> Self {
         let (sender, receiver) = mpsc::channel(1);
         thread::spawn(move || {
             loop {
                 match wait(&mut watch) {
                     Ok(false) => {}
-                    // Full means that the last one has not been heard yet, which is as good.
+                    // Full: an earlier notification is still pending, which covers this change too.
                     Ok(true) => match sender.try_send(()) {
                         Ok(()) | Err(mpsc::error::TrySendError::Full(())) => {}
                         Err(mpsc::error::TrySendError::Closed(())) => return,
@@ -36,7 +36,7 @@ impl Announcements {
         Self(receiver)
     }
 
-    /// Waits for the next one; for ever, if there can be none any more.
+    /// Waits for the next notification, or for ever if there can be no more.
     pub(crate) async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending::<()>().await;

@@ -1,5 +1,5 @@
-//! The command line, which is all there is to set on one agent. What concerns the cluster is in
-//! HyperConverged and the legacy ConfigMap.
+//! The command line, which holds all settings of a single agent. Cluster-wide settings are in HyperConverged and the
+//! legacy ConfigMap.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -14,7 +14,7 @@ use drydock_runtime::LogFormat;
 
 use crate::{inspect_command, run, tunnel, uninstall};
 
-/// Where agents find the sockets of their node's tunnels.
+/// Folder in which agents find the sockets of their node's tunnels.
 pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
 
 /// Drydock's node agent: inspects CPUs, labels its node, runs and moves virtual machines.
@@ -81,7 +81,8 @@ pub(crate) struct HostArgs {
 }
 
 impl RunArgs {
-    /// Folder on the host with what libvirt knows of its QEMU, which is mounted into guests' pods.
+    /// Returns the folder on the host that keeps libvirt's cache of QEMU capabilities. It is mounted into guests'
+    /// pods.
     pub(crate) fn capabilities(&self) -> PathBuf {
         self.state.join("capabilities")
     }
@@ -279,7 +280,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A UID, which becomes the name of a file.
+/// Parses a UID, which becomes a file name.
 fn uid(text: &str) -> Result<String, String> {
     let is_uid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if (1..=63).contains(&text.len()) && text.bytes().all(is_uid) {

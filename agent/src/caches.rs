@@ -1,4 +1,4 @@
-//! What the agent watches: its own Node and Hypervisor, and the configuration.
+//! Caches of the objects that the agent watches: its own Node and Hypervisor, and the configuration.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use drydock_runtime::{Cache, Key, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::{Client, api::PartialObjectMeta};
 
-/// The caches, and one signal for all of them.
+/// The caches, with one trigger for changes in any of them.
 pub(crate) struct Caches {
     name: Key,
     changed: Trigger,
@@ -22,12 +22,12 @@ impl Caches {
     pub(crate) fn start(client: &Client, watches: &Watches, name: &str) -> Self {
         let changed = Trigger::new();
         let client = || client.clone();
-        // Of a Node, only labels and annotations are read: nothing else of it crosses the network.
+        // The agent reads only labels and annotations of the Node, so nothing else of it crosses the network.
         let nodes = Watch::<PartialObjectMeta<Node>>::one(client(), name, "node").wakes(&changed);
         let hypervisors = Watch::<Hypervisor>::one(client(), name, "hypervisor")
             .prune(without_drain)
             .wakes(&changed);
-        // By name, since other ConfigMaps are none of the agent's business and it may not read them.
+        // Selected by name: the agent needs no other ConfigMap, and its RBAC does not allow reading others.
         let config_maps = Watch::<ConfigMap>::all(client(), "legacy configuration")
             .fields(format!("metadata.name={CONFIG_MAP}"))
             .prune(|map| map.binary_data = None)
@@ -59,38 +59,38 @@ impl Caches {
         );
     }
 
-    /// The signal that wakes whoever waits for [`changed`](Self::changed).
+    /// Returns the trigger that wakes waiters in [`changed`](Self::changed).
     pub(crate) fn signal(&self) -> &Trigger {
         &self.changed
     }
 
-    /// Waits for a change since the last time.
+    /// Waits for a change since the last call.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// The Node.
+    /// Returns the Node.
     pub(crate) fn node(&self) -> Option<PartialObjectMeta<Node>> {
         self.nodes.get(&self.name).map(Arc::unwrap_or_clone)
     }
 
-    /// Its Hypervisor.
+    /// Returns the node's Hypervisor.
     pub(crate) fn hypervisor(&self) -> Option<Arc<Hypervisor>> {
         self.hypervisors.get(&self.name)
     }
 
-    /// ConfigMaps of the configuration's name, in all namespaces.
+    /// Returns the ConfigMaps with the configuration's name, from all namespaces.
     pub(crate) fn config_maps(&self) -> Vec<Arc<ConfigMap>> {
         self.config_maps.all()
     }
 
-    /// HyperConvergeds, in all namespaces.
+    /// Returns the HyperConvergeds of all namespaces.
     pub(crate) fn hyperconvergeds(&self) -> Vec<Arc<HyperConverged>> {
         self.hyperconvergeds.all()
     }
 }
 
-/// Drops what the controller reports: it is no news to the agent.
+/// Drops the part of the status that the controller writes, which the agent does not use.
 pub(crate) fn without_drain(hypervisor: &mut Hypervisor) {
     if let Some(status) = &mut hypervisor.status {
         status.drain = None;

@@ -1,7 +1,7 @@
-//! What decisions need to know of libvirt's CPU map.
+//! Queries to libvirt's CPU map, for the decisions of this agent.
 //!
-//! The map is large and rarely asked: it is read for a question and forgotten, and the answers
-//! are kept until the question changes.
+//! The map is large and rarely needed: it is read for a query and dropped again. The result is kept until the query
+//! changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,30 +12,30 @@ use drydock_core::{mask::MaskedModels, minimum::DEFAULT_MODEL};
 use drydock_host::cpu_map::CpuMap;
 use tracing::warn;
 
-/// The answers to one question.
+/// The result of one query.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answers {
-    /// Features of each model that was asked about; `None` if the map does not have it.
+    /// Features of each queried model; `None` if the map does not contain the model.
     models: BTreeMap<String, Option<BTreeSet<String>>>,
-    /// Which models contain a masked feature.
+    /// Models that contain a masked feature.
     pub(crate) masked_models: MaskedModels,
-    /// The map could be read.
+    /// Whether the map could be read.
     readable: bool,
 }
 
 impl Answers {
-    /// Whether the map has a model. The default minimum needs no map.
+    /// Returns whether the map contains a model. The default minimum needs no map.
     pub(crate) fn knows(&self, model: &str) -> bool {
         model == DEFAULT_MODEL || self.features(model).is_some()
     }
 
-    /// The features of a model.
+    /// Returns the features of a model.
     pub(crate) fn features(&self, model: &str) -> Option<BTreeSet<String>> {
         self.models.get(model).cloned().flatten()
     }
 }
 
-/// Asks, and remembers the last question.
+/// Queries the map and caches the last query with its result.
 #[derive(Debug)]
 pub(crate) struct CpuMapQuestions {
     folder: PathBuf,
@@ -43,17 +43,17 @@ pub(crate) struct CpuMapQuestions {
 }
 
 impl CpuMapQuestions {
-    /// Questions to the map in `folder`.
+    /// Creates queries to the map in `folder`.
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self { folder, last: None }
     }
 
-    /// The map may have changed.
+    /// Drops the cached result because the map may have changed.
     pub(crate) fn forget(&mut self) {
         self.last = None;
     }
 
-    /// Asks for the features of `models` and for the models that contain a feature of `mask`.
+    /// Returns the features of `models` and the models that contain a feature of `mask`.
     pub(crate) fn ask(&mut self, models: BTreeSet<String>, mask: &BTreeSet<String>) -> Answers {
         let models: BTreeSet<String> = models.into_iter().filter(|model| model != DEFAULT_MODEL).collect();
         if let Some((known_models, known_mask, answers)) = &self.last
@@ -63,7 +63,7 @@ impl CpuMapQuestions {
             return answers.clone();
         }
         let answers = self.read(&models, mask);
-        // What could not be read is asked again.
+        // A failed read is not cached, so the next call retries it.
         if answers.readable {
             self.last = Some((models, mask.clone(), answers.clone()));
         }

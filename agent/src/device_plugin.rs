@@ -1,20 +1,20 @@
-//! The kubelet's device plugin of this node: how pods of guests get their share of virtualization.
+//! The kubelet's device plugin of this node, by which guests' pods get their share of virtualization.
 //!
-//! A plugin listens on a socket of its own and tells the kubelet of it; the kubelet then asks for
-//! the devices by a stream that never ends. Whatever cuts that stream makes the kubelet forget the
-//! plugin, and it says nothing of that:
+//! A plugin listens on a socket of its own and registers with the kubelet. The kubelet then requests the list of
+//! devices as a stream that never ends. When that stream breaks, for whatever reason, the kubelet drops the plugin
+//! without notifying it:
 //!
 //! ```text
 //!   listen ─▶ register ─▶ the kubelet watches the devices ──┐
-//!     ▲          ▲  └─ refused: again, soon, then later     │
+//!     ▲          ▲  └─ refused: retried with back-off       │
 //!     │          └────────────── stream ended ◀─────────────┤
 //!     └───────── kubelet.sock came (the kubelet restarted: ─┘
-//!                 it has removed all sockets of plugins)
+//!                 it has removed all plugins' sockets)
 //! ```
 //!
-//! During a rollout two agents share a node and only the one that acts has a plugin. When the
-//! stream of an old plugin ends, the kubelet drops whichever plugin has its name, which may be the
-//! new one: that is why a new one registers again as soon as its stream ends.
+//! During a rollout two agents share a node, and only the acting one runs a plugin. When the stream of the old plugin
+//! ends, the kubelet drops the plugin registered under that name, which may already be the new one. That is why the
+//! new plugin registers again as soon as its stream ends.
 
 mod calls;
 mod messages;
@@ -47,12 +47,12 @@ use crate::folder_watch::{FolderWatch, Happened};
 use calls::Plugin;
 use messages::{Empty, KUBELET_SOCKET, Options, RegisterRequest, VERSION, paths};
 
-/// The kubelet's folder of plugins' sockets, below its own.
+/// The kubelet's folder of plugins' sockets, relative to the kubelet's root.
 pub(crate) const FOLDER: &str = "device-plugins";
-/// Pause before the kubelet is asked again after it refused or did not answer: first and at most.
-/// It makes its socket a moment before it listens.
+/// Pause before registering again after the kubelet refused or did not respond: first and maximum. The first is short
+/// because the kubelet creates its socket a moment before it listens.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(30));
-/// Longest wait for the kubelet's answer; it connects back before it gives it.
+/// Timeout of a registration. The kubelet connects back to the plugin before it responds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// An extended resource that the agent offers.
@@ -61,13 +61,13 @@ pub(crate) struct Resource {
     pub(crate) name: &'static str,
     /// Name of the plugin's socket.
     pub(crate) socket: &'static str,
-    /// What device IDs begin with.
+    /// Prefix of the device IDs.
     pub(crate) prefix: &'static str,
-    /// Which devices of the host come with a share under an offer; `None` if there are no shares.
+    /// Devices of the host that come with a share under an offer; `None` if there are no shares.
     pub(crate) devices: fn(Offer) -> Option<&'static [&'static str]>,
 }
 
-/// All that is offered.
+/// All resources that the agent offers.
 const RESOURCES: [Resource; 1] = [Resource {
     name: KVM_RESOURCE,
     socket: "drydock-kvm.sock",
@@ -88,10 +88,9 @@ pub(crate) struct DevicePlugin {
 }
 
 impl DevicePlugin {
-    /// Registers with the kubelet whose folder is `kubelet`, and stays registered until
-    /// [`close`](Self::close). There are `count` shares of each resource. `nodes` gives for a device
-    /// of the host the node that a pod's is made after; the folder `capabilities` of the host, if it is there, comes
-    /// with each share.
+    /// Registers with the kubelet whose folder is `kubelet`, and stays registered until [`close`](Self::close).
+    /// Offers `count` shares of each resource. `nodes` maps a device of the host to the device node that a pod's node
+    /// is created from. The host folder `capabilities` comes with each share if it exists.
     pub(crate) fn start(
         process: &Process,
         kubelet: &Path,
@@ -134,12 +133,12 @@ impl DevicePlugin {
         }
     }
 
-    /// Whether pods are given the device for post-copy ([`USERFAULTFD`]) with their share from now on.
+    /// Sets whether pods get the device for post-copy ([`USERFAULTFD`]) with their share from now on.
     pub(crate) fn offer_post_copy(&self, post_copy: bool) {
         self.post_copy.send_replace(post_copy);
     }
 
-    /// Offers something else from now on; the kubelet is told at once.
+    /// Changes the offer; the kubelet is notified at once.
     pub(crate) fn offer(&self, offer: Offer) {
         self.offers.send_if_modified(|before| {
             let differs = *before != offer;
@@ -148,7 +147,7 @@ impl DevicePlugin {
         });
     }
 
-    /// Leaves the kubelet and waits until its sockets are closed: another agent may then register.
+    /// Disconnects from the kubelet and waits until the sockets are closed: another agent may then register.
     pub(crate) async fn close(self) {
         self.closing.cancel();
         self.tasks.wait().await;
@@ -171,7 +170,7 @@ struct Keeper {
     backoff: Backoff,
 }
 
-/// What tells a file from another one that was made in its place.
+/// Distinguishes a file from another one created later under the same path.
 type Identity = Option<(u64, i64, i64)>;
 
 fn identity(path: &Path) -> Identity {
@@ -189,11 +188,11 @@ impl Keeper {
                 .await;
         }
         self.end_streams();
-        // If it is not there, that is what was wanted.
+        // It may have been removed already.
         let _ = fs::remove_file(self.own_socket());
     }
 
-    /// Serves and registers until something fails that has nothing to do with the kubelet.
+    /// Serves and registers until an error that is unrelated to the kubelet.
     async fn serve(&mut self) -> io::Result<Infallible> {
         let mut folder = FolderWatch::new(&self.folder, [KUBELET_SOCKET, self.plugin.resource.socket])?;
         let (mut listener, mut own) = self.listen()?;
@@ -222,8 +221,8 @@ impl Keeper {
                     kubelet = kubelet_now;
                 }
                 () = plugin.stream_ended.notified() => {
-                    // The kubelet has dropped this plugin, or has ended. One that drops it again
-                    // and again is not asked without a pause.
+                    // The kubelet has dropped this plugin, or has ended. A pause keeps a kubelet that drops it
+                    // repeatedly from being called in a tight loop.
                     let lasted = registered_at.is_some_and(|at: Instant| at.elapsed() > RETRY.1);
                     let delay = if lasted { self.backoff.reset(); Duration::ZERO } else { self.backoff.delay() };
                     register_at = Some(Instant::now() + delay);
@@ -241,7 +240,7 @@ impl Keeper {
                             registered_at = Some(Instant::now());
                             info!(resource = self.plugin.resource.name, "registered with the kubelet");
                         }
-                        // Its coming will be seen.
+                        // The watch of the folder reports when the socket is created.
                         Err(_) if identity(&self.kubelet_socket()).is_none() => {}
                         Err(error) => {
                             if self.backoff.is_reset() {
@@ -263,7 +262,7 @@ impl Keeper {
         self.folder.join(self.plugin.resource.socket)
     }
 
-    /// Listens anew, in place of whatever an earlier agent has left.
+    /// Creates the listener, replacing any socket that an earlier agent left.
     fn listen(&self) -> io::Result<(UnixListener, Identity)> {
         let path = self.own_socket();
         match fs::remove_file(&path) {
@@ -285,17 +284,17 @@ impl Keeper {
             .spawn("device plugin connection", self.tasks.track_future(served));
     }
 
-    /// Ends the streams of earlier registrations. That they end is no reason to register.
+    /// Ends the streams of earlier registrations, and suppresses the registration that their end would cause.
     fn end_streams(&self) {
         self.plugin.registration.send_modify(|number| *number += 1);
         let _ = self.plugin.stream_ended.notified().now_or_never();
     }
 }
 
-/// A registration that goes on.
+/// A registration in progress.
 type Registering = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
-/// Tells the kubelet that there is a plugin. It connects to it before it answers.
+/// Registers the plugin with the kubelet, which connects to the plugin before it responds.
 async fn register(process: Process, kubelet: PathBuf, resource: &'static Resource) -> Result<(), Status> {
     let asked = async {
         let mut kubelet = wire::connect(&process, &kubelet)
@@ -315,7 +314,7 @@ async fn register(process: Process, kubelet: PathBuf, resource: &'static Resourc
         .map(|Empty {}| ())
 }
 
-/// Waits for an instant; for ever, if there is none.
+/// Waits until an instant, or for ever if there is none.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
@@ -323,7 +322,7 @@ async fn at(instant: Option<Instant>) {
     }
 }
 
-/// Waits for a registration to end; for ever, if none goes on.
+/// Waits for the registration in progress to end, or for ever if there is none.
 async fn finished(registering: &mut Option<Registering>) -> Result<(), Status> {
     match registering {
         Some(registering) => registering.await,

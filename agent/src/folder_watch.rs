@@ -1,40 +1,40 @@
-//! What happens to files of one folder, as something a task can wait for.
+//! Changes to the files of one folder, as something a task can await.
 
 use std::{ffi::OsString, io, path::Path};
 
 use futures::StreamExt;
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 
-/// Bytes of events that are read at once; one takes at most 272.
+/// Buffer for events, in bytes; one event takes at most 272.
 const BUFFER: usize = 1024;
 
-/// A watch of a folder. Nothing that happens after it was made is missed.
+/// A watch of a folder. Nothing that happens after its creation is missed.
 #[derive(Debug)]
 pub(crate) struct FolderWatch {
     events: EventStream<[u8; BUFFER]>,
-    /// Files that are watched; all if there is no list.
+    /// Names of the watched files; `None` watches all files.
     names: Option<Vec<OsString>>,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// A file of one of the names came, went or was written.
+    /// A watched file was created, removed, renamed or written.
     ToFile,
-    /// The folder went: there is nothing more to be heard of it.
+    /// The folder was removed or moved: no further events come.
     ToFolder,
 }
 
 impl FolderWatch {
-    /// Watches the files of `folder` that have one of these names.
+    /// Watches the files in `folder` that have one of these names.
     ///
     /// # Errors
-    /// If there is no such folder, or the kernel gives no watch.
+    /// If there is no such folder, or the kernel refuses the watch.
     pub(crate) fn new(folder: &Path, names: impl IntoIterator<Item = impl Into<OsString>>) -> io::Result<Self> {
         Self::open(folder, Some(names.into_iter().map(Into::into).collect()))
     }
 
-    /// Watches all files of `folder`.
+    /// Watches all files in `folder`.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -56,10 +56,10 @@ impl FolderWatch {
         })
     }
 
-    /// Waits until something happens. Nothing is lost if the wait is given up.
+    /// Waits for the next event. Cancel safe: no event is lost if the future is dropped.
     ///
     /// # Errors
-    /// If the kernel cannot be listened to.
+    /// If reading events from the kernel fails.
     pub(crate) async fn next(&mut self) -> io::Result<Happened> {
         let gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT | EventMask::IGNORED;
         loop {
@@ -89,7 +89,7 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         let mut watch = FolderWatch::new(&folder, ["mine"]).unwrap();
         fs::write(folder.join("other"), "x").unwrap();
-        // Not told of the other one: what is told next is of a change after it.
+        // The other file is not reported: the next event is for a change after it.
         fs::write(folder.join("mine"), "x").unwrap();
         assert_eq!(watch.next().await.unwrap(), Happened::ToFile);
         fs::remove_file(folder.join("other")).unwrap();
@@ -99,7 +99,7 @@ mod tests {
         while told.last() != Some(&Happened::ToFolder) {
             told.push(watch.next().await.unwrap());
         }
-        // It was closed after it was written, and moved away.
+        // Closed after the write, then moved away.
         assert_eq!(told, [Happened::ToFile, Happened::ToFile, Happened::ToFolder]);
         assert!(FolderWatch::new(&folder, ["mine"]).is_err());
     }

@@ -1,8 +1,8 @@
-//! Keeps on the node what guests' networks need: the seccomp profile in the kubelet's folder and,
-//! where AppArmor is on, its profile in the kernel.
+//! Keeps installed on the node what guests' networks need: the seccomp profile in the kubelet's folder and, where
+//! AppArmor is enabled, its profile in the kernel.
 //!
-//! Only the agent that acts does: two of different versions would each put its own in place of the
-//! other's. A profile that is changed or removed by others is put right at once.
+//! Only the acting agent does this: two agents of different versions would keep replacing each other's profile. If
+//! something else changes or removes the profile, the agent restores it at once.
 
 use std::{
     fs::{self, OpenOptions},
@@ -22,12 +22,12 @@ use tracing::{info, warn};
 
 use crate::folder_watch::FolderWatch;
 
-/// The kubelet's folder of seccomp profiles, below its own.
+/// The kubelet's folder of seccomp profiles, relative to the kubelet's root.
 pub(crate) const FOLDER: &str = "seccomp";
-/// Pause before a profile that could not be put there is tried again: first and at most.
+/// Pause before retrying to install a profile: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 
-/// What the kernel allows of user namespaces.
+/// Returns what the kernel allows regarding user namespaces.
 pub(crate) fn namespaces() -> UserNamespaces {
     let roots = Roots::default();
     UserNamespaces {
@@ -36,7 +36,7 @@ pub(crate) fn namespaces() -> UserNamespaces {
     }
 }
 
-/// Keeps the profiles, until dropped.
+/// Keeps the profiles installed until dropped.
 pub(crate) struct Profiles {
     seccomp: watch::Receiver<Profile>,
     app_armor: watch::Receiver<Profile>,
@@ -45,8 +45,8 @@ pub(crate) struct Profiles {
 }
 
 impl Profiles {
-    /// Begins to keep them, for the kubelet whose folder is `kubelet`. `parser` is the program that
-    /// loads AppArmor profiles.
+    /// Starts installing the profiles for the kubelet whose folder is `kubelet`. `parser` is the program that loads
+    /// AppArmor profiles.
     pub(crate) fn start(process: &Process, kubelet: &Path, parser: &Path) -> Self {
         let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (found, seccomp) = watch::channel(Profile::Unknown);
@@ -88,9 +88,9 @@ impl Profiles {
         }
     }
 
-    /// Waits until something is otherwise than it was when last seen.
+    /// Waits until something differs from the last call of [`seen`](Self::seen).
     pub(crate) async fn changed(&mut self) {
-        // What is found of AppArmor is found once.
+        // The AppArmor profile is loaded only once, so its sender may be gone.
         let (seccomp, app_armor) = (&mut self.seccomp, &mut self.app_armor);
         tokio::select! {
             Ok(()) = seccomp.changed() => {}
@@ -99,7 +99,7 @@ impl Profiles {
         }
     }
 
-    /// What there is now.
+    /// Returns the current state.
     pub(crate) fn seen(&mut self) -> Seen {
         Seen {
             seccomp: self.seccomp.borrow_and_update().clone(),
@@ -108,8 +108,8 @@ impl Profiles {
         }
     }
 
-    /// Leaves the profiles as they are and waits until nothing is done about them any more. What
-    /// was seen of them can still be asked for.
+    /// Stops maintaining the profiles, leaves them installed, and waits until the tasks have ended.
+    /// [`seen`](Self::seen) still works afterwards.
     pub(crate) async fn close(&self) {
         self.closing.cancel();
         self.tasks.wait().await;
@@ -122,7 +122,7 @@ impl Drop for Profiles {
     }
 }
 
-/// Keeps the seccomp profile.
+/// Keeps the seccomp profile installed.
 struct SeccompKeeper {
     file: PathBuf,
     wanted: String,
@@ -150,8 +150,7 @@ impl SeccompKeeper {
         }
     }
 
-    /// Puts the profile there unless it is, and begins to watch it before it looks, so that no
-    /// change is missed.
+    /// Installs the profile unless it is there. Starts the watch before the check, so that no change is missed.
     fn install_and_watch(&self) -> io::Result<FolderWatch> {
         let (Some(folder), Some(name)) = (self.file.parent(), self.file.file_name()) else {
             return Err(io::Error::other("not a file in a folder"));
@@ -174,10 +173,10 @@ impl SeccompKeeper {
     }
 }
 
-/// Whether `file` is an ordinary file with this content.
+/// Returns whether `file` is a regular file with this content.
 fn holds(file: &Path, content: &str) -> bool {
     let mut found = Vec::new();
-    // One more than expected is enough to see that it is another.
+    // One byte more than expected is enough to detect a longer file.
     let limit = u64::try_from(content.len()).unwrap_or(u64::MAX).saturating_add(1);
     let read = OpenOptions::new()
         .read(true)
@@ -187,7 +186,7 @@ fn holds(file: &Path, content: &str) -> bool {
     read.is_ok() && found == content.as_bytes()
 }
 
-/// Puts `content` in the place of whatever `file` is, all of it or nothing.
+/// Atomically replaces `file`, whatever it is, with a file that contains `content`.
 fn replace(file: &Path, content: &str) -> io::Result<()> {
     let fresh = file.with_extension("json.new");
     match fs::remove_file(&fresh) {
@@ -215,7 +214,7 @@ mod tests {
         folder
     }
 
-    /// Waits for what is said, not for a time.
+    /// Waits for the reported state instead of a fixed time.
     async fn until(profiles: &mut Profiles, wanted: impl Fn(&Profile) -> bool) {
         while !wanted(&profiles.seen().seccomp) {
             profiles.changed().await;
@@ -247,11 +246,11 @@ mod tests {
         fs::rename(&file, within.join("away.json")).unwrap();
         until_right(&within, &file).await;
         fs::remove_file(&file).unwrap();
-        // A link is not followed, and what it points at is left alone.
+        // A symbolic link is not followed, and its destination is left alone.
         std::os::unix::fs::symlink(within.join("away.json"), &file).unwrap();
         until_right(&within, &file).await;
 
-        // The folder is in the way of itself: said, and tried again.
+        // A file is in the place of the folder: the error is reported, and the installation is retried.
         fs::remove_dir_all(kubelet.join("seccomp")).unwrap();
         fs::write(kubelet.join("seccomp"), "").unwrap();
         until(&mut profiles, |profile| matches!(profile, Profile::Missing(_))).await;

@@ -1,14 +1,14 @@
-//! The guests of this node: which there are, and one task for each.
+//! The guests of this node, with one task for each VMI.
 //!
 //! ```text
-//!  instances of this node ─┐
-//!  launcher pods here ─────┼─▶ Guests ─▶ a GuestTask for each instance ─▶ libvirt in its pod
-//!  the host (NodeTask) ────┘              (one that hangs or lies costs only itself)
+//!  VMIs of this node ──────┐
+//!  launcher pods here ─────┼─▶ Guests ─▶ a GuestTask for each VMI ─▶ libvirt in its pod
+//!  the host (NodeTask) ────┘              (a libvirt that hangs or lies affects only its own task)
 //! ```
 //!
-//! Nothing is done before this agent acts for the node, and guests do not notice when it ends: what
-//! they are is found again in libvirt and in the objects. Only when the Node object is deleted are they
-//! ended, so that they can start elsewhere.
+//! Does nothing before this agent acts for the node. Guests are not affected when the agent ends: their state is
+//! recovered from libvirt and from the objects. Guests are ended only when the Node object is deleted, so that they
+//! can start elsewhere.
 
 mod events;
 mod facts;
@@ -43,31 +43,30 @@ pub(crate) use gates::Gates;
 use guest_task::GuestTask;
 pub(crate) use watches::{GuestWatches, LauncherPods};
 
-/// What guests need to know of their host. It comes from the node's task, once this agent acts and
-/// the host is known.
+/// What guests' tasks need to know about their host. It comes from the node's task, once this agent acts and the host
+/// is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// How guests run here.
+    /// The virtualization type of guests here.
     pub(crate) virt_type: VirtType,
-    /// The architecture, as libvirt names it.
+    /// The architecture, by libvirt's name.
     pub(crate) architecture: String,
-    /// Features that guests that start here must not have, and what that means for those that arrive.
+    /// Features that guests starting here must not have, and what that means for guests that arrive.
     pub(crate) mask: MaskHere,
-    /// Features that guests here can have, the masked ones among them.
+    /// Features that guests here can have, including the masked ones.
     pub(crate) features: BTreeSet<String>,
-    /// libvirt knows a host model here.
+    /// Whether libvirt knows a host model here.
     pub(crate) host_model_known: bool,
-    /// Whether libvirt can leave out of the host's own CPU what cannot be migrated; `None` if it is not
-    /// known.
+    /// Whether libvirt can exclude features that cannot be migrated from the host's own CPU; `None` if unknown.
     pub(crate) host_passthrough_migratable: Option<bool>,
-    /// Bits of a physical address that guests have by the host's.
+    /// Physical address bits of guests that take the number from the host.
     pub(crate) address_bits: Option<u32>,
-    /// Which processor guests with the host's own CPU get.
+    /// Identity of the processor that guests with the host's own CPU get.
     pub(crate) processor: Option<String>,
 }
 
 impl Host {
-    /// The host that facts of an inspection describe, as long as they say how guests run.
+    /// Creates the description from the facts of an inspection; `None` if they do not include how guests run.
     pub(crate) fn of(facts: &NodeFacts, masked: &BTreeSet<String>, models: &MaskedModels) -> Option<Self> {
         let virtualization = facts.virtualization.as_ref()?;
         let offered = mask::apply(facts, masked, models).virtualization.unwrap_or_default();
@@ -84,7 +83,7 @@ impl Host {
     }
 }
 
-/// libvirt's name of an architecture that Kubernetes calls so.
+/// Returns libvirt's name of an architecture, given Kubernetes's name.
 fn libvirt_name(architecture: &str) -> &str {
     match architecture {
         "amd64" => "x86_64",
@@ -93,22 +92,22 @@ fn libvirt_name(architecture: &str) -> &str {
     }
 }
 
-/// What is seen of one instance.
+/// The observed state of one VMI.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// The instance.
+    /// The VMI.
     pub(crate) instance: Arc<VirtualMachineInstance>,
     /// UID of its pod on this node, if the controller has named one.
     pub(crate) pod_uid: Option<String>,
-    /// That pod; `None` if it is not there (any more).
+    /// That pod; `None` if it does not exist (any more).
     pub(crate) pod: Option<Arc<Pod>>,
     /// The host.
     pub(crate) host: Arc<Host>,
-    /// Since when it is certain that the Node object is deleted, if it is.
+    /// When the deletion of the Node object was confirmed, if it was deleted.
     pub(crate) node_deleted: Option<Instant>,
 }
 
-/// What all guests' tasks share.
+/// What the tasks of guests and migrations share.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) client: Client,
@@ -129,14 +128,14 @@ pub(crate) struct Guests {
     running: HashMap<String, Running>,
 }
 
-/// The task of one instance.
+/// The task of one VMI.
 struct Running {
     seen: watch::Sender<Seen>,
     stop: CancellationToken,
 }
 
 impl Guests {
-    /// The guests of the node that `shared` names.
+    /// Prepares to serve the guests of the node that `shared` names.
     pub(crate) fn new(
         shared: Shared,
         watches: GuestWatches,
@@ -154,7 +153,7 @@ impl Guests {
         }
     }
 
-    /// Keeps a task for each instance until the process stops.
+    /// Keeps a task for each VMI until the process stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         if stopping
@@ -208,7 +207,7 @@ impl Guests {
         let status = instance.status.as_ref();
         let pod_uid = status.and_then(|status| {
             let here = || status.active_pods.iter().filter(|(_, node)| **node == self.shared.node);
-            // One that it left by a migration may not have been cleared away when it comes back.
+            // A pod that the guest left by a migration may still exist when the guest comes back.
             let lives = |uid: &String| self.watches.pod(uid).is_some_and(|pod| ended(&pod).is_none());
             let chosen = here().find(|(uid, _)| lives(uid)).or_else(|| here().next());
             chosen.map(|(uid, _)| uid.clone())
@@ -244,7 +243,7 @@ impl Guests {
 }
 
 impl Seen {
-    /// Whether something is there that was not before, for whoever looks at `self`.
+    /// Returns whether `other` has a change that the task has to handle.
     fn differs(&self, other: &Self) -> bool {
         let version = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.resource_version());
         self.instance.resource_version() != other.instance.resource_version()

@@ -1,5 +1,5 @@
-//! What this agent knows of its host: found by itself, or recovered from what an earlier agent
-//! reported, and when to ask again.
+//! What this agent knows about its host, either from its own inspection or recovered from an earlier agent's report,
+//! and when to inspect again.
 
 use std::sync::Arc;
 
@@ -25,32 +25,32 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Facts, and when and how they were found.
+/// Facts, and the record of the inspection that found them.
 type Found = (NodeFacts, InspectionRecord);
 
-/// An inspection as it ended; `None` if the process is about to stop.
+/// The result of an inspection; `None` if the process is about to stop.
 pub(crate) type Ended = Option<Result<Report, InspectorError>>;
 
-/// What is known of the host.
+/// Knowledge about the host.
 pub(crate) struct HostKnowledge {
     args: Arc<RunArgs>,
     process: Process,
     metrics: Metrics,
-    /// By this process.
+    /// Found by this process.
     found: Option<Found>,
-    /// By an earlier one, as its Hypervisor says.
+    /// Found by an earlier process, read from its Hypervisor.
     recovered: Option<Found>,
     history: History,
     failure: Option<Failure>,
     running: Option<oneshot::Receiver<Result<Report, InspectorError>>>,
-    /// The host as it was when it was last looked at.
+    /// Fingerprint of the host at the last check.
     present: Fingerprint,
     look_again: Option<Timestamp>,
     concluded: bool,
 }
 
 impl HostKnowledge {
-    /// Nothing is known yet.
+    /// Creates the state without any knowledge.
     pub(crate) fn new(args: Arc<RunArgs>, process: Process, metrics: Metrics) -> Self {
         Self {
             args,
@@ -67,13 +67,13 @@ impl HostKnowledge {
         }
     }
 
-    /// Takes over what an earlier agent found.
+    /// Adopts the facts of an earlier agent.
     pub(crate) fn recover(&mut self, found: Option<Found>) {
         self.recovered = found;
     }
 
-    /// The facts to go by. Those of an earlier agent count as long as nothing that they depend on
-    /// has changed, or if this agent has failed to find its own.
+    /// Returns the facts to use. Facts of an earlier agent are used while nothing that they depend on has changed, or
+    /// if this agent's own inspection has failed.
     pub(crate) fn facts(&self) -> Option<(&NodeFacts, &InspectionRecord)> {
         let recovered = || {
             self.recovered
@@ -86,27 +86,27 @@ impl HostKnowledge {
             .map(|(facts, record)| (facts, record))
     }
 
-    /// Why the last inspection failed, if it did.
+    /// Returns why the last inspection failed, if it did.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// When to look at the host again.
+    /// Returns when to check the host again.
     pub(crate) fn look_again(&self) -> Option<Timestamp> {
         self.look_again
     }
 
-    /// Whether an inspection by this process has ended, well or badly.
+    /// Returns whether an inspection by this process has ended, successfully or not.
     pub(crate) fn is_concluded(&self) -> bool {
         self.concluded
     }
 
-    /// Judges whether the host has changed, and begins to inspect it if so. Returns whether.
+    /// Checks whether the host has changed, and starts an inspection if so. Returns whether it started one.
     pub(crate) fn look(&mut self, now: Timestamp) -> bool {
         let every = now + self.args.fingerprint_every;
         self.look_again = Some(every);
         if self.running.is_some() {
-            // What changes meanwhile is seen when it has ended.
+            // Changes in the meantime are detected once it has ended.
             return false;
         }
         self.present = fingerprint::fingerprint(&Roots::default(), &inspector::programs(&self.args.host));
@@ -132,14 +132,14 @@ impl HostKnowledge {
                 .run_until_cancelled(inspector::inspect(&args.host, &args.capabilities()))
                 .await
             {
-                // Nobody listens any more only when the process stops.
+                // The receiver is dropped only when the process stops.
                 let _ = sender.send(report);
             }
         });
         receiver
     }
 
-    /// Waits for the running inspection to end; for ever, if none runs.
+    /// Waits for the running inspection to end, or for ever if none runs.
     pub(crate) async fn ended(&mut self) -> Ended {
         match &mut self.running {
             Some(running) => running.await.ok(),
@@ -147,13 +147,13 @@ impl HostKnowledge {
         }
     }
 
-    /// Learns from an inspection that has ended.
+    /// Processes the result of an inspection.
     pub(crate) fn conclude(&mut self, ended: Ended, now: Timestamp) {
         self.running = None;
         let Some(ended) = ended else { return };
         self.concluded = true;
-        // The host may have changed while it was inspected, and after a failure it is known when
-        // to try again.
+        // Check again at once: the host may have changed during the inspection, and after a failure the check
+        // schedules the retry.
         self.look_again = Some(now);
         let failure = match ended {
             Err(error) => {
@@ -180,7 +180,7 @@ impl HostKnowledge {
                     }
                     Some(problem) => {
                         self.metrics.inspected(Err(problem.reason()), took_milliseconds);
-                        // What the processor and the kernel say is true even so.
+                        // The facts from the processor and the kernel are valid even so.
                         if self.recovered.is_none() {
                             self.found.get_or_insert((facts, record));
                         }
@@ -210,7 +210,7 @@ impl HostKnowledge {
         self.found = Some(found);
         self.recovered = None;
         self.failure = None;
-        // What the report took is given back before the agent falls idle.
+        // Returns the memory of the report before the agent goes idle.
         memory::trim();
     }
 }

@@ -1,14 +1,13 @@
-//! One acting agent on a node.
+//! Ensures that only one agent acts on a node.
 //!
-//! During a rollout two agent pods share a node for a while. The one that holds the *acting* lock
-//! acts; the next one holds the *next* lock and waits for the first. Both are files in a folder of
-//! the host. So the one that stops can tell whether somebody is waiting to take its place, without
-//! asking the API server and without a race:
+//! During a rollout two agent pods share a node for a while. The agent that holds the *acting* lock acts; the next
+//! one holds the *next* lock and waits for the first. Both locks are files in a folder of the host. So an agent that
+//! stops can see whether another one waits to take over, without a request to the API server and without a race:
 //!
 //! ```text
 //!   new agent:  lock next ── ready ── lock acting (waits) ── unlock next ── act
 //!   old agent:  try next ── taken: leave silently, the new one acts at once
-//!                        └─ free: hold it, say "not schedulable", leave
+//!                        └─ free: hold it, write "not schedulable", leave
 //! ```
 
 use std::{
@@ -31,18 +30,17 @@ pub(crate) struct HostLock {
     _acting: Flock<File>,
 }
 
-/// What becomes of the wait for the lock.
+/// The stages of waiting for the lock.
 pub(crate) struct Waiting {
-    /// Resolves once this agent is the next to act; from then on it may call itself ready.
+    /// Resolves once this agent is next in line; from then on it may report itself ready.
     pub(crate) is_next: oneshot::Receiver<io::Result<()>>,
     /// Resolves once this agent acts.
     pub(crate) acts: oneshot::Receiver<io::Result<HostLock>>,
 }
 
-/// Starts waiting for the lock in `folder`, which is made if it does not exist.
+/// Starts waiting for the lock in `folder`, which is created if it does not exist.
 ///
-/// The wait is a thread blocked in the kernel, woken the moment the lock is free. It ends with the
-/// process.
+/// A thread waits, blocked in the kernel, and wakes the moment the lock is free. It ends with the process.
 pub(crate) fn wait(folder: &Path) -> Waiting {
     let (next_sender, is_next) = oneshot::channel();
     let (acting_sender, acts) = oneshot::channel();
@@ -55,7 +53,7 @@ pub(crate) fn wait(folder: &Path) -> Waiting {
         let next = match next {
             Ok(next) => next,
             Err(error) => {
-                // Whoever waits has gone if this fails, and then nobody wants the lock.
+                // A failed send means that the receiver is gone and the lock no longer needed.
                 let _ = next_sender.send(Err(error));
                 return;
             }
@@ -71,15 +69,15 @@ pub(crate) fn wait(folder: &Path) -> Waiting {
     Waiting { is_next, acts }
 }
 
-/// Held while an agent says good-bye, so that none can begin to wait unseen.
+/// Held while an agent shuts down, so that no other agent can start waiting unnoticed.
 #[derive(Debug)]
 pub(crate) struct Farewell {
     _next: Flock<File>,
 }
 
 impl HostLock {
-    /// `None` if another agent waits to act here; else nobody can begin to until the value is
-    /// dropped.
+    /// Returns `None` if another agent waits to act here. Otherwise no agent can start to wait until the returned
+    /// value is dropped.
     pub(crate) fn nobody_waits(&self) -> io::Result<Option<Farewell>> {
         match lock(open(&self.next)?, FlockArg::LockExclusiveNonblock) {
             Ok(next) => Ok(Some(Farewell { _next: next })),

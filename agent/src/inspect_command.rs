@@ -1,4 +1,4 @@
-//! `drydock-agent inspect`: what this machine can do for guests, with no cluster.
+//! `drydock-agent inspect`: prints what this machine can do for guests. Needs no cluster.
 
 use std::{
     io::{self, Write},
@@ -16,8 +16,8 @@ use crate::{
     table,
 };
 
-/// Inspects and prints. Fails if the command line makes no sense here, or if `--explain` names a
-/// model that libvirt does not know.
+/// Inspects and prints. Fails if the command line is invalid for this machine, or if libvirt does not know the model
+/// that `--explain` names.
 pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
     let report = inspection::inspect(&Options {
         capabilities: args.keep_capabilities.clone(),
@@ -97,7 +97,7 @@ fn json(value: &impl Serialize) -> Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Writes to standard output. Whoever closes it early (`| head`) has seen enough.
+/// Writes to standard output. A reader that closes it early (`| head`) is no error.
 fn show(text: &str) -> Result<ExitCode, String> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.to_string()),

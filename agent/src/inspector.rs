@@ -1,8 +1,8 @@
-//! Inspects the machine in a process of its own.
+//! Inspects the machine in a child process.
 //!
-//! libvirt's client calls block, cannot be interrupted and bring megabytes of memory with them. In
-//! a child process a call that hangs ends with the process, a crash of the C library is an answer
-//! like any other, and the memory is given back. The child is this program's own `inspect`.
+//! libvirt's client calls block, cannot be interrupted and need megabytes of memory. In a child process, a call that
+//! hangs ends with the process, a crash of the C library is a normal error, and the memory is returned. The child is
+//! this program's own `inspect`.
 
 use std::{
     io,
@@ -25,10 +25,10 @@ use tokio::{io::AsyncReadExt, process::Command, time::timeout};
 
 use crate::args::HostArgs;
 
-/// How much longer than its own deadline the child may live: it needs a moment to end libvirtd.
+/// How much longer than its own deadline the child may run: it needs a moment to end libvirtd.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Most bytes of a report; a node with every CPU model and machine type has about 60 KiB.
+/// Maximum size of a report in bytes. A node with every CPU model and machine type has about 60 KiB.
 const LIMIT: u64 = 8 * 1024 * 1024;
 
 /// Why there is no report at all.
@@ -43,7 +43,7 @@ pub(crate) enum InspectorError {
     /// The child ended without a report.
     #[error("the inspection ended with {0}: {1}")]
     Ended(String, String),
-    /// The child's report is not one.
+    /// The child's report could not be parsed.
     #[error("the inspection's report makes no sense")]
     Garbled(#[source] serde_json::Error),
     /// The child did not end.
@@ -52,7 +52,7 @@ pub(crate) enum InspectorError {
 }
 
 impl InspectorError {
-    /// CamelCase reason.
+    /// Returns the reason in CamelCase.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Start(_) => "InspectionNotStarted",
@@ -63,10 +63,10 @@ impl InspectorError {
     }
 }
 
-/// Inspects this machine, and keeps what libvirt learned of its QEMU in the folder `capabilities`.
+/// Inspects this machine, and keeps libvirt's cache of QEMU capabilities in the folder `capabilities`.
 ///
 /// # Errors
-/// If the child does not report; that libvirt did not answer is no error but part of the report.
+/// If the child does not report. A libvirt that does not respond is no error but part of the report.
 pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Report, InspectorError> {
     let deadline = args.deadline + GRACE;
     let mut child = Command::new("/proc/self/exe")
@@ -95,7 +95,7 @@ pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Repo
         Ok(status) => status?,
         Err(_) => {
             if let Some(group) = group {
-                // It may have ended just now, which is as good.
+                // The process group may have ended just now, which is fine.
                 let _ = killpg(group, Signal::SIGKILL);
                 let _ = child.wait().await;
             }
@@ -114,7 +114,7 @@ pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Repo
     serde_json::from_slice(&report).map_err(InspectorError::Garbled)
 }
 
-/// The child's command line.
+/// Returns the child's command line.
 fn arguments(args: &HostArgs) -> Vec<std::ffi::OsString> {
     let mut line: Vec<std::ffi::OsString> = ["inspect", "--output", "report", "--libvirtd"].map(Into::into).into();
     line.push(args.libvirtd.clone().into());
@@ -125,8 +125,8 @@ fn arguments(args: &HostArgs) -> Vec<std::ffi::OsString> {
     line
 }
 
-/// Where a program is: as given if it has a folder, else the first of its name in the folders where
-/// an inspection looks. So the fingerprint is of the libvirtd that is asked.
+/// Returns the path of a program: as given if it has a folder, else the first match in the folders that an inspection
+/// searches. That way the fingerprint is of the libvirtd that the inspection uses.
 fn find_program(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.exists().then(|| program.to_owned());
@@ -136,7 +136,7 @@ fn find_program(program: &Path) -> Option<PathBuf> {
         .find(|candidate| candidate.exists())
 }
 
-/// How this process itself asks the machine.
+/// Returns the options with which this process itself inspects the machine.
 pub(crate) fn options(args: &HostArgs) -> Options {
     let libvirt = match &args.libvirt_uri {
         Some(uri) => LibvirtSource::Uri(uri.clone()),
@@ -151,7 +151,7 @@ pub(crate) fn options(args: &HostArgs) -> Options {
     }
 }
 
-/// The programs whose builds decide what guests get.
+/// Returns the programs whose builds decide what guests get.
 pub(crate) fn programs(args: &HostArgs) -> Programs {
     let emulator = PathBuf::from(format!("qemu-system-{}", std::env::consts::ARCH));
     Programs {

@@ -1,7 +1,7 @@
-//! The Lease by which this agent shows that it is alive, `drydock-nodes/<node>`.
+//! The Lease that shows that this agent is alive, `drydock-nodes/<node>`.
 //!
-//! Its holder is the UID of the agent's pod. Only the agent that holds the host's lock takes it, so
-//! it is taken whoever held it before.
+//! Its holder is the UID of the agent's pod. Only the agent that holds the host's lock takes the Lease, so it takes
+//! it from any previous holder.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,11 @@ use drydock_runtime::{
 use kube::Client;
 use tracing::warn;
 
-/// Takes the Lease and keeps it.
+/// Takes the Lease and renews it.
 pub(crate) struct NodeLease(LeaseHolder);
 
 impl NodeLease {
-    /// Gets ready to keep the Lease of `node` for the pod `holder`. Nothing is written before
-    /// [`take`](Self::take).
+    /// Prepares to hold the Lease of `node` for the pod `holder`. Writes nothing before [`take`](Self::take).
     pub(crate) fn start(client: Client, node: &str, holder: &str, process: &Process) -> Self {
         let changed = Trigger::new();
         let holding = Holding {
@@ -31,7 +30,8 @@ impl NodeLease {
             renew_every: RENEW_EVERY,
             duration: STALE_AFTER,
             labels: BTreeMap::new(),
-            // Not of the Node: it has to outlive a deletion of that, as it shows whether guests may still run there.
+            // The Node is not an owner: the Lease must outlive the Node, as it shows whether guests may still run
+            // there.
             owners: Vec::new(),
             field_manager: AGENT_FIELD_MANAGER,
         };
@@ -40,8 +40,8 @@ impl NodeLease {
         process.spawn("lease taken back", async move {
             while stopping.run_until_cancelled(changed.notified()).await.is_some() {
                 let Held::By(other) = kept.held() else { continue };
-                // Who acts for a node is decided by the lock on its host. An agent that says it is
-                // this node from elsewhere is a mistake to be seen, not a fight to be fought fast.
+                // The lock on the host decides which agent acts for a node. Another holder that claims this node from
+                // elsewhere is a misconfiguration: it is logged, and the Lease is taken back without haste.
                 warn!(
                     holder = other,
                     "somebody else holds this node's Lease; it will be taken back"
@@ -58,7 +58,7 @@ impl NodeLease {
         Self(lease)
     }
 
-    /// Takes the Lease now, and keeps it until the process stops.
+    /// Takes the Lease now and renews it until the process stops.
     pub(crate) fn take(&self) {
         self.0.take_over();
     }

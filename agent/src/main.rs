@@ -1,4 +1,4 @@
-//! Drydock's node agent. See [`args`] for what it can be told and [`run`] for what it does.
+//! Drydock's node agent. See [`args`] for its command line and [`run`] for what it does.
 
 mod announcements;
 mod args;

@@ -1,4 +1,4 @@
-//! What the agent counts. The names are documented in `deploy/docs/troubleshooting.md`.
+//! The agent's metrics. The names are documented in `deploy/docs/troubleshooting.md`.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
@@ -25,7 +25,7 @@ struct Kind {
     kind: &'static str,
 }
 
-/// A guest that moves, by KubeVirt's labels.
+/// A guest that is migrating, with KubeVirt's label names.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct MovingGuest {
     node: String,
@@ -35,7 +35,7 @@ struct MovingGuest {
 
 type OfGuests = Family<MovingGuest, Gauge<i64, AtomicI64>>;
 
-/// What is measured of guests that leave, by KubeVirt's names.
+/// Metrics of guests that leave, with KubeVirt's names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeavingMetrics {
     processed: OfGuests,
@@ -46,24 +46,24 @@ pub(crate) struct LeavingMetrics {
     disk_rate: OfGuests,
 }
 
-/// One measurement, in bytes and bytes a second. What libvirt does not say is not told.
+/// One measurement, in bytes and bytes per second. Values that libvirt does not report are not exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Leaving {
-    /// Bytes that were sent, some more than once.
+    /// Bytes sent, some of them more than once.
     pub(crate) processed: u64,
-    /// Bytes that are still to be sent.
+    /// Bytes still to be sent.
     pub(crate) remaining: u64,
     /// Bytes of memory and copied disks.
     pub(crate) total: u64,
-    /// Bytes of memory that the guest changes in a second.
+    /// Bytes of memory that the guest changes per second.
     pub(crate) dirtied: Option<u64>,
-    /// Bytes of memory that are sent in a second.
+    /// Bytes of memory sent per second.
     pub(crate) memory_rate: Option<u64>,
-    /// Bytes of disks that are sent in a second.
+    /// Bytes of disks sent per second.
     pub(crate) disk_rate: Option<u64>,
 }
 
-/// A guest that leaves is told of until this is dropped.
+/// Exports the metrics of a guest that leaves, until dropped.
 #[derive(Debug)]
 pub(crate) struct LeavingGuest {
     metrics: LeavingMetrics,
@@ -112,7 +112,7 @@ impl LeavingMetrics {
         ]
     }
 
-    /// Begins to tell of the guest `namespace`/`name` that leaves `node`.
+    /// Starts exporting metrics of the guest `namespace`/`name` that leaves `node`.
     pub(crate) fn guest(&self, node: &str, namespace: &str, name: &str) -> LeavingGuest {
         LeavingGuest {
             metrics: self.clone(),
@@ -126,7 +126,7 @@ impl LeavingMetrics {
 }
 
 impl LeavingGuest {
-    /// Tells what was measured now.
+    /// Exports a new measurement.
     pub(crate) fn measured(&self, measured: &Leaving) {
         let metrics = &self.metrics;
         for (family, value) in [
@@ -167,14 +167,14 @@ pub(crate) struct Metrics {
     usable_models: Gauge<i64, AtomicI64>,
     conditions: Family<ConditionIs, Gauge>,
     writes: Family<Kind, Counter>,
-    /// Instances that this agent looks after.
+    /// Number of VMIs that this agent serves.
     pub(crate) guests: Gauge<i64, AtomicI64>,
-    /// Guests that leave this node.
+    /// Metrics of guests that leave this node.
     pub(crate) leaving: LeavingMetrics,
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(
@@ -216,7 +216,7 @@ impl Metrics {
         metrics
     }
 
-    /// An inspection ended: `Ok` or the reason of its failure.
+    /// Counts an inspection that ended: `Ok`, or the reason of its failure.
     pub(crate) fn inspected(&self, result: Result<(), &str>, milliseconds: u64) {
         let result = result.err().unwrap_or("ok").to_owned();
         self.inspections.get_or_create(&Outcome { result }).inc();
@@ -224,7 +224,7 @@ impl Metrics {
         self.inspection_seconds.set(milliseconds as f64 / 1000.0);
     }
 
-    /// The status was planned.
+    /// Exports a planned status.
     pub(crate) fn planned(&self, status: &HypervisorStatus) {
         self.cpu_labels.set(status.labels.unwrap_or(0).into());
         self.usable_models.set(status.usable_models.unwrap_or(0).into());
@@ -243,7 +243,7 @@ impl Metrics {
         }
     }
 
-    /// Something was written.
+    /// Counts a write.
     pub(crate) fn wrote(&self, kind: &'static str) {
         self.writes.get_or_create(&Kind { kind }).inc();
     }
@@ -289,7 +289,7 @@ mod leaving_tests {
             line("disk_transfer_rate_bytes", 6),
         ];
         assert_eq!(told(), all);
-        // What libvirt says no more is no number.
+        // A value that libvirt no longer reports is no longer exported.
         guest.measured(&Leaving {
             dirtied: None,
             disk_rate: None,

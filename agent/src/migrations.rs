@@ -1,13 +1,13 @@
-//! The migrations that guests of this node leave or come by: one task for each side that this node is.
+//! The migrations from and to this node, with one task for each side that this node is.
 //!
 //! ```text
 //!  migrations from here ─┐                    ┌─▶ SourceTask ─▶ libvirt in the pod that the guest leaves
 //!  migrations to here ───┼─▶ Migrations ──────┤        └──────▶ the node's tunnel ═══▶ the target's
-//!  launcher pods here ───┘   (told of each)   └─▶ TargetTask ─▶ libvirt in the pod that it comes to
+//!  launcher pods here ───┘   (one per side)   └─▶ TargetTask ─▶ libvirt in the pod that it arrives in
 //! ```
 //!
-//! Tasks carry out [`drydock_core::migration::source`] and [`drydock_core::migration::target`]. What
-//! they know they find again after a restart: in the object, in libvirt, and in the tunnel.
+//! The tasks execute the steps of [`drydock_core::migration::source`] and [`drydock_core::migration::target`]. After
+//! a restart, they recover their state from the object, from libvirt, and from the tunnel.
 
 mod progress;
 mod seen;
@@ -40,12 +40,12 @@ use source_task::SourceTask;
 use target_task::TargetTask;
 pub(crate) use watches::MigrationWatches;
 
-/// What is seen of one side of a migration.
+/// The observed state of one side of a migration.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     /// The migration.
     pub(crate) migration: Arc<VirtualMachineInstanceMigration>,
-    /// The pod of this side, if it is there.
+    /// The pod of this side, if it exists.
     pub(crate) pod: Option<Arc<Pod>>,
     /// The host.
     pub(crate) host: Arc<Host>,
@@ -59,7 +59,7 @@ pub(crate) struct Migrations {
     host: watch::Receiver<Option<Arc<Host>>>,
     process: Process,
     running: BTreeMap<(String, bool), Running>,
-    /// Nothing was looked at yet: what there is may have been begun by an earlier process.
+    /// Whether no reconcile has run yet: an earlier process may have started the migrations that the first one finds.
     first: bool,
 }
 
@@ -70,7 +70,7 @@ struct Running {
 }
 
 impl Migrations {
-    /// The migrations that `watches` show.
+    /// Prepares to serve the migrations that `watches` show.
     pub(crate) fn new(
         shared: Shared,
         watches: MigrationWatches,
@@ -89,7 +89,7 @@ impl Migrations {
         }
     }
 
-    /// Serves them until the process stops. Nothing is done before this agent acts for the node.
+    /// Serves the migrations until the process stops. Does nothing before this agent acts for the node.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         if stopping
@@ -117,7 +117,7 @@ impl Migrations {
         }
     }
 
-    /// Starts and stops tasks, and passes changes on to those that continue.
+    /// Starts and stops tasks, and passes changes on to those that continue. Returns the sides that exist.
     fn reconcile(&mut self, host: &Arc<Host>) -> BTreeSet<(String, bool)> {
         let mut present = BTreeSet::new();
         for role in [Role::Source, Role::Target] {
@@ -148,8 +148,8 @@ impl Migrations {
         present
     }
 
-    /// Closes sessions of the tunnels that nobody needs: of migrations that are over and settled here, or
-    /// gone. (One that is being made belongs to a migration that the watches have shown.)
+    /// Closes sessions of the tunnels that are no longer needed: those of migrations that are over and settled here,
+    /// or deleted. (A session that is being created belongs to a migration that the watches have shown.)
     fn close_others(
         &self,
         known: &KnownSessions,
@@ -157,7 +157,7 @@ impl Migrations {
         closing: &mut JoinSet<Result<(), TunnelError>>,
     ) {
         for (uid, session) in &known.sessions {
-            // A side of a later version may be needed by what only that version knows.
+            // A side of a later version may be needed for a purpose that only that version knows.
             let is_unknown = session.state.role == Role::Unknown;
             if is_unknown || present.contains(&(uid.clone(), session.state.role == Role::Source)) {
                 continue;
@@ -201,7 +201,7 @@ impl Migrations {
     }
 }
 
-/// Whether there is anything to do for this side, now or later.
+/// Returns whether there is anything to do for this side, now or later.
 fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
     let record = Record::of(migration);
     let settled = match role {

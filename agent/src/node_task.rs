@@ -1,12 +1,12 @@
-//! The one task that owns everything this agent knows and does about its node.
+//! The task that owns all state of this node and acts on it.
 //!
-//! It waits for something to change, looks at all there is, asks [`drydock_core::node::plan`] what
-//! to do, and does it. What changed makes no difference: every round looks at everything, and a
-//! round that finds nothing to do writes nothing.
+//! It waits for a change, reads the whole state, calls [`drydock_core::node::plan`] for what to do, and does it. It
+//! is level-triggered: every round reads everything, whatever has changed, and a round that finds nothing to do
+//! writes nothing.
 //!
 //! ```text
 //!  watches ───────────┐                          ┌─▶ labels of the Node
-//!  inspection ended ──┤   look ─▶ plan ─▶ act ───┼─▶ status of the Hypervisor
+//!  inspection ended ──┤   read ─▶ plan ─▶ act ───┼─▶ status of the Hypervisor
 //!  kernel, timers ────┤    ▲                     └─▶ events
 //!  host lock ─────────┘    └── wake at a known time, or on change
 //! ```
@@ -57,10 +57,10 @@ use crate::{
     writes::Writes,
 };
 
-/// How long a refused or lost write waits before it is tried again: first and at most.
+/// Pause before a refused or lost write is retried: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
-/// What the task is given.
+/// The task and its state.
 pub(crate) struct NodeTask {
     args: Arc<RunArgs>,
     caches: Caches,
@@ -71,7 +71,7 @@ pub(crate) struct NodeTask {
     process: Process,
     lease: NodeLease,
     ready: Option<ReadyHandle>,
-    /// This node's place in the spread of configuration changes, from 0 to 1.
+    /// This node's position in the spread of configuration changes, from 0 to 1.
     place: f64,
     questions: CpuMapQuestions,
     host: HostKnowledge,
@@ -79,18 +79,18 @@ pub(crate) struct NodeTask {
     follow_at: Option<Timestamp>,
     mask: BTreeSet<String>,
     masked_models: MaskedModels,
-    /// Which labels of launcher pods wait for others.
+    /// Labels of launcher pods whose changes wait for others.
     waiting: guest_labels::Waiting,
     hypervisors: u64,
-    /// Nodes may have come or gone since they were counted: asked for after a change was followed,
-    /// so that nothing stands between the next change and the labels.
+    /// Whether nodes may have come or gone since they were counted. They are counted after a change was followed, so
+    /// that the count does not delay the labels.
     recount: bool,
-    /// These belong to the agent that acts.
+    /// Held only by the acting agent, like `plugin`.
     profiles: Option<Profiles>,
     plugin: Option<DevicePlugin>,
-    /// What guests' tasks know of the host; they begin when it is first said.
+    /// What guests' tasks know about the host; they start when it is first set.
     told_guests: watch::Sender<Option<Arc<Host>>>,
-    /// Since when it is certain that the Node object is deleted, for guests' tasks.
+    /// When the deletion of the Node object was confirmed, for guests' tasks.
     deleted_node: watch::Sender<Option<clock::Instant>>,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
@@ -106,7 +106,7 @@ struct Following {
 }
 
 impl NodeTask {
-    /// The task of the node that `args` names.
+    /// Creates the task of the node that `args` names.
     #[expect(
         clippy::too_many_arguments,
         reason = "these are the parts of one process, put together once"
@@ -158,10 +158,10 @@ impl NodeTask {
         }
     }
 
-    /// Looks after the node until the process stops.
+    /// Serves the node until the process stops.
     ///
     /// # Errors
-    /// If the host's lock cannot be had, or the kernel cannot be listened to.
+    /// If taking the host's lock fails, or the host cannot be watched.
     pub(crate) async fn run(mut self) -> std::io::Result<()> {
         let stopping = self.process.stopping();
         let synced = self.caches.synced();
@@ -212,7 +212,7 @@ impl NodeTask {
         Ok(())
     }
 
-    /// Takes over what an earlier agent of this node knew, from its Hypervisor.
+    /// Restores the state of an earlier agent of this node from its Hypervisor.
     fn recover(&mut self) {
         let Some(status) = self
             .caches
@@ -229,12 +229,12 @@ impl NodeTask {
         self.host.recover(facts.zip(status.inspection));
     }
 
-    /// What the kubelet writes about CPUs it pins.
+    /// Returns the path of the state file of the kubelet's CPU manager.
     fn cpu_manager_state(&self) -> PathBuf {
         self.args.kubelet.join("cpu_manager_state")
     }
 
-    /// Looks at everything, plans and acts. Returns when to look again, if at a known time.
+    /// Reads everything, plans and acts. Returns when to run again, if at a known time.
     async fn round(&mut self, now: Timestamp) -> Option<Timestamp> {
         let follow_at = self.follow(now);
         if self.lock.is_none() {
@@ -261,7 +261,7 @@ impl NodeTask {
         }
     }
 
-    /// Follows the configuration as the caches show it, at this node's turn.
+    /// Follows the configuration in the caches, at this node's turn.
     fn follow(&mut self, now: Timestamp) -> Option<Timestamp> {
         let sources = sources(
             &self.caches.config_maps(),
@@ -297,7 +297,7 @@ impl NodeTask {
         None
     }
 
-    /// The configuration in force before: of this process, or as an earlier one recorded it.
+    /// Returns the configuration previously in force, of this process or as recorded by an earlier one.
     fn last_good(&self) -> Option<Configuration> {
         match &self.following {
             Some(following) => Some(following.resolution.configuration.clone()),
@@ -328,7 +328,7 @@ impl NodeTask {
             self.written_hypervisor.clone(),
         ) {
             Some(hypervisor) => hypervisor,
-            // While a deleted one is still in the way, the watch will tell when it is gone.
+            // While a deleted one is still in the way, the watch notifies when it is gone.
             None => match self.writes.create(&node).await? {
                 Some(made) => made,
                 None => return Ok(None),
@@ -392,10 +392,10 @@ impl NodeTask {
         Ok(plan.wake)
     }
 
-    /// Makes sure that the Node object is deleted, where the watch shows none, and has its guests ended then. While
-    /// it is not known nothing is done: a guess must not end a guest.
+    /// Handles a Node that the watch does not show: confirms with the API server that it is deleted, and then has its
+    /// guests ended. Does nothing while the deletion is not confirmed: a guess must not end a guest.
     async fn without_node(&mut self) -> kube::Result<()> {
-        // The host may not have been inspected before.
+        // Guests' tasks need the host, which may have been inspected only now.
         self.describe_host();
         if self.deleted_node.borrow().is_some() || self.writes.node_exists().await? {
             return Ok(());
@@ -408,7 +408,7 @@ impl NodeTask {
         Ok(())
     }
 
-    /// Makes known to guests' tasks what the host is, once it was inspected.
+    /// Passes the description of the host to guests' tasks, once it has been inspected.
     fn describe_host(&self) {
         let Some((facts, _)) = self.host.facts() else { return };
         let host = Host::of(facts, &self.mask, &self.masked_models).map(Arc::new);
@@ -419,7 +419,7 @@ impl NodeTask {
         });
     }
 
-    /// Offers shares to pods, from the first time on that it is known what there is.
+    /// Offers shares to pods. The first call starts the plugin, once it is known what there is to offer.
     fn offer(&mut self, offer: Offer, stopping: bool) {
         match &self.plugin {
             Some(plugin) => plugin.offer(offer),
@@ -468,7 +468,7 @@ impl NodeTask {
         }
     }
 
-    /// How many nodes a change of configuration is spread over.
+    /// Updates the number of nodes over which a change of configuration is spread.
     async fn count_hypervisors(&mut self) {
         match self.writes.count_hypervisors().await {
             Ok(count) => self.hypervisors = count,
@@ -478,10 +478,9 @@ impl NodeTask {
         }
     }
 
-    /// Says that the node takes no virtual machines any more, unless another agent is about to
-    /// take over.
+    /// Reports that the node no longer accepts virtual machines, unless another agent is about to take over.
     async fn farewell(&mut self) {
-        // Before the lock is free: the next agent registers as soon as it has it.
+        // Before the lock is released: the next agent registers as soon as it has it.
         if let Some(plugin) = self.plugin.take() {
             plugin.close().await;
         }
@@ -505,7 +504,7 @@ impl NodeTask {
     }
 }
 
-/// Waits for a change of the profiles; for ever, if this agent does not keep them.
+/// Waits for a change of the profiles, or for ever if this agent does not maintain them.
 async fn changed(profiles: &mut Option<Profiles>) {
     match profiles {
         Some(profiles) => profiles.changed().await,
@@ -513,7 +512,7 @@ async fn changed(profiles: &mut Option<Profiles>) {
     }
 }
 
-/// What guests' networks need, as long as nobody has looked at the profiles.
+/// Returns what guests' networks need while the profiles have not been checked.
 fn not_looked_at() -> Seen {
     Seen {
         seccomp: Profile::Unknown,
@@ -522,7 +521,7 @@ fn not_looked_at() -> Seen {
     }
 }
 
-/// The node on the host that a pod's is made after.
+/// Returns the device node on the host that a pod's node is created from.
 fn node_for_guests(folder: &Path, device: &str) -> String {
     match guest_devices::open_to_all(folder, Path::new(device)) {
         Ok(node) => node.to_string_lossy().into_owned(),

@@ -1,4 +1,4 @@
-//! From what the caches hold to what decisions take: the mask and the configuration of this node.
+//! Converts what the caches hold to the input of decisions: the mask and the configuration of this node.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use drydock_core::{
 
 use crate::cpu_map_questions::{Answers, CpuMapQuestions};
 
-/// Features that this node shall not offer: those of the command line and of the annotation. An
-/// annotation that makes no sense is refused, and the mask that was last in force stays.
+/// Returns the features that this node must not offer: those of the command line and of the annotation. An invalid
+/// annotation is refused, and the previous mask stays in force.
 pub(crate) fn mask(
     option: &BTreeSet<String>,
     annotation: Option<&str>,
@@ -23,7 +23,7 @@ pub(crate) fn mask(
     }
 }
 
-/// What the CPU map is asked for: the minimum models that are wanted and the one last in force.
+/// Queries the CPU map for the minimum models that the sources want and the one last in force.
 pub(crate) fn ask(
     questions: &mut CpuMapQuestions,
     sources: &[Source],
@@ -37,8 +37,8 @@ pub(crate) fn ask(
     questions.ask(models, mask)
 }
 
-/// The configuration in force on this node, with its minimum model. Only amd64 has models that
-/// can be a minimum; elsewhere none is refused.
+/// Returns the configuration in force on this node, with its minimum model. Only amd64 has models that can be a
+/// minimum; elsewhere none is refused.
 pub(crate) fn follow(
     sources: Vec<Source>,
     answers: &Answers,
@@ -47,8 +47,8 @@ pub(crate) fn follow(
 ) -> (Resolution, Minimum) {
     let knows = |model: &str| amd64.then(|| answers.knows(model));
     let resolution = resolve(sources, knows, last_good);
-    // No features are found where the model has none (not amd64) or where the map that knew the
-    // last good model cannot be read any more; the documented list needs no map.
+    // No features are found if the model has none (not amd64), or if the map that contained the last good model
+    // cannot be read any more. The documented list needs no map.
     let minimum = Minimum::resolve(&resolution.configuration.min_cpu_model, |model| answers.features(model));
     (resolution, minimum.unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! `drydock-agent run`: puts the parts of the process together.
+//! `drydock-agent run`: wires the parts of the process together.
 
 use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
 
@@ -21,11 +21,11 @@ use crate::{
 };
 
 const COMPONENT: &str = "drydock-agent";
-/// Folder of the tunnels' sockets, below the one that agents share.
+/// Folder of the tunnels' sockets, in the folder that agents share.
 const TUNNELS_FOLDER: &str = "tunnels";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Runs until told to stop.
+/// Runs the node agent until it is signalled to stop.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let start = Start {
         component: COMPONENT,
@@ -46,7 +46,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let event_metrics = EventMetrics::register(&mut registry);
     let client_metrics = ClientMetrics::register(&mut registry);
     let readiness = Readiness::new();
-    // Also the one for which the host's lock is waited for and the machine is inspected.
+    // Held until this agent is next in line for the host's lock and the host has been inspected.
     let ready = readiness.handle("the host");
     let admin = Admin {
         readiness: readiness.clone(),

@@ -1,4 +1,4 @@
-//! What `inspect` shows to people.
+//! The human-readable output of `inspect`.
 
 use std::fmt::Write;
 
@@ -8,10 +8,10 @@ use drydock_core::{
     readiness::{Readiness, kvm_sentence},
 };
 
-/// Width after which lists of words are wrapped.
+/// Width at which lists are wrapped, in characters.
 const WIDTH: usize = 100;
 
-/// The machine in one page.
+/// Returns a one-page description of the machine.
 pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&str>) -> String {
     let mut page = Page::default();
     let cpu = &facts.cpu;
@@ -61,7 +61,7 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
         &facts.kvm.message
     };
     page.row("KVM", kvm);
-    // All of them are in the JSON; these are what people look for.
+    // The JSON has all parameters; these are the ones people usually need.
     let telling = [
         "nested",
         "ept",
@@ -178,7 +178,7 @@ fn virtualization(page: &mut Page, facts: &NodeFacts, policy: &LabelPolicy) {
     );
 }
 
-/// All CPU models, one a line.
+/// Returns all CPU models, one per line.
 pub(crate) fn models(facts: &NodeFacts, policy: &LabelPolicy) -> String {
     let Some(virtualization) = &facts.virtualization else {
         return String::new();

@@ -1,4 +1,4 @@
-//! `drydock-agent tunnel`: carries guests from pod to pod of two nodes, and lets them go on there.
+//! `drydock-agent tunnel`: carries migrations between pods of two nodes, and resumes the guests at the target.
 //!
 //! ```text
 //!            source node                                              target node
@@ -8,12 +8,11 @@
 //!       libvirtd ─ migration/disks.sock ───▶ │ for control         │ ─▶ migration/disks.sock
 //! ```
 //!
-//! It is a process of its own so that an agent that ends or crashes cuts no stream. It knows nothing of
-//! the cluster: agents make its sessions ([`sessions`]) over a socket ([`local`], [`client`],
-//! [`server`]), each with a key of its own ([`identity`]). The source's side dials ([`dialer`]), the
-//! target's side listens ([`listener`]), both carry [`streams`], and over the control channel
-//! ([`control`]) the guest is handed over: the source finds the proof ([`final_reply`]), the target
-//! lets the [`guest`] go on.
+//! The tunnel is a process of its own, so that its streams survive the end or crash of an agent. It has no knowledge
+//! of the cluster: agents create its sessions ([`sessions`]) over a socket ([`local`], [`client`], [`server`]), each
+//! with a key of its own ([`identity`]). The source's side dials ([`dialer`]), the target's side listens
+//! ([`listener`]), and both carry [`streams`]. The control channel ([`control`]) hands the guest over: the source
+//! finds the proof ([`final_reply`]), and the target resumes the [`guest`].
 
 #[cfg_attr(
     not(test),

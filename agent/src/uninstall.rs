@@ -1,7 +1,7 @@
 //! `drydock-agent uninstall`: removes what the agent has left on its host.
 //!
-//! It waits until no agent acts on the node, by the lock that agents hold ([`host_lock`]). It asks no API server: whether
-//! Drydock may be removed is decided before this is started.
+//! Waits until no agent acts on the node, using the lock that agents hold ([`host_lock`]). Sends no request to the
+//! API server: whether Drydock may be removed is decided before this program is started.
 
 use std::{
     fs, io,
@@ -15,10 +15,10 @@ use thiserror::Error;
 
 use crate::{args::UninstallArgs, device_plugin, guest_network, host_lock};
 
-/// How the names of the agent's sockets in the kubelet's folder begin and end.
+/// Prefix and suffix of the agent's sockets in the kubelet's folder.
 const SOCKET: (&str, &str) = ("drydock-", ".sock");
 
-/// Why something is still there.
+/// Why something could not be removed.
 #[derive(Debug, Error)]
 enum Failure {
     #[error("could not wait for the agent of this node to end")]
@@ -31,7 +31,7 @@ enum Failure {
     AppArmor(#[source] io::Error),
 }
 
-/// Removes it and prints what was removed.
+/// Removes everything and prints what was removed.
 pub(crate) fn run(args: &UninstallArgs) -> ExitCode {
     let removed = files(&args.state, &args.kubelet).and_then(|removed| {
         if app_armor::is_on(&Roots::default()) {
@@ -54,10 +54,10 @@ pub(crate) fn run(args: &UninstallArgs) -> ExitCode {
     }
 }
 
-/// Removes files and folders, and returns those that were there.
+/// Removes files and folders, and returns those that existed.
 fn files(state: &Path, kubelet: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut removed = Vec::new();
-    // Waiting for the lock would make the folder.
+    // Waiting for the lock would create the folder.
     if exists(state)? {
         println!("waiting until no agent acts on this host");
         let acts = host_lock::wait(state).acts.blocking_recv();
@@ -75,7 +75,7 @@ fn files(state: &Path, kubelet: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(removed)
 }
 
-/// Whether a folder is there. A link is refused: what it leads to is not of this container.
+/// Returns whether a folder exists. Refuses a symbolic link: its destination is outside this container.
 fn exists(path: &Path) -> Result<bool, Failure> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => Err(Failure::Link { path: path.to_owned() }),
@@ -88,7 +88,7 @@ fn exists(path: &Path) -> Result<bool, Failure> {
     }
 }
 
-/// The agent's sockets in the kubelet's folder of device plugins.
+/// Returns the agent's sockets in the kubelet's folder of device plugins.
 fn sockets(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |source| Failure::Remove {
         path: folder.to_owned(),
@@ -110,7 +110,7 @@ fn sockets(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(sockets)
 }
 
-/// Removes a file, or a folder with all that is in it. That it is not there is fine.
+/// Removes a file, or a folder with its content. A missing path is no error.
 fn remove(path: &Path, removed: &mut Vec<PathBuf>) -> Result<(), Failure> {
     let result = match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => fs::remove_dir_all(path),
@@ -139,7 +139,7 @@ mod tests {
     struct Host(tempfile::TempDir);
 
     impl Host {
-        /// A host as an agent leaves it, beside what others have there.
+        /// Creates a host as an agent leaves it, along with files of others.
         fn new() -> Self {
             let host = Self(tempfile::tempdir().unwrap());
             for folder in [

@@ -1,4 +1,4 @@
-//! What the agent writes, each as one request, and only when something differs.
+//! The agent's writes to the API server. Each is one request, sent only if something differs.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// Writes of one agent, to the objects of its own node.
+/// Writes of one agent to the objects of its own node.
 #[derive(Clone)]
 pub(crate) struct Writes {
     node: String,
@@ -19,7 +19,7 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    /// Writes to the objects of `node`.
+    /// Creates the writes to the objects of `node`.
     pub(crate) fn new(client: Client, node: String) -> Self {
         Self {
             node,
@@ -28,8 +28,8 @@ impl Writes {
         }
     }
 
-    /// Changes labels of the Node by a merge patch of just these keys: it cannot conflict with
-    /// what others write, and removes keys whoever wrote them. Returns the Node as it is then.
+    /// Changes labels of the Node with a merge patch of only these keys: it cannot conflict with other writers, and
+    /// removes keys of any field manager. Returns the patched Node.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -47,7 +47,7 @@ impl Writes {
             .await
     }
 
-    /// Makes the Hypervisor of this node, owned by it. Returns it; `None` if there is one already.
+    /// Creates the Hypervisor of this node, owned by `node`, and returns it; `None` if there is one already.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -78,7 +78,7 @@ impl Writes {
         }
     }
 
-    /// Applies the status of this node's Hypervisor. Returns it as it is then.
+    /// Applies the status of this node's Hypervisor. Returns the patched object.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -97,20 +97,20 @@ impl Writes {
 }
 
 impl Writes {
-    /// Whether the Node of this agent exists, as the API server itself says, past every cache.
+    /// Returns whether the Node of this agent exists, read from the API server past every cache.
     ///
     /// # Errors
-    /// If the API server does not say.
+    /// If the request to the API server fails.
     pub(crate) async fn node_exists(&self) -> kube::Result<bool> {
         let parameters = ListParams::default().fields(&format!("metadata.name={}", self.node));
         Ok(!self.nodes.list_metadata(&parameters).await?.items.is_empty())
     }
 
-    /// How many Hypervisors there are, which is how many agents follow the same configuration. One
-    /// object is read; the API server counts the rest.
+    /// Returns the number of Hypervisors, which is the number of agents that follow the same configuration. Reads one
+    /// object; the API server counts the rest.
     ///
     /// # Errors
-    /// If the API server does not say.
+    /// If the request to the API server fails.
     pub(crate) async fn count_hypervisors(&self) -> kube::Result<u64> {
         let first = self.hypervisors.list_metadata(&ListParams::default().limit(1)).await?;
         let rest = first

@@ -1,17 +1,16 @@
-//! What API servers are answered about virtual machines.
+//! Reviews admissions of virtual machines and the objects around them.
 //!
 //! ```text
 //!  /mutate/virtualmachineinstances          ─▶ core: defaults ─▶ JSON patch
 //!  /mutate/virtualmachineinstancemigrations ─▶ core: prepared ─▶ JSON patch
 //!  /validate/<plural>                       ─▶ core: review   ─▶ allowed, or every refusal at once
-//!  /validate/virtualmachineinstancemigrations  also asks [`migrations`] how the instance is
+//!  /validate/virtualmachineinstancemigrations  also reviews the state of the instance: [`migrations`]
 //!  /validate/pods/eviction                  ─▶ [`evictions`]: allowed, or refused and the instance marked
 //!  /validate/nodemaintenances               ─▶ [`maintenances`]
 //!  /validate/removal                        ─▶ [`removal`]
 //! ```
 //!
-//! An object that cannot be read is let through where defaults are filled in: validation says what is
-//! wrong with it.
+//! Where defaults are set, an object that cannot be read is let through: validation reports what is wrong with it.
 
 pub(crate) mod evictions;
 pub(crate) mod maintenances;
@@ -43,21 +42,21 @@ use crate::{
     webhook_server::{Handlers, handlers::Handler},
 };
 
-/// What an API server asks.
+/// An admission request.
 type Asked = AdmissionRequest<DynamicObject>;
 
 /// Code and reason of refusals, as KubeVirt and Kubernetes give them.
 const CODE: u16 = 422;
 const REASON: &str = "Invalid";
 
-/// The handlers of all paths.
+/// Returns the handlers of all paths.
 pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState, evictions: Evictions) -> Handlers {
     let instances = Handler::from(move |asked: Asked| {
         let configuration = configuration.clone();
         async move { fill_in(&asked, &configuration) }
     });
     let migrations = Handler::from(|asked: Asked| async move {
-        // A finalizer that was taken off stays off.
+        // A finalizer that was removed stays removed.
         let is_new = asked.operation == Operation::Create;
         patched(&asked, |raw| prepared(raw).filter(|_| is_new))
     });
@@ -87,8 +86,7 @@ fn validator(kind: Kind) -> Handler {
     Handler::from(move |asked: Asked| async move { validate(&asked, kind) })
 }
 
-/// Fills in defaults, also in a change: who applies a manifest again replaces whole lists, and is to
-/// change nothing by it.
+/// Sets defaults, also in a change: applying a manifest again replaces whole lists, and should change nothing.
 fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResponse {
     let configuration = configuration.get();
     patched(asked, |raw| {
@@ -100,7 +98,7 @@ fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResp
     })
 }
 
-/// Answers with what has to change in an object.
+/// Returns a response with a patch for the changes to an object.
 fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
     let Some((raw, wanted)) = raw(asked.object.as_ref()).and_then(|raw| change(&raw).map(|wanted| (raw, wanted)))
@@ -120,7 +118,8 @@ fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
     answered(asked, &refusals(asked, kind))
 }
 
-/// As any other kind, and by who asks; a new one is refused too if its instance cannot be moved now.
+/// Validates a migration like any other kind, and by the requester. A new migration is also refused if its instance
+/// cannot be moved now.
 async fn validate_migration(asked: &Asked, state: &ClusterState) -> AdmissionResponse {
     let mut refusals = refusals(asked, Kind::Migration);
     if let Some(new) = raw(asked.object.as_ref()) {
@@ -128,7 +127,7 @@ async fn validate_migration(asked: &Asked, state: &ClusterState) -> AdmissionRes
         refusals.extend(review_asker(raw(asked.old_object.as_ref()).as_ref(), &new, user));
     }
     if let (Operation::Create, Some(new)) = (&asked.operation, raw(asked.object.as_ref())) {
-        // One that could never be moved is not looked up.
+        // If it could never be moved, the instance is not looked up.
         if refusals.is_empty()
             && let Some(name) = new.pointer("/spec/vmiName").and_then(Value::as_str)
         {
@@ -148,7 +147,7 @@ fn refusals(asked: &Asked, kind: Kind) -> Vec<Refusal> {
     ) {
         (Operation::Create, Some(new), _) => review(&new, kind),
         (Operation::Update, Some(new), Some(old)) => review_change(&old, &new, kind, user),
-        // Nobody is kept from deleting.
+        // Deletions are never refused.
         _ => Vec::new(),
     }
 }
@@ -183,7 +182,7 @@ fn denied(response: AdmissionResponse, refusals: &[Refusal]) -> AdmissionRespons
     response
 }
 
-/// The object as the API server has it.
+/// Returns the object as the API server has sent it.
 fn raw(object: Option<&DynamicObject>) -> Option<Value> {
     object.and_then(|object| serde_json::to_value(object).ok())
 }

@@ -1,4 +1,4 @@
-//! The command line. What concerns the cluster is in HyperConverged and the legacy ConfigMap.
+//! The command line. Cluster-wide settings are in HyperConverged and the legacy ConfigMap.
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 

@@ -1,10 +1,10 @@
-//! Objects of a kind that this process writes: what a watch shows of them, which is a moment behind, and what the API
-//! server has answered to its own writes since.
+//! Objects of a kind that this process writes: the state that a watch shows, which lags a moment behind, combined
+//! with the API server's responses to this process's writes.
 //!
 //! ```text
-//!  watch ──▶ prune ──▶ cache ──────▶ shown ──┐
-//!    └─ forgets what it has shown ─┐         ├─▶ newest
-//!  answers ──▶ prune ──▶ remember ─┴─────────┘
+//!  watch ──▶ prune ──▶ cache ────────▶ shown ──┐
+//!    └─ drops responses it has shown ─┐        ├─▶ newest
+//!  responses ──▶ prune ──▶ remember ──┴────────┘
 //! ```
 
 use std::{
@@ -17,7 +17,7 @@ use drydock_runtime::{Cache, Change, Key, Watch, Watches, has_shown, newer};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-/// Objects of one kind. Clones are the same.
+/// Objects of one kind. Clones share the cache.
 #[derive(Debug)]
 pub(crate) struct AssumeCache<K> {
     cache: Cache<K>,
@@ -25,7 +25,7 @@ pub(crate) struct AssumeCache<K> {
     answers: Answers<K>,
 }
 
-/// The newest states of objects that the API server has answered to this process's writes.
+/// The newest states of objects in the API server's responses to this process's writes.
 type Answers<K> = Arc<Mutex<HashMap<Key, Box<K>>>>;
 
 impl<K> Clone for AssumeCache<K> {
@@ -39,8 +39,8 @@ impl<K> Clone for AssumeCache<K> {
 }
 
 impl<K: Resource + Clone> AssumeCache<K> {
-    /// Starts the watch, which hears of each change before `told` does. `prune` clears what nobody reads, both of what
-    /// the watch shows and of answers.
+    /// Starts the watch. Responses that a change has shown are dropped before `told` is called with the change.
+    /// `prune` clears unused fields, both of watched objects and of responses.
     pub(crate) fn start(
         watches: &Watches,
         watch: Watch<K>,
@@ -64,7 +64,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
         }
     }
 
-    /// Those that a test says there are.
+    /// Creates a cache with the given objects.
     #[cfg(test)]
     pub(crate) fn filled(objects: impl IntoIterator<Item = K>) -> Self {
         Self {
@@ -74,24 +74,25 @@ impl<K: Resource + Clone> AssumeCache<K> {
         }
     }
 
-    /// What the watch shows.
+    /// Returns the cache of the watch.
     pub(crate) fn shown(&self) -> &Cache<K> {
         &self.cache
     }
 
-    /// The newest that is known of an object, also by this process's own writes; `None` if the watch shows none.
+    /// Returns the newest known state of an object, including this process's own writes; `None` if the watch shows no
+    /// such object.
     pub(crate) fn newest(&self, key: &Key) -> Option<K> {
         let watched = self.cache.get(key).map(Arc::unwrap_or_clone);
         let answer = lock(&self.answers).get(key).map(|answer| (**answer).clone());
         newer(watched, answer)
     }
 
-    /// Remembers what the API server answered to a write, unless the watch has shown it already, or shows no more what
-    /// was written to.
+    /// Remembers the API server's response to a write, unless the watch has shown it already, or no longer shows the
+    /// object that was written.
     pub(crate) fn remember(&self, key: &Key, mut answer: K) {
         (self.prune)(&mut answer);
         let mut answers = lock(&self.answers);
-        // Asked with the lock held: what the cache gets after this is heard after this.
+        // Read with the lock held: any later change of the cache is observed after this.
         if self.cache.get(key).is_none_or(|watched| has_shown(&*watched, &answer)) {
             return;
         }
@@ -100,13 +101,13 @@ impl<K: Resource + Clone> AssumeCache<K> {
         }
     }
 
-    /// The object is on its way out: there is nothing more to write.
+    /// Drops the response for an object that is about to be deleted: nothing more is written to it.
     pub(crate) fn forget(&self, key: &Key) {
         lock(&self.answers).remove(key);
     }
 }
 
-/// The watch has shown a change, and the cache has it.
+/// Drops a response that a change has made obsolete. The cache already contains the change.
 fn forget_what_is_shown<K: Resource>(answers: &mut HashMap<Key, Box<K>>, change: &Change<K>) {
     let Change::Object { key, old, new } = change else {
         return;
@@ -163,7 +164,7 @@ mod tests {
         let hear = |change| forget_what_is_shown(&mut lock(&objects.answers), &change);
         objects.remember(&key(), at("7", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
-        // Answers may come in another order than the writes were done in.
+        // Responses may arrive in another order than the writes were made.
         objects.remember(&key(), at("6", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
         hear(change(Some(at("5", "u")), Some(at("6", "u"))));
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_of_what_has_been_shown_has_gone_or_is_another() {
-        // The watch was faster than the answer, another object has the name by now, or none.
+        // The watch was faster than the response, or the name belongs to another object or to none by now.
         for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
             let objects = AssumeCache::filled(shown);
             objects.remember(&key(), at("7", "u"));

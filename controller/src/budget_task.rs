@@ -1,8 +1,8 @@
-//! Carries out [`drydock_core::eviction::budgets::plan`]: each pod that is to be protected from eviction
-//! has its budget, and no budget outlives what it protects.
+//! Executes [`drydock_core::eviction::budgets::plan`]: each pod that is to be protected from eviction has a
+//! PodDisruptionBudget (PDB), and no PDB outlives what it protects.
 //!
 //! ```text
-//!  instances, pods, budgets, machines ─▶ which instance ─▶ look ─▶ plan ─▶ budgets made, deleted; a conflict said
+//!  instances, pods, PDBs, VMs ─▶ which instance ─▶ reconcile ─▶ plan ─▶ PDBs created or deleted, conflict reported
 //! ```
 
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::{budgets::MADE_COUNTS_FOR, instances::Instances, launchers::Launchers
 
 /// How many instances are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
-/// The field manager of the condition that says that there is a conflict.
+/// Field manager of the condition that reports a conflict.
 const FIELD_MANAGER: &str = "drydock-budgets";
 
-/// Looks after the budgets of all instances.
+/// Reconciles the PDBs of all instances.
 pub(crate) struct BudgetTask {
     client: Client,
     instances: Instances,
@@ -35,7 +35,7 @@ pub(crate) struct BudgetTask {
 }
 
 impl BudgetTask {
-    /// The task over those caches.
+    /// Creates the task over these caches.
     pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers) -> Self {
         Self {
             client,
@@ -44,8 +44,8 @@ impl BudgetTask {
         }
     }
 
-    /// Looks at instances while this process leads, until `process` stops. `configured` tells of changes of the
-    /// configuration, which concern every instance: it has the cluster's eviction strategy.
+    /// Reconciles instances while this process leads, until `process` stops. `configured` is notified of changes of
+    /// the configuration, which concern every instance: it contains the cluster's eviction strategy.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue, configured: Trigger) {
         let stopping = process.stopping();
         let task = Arc::new(self);
@@ -77,7 +77,7 @@ impl BudgetTask {
     /// # Errors
     /// If a request to the API server fails; it is safe to reconcile again.
     async fn reconcile(&self, key: &Key) -> kube::Result<Requeue> {
-        // Budgets of one that is gone go with its pods.
+        // The PDBs of a deleted instance are deleted with its pods.
         let Some(instance) = self.instances.get(key) else {
             return Ok(Requeue::OnChange);
         };
@@ -113,10 +113,10 @@ impl BudgetTask {
             self.say(key, &instance, status).await?;
         }
         match refused {
-            // The instance says why; the queue looks again, later and later.
+            // The status of the instance reports the reason; the queue retries with back-off.
             Some(status) => Err(kube::Error::Api(status)),
             None => {
-                // What was made is shown by then, or is made again.
+                // By then the watch shows the created PDBs, or they are created again.
                 let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
                 Ok(Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten()))
             }
@@ -136,16 +136,15 @@ impl BudgetTask {
             key.namespace.as_deref().unwrap_or_default(),
         );
         match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
-            // It is gone, or another by now.
+            // The instance was deleted, or replaced by another one.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             result => result.map(drop),
         }
     }
 }
 
-/// The instances whose budgets a change of a budget concerns: the one that it is about. Of a budget of
-/// somebody else it cannot be told which pods it selects without looking at all in its namespace, so
-/// `None` stands for all of these.
+/// Returns the namespace and the instance that a change of a PDB concerns. `None` stands for all instances in the
+/// namespace: for a PDB of another owner, the selected pods are unknown without checking all pods there.
 pub(crate) fn concerned(change: &Change<PodDisruptionBudget>) -> Option<(String, Option<Key>)> {
     let Change::Object { key, old, new } = change else {
         return None;

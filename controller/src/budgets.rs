@@ -1,8 +1,8 @@
-//! PodDisruptionBudgets: those that protect launcher pods, and those of others that select them.
+//! PodDisruptionBudgets (PDBs): those that protect launcher pods, and PDBs of other owners that select launcher pods.
 //!
 //! ```text
-//!  watch ──▶ cache ──────────────────────────────┬─▶ of: the budget of a pod
-//!    └─ those of others, by namespace ────────────┴─▶ conflicting: what else selects a pod
+//!  watch ──▶ cache ──────────────────────────────┬─▶ of: the PDB of a pod
+//!    └─ PDBs of others, by namespace ────────────┴─▶ conflicting: another PDB that selects a pod
 //! ```
 
 use std::{
@@ -23,27 +23,28 @@ use kube::{
     api::{DeleteParams, PostParams, Preconditions},
 };
 
-/// How long a budget that was made here counts though the watch does not show it: longer than a watch is behind.
+/// How long a PDB created here counts as existing although the watch does not show it: longer than a watch lags
+/// behind.
 pub(crate) const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
 
-/// Budgets of the cluster. Clones share the cache.
+/// PDBs of the cluster. Clones share the cache.
 #[derive(Clone)]
 pub(crate) struct Budgets {
     client: Client,
     cache: Cache<PodDisruptionBudget>,
     foreign: Arc<Mutex<Foreign>>,
-    /// UIDs of pods whose budgets are made here, or were, and that the watch has not shown yet; and since when.
+    /// UIDs of pods whose PDB was, or is being, created here and is not yet shown by the watch; and since when.
     made: Arc<Mutex<HashMap<String, clock::Instant>>>,
-    /// UIDs of those that were deleted here, and that the watch has not shown to be gone.
+    /// UIDs of PDBs that were deleted here and whose deletion the watch has not shown yet.
     deleted: Arc<Mutex<HashSet<String>>>,
 }
 
-/// The budgets of others by namespace. They are few, while there are as many of ours as pods.
+/// PDBs of other owners, by namespace. They are few, while there are as many of ours as pods.
 #[derive(Debug, Default)]
 struct Foreign(HashMap<String, BTreeSet<Key>>);
 
 impl Budgets {
-    /// Starts watching; `told` hears of each change.
+    /// Starts watching; `told` is called with each change.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
@@ -83,7 +84,7 @@ impl Budgets {
         }
     }
 
-    /// Those that a test says there are.
+    /// Creates a cache with the given PDBs.
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, budgets: impl IntoIterator<Item = PodDisruptionBudget>) -> Self {
         let cache = Cache::filled(budgets);
@@ -103,12 +104,12 @@ impl Budgets {
         self.cache.wait_until_synced().await;
     }
 
-    /// The budget that protects a pod, if it is one of ours.
+    /// Returns the PDB that protects a pod, if it is one of ours.
     pub(crate) fn of(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
         self.cache.get(&Key::of(pod)).filter(|budget| is_ours(budget))
     }
 
-    /// A budget of somebody else that selects a pod.
+    /// Returns a PDB of another owner that selects a pod.
     pub(crate) fn conflicting(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
         let foreign = lock(&self.foreign);
         let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
@@ -116,7 +117,7 @@ impl Budgets {
         budgets.find(|budget| !is_ours(budget) && selects(budget, pod))
     }
 
-    /// Name of a budget of somebody else that allows no eviction of a pod now.
+    /// Returns the name of a PDB of another owner that currently allows no eviction of a pod.
     pub(crate) fn holding(&self, pod: &Pod) -> Option<String> {
         let foreign = lock(&self.foreign);
         let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
@@ -128,10 +129,10 @@ impl Budgets {
         holding.next().map(|budget| budget.name_any())
     }
 
-    /// Makes the budget of a pod, unless there is one.
+    /// Creates the PDB of a pod, unless it exists.
     ///
     /// # Errors
-    /// If the API server does not make it.
+    /// If the API server does not create it.
     pub(crate) async fn create(&self, pod: &Pod) -> kube::Result<()> {
         let Some(budget) = of(pod) else { return Ok(()) };
         let uid = pod.uid().unwrap_or_default();
@@ -150,13 +151,13 @@ impl Budgets {
             lock(&self.made).remove(&uid);
         }
         match result {
-            // If it is that of an earlier pod of this name, it goes, and the watch shows that.
+            // If it belongs to an earlier pod of this name, it is deleted with that pod, and the watch reports that.
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
             result => result.map(drop),
         }
     }
 
-    /// Deletes a budget, once.
+    /// Deletes a PDB, once.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -191,7 +192,7 @@ impl Budgets {
 }
 
 impl Foreign {
-    /// Keeps account of a change that the watch has shown.
+    /// Updates the index with a change from the watch.
     fn observe(&mut self, change: &Change<PodDisruptionBudget>) {
         let Change::Object { key, old, new } = change else {
             return;
@@ -229,13 +230,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps what says which pods a budget selects.
+/// Keeps what determines which pods a PDB selects.
 fn prune(budget: &mut PodDisruptionBudget) {
     budget.metadata.managed_fields = None;
     if let Some(annotations) = &mut budget.metadata.annotations {
         annotations.retain(|key, _| key == INSTANCE);
     }
-    // Whether it allows an eviction matters only of those of others.
+    // Whether a PDB allows an eviction matters only for PDBs of other owners.
     let allowed = budget.status.take().map(|status| status.disruptions_allowed);
     budget.status = allowed
         .filter(|_| !is_ours(budget))
@@ -283,7 +284,7 @@ mod tests {
         .unwrap();
         let (client, mut server) = api_server();
         let budgets = Budgets::filled(&client, []);
-        // One of its name is about to go with its pod, and is made anew then.
+        // A PDB of this name is about to be deleted with its pod, and is created again after that.
         let (there, ()) = tokio::join!(budgets.create(&pod), async {
             server.asked().await.refuse(409, "AlreadyExists");
         });
@@ -295,7 +296,7 @@ mod tests {
             asked.with(&body);
         });
         made.unwrap();
-        // What the watch does not show yet is not made again before its time.
+        // A PDB that the watch does not show yet is not created again before `MADE_COUNTS_FOR` has passed.
         budgets.create(&pod).await.unwrap();
         assert!(server.is_left_alone().await);
         tokio::time::advance(MADE_COUNTS_FOR).await;

@@ -1,9 +1,9 @@
-//! The configuration in force, for whoever decides by it.
+//! The configuration in force, for all tasks that depend on it.
 //!
-//! Each process reads the objects itself and resolves them by the same function as the agents do.
-//! Only the agents can tell whether a minimum CPU model exists; what they refuse, they report. Whether the
-//! CPU model of virtual machines that name none exists all nodes together tell, and only the controller
-//! uses it: it alone refuses that.
+//! Each process reads the objects itself and resolves them with the same function as the agents. Only the agents can
+//! determine whether a minimum CPU model exists, and they report a model that they refuse. Whether the CPU model for
+//! virtual machines that name none exists depends on all nodes together. Only the controller uses that model, so it
+//! alone refuses it.
 
 use std::{
     convert::Infallible,
@@ -22,11 +22,11 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use tokio::sync::watch;
 
-/// The configuration in force, which is the built-in one until it is known. Clones share it.
+/// The configuration in force: the built-in one until the actual one is known. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigurationInForce {
     held: Arc<RwLock<Held>>,
-    /// Whether the objects were read; `None` if there are none to be read.
+    /// Whether the objects were read; `None` if there are none to read.
     resolved: Option<watch::Receiver<bool>>,
 }
 
@@ -67,7 +67,7 @@ impl ConfigurationInForce {
         (in_force, resolver)
     }
 
-    /// This one, once the returned sender says that it was resolved.
+    /// Returns this configuration, which counts as resolved once the returned sender sends `true`.
     #[cfg(test)]
     pub(crate) fn pending(configuration: Configuration) -> (Self, watch::Sender<bool>) {
         let (read, resolved) = watch::channel(false);
@@ -81,13 +81,13 @@ impl ConfigurationInForce {
         (in_force, read)
     }
 
-    /// The configuration as it is now.
+    /// Returns the current configuration.
     pub(crate) fn get(&self) -> Arc<Configuration> {
         Arc::clone(&self.held.read().unwrap_or_else(PoisonError::into_inner).configuration)
     }
 
-    /// Waits until the objects were read once: before, the built-in defaults are in force, by which nobody may lose
-    /// what the administrator wants.
+    /// Waits until the objects were read once. Until then the built-in defaults are in force, which must not undo
+    /// what the administrator has configured.
     pub(crate) async fn resolved(&self) {
         if let Some(mut resolved) = self.resolved.clone() {
             // The resolver only ends with the process.
@@ -95,7 +95,7 @@ impl ConfigurationInForce {
         }
     }
 
-    /// What is said of the configured CPU model of virtual machines that name none.
+    /// Returns the verdict on the configured CPU model for virtual machines that name none.
     pub(crate) fn default_model(&self) -> Option<Verdict> {
         self.held
             .read()
@@ -104,7 +104,7 @@ impl ConfigurationInForce {
             .clone()
     }
 
-    /// Puts another one in force. Returns whether anything is another.
+    /// Puts a configuration and a verdict in force. Returns whether either has changed.
     fn set(&self, configuration: Configuration, default_model: Option<Verdict>) -> bool {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         let changes = *held.configuration != configuration || held.default_model != default_model;
@@ -118,7 +118,7 @@ impl ConfigurationInForce {
     }
 }
 
-/// Resolves what the objects say.
+/// Resolves the configuration from the objects.
 pub(crate) struct Resolver {
     config_maps: Cache<ConfigMap>,
     hyperconvergeds: Cache<HyperConverged>,
@@ -129,12 +129,12 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// Wakes it: nodes may know other CPU models.
+    /// Returns the trigger to notify when nodes may know other CPU models.
     pub(crate) fn nodes_changed(&self) -> Trigger {
         self.changed.clone()
     }
 
-    /// Runs until the process stops; `told` hears of each change. `hypervisors` are all.
+    /// Runs until the process stops; `told` is called on each change. `hypervisors` contains all of them.
     pub(crate) fn start(self, process: &Process, hypervisors: Cache<Hypervisor>, told: impl Fn() + Send + 'static) {
         let stopping = process.stopping();
         process.spawn_critical("resolving configuration", async move {
@@ -144,7 +144,8 @@ impl Resolver {
     }
 
     async fn run(self, hypervisors: Cache<Hypervisor>, told: impl Fn()) {
-        // What nodes say counts only once all of them are heard: absence would be taken for a typing error.
+        // The facts of nodes count only once all of them are known: a missing model would be taken for a typing
+        // error.
         tokio::join!(
             self.config_maps.wait_until_synced(),
             self.hyperconvergeds.wait_until_synced(),

@@ -1,10 +1,9 @@
-//! Carries out [`drydock_core::drain::plan`]: nodes that are to be empty become so, and say how far
-//! they are.
+//! Executes [`drydock_core::drain::plan`]: drains the nodes that are to be empty, and reports their progress.
 //!
 //! ```text
 //!  nodes, instances, migrations, pods of draining nodes ─▶ something changed ─▶ one plan for all nodes
 //!     ┌──────────────────────────────────────────────────────────────────────────────┘
-//!     ├─▶ marks, migrations
+//!     ├─▶ evacuation marks, migrations
 //!     └─▶ Hypervisor.status.drain, conditions of the Node, events
 //! ```
 
@@ -61,17 +60,17 @@ pub(crate) use previewer::Previewer;
 use previewer::guest;
 use status_writer::Reports;
 
-/// Changes within this time are looked at as one, ...
+/// Minimum interval between plans: changes within it are handled by one plan.
 const PAUSE: Duration = Duration::from_millis(20);
-/// ... and within so many times as long as the last plan took: one for a large cluster takes longer.
+/// Minimum interval between plans, as a multiple of the last plan's duration: planning a large cluster takes longer.
 const BATCH_FACTOR: u32 = 4;
-/// So many things are done at a time: a plan for many nodes has hundreds, and slots wait for them.
+/// Maximum number of concurrent actions: a plan for many nodes has hundreds, and migration slots wait for them.
 const MAX_CONCURRENT_ACTIONS: usize = 16;
-/// What only tells of a drain is written this much later, with what else has changed by then: within a second
-/// all the same.
+/// Debounce for status-only changes: they are written this much later, together with later ones. Keeps the status
+/// under one second old.
 const STATUS_DEBOUNCE: Duration = Duration::from_millis(700);
 
-/// Empties nodes.
+/// Drains nodes.
 pub(crate) struct DrainTask {
     client: Client,
     instances: Instances,
@@ -88,7 +87,7 @@ pub(crate) struct DrainTask {
     circumstances: Circumstances,
 }
 
-/// What is gathered of one node.
+/// The observed state of one node.
 struct Gathered {
     name: String,
     marks: NodeMarks,
@@ -99,7 +98,7 @@ struct Gathered {
 }
 
 impl DrainTask {
-    /// The task over those caches; `changed` tells that one of them has changed.
+    /// Creates the task over these caches. `changed` is notified when one of them changes.
     pub(crate) fn new(
         client: Client,
         previewer: Previewer,
@@ -125,7 +124,7 @@ impl DrainTask {
         }
     }
 
-    /// Plans whenever something has changed while this process leads, until `process` stops.
+    /// Plans on every change while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, mut leadership: Leadership) {
         let stopping = process.stopping();
         while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
@@ -157,7 +156,7 @@ impl DrainTask {
                     };
                     [wake, tell_at].into_iter().flatten().min()
                 }
-                // Somebody was faster; the watch is about to show it.
+                // Another writer was faster; the watch is about to show its change.
                 Err(kube::Error::Api(status)) if status.is_conflict() => clock::now().checked_add(PAUSE).ok(),
                 Err(error) => {
                     warn!(error = %chain(&error), "nodes could not be emptied further; tried again");
@@ -172,8 +171,8 @@ impl DrainTask {
         }
     }
 
-    /// Makes one plan and carries it out; what only tells of it, if it is time for that. Returns when to
-    /// make the next though nothing has changed; if something has, after `pause`.
+    /// Makes one plan and executes it; with `telling`, also the parts that only report. Returns when to make the next
+    /// plan even if nothing changes. Sets `pause` to the time to wait before a plan that follows a change.
     async fn reconcile(
         &self,
         kept: &mut BTreeMap<String, Kept>,
@@ -209,7 +208,7 @@ impl DrainTask {
         failed.map_or(Ok(wake.into_iter().chain(evaluated_again).min()), Err)
     }
 
-    /// Says what emptying each node would do that asks for it, and no longer where nobody asks.
+    /// Writes the drain preview of each node that requests one, and removes it where it is no longer requested.
     async fn preview(&self) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
         let mut asked = BTreeSet::new();
@@ -241,7 +240,7 @@ impl DrainTask {
         Ok(())
     }
 
-    /// The nodes that are being emptied, or were, or have guests that are marked.
+    /// Returns the nodes that are being drained, were being drained, or have marked guests.
     fn gather(&self, taint_key: &str, kept: &mut BTreeMap<String, Kept>) -> Vec<Gathered> {
         let mut names = BTreeSet::new();
         let mut marks = BTreeMap::new();
@@ -287,7 +286,7 @@ impl DrainTask {
                 .as_ref()
                 .and_then(|status| status.phase)
                 .is_some_and(Phase::is_final);
-            // One that has ended is not there any more, but its mark has to go.
+            // A guest that has ended is no longer on the node, but its mark has to be removed.
             let counts = node_of(&instance) == Some(name.as_str()) && (!is_over || mark::of(&instance).is_some());
             counts.then(|| (instance, self.migrations.of_instance(key)))
         });
@@ -303,7 +302,7 @@ impl DrainTask {
         }
     }
 
-    /// Guests that are about to arrive, by node.
+    /// Returns the number of guests that are about to arrive, by node.
     fn arriving(&self) -> BTreeMap<String, usize> {
         let mut arriving = BTreeMap::new();
         for migration in self.migrations.unfinished() {
@@ -362,7 +361,7 @@ impl DrainTask {
         let (namespace, name) = step.instance();
         let guest = Key::namespaced(namespace, name);
         match done {
-            // What a cluster refuses of one guest is no reason to leave all others alone.
+            // A refusal that concerns one guest must not hold up all others.
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 warn!(
                     ?step,
@@ -373,7 +372,7 @@ impl DrainTask {
                 self.changed.notify();
                 return Ok(());
             }
-            // It is gone, or no more as the plan took it: the watch is about to show it.
+            // The object was deleted or has changed since the plan was made: the watch is about to show it.
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(error) => return Err(error),
             Ok(()) => {}
@@ -500,16 +499,16 @@ impl DrainTask {
     }
 }
 
-/// Whether a step tells of what has come about, rather than moves a guest.
+/// Returns whether a step only reports a result and does not move a guest.
 fn tells(step: &Step) -> bool {
     matches!(step, Step::Unmark { .. })
 }
 
-/// Does these things, several at a time. What is refused of one is no reason to leave the others alone:
-/// the first refusal is returned once all are done.
+/// Runs these futures, up to [`MAX_CONCURRENT_ACTIONS`] at a time. A response with an error does not stop the others:
+/// the first such error is returned once all are done.
 ///
 /// # Errors
-/// If the API server does not answer.
+/// If the API server does not respond.
 async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::Result<Option<kube::Error>> {
     let mut results = stream::iter(things).buffer_unordered(MAX_CONCURRENT_ACTIONS);
     let mut refused = None;
@@ -525,8 +524,8 @@ async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::R
     Ok(refused)
 }
 
-/// Whether a change of an instance matters to drains: it is or was marked, or comes, goes or changes
-/// where somebody empties its node.
+/// Returns whether a change of an instance matters to drains: its phase, node, evacuation mark, deletion, generation
+/// or the status of a condition has changed.
 pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
     let seen = |instance: Option<&VirtualMachineInstance>| {
         instance.map(|instance| {

@@ -1,4 +1,4 @@
-//! Marks of instances that are to leave their nodes, as they are written and taken away.
+//! Evacuation marks on instances that are to leave their nodes: how they are set and removed.
 
 use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions::EVICTION_REQUESTED, status::Evacuation};
 use drydock_core::eviction::mark;
@@ -11,31 +11,32 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// The API server's answer to a JSON patch of which a test fails.
+/// The API server's status code for a JSON patch with a failed test.
 const UNPROCESSABLE: u16 = 422;
 const CONFLICT: u16 = 409;
 
-/// That an instance is to leave a node.
+/// The mark that an instance is to leave a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark<'a> {
     pub(crate) node: &'a str,
     pub(crate) evacuation: &'a Evacuation,
 }
 
-/// In which state an instance has to be to be marked.
+/// The state that an instance must have to be marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// As it was looked at.
+    /// Unchanged since it was read.
     Unchanged,
-    /// In any, as long as it is the same instance.
+    /// Any state, as long as it is the same instance.
     Any,
 }
 
 impl Mark<'_> {
-    /// Marks an instance. Returns it as it is then.
+    /// Marks an instance. Returns the updated instance.
     ///
     /// # Errors
-    /// If the API server does not do it; a conflict if the instance is another, or not in that state any more.
+    /// If the request to the API server fails; with a conflict if the instance was replaced, or no longer has that
+    /// state.
     pub(crate) async fn set(
         self,
         api: &Api<VirtualMachineInstance>,
@@ -56,13 +57,13 @@ impl Mark<'_> {
     }
 }
 
-/// Takes an instance's mark away, if it is still the one that was looked at. Returns the instance as it is then.
+/// Removes the mark of an instance, if it is still the mark that was read. Returns the updated instance.
 ///
-/// It is no apply without the mark, which would leave what another field manager has written of it; and it does not ask
-/// for the version that was looked at, since an agent writes to an instance that has just arrived.
+/// This is not an apply without the mark, which would leave the parts that another field manager has written. It does
+/// not require the version that was read either, since an agent writes to an instance that has just arrived.
 ///
 /// # Errors
-/// If the API server does not do it; a conflict if the mark is another by now.
+/// If the request to the API server fails; with a conflict if the mark has changed.
 pub(crate) async fn take_away(
     api: &Api<VirtualMachineInstance>,
     instance: &VirtualMachineInstance,
@@ -73,7 +74,7 @@ pub(crate) async fn take_away(
     };
     let patch = Patch::<()>::Json(removal(instance));
     match api.patch_status(&instance.name_any(), &parameters, &patch).await {
-        // One of the tests has failed.
+        // A test of the patch has failed.
         Err(kube::Error::Api(status)) if status.code == UNPROCESSABLE => {
             let conflict = Status::failure(&status.message, "Conflict").with_code(CONFLICT);
             Err(kube::Error::Api(Box::new(conflict)))
@@ -82,7 +83,8 @@ pub(crate) async fn take_away(
     }
 }
 
-/// Removes what there is of an instance's mark, whoever wrote it, if it is still the same.
+/// Returns a patch that removes all parts of an instance's mark, whichever manager wrote them, if they have not
+/// changed.
 fn removal(instance: &VirtualMachineInstance) -> json_patch::Patch {
     let mut operations = vec![test(&["metadata", "uid"], json!(instance.uid()))];
     let status = instance.status.clone().unwrap_or_default();
@@ -117,7 +119,7 @@ fn remove(path: &[&str]) -> PatchOperation {
     PatchOperation::Remove(RemoveOperation { path })
 }
 
-/// Which instance is meant, and in which state.
+/// Returns the metadata that identifies the instance and, if required, its state.
 fn identity(instance: &VirtualMachineInstance, state: State) -> Value {
     let mut identity = json!({"name": instance.name_any(), "uid": instance.uid()});
     if state == State::Unchanged {
@@ -159,7 +161,7 @@ mod tests {
                 asked.query()
             );
             let patch: json_patch::Patch = serde_json::from_value(asked.body.clone()).unwrap();
-            // Somebody else writes meanwhile.
+            // Another writer changes the object in the meantime.
             let mut stored = json!(instance);
             stored["metadata"]["resourceVersion"] = json!("6");
             stored["status"]["phase"] = json!("Running");
@@ -195,7 +197,7 @@ mod tests {
             assert!(json_patch::patch(&mut stored, &patch).is_err(), "{path}");
             assert_eq!(stored, before, "{path}");
         }
-        // Of one that is marked in part, that part is.
+        // If an instance is marked in part, that part is removed.
         for part in ["evacuation", "evacuationNodeName", "conditions"] {
             let mut stored = json!(marked());
             stored["status"].as_object_mut().unwrap().remove(part);

@@ -1,4 +1,4 @@
-//! Each HyperConverged says whether it is the cluster's configuration, and on which nodes not.
+//! Reports for each HyperConverged whether it is the cluster's configuration, and on which nodes it is not in force.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use tracing::warn;
 
 use crate::{configuration_in_force::ConfigurationInForce, metrics::Metrics};
 
-/// Judges all HyperConvergeds.
+/// Determines which HyperConverged is in force, and reports it in the status of all of them.
 pub(crate) struct InForceTask {
     client: Client,
     hyperconvergeds: Cache<HyperConverged>,
@@ -80,7 +80,7 @@ impl InForceTask {
         }
     }
 
-    /// Looks at every change, while this process leads, until it stops.
+    /// Reconciles on every change while this process leads, until it stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
@@ -194,7 +194,7 @@ impl InForceTask {
             .patch_status(&object.name_any(), &parameters, &Patch::Apply(apply))
             .await
         {
-            // Gone meanwhile: there is nobody to tell.
+            // Deleted in the meantime: there is no status left to write.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => result.map(drop),
         }

@@ -1,8 +1,8 @@
-//! Carries out [`drydock_core::instance::plan`]: each instance gets its pod, and its end is told.
+//! Executes [`drydock_core::instance::plan`]: each instance gets its pod, and its end is reported.
 //!
 //! ```text
 //!  instances, pods ──┐
-//!  nodes ────────────┼─▶ which instance ─▶ look ─▶ plan ─▶ pod, finalizer, label, status, event
+//!  nodes ────────────┼─▶ which instance ─▶ reconcile ─▶ plan ─▶ pod, finalizer, label, status, event
 //!  configuration ────┘
 //! ```
 
@@ -46,14 +46,14 @@ use crate::{
     nodes::NodePair,
 };
 
-/// Changes of nodes and configuration within this time are looked at as one.
+/// Changes of nodes and configuration within this time are handled together.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
-/// Pods come and go all the time, so what is free on nodes is followed at this interval, ...
+/// Minimum interval between reconciles for changed resources on nodes, which change with every pod.
 const ROOMS_PAUSE: Duration = Duration::from_secs(5);
-/// ... and by as many instances at a time.
+/// How many instances are reconciled at each such interval.
 const ROOMS_AT_ONCE: usize = 1000;
 
-/// What the task knows beyond the caches that it shares.
+/// Reconciles all instances.
 pub(crate) struct InstanceTask {
     client: Client,
     instances: Instances,
@@ -64,30 +64,30 @@ pub(crate) struct InstanceTask {
     images_asked: AskedOnce,
 }
 
-/// Of which instance's pod something has been asked, for as long as it would be asked again.
+/// By instance, the pod for which a request was already sent, until the request is no longer planned.
 #[derive(Debug, Default)]
 struct AskedOnce(Mutex<HashMap<Key, String>>);
 
 impl AskedOnce {
-    /// It is the first time for this pod.
+    /// Records a request for this pod. Returns whether it is the first one.
     fn once(&self, instance: &Key, pod_uid: &str) -> bool {
         let mut pods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pods.insert(instance.clone(), pod_uid.into()).as_deref() != Some(pod_uid)
     }
 
-    /// It may be asked again; or there is no such instance any more.
+    /// Allows the request again, or removes a deleted instance.
     fn forget(&self, instance: &Key) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);
     }
 }
 
-/// What went wrong with one instance.
+/// Why an instance could not be reconciled.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
-    /// The API server did not do what was asked.
+    /// A request to the API server failed.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
-    /// The pod could not be made; the instance says so.
+    /// The pod could not be created; the status of the instance reports it.
     #[error("its pod could not be made: {0}")]
     NoPod(String),
     /// The API server could not create or change the pod now; the same request is repeated.
@@ -96,7 +96,7 @@ pub(crate) enum ReconcileError {
 }
 
 impl InstanceTask {
-    /// The task over those caches.
+    /// Creates the task over these caches.
     pub(crate) fn new(
         client: Client,
         instances: Instances,
@@ -125,7 +125,7 @@ impl InstanceTask {
         );
     }
 
-    /// Instances that have not ended: those that a change of nodes concerns.
+    /// Returns the instances that have not ended: those that a change of nodes concerns.
     fn unfinished(&self) -> Vec<Key> {
         let mut keys = Vec::new();
         self.instances.for_each(|key, instance| {
@@ -141,7 +141,7 @@ impl InstanceTask {
         keys
     }
 
-    /// Looks at instances while this process leads, until `process` stops.
+    /// Reconciles instances while this process leads, until `process` stops.
     pub(crate) async fn run(
         self,
         process: Process,
@@ -162,7 +162,7 @@ impl InstanceTask {
             let task = Arc::clone(&task);
             async move {
                 match task.reconcile(&key).await {
-                    // Somebody was faster; the watch is about to show it.
+                    // Another writer was faster; the watch is about to show its change.
                     Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
                     result => result,
                 }
@@ -174,7 +174,7 @@ impl InstanceTask {
                 for key in task.unfinished() {
                     work.add(key);
                 }
-                // Nodes change in bursts, when a configuration is followed or a zone comes back.
+                // Nodes change in bursts, such as when agents apply a configuration or a zone comes back.
                 clock::sleep_until_instant(Some(clock::Instant::now() + SWEEP_PAUSE)).await;
             }
         };
@@ -191,12 +191,13 @@ impl InstanceTask {
         );
     }
 
-    /// Has each instance evaluated once after what is free on nodes has changed, a part of a large cluster's at a time.
+    /// Enqueues each instance once after the resources used on nodes have changed, a part of a large cluster at a
+    /// time.
     async fn follow_rooms(&self, work: &WorkQueue) {
         let mut keys = self.unfinished();
         keys.sort();
         for part in keys.chunks(ROOMS_AT_ONCE) {
-            // What is being evicted may have to be shut down.
+            // Instances that are being evicted may have to be shut down.
             for key in self.instances.marked().iter().chain(part) {
                 work.add(key.clone());
             }
@@ -265,12 +266,12 @@ impl InstanceTask {
         if let Some(wanted) = &todo.status {
             self.write_status(key, &instance, wanted).await?;
         }
-        // The instance says why by now; the queue looks again, later and later.
+        // By now the status reports the failure; the queue retries with back-off.
         let wake = Requeue::OnChange.or_at(pending.wake);
         failure.map_or(Ok(wake), |failure| Err(ReconcileError::NoPod(failure)))
     }
 
-    /// What keeps the first pod of an instance from running, as long as the guest does not run.
+    /// Returns what keeps the first pod of an instance from running, as long as the guest does not run.
     async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> Pending {
         let phase = instance.status.as_ref().and_then(|status| status.phase);
         match pods {
@@ -279,7 +280,7 @@ impl InstanceTask {
         }
     }
 
-    /// What is known of the node that an instance is on, and of others that its pods were on.
+    /// Returns the state of the node that an instance is on, and of others that its pods were on.
     async fn states(
         &self,
         instance: &VirtualMachineInstance,
@@ -308,7 +309,8 @@ impl InstanceTask {
         Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
-    /// Why no node can take it, where its pod is on none; whether another could, where it runs.
+    /// Returns why no node can take an instance whose pod has no node and, for a running instance, whether another
+    /// node could.
     fn fit(
         &self,
         instance: &VirtualMachineInstance,
@@ -380,7 +382,7 @@ impl InstanceTask {
                 }
                 Step::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
-                    // What the API server refuses is for people to read; anything else is tried again.
+                    // The status reports what the API server refuses; anything else is retried.
                     Err(kube::Error::Api(status)) if is_refusal(&status) => {
                         self.record_event(instance, Severity::Warning, "FailedCreate", &status.message);
                         return Ok(Some(status.message));
@@ -398,7 +400,7 @@ impl InstanceTask {
         instance: &VirtualMachineInstance,
         mut patch: serde_json::Value,
     ) -> kube::Result<()> {
-        // Of this object and no other of its name.
+        // Applies to this object, not to another one of its name.
         patch["metadata"]["uid"] = json!(instance.uid());
         let parameters = PatchParams {
             field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
@@ -417,7 +419,7 @@ impl InstanceTask {
         finalizers.push(FINALIZER.into());
         let version = instance.resource_version();
         let mut patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
-        // Admission has filled in what the manifest leaves open, unless it could not be reached.
+        // Admission has set defaults for what the manifest leaves open, unless the webhook could not be reached.
         let whole = self.launchers.whole(instance);
         if whole != instance.spec {
             patch["spec"] = json!(whole);
@@ -453,8 +455,8 @@ impl InstanceTask {
         Ok(())
     }
 
-    /// Deletes a pod that waits for a node, unless it has changed. The watch shows when it is gone, and then another is
-    /// made.
+    /// Deletes a pod that waits for a node, unless it has changed. Once the watch shows the deletion, another pod is
+    /// created.
     async fn delete_unbound(
         &self,
         instance: &VirtualMachineInstance,
@@ -482,7 +484,7 @@ impl InstanceTask {
         Ok(())
     }
 
-    /// Has a guest's pod tell which images it has. Where that is not allowed, migrations copy the whole disks.
+    /// Starts the image digest probes in a guest's pod. Where that is refused, migrations copy the whole disks.
     async fn ask_for_images(
         &self,
         key: &Key,
@@ -507,14 +509,14 @@ impl InstanceTask {
         }
     }
 
-    /// Writes the controller's part of the status, if the instance is still as it was looked at.
+    /// Writes the controller's part of the status, if the instance has not changed since it was read.
     async fn write_status(
         &self,
         key: &Key,
         instance: &VirtualMachineInstance,
         wanted: &VirtualMachineInstanceStatus,
     ) -> kube::Result<()> {
-        // Steps may have changed the object since.
+        // The steps may have changed the object since it was read.
         let version = self
             .instances
             .objects
@@ -547,7 +549,7 @@ impl InstanceTask {
     }
 }
 
-/// What an instance's migrations say of it.
+/// Returns what the migrations of an instance record about it.
 fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanceMigration>]) -> Moving<'a> {
     let state_of = |node: Option<&str>| {
         let node = node?;

@@ -1,7 +1,7 @@
-//! All instances: one watch that the tasks and the admission share.
+//! All instances: one watch, shared by the tasks and the admission.
 //!
-//! A watch is a moment behind what this process does itself. So what was made counts as there until
-//! the watch has shown it, and what was deleted as on its way out.
+//! A watch lags a moment behind the requests of this process. So a created instance counts as existing until the
+//! watch has shown it, and a deleted one counts as being deleted.
 //!
 //! ```text
 //!  watch ──▶ cache ───────────────┬─▶ for_each
@@ -23,35 +23,35 @@ use kube::{Client, ResourceExt};
 
 use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
 
-/// So long an instance that was made is believed to be there though no watch has shown it. One that
-/// was gone before a watch could show it would be waited for in vain; asking for it anew costs
-/// nothing but an answer that it exists.
+/// How long a created instance counts as existing although the watch has not shown it. An instance that was deleted
+/// before the watch could show it would be waited for in vain. Creating it again costs nothing but a response that it
+/// exists.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
-/// Instances, and which replica set controls which. Clones share them.
+/// Instances, indexed by the replica set that controls each. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Instances {
     pub(crate) objects: AssumeCache<VirtualMachineInstance>,
     ours: Arc<Mutex<Ours>>,
 }
 
-/// What the cache does not say.
+/// What the cache does not contain.
 #[derive(Debug, Default)]
 struct Ours {
     /// Instances by the UID of the replica set that controls them.
     of_sets: HashMap<String, BTreeSet<Key>>,
-    /// What was made and has not been shown, and until when it counts as there.
+    /// Created instances that the watch has not shown yet, and until when they count as existing.
     made: BTreeMap<Key, (Arc<VirtualMachineInstance>, Instant)>,
     /// Instances by the node that they are on.
     on_nodes: HashMap<String, BTreeSet<Key>>,
     /// Instances that are marked to leave a node.
     marked: BTreeSet<Key>,
-    /// UIDs of what was deleted and is shown as if it were not.
+    /// UIDs of deleted instances that the watch still shows as not deleted.
     deleted: BTreeSet<String>,
 }
 
 impl Instances {
-    /// Starts watching; `told` hears of each change.
+    /// Starts watching; `told` is called with each change.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
@@ -69,7 +69,7 @@ impl Instances {
         Self { objects, ours }
     }
 
-    /// Those that a test says there are.
+    /// Creates a cache with the given instances.
     #[cfg(test)]
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
         let objects = AssumeCache::filled(instances);
@@ -92,50 +92,49 @@ impl Instances {
         self.objects.shown().wait_until_synced().await;
     }
 
-    /// The keys of all instances that the watch has shown, in no order.
+    /// Returns the keys of all instances that the watch has shown, in no order.
     pub(crate) fn keys(&self) -> Vec<Key> {
         self.objects.shown().keys()
     }
 
-    /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait
-    /// meanwhile: keep it short.
+    /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait meanwhile: keep it short.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstance>)) {
         self.objects.shown().for_each(visit);
     }
 
-    /// The instance of this name.
+    /// Returns the instance of this name.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
         self.objects.shown().get(key).or_else(|| lock(&self.ours).made_now(key))
     }
 
-    /// The instances that the replica set with this UID controls.
+    /// Returns the instances that the replica set with this UID controls.
     pub(crate) fn of_set(&self, uid: &str) -> Vec<Arc<VirtualMachineInstance>> {
         let mut ours = lock(&self.ours);
         let keys: Vec<Key> = ours.of_sets.get(uid).into_iter().flatten().cloned().collect();
         keys.iter()
             .filter_map(|key| self.objects.shown().get(key).or_else(|| ours.made_now(key)))
-            // A name can change hands.
+            // A name can pass to an instance with another owner.
             .filter(|instance| controller(instance).is_some_and(|owner| owner.uid == uid))
             .collect()
     }
 
-    /// The instances that are on this node, or were when they ended.
+    /// Returns the instances that are on this node, or were when they ended.
     pub(crate) fn on_node(&self, node: &str) -> Vec<Key> {
         let ours = lock(&self.ours);
         ours.on_nodes.get(node).into_iter().flatten().cloned().collect()
     }
 
-    /// The instances that are marked to leave a node.
+    /// Returns the instances that are marked to leave a node.
     pub(crate) fn marked(&self) -> Vec<Key> {
         lock(&self.ours).marked.iter().cloned().collect()
     }
 
-    /// This process has made an instance.
+    /// Records that this process has created an instance.
     pub(crate) fn made(&self, mut instance: VirtualMachineInstance) {
         prune(&mut instance);
         let key = Key::of(&instance);
         let mut ours = lock(&self.ours);
-        // The watch may have been faster.
+        // The watch may have shown it already.
         if self
             .objects
             .shown()
@@ -149,7 +148,7 @@ impl Instances {
             .insert(key, (Arc::new(instance), Instant::now() + SHOWN_WITHIN));
     }
 
-    /// This process has deleted the instance with this UID.
+    /// Records that this process has deleted the instance with this UID.
     pub(crate) fn deleted(&self, key: &Key, uid: &str) {
         let mut ours = lock(&self.ours);
         let shown = self.objects.shown().get(key);
@@ -161,14 +160,14 @@ impl Instances {
         }
     }
 
-    /// Whether this process has deleted the instance with this UID though it is not shown so yet.
+    /// Returns whether this process has deleted the instance with this UID and the watch does not show that yet.
     pub(crate) fn is_deleted(&self, uid: &str) -> bool {
         lock(&self.ours).deleted.contains(uid)
     }
 }
 
 impl Ours {
-    /// Keeps account of a change that the watch has shown.
+    /// Updates the state with a change from the watch.
     fn observe(&mut self, change: &Change<VirtualMachineInstance>) {
         let Change::Object { key, old, new } = change else {
             return;
@@ -240,24 +239,24 @@ fn lock(ours: &Mutex<Ours>) -> MutexGuard<'_, Ours> {
     ours.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The node that an instance is on.
+/// Returns the node that an instance is on.
 pub(crate) fn node_of(instance: &VirtualMachineInstance) -> Option<&str> {
     instance.status.as_ref()?.node_name.as_deref()
 }
 
-/// What controls an instance.
+/// Returns the owner that controls an instance.
 pub(crate) fn controller(instance: &VirtualMachineInstance) -> Option<&OwnerReference> {
     let owners = instance.metadata.owner_references.as_ref()?;
     owners.iter().find(|owner| owner.controller == Some(true))
 }
 
-/// The UID of the replica set that controls an instance.
+/// Returns the UID of the replica set that controls an instance.
 fn set_of(instance: &VirtualMachineInstance) -> Option<String> {
     let owner = controller(instance)?;
     (owner.kind == "VirtualMachineInstanceReplicaSet").then(|| owner.uid.clone())
 }
 
-/// The replica sets that a change of an instance concerns.
+/// Returns the replica sets that a change of an instance concerns.
 pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key> {
     let Change::Object { key, old, new } = change else {
         return Vec::new();
@@ -274,10 +273,10 @@ pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key
     sets
 }
 
-/// Drops what is kept by others for themselves.
+/// Removes metadata that only its writers use.
 fn prune(instance: &mut VirtualMachineInstance) {
     instance.metadata.managed_fields = None;
-    // By an annotation that is dropped.
+    // This reads an annotation that is removed next.
     clear_filled_in(instance);
     prune_annotations(&mut instance.metadata.annotations);
 }

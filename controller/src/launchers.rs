@@ -1,5 +1,5 @@
-//! Launcher pods: those that there are, and how one is made. The tasks for instances and for
-//! migrations share them.
+//! Launcher pods: the existing ones, and how new ones are created. Shared by the tasks for instances and for
+//! migrations.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,7 @@ use crate::{
     rooms::Rooms,
 };
 
-/// Launcher pods, and what new ones are made of. Clones share the caches.
+/// Launcher pods, and the inputs of new ones. Clones share the caches.
 #[derive(Clone)]
 pub(crate) struct Launchers {
     client: Client,
@@ -63,7 +63,7 @@ pub(crate) struct Launchers {
     image: String,
 }
 
-/// What a new pod is for.
+/// The purpose of a new pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose<'a> {
     /// The instance's guest starts in it.
@@ -72,18 +72,18 @@ pub(crate) enum Purpose<'a> {
     Arrival(MigrationTarget<'a>),
 }
 
-/// How a pod is deleted, beside its UID.
+/// Options of a pod deletion, besides the UID.
 #[derive(Clone, Copy, Debug, Default)]
 struct Deletion<'a> {
-    /// The version that it must still have.
+    /// Resource version that the pod must still have.
     version: Option<&'a str>,
-    /// Its time to end in seconds; `None`: its own.
+    /// Grace period in seconds; `None`: the pod's own.
     grace: Option<i64>,
 }
 
 impl Launchers {
-    /// Starts watching; `told` hears of which instance a pod has changed. `image` is that of
-    /// launcher pods.
+    /// Starts watching; `told` is called with each instance whose pods have changed. `image` is the image of launcher
+    /// pods.
     #[expect(
         clippy::too_many_arguments,
         reason = "these are the caches that it shares, put together once"
@@ -116,7 +116,7 @@ impl Launchers {
         let pods = watches.start(pods);
         let of_pods = pods.clone();
         let mount_failures = MountFailures::start(client, watches, move |pod| {
-            // A pod that the cache has not seen yet is looked at when it does.
+            // If the cache does not have the pod yet, its instance is reconciled once it does.
             if let Some((instance, _)) = of_pods.get(&pod).as_deref().and_then(owner) {
                 of_mounts(instance);
             }
@@ -149,7 +149,7 @@ impl Launchers {
         }
     }
 
-    /// Those that a test says there are.
+    /// Creates the caches with the given objects.
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, budgets: Budgets) -> Self {
         let pods = Cache::filled(pods);
@@ -177,7 +177,8 @@ impl Launchers {
         }
     }
 
-    /// Sets an annotation of a pod, or removes it. A pod that is gone, or another of its name, is left alone.
+    /// Sets an annotation of a pod, or removes it. Does nothing if the pod was deleted, or replaced by another of its
+    /// name.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -200,12 +201,13 @@ impl Launchers {
         }
     }
 
-    /// The pod of this name as the cache has it.
+    /// Returns the pod of this name from the cache.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Pod>> {
         self.pods.get(key)
     }
 
-    /// What an eviction of a pod of an instance does: as the instance says, else the cluster, as it is configured now.
+    /// Returns what an eviction of an instance's pod does: the instance's own strategy, else the cluster's current
+    /// one.
     pub(crate) fn eviction_strategy(&self, instance: &VirtualMachineInstance) -> EvictionStrategy {
         let names_one = instance.spec.eviction_strategy.is_some();
         let machine = names_one
@@ -229,19 +231,19 @@ impl Launchers {
         );
     }
 
-    /// The pods of an instance as the cache has them.
+    /// Returns the pods of an instance from the cache.
     pub(crate) fn of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
         self.by_owner.of(&instance.uid().unwrap_or_default(), &self.pods)
     }
 
-    /// The last messages of kubelets about volumes that they cannot mount into those pods, by the pod's UID.
+    /// Returns the last kubelet messages about volumes that cannot be mounted into these pods, by the pod's UID.
     pub(crate) fn unmounted(&self, pods: &[Arc<Pod>]) -> Vec<(String, String)> {
         let uids = pods.iter().filter_map(|pod| pod.uid());
         uids.filter_map(|uid| Some((uid.clone(), self.mount_failures.of(&uid)?)))
             .collect()
     }
 
-    /// The pod that an instance's guest is in, as its agent has said.
+    /// Returns the pod in which an instance's guest runs, as reported by its agent.
     fn running_pod(&self, instance: &VirtualMachineInstance) -> Option<Arc<Pod>> {
         let uid = instance.status.as_ref()?.drydock.as_ref()?.pod_uid.as_deref()?;
         self.of(instance)
@@ -249,10 +251,10 @@ impl Launchers {
             .find(|pod| pod.metadata.uid.as_deref() == Some(uid))
     }
 
-    /// The pods of an instance as the API server has them now, past every cache.
+    /// Reads the pods of an instance from the API server, bypassing all caches.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the request to the API server fails.
     pub(crate) async fn list(&self, instance: &VirtualMachineInstance) -> kube::Result<Vec<Arc<Pod>>> {
         let uid = instance.uid().unwrap_or_default();
         let parameters = ListParams::default().labels(&format!("{CREATED_BY}={uid}"));
@@ -264,7 +266,7 @@ impl Launchers {
             .collect())
     }
 
-    /// What keeps a pod from running. Its events are listed only if nothing else says why.
+    /// Returns what keeps a pod from running. Lists its events only if nothing else shows the reason.
     pub(crate) async fn pending(&self, pod: &Pod, now: Timestamp) -> Pending {
         let pending = pending(pod, now);
         if !pending.wants_events {
@@ -282,7 +284,7 @@ impl Launchers {
         }
     }
 
-    /// The volumes of an instance that are claims, with what is known of these.
+    /// Returns the volumes of an instance that are claims, with the known access and volume modes of the claims.
     pub(crate) fn claims_of(&self, instance: &VirtualMachineInstance) -> Vec<VolumeStatus> {
         let namespace = instance.namespace().unwrap_or_default();
         let volumes = instance.spec.volumes.iter();
@@ -304,7 +306,7 @@ impl Launchers {
             .collect()
     }
 
-    /// The volumes of an instance that only certain nodes can use, as far as they are known.
+    /// Returns the volumes of an instance that only certain nodes can use, as far as they are known.
     pub(crate) fn bound_volumes(&self, instance: &VirtualMachineInstance) -> Vec<BoundVolume> {
         let namespace = instance.namespace().unwrap_or_default();
         let claims = instance.spec.volumes.iter().filter_map(migratable::claim);
@@ -322,7 +324,7 @@ impl Launchers {
             .collect()
     }
 
-    /// The spec of an instance with everything filled in that its manifest leaves open.
+    /// Returns the spec of an instance with defaults for everything that its manifest leaves open.
     pub(crate) fn whole(&self, instance: &VirtualMachineInstance) -> VirtualMachineInstanceSpec {
         let mut spec = instance.spec.clone();
         let named = Named {
@@ -333,8 +335,8 @@ impl Launchers {
         spec
     }
 
-    /// What a node must have for an instance: one in which its guest starts, or, if that is given, another than the
-    /// node that it runs on.
+    /// Returns what a node must have for an instance: to start its guest or, with `source`, the node on which it
+    /// runs, to receive the guest from there.
     pub(crate) fn requirements(
         &self,
         spec: &VirtualMachineInstanceSpec,
@@ -355,17 +357,17 @@ impl Launchers {
         needs
     }
 
-    /// Digest of what a pod in which the guest of an instance starts would require of a node, if it was made now.
+    /// Returns a digest of what a pod that starts an instance's guest would require of a node if it were created now.
     pub(crate) fn requirements_digest(&self, instance: &VirtualMachineInstance) -> String {
         let spec = self.whole(instance);
         let emulation = self.configuration.get().use_emulation;
         launcher_pod::requirements_digest(&spec, &self.requirements(&spec, None), emulation)
     }
 
-    /// Makes a pod, unless it is there. Returns its name, and whether it was made now.
+    /// Creates a pod, unless it exists. Returns its name, and whether it was created now.
     ///
     /// # Errors
-    /// If the API server does not make it.
+    /// If the API server does not create it.
     pub(crate) async fn create(
         &self,
         instance: &VirtualMachineInstance,
@@ -383,7 +385,8 @@ impl Launchers {
         let source = here.as_ref().map(NodePair::view);
         let mut requirements = self.requirements(&instance.spec, source.as_ref());
         let instance_uid = instance.uid().unwrap_or_default();
-        // The same pod each time, so that one that this process has forgotten is met again.
+        // The identity always leads to the same pod, so that a pod that this process does not remember is not created
+        // twice.
         let (identity, found) = match purpose {
             Purpose::Start => (instance_uid, None),
             Purpose::Arrival(migration) => {
@@ -431,20 +434,19 @@ impl Launchers {
         }
     }
 
-    /// Makes the budget of a pod that has just been made, if one is to protect it and nobody else's
-    /// selects it.
+    /// Creates the PDB of a new pod, if the pod is to be protected and no PDB of another owner selects it.
     async fn protect(&self, instance: &VirtualMachineInstance, pod: &Pod) {
         let strategy = self.eviction_strategy(instance);
         if !is_protected(instance, strategy, pod, clock::now()) || self.budgets.conflicting(pod).is_some() {
             return;
         }
         if let Err(error) = self.budgets.create(pod).await {
-            // Whoever looks after budgets tries it again, and says why there is none.
+            // The PDB task retries it, and reports why there is none.
             warn!(pod = %Key::of(pod), error = %chain(&error), "the budget of a new pod could not be made");
         }
     }
 
-    /// Has containers run once beside a pod's own.
+    /// Adds ephemeral containers to a pod.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -466,7 +468,8 @@ impl Launchers {
         Ok(())
     }
 
-    /// Tells a pod to end, within `grace` seconds if that is less than the pod has. Returns whether there was such a pod.
+    /// Deletes a pod, with a grace period of `grace` seconds if that is less than the pod's own. Returns whether it
+    /// existed.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -485,7 +488,7 @@ impl Launchers {
         self.delete_with(&namespace, name, uid, deletion).await
     }
 
-    /// The same if the pod still has that version, if one is given.
+    /// Deletes a pod if it still has this version, if one is given.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -504,7 +507,7 @@ impl Launchers {
             .await
     }
 
-    /// The same in a namespace, of whichever instance it is.
+    /// Deletes a pod of any instance in a namespace.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -548,7 +551,7 @@ impl Launchers {
     }
 }
 
-/// Sizes of a running guest's disks in bytes, by volume.
+/// Returns the disk sizes of a running guest in bytes, by volume.
 fn sizes(instance: &VirtualMachineInstance) -> BTreeMap<String, u64> {
     let volumes = instance.status.iter().flat_map(|status| &status.volume_status);
     volumes
@@ -556,7 +559,7 @@ fn sizes(instance: &VirtualMachineInstance) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// The architecture of guests that name none, by Kubernetes' name: that of this process.
+/// Returns Kubernetes' name of the architecture of guests that name none: that of this process.
 pub(crate) fn native_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "aarch64" => "arm64",
@@ -565,7 +568,7 @@ pub(crate) fn native_architecture() -> &'static str {
     }
 }
 
-/// Keeps which nodes can use a volume.
+/// Keeps what determines which nodes can use a volume.
 fn prune_volume(volume: &mut PersistentVolume) {
     volume.metadata = ObjectMeta {
         name: volume.metadata.name.take(),
@@ -581,7 +584,7 @@ fn prune_volume(volume: &mut PersistentVolume) {
     }
 }
 
-/// Keeps what decides about a launcher pod.
+/// Keeps what matters for decisions about a launcher pod.
 fn prune_pod(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     if let Some(annotations) = &mut pod.metadata.annotations {
@@ -589,7 +592,8 @@ fn prune_pod(pod: &mut Pod) {
     }
     let arrives = launcher_pod::made_for(pod).is_some();
     if let Some(spec) = &mut pod.spec {
-        // Where a guest arrives it matters which images there are; else, whether these have been asked for.
+        // A target pod needs its image volumes. For other pods it only matters whether containers for the images were
+        // requested.
         let images = spec.volumes.take().filter(|_| arrives).map(|mut volumes| {
             volumes.retain(|volume| volume.image.is_some());
             volumes

@@ -1,9 +1,9 @@
-//! Nodes whose agent is silent take no virtual machines.
+//! Keeps virtual machines off nodes whose agent is unresponsive.
 //!
-//! An agent renews its Lease every ten seconds. One that has not changed for forty, by this
-//! process's own clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an
-//! event. The agent puts it right when it is back. [`SilentAgents`] tells others, also of nodes whose
-//! Node object was deleted: only together with a silent agent does that prove that no guest runs there.
+//! An agent renews its Lease every ten seconds. A Lease that has not changed for forty seconds, by this process's own
+//! clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an event. The agent sets it back once it
+//! responds again. [`SilentAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
+//! only together with an unresponsive agent does the deletion prove that no guest runs there.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,10 +33,10 @@ use tracing::{info, warn};
 
 use crate::metrics::Metrics;
 
-/// What changes with a renewal.
+/// The parts of a Lease that change with a renewal.
 type Stamp = (Option<String>, Option<MicroTime>);
 
-/// Which agents are silent. Clones share what is known.
+/// The agents that are unresponsive. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct SilentAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
@@ -44,7 +44,8 @@ pub(crate) struct SilentAgents {
 }
 
 impl SilentAgents {
-    /// None is known yet; `news` tells when others are silent than before.
+    /// Starts without any known Lease. The triggers in `news` are notified when the set of unresponsive agents
+    /// changes.
     pub(crate) fn new(news: impl IntoIterator<Item = Trigger>) -> Self {
         Self {
             staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
@@ -52,7 +53,7 @@ impl SilentAgents {
         }
     }
 
-    /// There are no Leases, as a list has just shown.
+    /// Creates the state after a list that showed no Leases.
     #[cfg(test)]
     pub(crate) fn without_leases() -> Self {
         let silent = Self::new([]);
@@ -60,7 +61,7 @@ impl SilentAgents {
         silent
     }
 
-    /// What is known of the agent of this node.
+    /// Returns whether the agent of this node may be alive. It counts as silent if its Lease is stale or absent.
     pub(crate) fn sign(&self, node: &str) -> AgentSign {
         let (known, now) = (self.known(), Instant::now());
         if known.is_stale(node, now) || known.is_absent(node, now) {
@@ -70,7 +71,7 @@ impl SilentAgents {
         }
     }
 
-    /// Whether the agent of this node has not renewed its Lease in time.
+    /// Returns whether the agent of this node has failed to renew its Lease in time.
     pub(crate) fn contains(&self, node: &str) -> bool {
         self.known().is_stale(node, Instant::now())
     }
@@ -80,7 +81,7 @@ impl SilentAgents {
     }
 }
 
-/// Judges all nodes.
+/// Updates the labels of nodes whose agent is unresponsive.
 pub(crate) struct LivenessTask {
     api: Api<Node>,
     nodes: Cache<PartialObjectMeta<Node>>,
@@ -143,7 +144,7 @@ impl LivenessTask {
         }
     }
 
-    /// Looks whenever a Lease becomes stale, while this process leads, until it stops.
+    /// Reconciles whenever a Lease becomes stale, while this process leads, until it stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
@@ -151,7 +152,7 @@ impl LivenessTask {
         }
     }
 
-    /// Looks whenever a Lease becomes stale, until the term is over.
+    /// Reconciles whenever a Lease becomes stale, until the term ends.
     async fn watch_over(&self, term: Term) {
         let mut backoff = Backoff::new(STALE_AFTER / 40, STALE_AFTER);
         let (mut before, mut absence_before) = (Vec::new(), None);
@@ -166,7 +167,7 @@ impl LivenessTask {
                 )
             };
             self.metrics.silent.set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
-            // The instant at which absences began to count is over when another one is the next, or none.
+            // If the next absence is another one than before, or none, the previous one has begun to count.
             if stale != before || next_absence != absence_before {
                 self.silent.news.iter().for_each(Trigger::notify);
             }
@@ -189,7 +190,7 @@ impl LivenessTask {
         }
     }
 
-    /// Makes each of these nodes unschedulable that is not so already.
+    /// Makes each of these nodes unschedulable, unless it already is.
     async fn silence(&self, stale: &[String], term: &Term) -> kube::Result<()> {
         for name in stale {
             let Some(node) = self.nodes.get(&Key::cluster(name)) else {
@@ -225,7 +226,7 @@ impl LivenessTask {
     }
 }
 
-/// Keeps account of one change of a Lease.
+/// Records one change of a Lease.
 fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Trigger) {
     match change {
         Change::Object {
@@ -244,7 +245,7 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Trig
             staleness.forget(&key.name, Instant::now());
             news.notify();
         }
-        // What was renewed while nobody looked must not count as silent.
+        // Renewals may have been missed while the watch was broken, so no agent counts as unresponsive yet.
         Change::SyncState(sight) if sight.is_clear() => {
             staleness.restart(Instant::now());
             news.notify();
@@ -273,7 +274,7 @@ mod tests {
         });
         tokio::time::advance(STALE_AFTER).await;
         assert!(silent.contains("n1"));
-        // The API server is away for a while, which nobody could have told it of.
+        // The API server is unavailable for a while, so renewals are not seen.
         told(Change::SyncState(SyncState {
             synced: true,
             problem: Some(Problem::Failing("connection refused".into())),

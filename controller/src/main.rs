@@ -1,4 +1,4 @@
-//! Drydock's cluster controller. See [`args`] for what it can be told and [`run`] and [`uninstall`] for what it does.
+//! Drydock's cluster controller. See [`args`] for its options, and [`run`] and [`uninstall`] for what it does.
 
 mod admission;
 mod args;

@@ -1,15 +1,14 @@
-//! Carries out [`drydock_core::maintenance::next`]: nodes that a NodeMaintenance names are emptied and
-//! kept empty.
+//! Executes [`drydock_core::maintenance::next`]: nodes that a NodeMaintenance names are drained and kept empty.
 //!
 //! ```text
 //!  maintenances of both groups ─┐
-//!  nodes, their Leases ─────────┼─▶ key: the node ─▶ look: one thing after the other, until there is nothing to do now
-//!  pods of these nodes ─────────┤                      └─▶ evictions: asked for, not waited for
-//!  budgets that let pods go ────┘                             └─▶ answered: key again
+//!  nodes, their Leases ─────────┼─▶ key: the node ─▶ reconcile: one action after the other, until none is due
+//!  pods of these nodes ─────────┤                      └─▶ evictions: requested, not awaited
+//!  PDBs that allow evictions ───┘                             └─▶ response: node enqueued again
 //! ```
 //!
-//! A look never waits for a pod, so that one stuck node delays none. Nodes that are in no maintenance
-//! cost nothing: pods, budgets and DaemonSets are watched only while one is.
+//! A reconcile never waits for a pod, so that one stuck node delays no other. Nodes without a maintenance cost
+//! nothing: pods, PDBs and DaemonSets are watched only while a node is in maintenance.
 
 mod evictions;
 mod leases;
@@ -54,23 +53,23 @@ use crate::{
     nodes::Nodes,
 };
 
-/// How many nodes are reconciled concurrently. A look waits for the API server alone.
+/// How many nodes are reconciled concurrently. A reconcile only waits for the API server.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 128;
-/// So many things are done in one look at most; there are never more than a dozen to do.
+/// Maximum number of actions in one reconcile; there are never more than a dozen to do.
 const STEPS: usize = 40;
 
-/// Where Leases are.
+/// The namespaces of Leases.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// Leases of nodes that maintenances of the newer group name.
+    /// Namespace of the Leases of nodes that maintenances of the newer group name.
     pub(crate) leases: String,
-    /// Leases of nodes that maintenances of the older group name.
+    /// Namespace of the Leases of nodes that maintenances of the older group name.
     pub(crate) kubevirt_leases: String,
-    /// Reservations of nodes: the controller's own namespace.
+    /// Namespace of the reservations of nodes: the controller's own.
     pub(crate) own: String,
 }
 
-/// Looks after all nodes that are in maintenance.
+/// Reconciles all nodes that are in maintenance.
 pub(crate) struct MaintenanceTask {
     client: Client,
     maintenances: Maintenances,
@@ -86,28 +85,28 @@ pub(crate) struct MaintenanceTask {
     overdue: Mutex<HashSet<(Group, Key)>>,
 }
 
-/// What went wrong with one node.
+/// Why a node could not be reconciled.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
-    /// The API server did not do what was asked.
+    /// A request to the API server failed.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
     /// The node's Lease could not be emptied.
     #[error("the API server refused to empty the node's Lease: {0}")]
     LeaseNotReleased(String),
-    /// There was always something more to do.
+    /// There was always another action to execute.
     #[error("it does not come to rest")]
     Restless,
 }
 
-/// What came of doing one thing.
+/// The result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
-    /// It is done.
+    /// It was executed.
     Yes,
-    /// Things have changed since it was planned.
+    /// The objects have changed since it was planned.
     Changed,
-    /// The maintenance is gone, which its watch will show.
+    /// The maintenance was deleted, which its watch will show.
     Gone,
 }
 
@@ -117,15 +116,15 @@ impl Done {
     }
 }
 
-/// What is known of a node's Lease during one look: what was written is shown by the watch later.
+/// A node's Lease during one reconcile, including writes that the watch shows only later.
 struct LeaseSeen {
     lease: Option<Lease>,
     failure: Option<String>,
 }
 
 impl MaintenanceTask {
-    /// Starts watching what concerns nodes in maintenance alone; `work` is told which nodes to look
-    /// at. It also has to hear of changes of `maintenances`, `nodes` and `pods`.
+    /// Starts the watches that only nodes in maintenance need; `work` is the queue of nodes to reconcile. The caller
+    /// also has to enqueue the nodes that changes of `maintenances`, `nodes` and `pods` concern.
     #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
     pub(crate) fn new(
         client: Client,
@@ -159,7 +158,7 @@ impl MaintenanceTask {
         }
     }
 
-    /// Looks at nodes while this process leads, until `process` stops.
+    /// Reconciles nodes while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
         let task = Arc::new(self);
         let all = || {
@@ -171,7 +170,7 @@ impl MaintenanceTask {
             async move { task.reconcile(&key.name).await }
         };
         let evictions = task.evictions.clone();
-        // A process that leads again asks about what was under way when it was interrupted.
+        // A process that leads again repeats the requests that were in progress when it was interrupted.
         let asking = || {
             let evictions = evictions.clone();
             async move { evictions.asking() }
@@ -221,13 +220,12 @@ impl MaintenanceTask {
                 Requeue::At(at) => wake.or_at(Some(at)),
             };
         }
-        // Last: what it is about does not wait for it.
+        // Last, since the maintenances do not wait for it.
         let settled = self.leases.settle_reservation(node, &shown, clock::now()).await?;
         Ok(wake.or_at(settled))
     }
 
-    /// Watches the pods of a node while a maintenance holds it, and what concerns pods while there is
-    /// any.
+    /// Watches the pods of a node while a maintenance holds it, and PDBs and DaemonSets while there is any such node.
     fn keep(&self, node: &str, holds: bool) {
         let mut kept = self.lock();
         if holds {
@@ -242,7 +240,7 @@ impl MaintenanceTask {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does one thing after the other about one maintenance.
+    /// Executes one action after the other for one maintenance, until none is due.
     async fn see_to(
         &self,
         node_name: &str,
@@ -269,7 +267,7 @@ impl MaintenanceTask {
                 .execute(group, key, &object, node.as_ref(), &mut lease, next)
                 .await?;
             match done {
-                // What could not be done as things have changed is planned anew, and nothing said of it.
+                // An action that failed because objects have changed is planned again, without an event.
                 Done::Changed => {}
                 Done::Gone => return Ok(Requeue::OnChange),
                 Done::Yes => {
@@ -292,7 +290,7 @@ impl MaintenanceTask {
         Err(ReconcileError::Restless)
     }
 
-    /// What is to be done next, by all that is known now.
+    /// Plans the next action from the current state.
     #[expect(clippy::too_many_arguments, reason = "each is a different thing that is known")]
     fn plan(
         &self,
@@ -326,8 +324,8 @@ impl MaintenanceTask {
         })
     }
 
-    /// Logs once that a node is not empty though its evictions began a while ago, in the operators' words: people and
-    /// tests search the log for them.
+    /// Logs once that a node is not empty although its evictions began a while ago, with the message of the
+    /// operators: people and tests search the log for it.
     fn log_overdue(&self, group: Group, key: &Key) {
         let Some(object) = self.maintenances.of_group(group).newest(key) else {
             return;
@@ -347,7 +345,7 @@ impl MaintenanceTask {
         }
     }
 
-    /// The node; `None` if the API server says that there is none.
+    /// Returns the node; `None` if the API server confirms that it does not exist.
     async fn node(&self, name: &str) -> kube::Result<Option<Node>> {
         match self.nodes.nodes.newest(&Key::cluster(name)) {
             Some(node) => Ok(Some(node)),
@@ -355,7 +353,7 @@ impl MaintenanceTask {
         }
     }
 
-    /// The DaemonSets of these pods that are gone.
+    /// Returns the DaemonSets of these pods that no longer exist.
     async fn gone_daemon_sets(&self, pods: &[Arc<Pod>]) -> kube::Result<HashSet<(String, String)>> {
         let named: HashSet<(&str, &str)> = pods.iter().filter_map(|pod| pods::daemon_set(pod)).collect();
         let mut gone = HashSet::new();
@@ -497,7 +495,7 @@ impl MaintenanceTask {
     }
 }
 
-/// Whether a maintenance wants to know the pods of its node.
+/// Returns whether a maintenance needs the pods of its node.
 fn holds_node(object: &NodeMaintenance) -> bool {
     let status = object.status.clone().unwrap_or_default();
     object.metadata.deletion_timestamp.is_none()

@@ -1,4 +1,4 @@
-//! All NodeMaintenances of both groups: one watch for each, which the task and the admission share.
+//! All NodeMaintenances of both groups: one watch for each, shared by the task and the admission.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,7 +11,7 @@ use kube::Client;
 
 use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
 
-/// NodeMaintenances, and which node each names. Clones share them.
+/// NodeMaintenances, indexed by the node that each names. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Maintenances {
     objects: [AssumeCache<NodeMaintenance>; 2],
@@ -22,7 +22,7 @@ pub(crate) struct Maintenances {
 type ByNode = HashMap<String, BTreeSet<(Group, Key)>>;
 
 impl Maintenances {
-    /// Starts watching; `told` hears the node of each maintenance that changes.
+    /// Starts watching; `told` is called with the node of each maintenance that changes.
     pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
         let by_node = Arc::new(Mutex::new(ByNode::new()));
         let objects = Group::ALL.map(|group| {
@@ -41,7 +41,7 @@ impl Maintenances {
         Self { objects, by_node }
     }
 
-    /// Those that a test says there are.
+    /// Creates caches with the given objects.
     #[cfg(test)]
     pub(crate) fn filled(all: impl IntoIterator<Item = (Group, NodeMaintenance)>) -> Self {
         let mut objects = HashMap::<Group, Vec<NodeMaintenance>>::new();
@@ -65,12 +65,12 @@ impl Maintenances {
         );
     }
 
-    /// Those of a group.
+    /// Returns the maintenances of a group.
     pub(crate) fn of_group(&self, group: Group) -> &AssumeCache<NodeMaintenance> {
         &self.objects[index_of(group)]
     }
 
-    /// The maintenances that name a node.
+    /// Returns the maintenances that name a node.
     pub(crate) fn of_node(&self, node: &str) -> Vec<(Group, Arc<NodeMaintenance>)> {
         let index = lock(&self.by_node);
         let keys = index.get(node).into_iter().flatten();
@@ -79,12 +79,12 @@ impl Maintenances {
             .collect()
     }
 
-    /// Whether a maintenance names this node.
+    /// Returns whether a maintenance names this node.
     pub(crate) fn concerns(&self, node: &str) -> bool {
         lock(&self.by_node).contains_key(node)
     }
 
-    /// The nodes that are named.
+    /// Returns the nodes that maintenances name.
     pub(crate) fn nodes(&self) -> Vec<String> {
         lock(&self.by_node).keys().cloned().collect()
     }
@@ -94,12 +94,12 @@ fn lock(index: &Mutex<ByNode>) -> MutexGuard<'_, ByNode> {
     index.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps account of a change. Returns the node that it concerns.
+/// Updates the index with a change. Returns the node that it concerns.
 fn observe(index: &mut ByNode, group: Group, change: &Change<NodeMaintenance>) -> Option<String> {
     let Change::Object { key, old, new } = change else {
         return None;
     };
-    // One that was deleted and made again between two lists may name another node.
+    // A maintenance that was deleted and recreated between two lists may name another node.
     if let Some(old) = old
         && new.as_ref().is_none_or(|new| new.spec.node_name != old.spec.node_name)
         && let Some(keys) = index.get_mut(&old.spec.node_name)
@@ -117,7 +117,7 @@ fn observe(index: &mut ByNode, group: Group, change: &Change<NodeMaintenance>) -
     Some(object.spec.node_name.clone())
 }
 
-/// Where what is known of a group is.
+/// Returns the index of a group's cache.
 fn index_of(group: Group) -> usize {
     match group {
         Group::Medik8s => 0,
@@ -125,7 +125,7 @@ fn index_of(group: Group) -> usize {
     }
 }
 
-/// Drops what is kept by others for themselves.
+/// Removes metadata that only its writers use.
 fn prune(object: &mut NodeMaintenance) {
     object.metadata.managed_fields = None;
     prune_annotations(&mut object.metadata.annotations);

@@ -1,4 +1,4 @@
-//! What the controller counts. The names are documented in `deploy/docs/troubleshooting.md`.
+//! Metrics of the controller. The names are documented in `deploy/docs/troubleshooting.md`.
 
 use std::sync::atomic::AtomicI64;
 
@@ -10,9 +10,9 @@ use prometheus_client::{
 /// All of the controller's metrics.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
-    /// Nodes whose agent has become silent, since this process began.
+    /// Nodes whose agent has become unresponsive since this process started.
     pub(crate) silenced: Counter,
-    /// Nodes whose agent is silent now.
+    /// Nodes whose agent is unresponsive now.
     pub(crate) silent: Gauge<i64, AtomicI64>,
     /// Nodes with an agent.
     pub(crate) nodes: Gauge<i64, AtomicI64>,
@@ -21,7 +21,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(

@@ -1,4 +1,4 @@
-//! How fast guests have moved until now.
+//! The rate at which guests have migrated so far.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -14,7 +14,7 @@ use crate::{
     migrations::{Migrations, instance_of},
 };
 
-/// Learns from migrations that have succeeded, as far as they are kept. Clones share what they have learned.
+/// Learns from succeeded migrations that still exist. Clones share the measurements.
 #[derive(Clone)]
 pub(crate) struct MigrationRate {
     instances: Instances,
@@ -31,7 +31,7 @@ impl MigrationRate {
         }
     }
 
-    /// How fast guests have moved; `None` if none has.
+    /// Returns how fast guests have migrated; `None` if none has.
     pub(crate) fn rate(&self) -> Option<Rate> {
         for migration in self.migrations.take_succeeded() {
             let Some(took) = took(&migration) else { continue };
@@ -45,7 +45,7 @@ impl MigrationRate {
         (rate.count > 0).then_some(rate)
     }
 
-    /// With a migration that took so long, of a guest with so many bytes.
+    /// Adds a migration that took `took`, of a guest with `bytes` bytes of memory.
     #[cfg(test)]
     pub(crate) fn learned(self, took: Duration, bytes: u64) -> Self {
         self.measured().add(took, bytes);
@@ -57,7 +57,7 @@ impl MigrationRate {
     }
 }
 
-/// How long a migration that has succeeded held its slot.
+/// Returns how long a succeeded migration held its slot.
 fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
     let state = migration.status.as_ref()?.migration_state.as_ref()?;
     Some(

@@ -1,11 +1,11 @@
-//! Carries out [`drydock_core::migration::cluster::step`]: each migration gets its pod, its slot, its
-//! sides, and an end.
+//! Executes [`drydock_core::migration::cluster::step`]: each migration gets its target pod, its slot, its sides, and
+//! an end.
 //!
 //! ```text
-//!  migrations ─┐                                    ┌─▶ target pod, phase, sides, abort, end
-//!  instances ──┼─▶ which migration ─▶ look ─▶ step ─┤
-//!  pods, nodes ┘                 ▲                  └─▶ finished: its slot is free
-//!                                └── who is next ◀── SlotScheduler ◀──┘
+//!  migrations ─┐                                         ┌─▶ target pod, phase, sides, abort, end
+//!  instances ──┼─▶ which migration ─▶ reconcile ─▶ step ─┤
+//!  pods, nodes ┘                 ▲                       └─▶ finished: its slot is free
+//!                                └── next ◀── SlotScheduler ◀──┘
 //! ```
 
 mod observe;
@@ -54,10 +54,10 @@ pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
 /// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
 /// whole seconds, so it is between two seconds and three.
 const STATUS_COALESCE: Duration = Duration::from_secs(3);
-/// Most steps in one reconcile: more than there are phases.
+/// Maximum number of steps in one reconcile: more than there are phases.
 const STEPS: usize = 12;
 
-/// Looks after all migrations.
+/// Reconciles all migrations.
 pub(crate) struct MigrationTask {
     client: Client,
     migrations: Migrations,
@@ -66,17 +66,18 @@ pub(crate) struct MigrationTask {
     events: Events,
     deadlines: Deadlines,
     turns: SlotScheduler,
-    /// When this process has made which migration's target pod, until the watch shows it.
+    /// When this process created the target pod of a migration, by the migration's UID, until the watch shows the
+    /// pod.
     placed: Mutex<BTreeMap<String, Timestamp>>,
     /// The migrations whose target pod the API server refuses.
     refusals: Refusals,
     work: WorkQueue,
 }
 
-/// What went wrong with one migration.
+/// Why a migration could not be reconciled.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
-    /// The API server did not do what was asked.
+    /// A request to the API server failed.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
     /// The API server could not create the target pod now; the same request is repeated.
@@ -85,7 +86,7 @@ pub(crate) enum ReconcileError {
 }
 
 impl MigrationTask {
-    /// The task over those caches; `work` is told which migrations to look at.
+    /// Creates the task over these caches; `work` is the queue of migrations to reconcile.
     pub(crate) fn new(
         client: Client,
         migrations: Migrations,
@@ -109,8 +110,8 @@ impl MigrationTask {
         }
     }
 
-    /// Looks at migrations while this process leads, until `process` stops. `surroundings` tells that
-    /// nodes or the configuration have changed.
+    /// Reconciles migrations while this process leads, until `process` stops. `surroundings` is notified when nodes
+    /// or the configuration have changed.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, surroundings: Trigger) {
         let stopping = process.stopping();
         let task = Arc::new(self);
@@ -128,7 +129,7 @@ impl MigrationTask {
             let task = Arc::clone(&task);
             async move {
                 match task.reconcile(&key).await {
-                    // Somebody was faster; the watch is about to show it.
+                    // Another writer was faster; the watch is about to show its change.
                     Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
                     result => result,
                 }
@@ -149,8 +150,8 @@ impl MigrationTask {
         );
     }
 
-    /// Begins a term: what slots there are is read from the API server itself, since caches may be
-    /// behind what the last leader has granted.
+    /// Begins a term. Reads the granted slots from the API server, since caches may lag behind the grants of the last
+    /// leader.
     async fn begin(&self) {
         tokio::join!(
             self.migrations.wait_until_synced(),
@@ -196,7 +197,7 @@ impl MigrationTask {
         )
     }
 
-    /// Gives places and slots to those whose turn it is, and has them looked at.
+    /// Grants places and slots to the next migrations, and enqueues these.
     fn turn(&self) {
         let limits = self.launchers.configuration.get().migrations.clone();
         self.enqueue(self.turns.grant(&limits, clock::now()));
@@ -244,7 +245,8 @@ impl MigrationTask {
         if over || (gathered.rejected.is_none() && pod_of(&migration, &gathered.pods).is_some()) {
             self.refusals.forget(key);
         }
-        // The version that has written it goes on with it. Nothing of it could be written here as it is.
+        // A newer version has written a part that this one cannot read, and continues with it. This one could not
+        // write the part back as it is.
         if Record::of(&migration).is_unknown() {
             return Ok(Requeue::OnChange);
         }
@@ -287,7 +289,7 @@ impl MigrationTask {
                             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                                 self.refused(key, &migration, &status, now);
                             }
-                            // It keeps its place, and says that it is in the queue.
+                            // It keeps its place, and its status still reports that it is queued.
                             Err(error) => failed = Some(ReconcileError::Pod(error)),
                         }
                     }
@@ -300,13 +302,13 @@ impl MigrationTask {
                             change.sides = Some(sides);
                         }
                         if phase == MigrationPhase::Succeeded {
-                            // What was over within a moment was not written by itself.
+                            // Phases that were over within a moment were not written by themselves.
                             let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
                             entered.extend(skipped.into_iter().filter(|phase| Some(*phase) > record.phase));
                         }
                         record.phase = Some(phase);
                         entered.push(phase);
-                        // Both sides act on what is written, so it is written before anything is read.
+                        // Both sides act on the written phase, so it is written before anything else is read.
                         again = !matches!(
                             phase,
                             MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed
@@ -360,9 +362,9 @@ impl MigrationTask {
             .or_at(retry))
     }
 
-    /// The API server has refused a migration's target pod: its condition says why until there is a pod, its place goes
-    /// to others, and the next attempt is made after a back-off, since nothing that is watched shows the end of a
-    /// refusal by a quota, a policy or a webhook.
+    /// Handles a refusal of a migration's target pod. The condition reports the reason until there is a pod, the
+    /// place goes to other migrations, and the next attempt follows after a back-off, since no watch shows the end of
+    /// a refusal by a quota, a policy or a webhook.
     fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
         let before = self.refusals.of(key);
         if before.is_none_or(|before| before.message != status.message) {
@@ -376,7 +378,7 @@ impl MigrationTask {
         self.turn();
     }
 
-    /// When this process has made the target pod of a migration, if the watch does not show it yet.
+    /// Returns when this process created the target pod of a migration, if the watch does not show it yet.
     fn placed(
         &self,
         uid: &str,
@@ -386,7 +388,7 @@ impl MigrationTask {
     ) -> Option<Timestamp> {
         let mut placed = lock(&self.placed);
         let made = placed.get(uid).copied()?;
-        // A pod that does not show within this time is looked for.
+        // A pod that the watch does not show within this time is read from the API server.
         let shows = pod_of(migration, pods).is_some() && rejected(migration, pods).is_none();
         if shows || made.checked_add(STATUS_COALESCE).is_ok_and(|until| until <= now) {
             placed.remove(uid);
@@ -401,7 +403,7 @@ impl MigrationTask {
         instance: &VirtualMachineInstance,
     ) -> kube::Result<()> {
         let mut instance = instance.clone();
-        // What the instance itself selects has precedence.
+        // The node selector of the instance itself has precedence.
         for (key, value) in &migration.spec.added_node_selector {
             instance
                 .spec

@@ -1,9 +1,9 @@
-//! All migrations: one watch that the tasks and the admission share.
+//! All migrations: one watch, shared by the tasks and the admission.
 //!
 //! ```text
-//!  watch ──▶ cache ─────────────────────┬─▶ for_each
-//!    └─ of which instance ──▶ index ────┼─▶ of_instance, is_moving
-//!  made by this process, not yet shown ─┘
+//!  watch ──▶ cache ───────────────────────┬─▶ for_each
+//!    └─ by instance ──▶ index ────────────┼─▶ of_instance, is_moving
+//!  created by this process, not yet shown ┘
 //! ```
 
 mod metrics;
@@ -22,33 +22,33 @@ use kube::{Client, ResourceExt};
 use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
 pub(crate) use metrics::MigrationMetrics;
 
-/// How long a migration that this process has made counts though the watch does not show it: longer than a watch is
-/// behind. One that was made and deleted while the watch was broken is never shown.
+/// How long a migration that this process has created counts although the watch does not show it: longer than a watch
+/// lags behind. A migration that was created and deleted while the watch was broken is never shown.
 const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
 
-/// Migrations, and which instance each moves. Clones share them.
+/// Migrations, indexed by the instance that each moves. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrations {
     pub(crate) objects: AssumeCache<VirtualMachineInstanceMigration>,
     index: Arc<Mutex<Index>>,
 }
 
-/// Keys of migrations by what is asked of them. Of each instance some that have ended are kept, so that in a large
-/// cluster there are very many, and few that matter.
+/// Keys of migrations, by the criteria of queries. Some ended migrations of each instance are kept, so that a large
+/// cluster has very many migrations, of which few matter.
 #[derive(Debug, Default)]
 struct Index {
     /// By the instance that they move.
     by_instance: HashMap<Key, BTreeSet<Key>>,
-    /// Those that are not over.
+    /// Migrations that are not over.
     unfinished: BTreeSet<Key>,
-    /// Those that have succeeded since somebody asked for them.
+    /// Migrations that have succeeded since the last query for them.
     succeeded: BTreeSet<Key>,
-    /// The last one that this process has made of each instance, until the watch shows it, and when that was.
+    /// By instance, the last migration that this process has created, until the watch shows it, and when that was.
     made: HashMap<Key, (Arc<VirtualMachineInstanceMigration>, clock::Instant)>,
 }
 
 impl Migrations {
-    /// Starts watching; `told` hears of each change.
+    /// Starts watching; `told` is called with each change.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
@@ -65,7 +65,7 @@ impl Migrations {
         Self { objects, index }
     }
 
-    /// Those that a test says there are.
+    /// Creates a cache with the given migrations.
     #[cfg(test)]
     pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
         let objects = AssumeCache::filled(migrations);
@@ -89,27 +89,27 @@ impl Migrations {
         self.objects.shown().for_each(visit);
     }
 
-    /// The migrations that move this instance, whatever their phase, by name; one that this process has just made is
-    /// the last.
+    /// Returns the migrations that move this instance, whatever their phase, by name. A migration that this process
+    /// has just created comes last.
     pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let index = lock(&self.index);
         let keys = index.by_instance.get(instance).into_iter().flatten();
         let shown = keys
             .filter_map(|key| self.objects.shown().get(key))
-            // A name can change hands.
+            // A name can pass to a migration of another instance.
             .filter(|migration| *migration.spec.vmi_name == *instance.name);
         let made = index.made.get(instance);
         let made = made.filter(|(_, at)| at.elapsed() < MADE_COUNTS_FOR);
         shown.chain(made.map(|(migration, _)| Arc::clone(migration))).collect()
     }
 
-    /// Remembers a migration that this process has made, or found made, until the watch shows it: else whoever looks
-    /// before that would make another one.
+    /// Remembers a migration that this process has created, or found already created, until the watch shows it:
+    /// otherwise a reconcile before that would create another one.
     pub(crate) fn remember_made(&self, mut migration: VirtualMachineInstanceMigration) {
         prune(&mut migration);
         let key = Key::of(&migration);
         let mut index = lock(&self.index);
-        // Asked with the lock held: what the cache gets after this is heard after this.
+        // Read with the lock held: any later change of the cache is observed after this.
         let shown = self.objects.shown().get(&key);
         if shown.is_none_or(|shown| shown.uid() != migration.uid()) {
             let instance = instance_of(&key, &migration);
@@ -119,7 +119,7 @@ impl Migrations {
         }
     }
 
-    /// Those that are not over.
+    /// Returns the migrations that are not over.
     pub(crate) fn unfinished(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let index = lock(&self.index);
         index
@@ -129,13 +129,13 @@ impl Migrations {
             .collect()
     }
 
-    /// Those that have succeeded since this was asked before, or were there when this process began.
+    /// Returns the migrations that have succeeded since the last call, or existed when this process started.
     pub(crate) fn take_succeeded(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let keys = std::mem::take(&mut lock(&self.index).succeeded);
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
-    /// Has the migrations of an instance looked at that are not over; all of them if it is gone.
+    /// Enqueues the migrations of an instance that are not over; all of them if the instance was deleted.
     pub(crate) fn add_of(&self, instance: &Key, gone: bool, work: &WorkQueue) {
         let namespace = instance.namespace.as_deref().unwrap_or_default();
         for migration in self.of_instance(instance) {
@@ -148,7 +148,7 @@ impl Migrations {
         }
     }
 
-    /// Whether this instance is on its way to another node.
+    /// Returns whether this instance is moving to another node.
     pub(crate) fn is_moving(&self, instance: &Key) -> bool {
         self.of_instance(instance)
             .iter()
@@ -157,7 +157,7 @@ impl Migrations {
 }
 
 impl Index {
-    /// Keeps account of a change that the watch has shown.
+    /// Updates the index with a change from the watch.
     fn observe(&mut self, change: &Change<VirtualMachineInstanceMigration>) {
         let Change::Object { key, old, new } = change else {
             return;
@@ -214,7 +214,7 @@ fn lock(index: &Mutex<Index>) -> MutexGuard<'_, Index> {
     index.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The instance that a migration moves.
+/// Returns the instance that a migration moves.
 pub(crate) fn instance_of(key: &Key, migration: &VirtualMachineInstanceMigration) -> Key {
     Key {
         namespace: key.namespace.clone(),
@@ -222,7 +222,7 @@ pub(crate) fn instance_of(key: &Key, migration: &VirtualMachineInstanceMigration
     }
 }
 
-/// The instances that a change concerns.
+/// Returns the instances that a change concerns.
 pub(crate) fn instances_of(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Key> {
     let Change::Object { key, old, new } = change else {
         return Vec::new();
@@ -233,7 +233,7 @@ pub(crate) fn instances_of(change: &Change<VirtualMachineInstanceMigration>) -> 
     instances
 }
 
-/// The instances that begin or end to move by a change.
+/// Returns the instances whose move begins or ends with a change.
 pub(crate) fn begun_or_ended(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Key> {
     let Change::Object { key, old, new } = change else {
         return Vec::new();
@@ -249,7 +249,7 @@ pub(crate) fn begun_or_ended(change: &Change<VirtualMachineInstanceMigration>) -
     before.into_iter().chain(after).collect()
 }
 
-/// Whether the move itself has begun: one that waits for its turn or for a pod has not.
+/// Returns whether the move itself has begun: not while a migration waits for a slot or for a pod.
 fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
     use MigrationPhase::{
         Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady, Unknown,
@@ -260,7 +260,7 @@ fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
     }
 }
 
-/// Drops what is kept by others for themselves.
+/// Removes metadata that only its writers use.
 fn prune(migration: &mut VirtualMachineInstanceMigration) {
     migration.metadata.managed_fields = None;
     prune_annotations(&mut migration.metadata.annotations);

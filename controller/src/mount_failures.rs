@@ -1,7 +1,7 @@
-//! Volumes that kubelets cannot mount into launcher pods: only events of the pods say which.
+//! Volumes that kubelets cannot mount into launcher pods. Only the events of the pods name them.
 //!
-//! The least that this takes is to list and watch events: what is missing may be a Secret, which the controller has no
-//! right to read.
+//! Watching events needs the least permissions: the missing object may be a Secret, which the controller has no right
+//! to read.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,13 +13,13 @@ use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::{api::core::v1::Event, jiff::Timestamp};
 use kube::Client;
 
-/// How names of launcher pods begin.
+/// Name prefix of launcher pods.
 const LAUNCHERS: &str = "virt-launcher-";
 
-/// When an event was last repeated, and its message.
+/// When an event last occurred, and its message.
 type Report = (Option<Timestamp>, String);
 
-/// The last message of a kubelet about the volumes of each pod. Clones share it.
+/// The last kubelet message about the volumes of each pod. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MountFailures {
     events: Cache<Event>,
@@ -27,7 +27,7 @@ pub(crate) struct MountFailures {
 }
 
 impl MountFailures {
-    /// Starts watching; `on_change` gets the pods whose last message has changed.
+    /// Starts watching. `on_change` is called with each pod whose last message has changed.
     pub(crate) fn start(client: &Client, watches: &Watches, mut on_change: impl FnMut(Key) + Send + 'static) -> Self {
         let mut failures = Self::default();
         let index = failures.clone();
@@ -49,7 +49,7 @@ impl MountFailures {
         self.events.wait_until_synced().await;
     }
 
-    /// Keeps account of an event. Returns the pod whose last message has changed by it.
+    /// Records an event. Returns its pod if the last message of that pod has changed.
     fn observe(&self, change: &Change<Event>) -> Option<Key> {
         let Change::Object { key, old, new } = change else {
             return None;
@@ -75,11 +75,11 @@ impl MountFailures {
                 of_pods.remove(uid);
             }
         }
-        // An event that is repeated says nothing new.
+        // A repeated event brings no new message.
         (newest(of_pods.get(uid)).map(str::to_owned) != before).then(|| Key::namespaced(namespace, name))
     }
 
-    /// The last message about the pod with this UID.
+    /// Returns the last message about the pod with this UID.
     pub(crate) fn of(&self, uid: &str) -> Option<String> {
         let of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
         newest(of_pods.get(uid)).map(str::to_owned)
@@ -93,7 +93,7 @@ fn newest(events: Option<&BTreeMap<Key, Report>>) -> Option<&str> {
         .map(|(_, message)| message.as_str())
 }
 
-/// When an event was last repeated.
+/// Returns when an event last occurred.
 fn last(event: &Event) -> Option<Timestamp> {
     let series = event
         .series

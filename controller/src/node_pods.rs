@@ -1,14 +1,14 @@
-//! The pods of nodes that are being emptied.
+//! The pods of nodes that are being drained.
 //!
 //! ```text
 //!  keep(node) ─▶ Kept ─┐
-//!  keep(node) ─▶ Kept ─┴─▶ one watch of spec.nodeName=<node>, while one of them lives
-//!                              ├─▶ of(node)      what is there
-//!                              └─▶ told(node)    something changed that matters
-//! ```
+//!  keep(node) ─▶ Kept ─┐
+//!  keep(node) ─▶ Kept ─┴─▶ one watch of spec.nodeName=<node>, while any of the guards lives
+//!                              ├─▶ of(node)      the node's pods
+//!                              └─▶ told(node)    a relevant change
 //!
-//! Most nodes are never emptied, so their pods are not watched. A pod's node does not change once it
-//! has one: what leaves such a watch is deleted.
+//! Most nodes are never drained, so their pods are not watched. Once a pod has a node, that node does not change: a
+//! pod that leaves such a watch was deleted.
 
 use std::{
     collections::HashMap,
@@ -20,10 +20,10 @@ use drydock_runtime::{Cache, CancellationToken, Change, Listing, Watch, Watches}
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use kube::Client;
 
-/// Annotation of a pod that the kubelet has from a file.
+/// Annotation of mirror pods: API objects of static pods, which the kubelet reads from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// The pods of nodes, watched while somebody wants to know them. Clones share the watches.
+/// The pods of nodes, each node watched while at least one guard for it exists. Clones share the watches.
 #[derive(Clone)]
 pub(crate) struct NodePods(Arc<Shared>);
 
@@ -41,7 +41,7 @@ struct Watched {
     wanted: CancellationToken,
 }
 
-/// While this lives, the pods of its node are watched.
+/// Guard: the pods of its node are watched while it lives.
 #[must_use = "the watch ends when this is dropped"]
 pub(crate) struct Kept {
     shared: Arc<Shared>,
@@ -49,9 +49,8 @@ pub(crate) struct Kept {
 }
 
 impl NodePods {
-    /// Watches nothing yet. `told` hears the name of a node that is watched whenever something
-    /// changed there that [`of`](Self::of) shows, also when its first list is there; it is called by
-    /// the watch, so it only puts the name in a queue.
+    /// Creates a set without watches. `told` is called with the name of a watched node on each change that is visible
+    /// in [`of`](Self::of), including its first list. The watch calls it, so it must only put the name in a queue.
     pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Shared {
             client: client.clone(),
@@ -61,7 +60,7 @@ impl NodePods {
         }))
     }
 
-    /// Has the pods of a node watched until every guard of that node is dropped.
+    /// Watches the pods of a node until every guard of that node is dropped.
     pub(crate) fn keep(&self, node: &str) -> Kept {
         let mut watched = self.0.lock();
         watched
@@ -74,15 +73,15 @@ impl NodePods {
         }
     }
 
-    /// The pods of a node, in no order, as far as the API server has told; `None` until its first
-    /// list is there, and for a node that nobody keeps.
+    /// Returns the pods of a node, in no order, as last reported by the API server; `None` before the first list, and
+    /// for a node that has no guard.
     pub(crate) fn of(&self, node: &str) -> Option<Vec<Arc<Pod>>> {
         let pods = self.0.lock().get(node)?.pods.clone();
         pods.sync_state().synced.then(|| pods.all())
     }
 
-    /// Whether news of a node's pods come in at present. While they do not, there may be other pods
-    /// than [`of`](Self::of) shows.
+    /// Returns whether the watch of a node's pods is synced and has no problem. Otherwise [`of`](Self::of) may be
+    /// outdated.
     pub(crate) fn is_clear(&self, node: &str) -> bool {
         self.0
             .lock()
@@ -106,7 +105,7 @@ impl Shared {
 impl Watched {
     fn new(shared: &Arc<Shared>, node: &str) -> Self {
         let wanted = CancellationToken::new();
-        // What is watched must not keep the watch: it ends with the last guard.
+        // The callback must not keep the watch alive: the watch ends with the last guard.
         let (hearer, name) = (Arc::downgrade(shared), node.to_owned());
         let watch = Watch::<Pod>::all(shared.client.clone(), "pods of a node")
             .listing(Listing::Streamed)
@@ -147,7 +146,7 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Whether a change shows in what is kept of pods, or in whether it can be relied on.
+/// Returns whether a change affects the fields that [`prune`] keeps, or whether the cache can be relied on.
 fn matters(change: &Change<Pod>) -> bool {
     let plain = |pod: &Option<Arc<Pod>>| {
         pod.as_ref().map(|pod| {
@@ -163,8 +162,8 @@ fn matters(change: &Change<Pod>) -> bool {
     }
 }
 
-/// Keeps what says whether and how a pod leaves its node: name, labels, owners, deletion, whether it
-/// is a mirror, phase and conditions.
+/// Keeps what determines whether and how a pod leaves its node: name, labels, owners, deletion, mirror annotation,
+/// phase and conditions.
 fn prune(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     if let Some(annotations) = &mut pod.metadata.annotations {

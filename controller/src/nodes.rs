@@ -1,4 +1,4 @@
-//! What the controller knows of nodes: the Node, and the Hypervisor of its name.
+//! The controller's view of nodes: each Node, and the Hypervisor of the same name.
 
 mod shared_facts;
 
@@ -31,7 +31,7 @@ use kube::{Api, Client};
 use crate::{assume_cache::AssumeCache, liveness_task::SilentAgents, maintenances::Maintenances};
 use shared_facts::SharedFacts;
 
-/// Taint by which somebody vouches that a node is off.
+/// Taint that confirms that a node is powered off, set by an administrator or a fencing operator.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Nodes and Hypervisors. Clones share the caches.
@@ -42,7 +42,7 @@ pub(crate) struct Nodes {
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
     silent_agents: SilentAgents,
-    /// What [`Nodes::pairs`] has found, until something changes.
+    /// Result of [`Nodes::pairs`], until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct NodePair {
 }
 
 impl NodePair {
-    /// As placement sees it.
+    /// Returns the node as placement sees it.
     pub(crate) fn view(&self) -> NodeView<'_> {
         let status = self
             .hypervisor
@@ -65,8 +65,8 @@ impl NodePair {
 }
 
 impl Nodes {
-    /// Starts watching; `told` hears the name of each node of which something changed that matters
-    /// to virtual machines.
+    /// Starts watching. `told` is called with the name of each node that has changed in a way that matters to virtual
+    /// machines.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
@@ -105,7 +105,7 @@ impl Nodes {
         }
     }
 
-    /// Those that a test says there are.
+    /// Creates a set with the given nodes and nothing else.
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, nodes: impl IntoIterator<Item = Node>) -> Self {
         Self {
@@ -118,8 +118,8 @@ impl Nodes {
         }
     }
 
-    /// Nodes that are being emptied, or are about to be, and that a pod with these tolerations would be
-    /// let on; `key` is the drain taint's.
+    /// Returns the nodes that are being drained, or are about to be, and that would accept a pod with these
+    /// tolerations. `key` is the key of the drain taint.
     pub(crate) fn leaving(&self, key: &str, tolerations: &[Toleration]) -> Vec<String> {
         let mut leaving = Vec::new();
         self.nodes.shown().for_each(|name, node| {
@@ -139,11 +139,11 @@ impl Nodes {
         );
     }
 
-    /// The state of a node. That its Node object is deleted is only believed when the API server says so, and proves
-    /// nothing of its guests while its agent is not silent.
+    /// Returns the state of a node. That its Node object is deleted is only accepted when the API server confirms it,
+    /// and proves nothing about its guests while its agent may be alive.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// If the request to the API server fails.
     pub(crate) async fn state(&self, name: &str) -> kube::Result<NodeState> {
         let node = match self.nodes.shown().get(&Key::cluster(name)) {
             Some(node) => node,
@@ -155,7 +155,7 @@ impl Nodes {
         Ok(state_of(&node))
     }
 
-    /// Who asks when a pod on this node is evicted, as far as the node itself says.
+    /// Returns the origin of the request when a pod on this node is evicted, as far as the Node shows it.
     pub(crate) fn asker(&self, name: &str, configuration: &Configuration) -> DrainRequest {
         let node = self.nodes.shown().get(&Key::cluster(name));
         node.map_or(DrainRequest::Eviction, |node| {
@@ -164,7 +164,7 @@ impl Nodes {
         })
     }
 
-    /// All nodes. They are put together once for each change, not for each question.
+    /// Returns all nodes. The pairs are built once per change, not once per call.
     pub(crate) fn pairs(&self) -> Arc<Vec<NodePair>> {
         let mut pairs = lock(&self.pairs);
         if let Some(pairs) = &*pairs {
@@ -181,7 +181,7 @@ impl Nodes {
         found
     }
 
-    /// One node.
+    /// Returns one node.
     pub(crate) fn pair(&self, name: &str) -> Option<NodePair> {
         Some(self.with_hypervisor(self.nodes.shown().get(&Key::cluster(name))?))
     }
@@ -194,13 +194,13 @@ impl Nodes {
         }
     }
 
-    /// The features of the minimum CPU model in force, as the agents resolved them.
+    /// Returns the features of the minimum CPU model in force, as the agents resolved them.
     pub(crate) fn minimum(&self, model: &str) -> Minimum {
         if let Some(minimum) = Minimum::resolve(model, |_| None) {
             return minimum;
         }
-        // Agents of different libvirts may resolve it differently: the first by name counts, so that the answer is the
-        // same each time.
+        // Agents with different libvirt versions may resolve it differently. The first by name counts, so that the
+        // result is the same each time.
         let mut found: Option<(Key, BTreeSet<String>)> = None;
         self.hypervisors.for_each(|key, hypervisor| {
             let record = hypervisor
@@ -225,7 +225,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a Node itself says.
+/// Returns the state that a Node object shows.
 fn state_of(node: &Node) -> NodeState {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     if taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)) {
@@ -242,12 +242,12 @@ fn state_of(node: &Node) -> NodeState {
     }
 }
 
-/// Keeps what decides where a virtual machine can be.
+/// Keeps what determines where a virtual machine can run.
 fn prune_node(node: &mut Node) {
     if let Some(annotations) = &mut node.metadata.annotations {
         annotations.retain(|name, _| name == DRAIN_PREVIEW);
     }
-    // These change with each guest, and say nothing to anyone but the node's kubelet.
+    // These labels change with each guest, and only the node's kubelet uses them.
     if let Some(labels) = &mut node.metadata.labels {
         labels.retain(|key, _| !key.starts_with(GUEST));
     }
@@ -260,7 +260,7 @@ fn prune_node(node: &mut Node) {
             .filter(|condition| ["Ready", IN_PROGRESS].contains(&condition.type_.as_str()) || is_of_drains(condition))
             .map(|mut condition| {
                 if condition.type_ == "Ready" {
-                    // It changes with every report of the kubelet, and nobody reads it.
+                    // These fields change with every kubelet report, and nothing reads them.
                     condition.last_heartbeat_time = None;
                     condition.message = None;
                 }
@@ -271,7 +271,7 @@ fn prune_node(node: &mut Node) {
             ..Default::default()
         };
         kept.allocatable = status.allocatable.map(|mut allocatable| {
-            // What it has nothing of is as good as not named, but for what each node has.
+            // A resource with amount 0 is equivalent to a missing one, except for those that every node has.
             let named = ["cpu", "memory", "pods", KVM_RESOURCE];
             allocatable.retain(|resource, amount| amount.0 != "0" || named.contains(&resource.as_str()));
             allocatable
@@ -280,19 +280,19 @@ fn prune_node(node: &mut Node) {
     }
 }
 
-/// A condition that says how a node is being emptied.
+/// Returns whether a condition reports how a node is being drained.
 fn is_of_drains(condition: &NodeCondition) -> bool {
     [DRAIN_IN_PROGRESS, DRAINED].contains(&condition.type_.as_str())
 }
 
-/// Drops what is no news to virtual machines.
+/// Removes conditions whose changes do not matter to virtual machines.
 fn without_drain_conditions(node: &mut Node) {
     if let Some(conditions) = node.status.as_mut().and_then(|status| status.conditions.as_mut()) {
         conditions.retain(|condition| !is_of_drains(condition));
     }
 }
 
-/// The same of a Hypervisor.
+/// Removes the equivalent fields of a Hypervisor.
 fn without_drain(hypervisor: &mut Hypervisor) {
     if let Some(status) = &mut hypervisor.status {
         status.drain = None;
@@ -385,7 +385,7 @@ mod tests {
         tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
         let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
         assert_eq!(state, NodeState::Gone);
-        // What the API server does not say is not known.
+        // An error response proves nothing about the node.
         let (state, ()) = tokio::join!(nodes.state("a"), async {
             server.asked().await.refuse(500, "InternalError");
         });
@@ -452,7 +452,7 @@ mod tests {
         };
         let (client, _) = drydock_runtime::fake::api_server();
         let mut nodes = Nodes::filled(&client, []);
-        // Caches have no order of their own, and not always the same.
+        // Caches have no order of their own, and the order varies.
         for _ in 0..8 {
             nodes.hypervisors = Cache::filled([
                 hypervisor("a", &[]),

@@ -1,5 +1,5 @@
-//! Launcher pods by the instance that they belong to, so that looking at one instance does not mean
-//! looking at all pods.
+//! Launcher pods, indexed by the instance that they belong to, so that reconciling one instance does not iterate over
+//! all pods.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,12 +11,12 @@ use drydock_runtime::{Cache, Change, Key};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// Pods by the UID of their instance. Clones share it.
+/// Pods by the UID of their instance. Clones share the index.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodsByOwner(Arc<Mutex<HashMap<String, BTreeSet<Key>>>>);
 
-/// The instance that a pod was made for: namespace, name and UID, if a VirtualMachineInstance
-/// controls it.
+/// Returns namespace, name and UID of the instance that a pod was created for, if a VirtualMachineInstance controls
+/// it.
 pub(crate) fn owner(pod: &Pod) -> Option<(Key, String)> {
     let owners = pod.metadata.owner_references.as_ref()?;
     let owner = owners
@@ -27,7 +27,7 @@ pub(crate) fn owner(pod: &Pod) -> Option<(Key, String)> {
 }
 
 impl PodsByOwner {
-    /// Keeps account of a change of a pod. Returns the instance that it concerns.
+    /// Updates the index with a change of a pod. Returns the instance that it concerns.
     pub(crate) fn observe(&self, change: &Change<Pod>) -> Option<Key> {
         let Change::Object { key, old, new } = change else {
             return None;
@@ -46,7 +46,7 @@ impl PodsByOwner {
         Some(instance)
     }
 
-    /// The pods of the instance with this UID that it controls, as the cache has them.
+    /// Returns the pods that the instance with this UID controls, as the cache has them.
     pub(crate) fn of(&self, uid: &str, cache: &Cache<Pod>) -> Vec<Arc<Pod>> {
         let index = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let keys = index.get(uid).into_iter().flatten();
@@ -54,7 +54,7 @@ impl PodsByOwner {
     }
 }
 
-/// Whether the instance with this UID controls a pod. The label alone is anybody's to write.
+/// Returns whether the instance with this UID controls a pod. The label alone is no proof: anyone can set it.
 pub(crate) fn controls(uid: &str, pod: &Pod) -> bool {
     owner(pod).is_some_and(|(_, owner)| owner == uid) && pod.labels().get(CREATED_BY).is_some_and(|label| label == uid)
 }

@@ -1,8 +1,8 @@
-//! What the API server has refused, and when it is tried again.
+//! Steps that the API server has refused, and when they are retried.
 //!
-//! A quota, a webhook or a policy of the cluster can refuse a step of a drain or a migration's target pod, and nothing
-//! that Drydock watches shows when it no longer does. So the step is retried: after [`FIRST`], then twice as long, up to
-//! [`LONGEST`]; in between not even if something else changes.
+//! A quota, a webhook or a policy of the cluster can refuse a step of a drain or a migration's target pod, and
+//! nothing that Drydock watches shows when it no longer does. So the step is retried after [`FIRST`], then after
+//! twice the last delay, up to [`LONGEST`]. In between it is not retried, even if something else changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +15,12 @@ use drydock_runtime::{Backoff, Key};
 use jiff::Timestamp;
 use kube::core::Status;
 
-/// When a step is tried again that was refused for the first time, ...
+/// First retry delay after a refusal.
 const FIRST: Duration = Duration::from_secs(1);
-/// ... and at the latest: as long as a drain or a migration may stand still after its obstacle is gone.
+/// Longest retry delay: how long a drain or a migration may stand still after its obstacle is gone.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The objects of which a step was refused: guests of drains, or migrations.
+/// The objects with a refused step: guests of drains, or migrations.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<BTreeMap<Key, Kept>>);
 
@@ -31,12 +31,12 @@ struct Kept {
 }
 
 impl Refusals {
-    /// What was last refused of that guest.
+    /// Returns the last refusal for this guest.
     pub(crate) fn of(&self, guest: &Key) -> Option<Refused> {
         self.kept().get(guest).map(|kept| kept.refused.clone())
     }
 
-    /// A step was refused.
+    /// Records the refusal of a step.
     pub(crate) fn note(&self, guest: &Key, status: &Status, now: Timestamp) {
         let mut kept = self.kept();
         let kept = kept.entry(guest.clone()).or_insert_with(|| Kept {
@@ -52,12 +52,12 @@ impl Refusals {
         };
     }
 
-    /// A step was carried out.
+    /// Forgets the refusal after a step succeeded.
     pub(crate) fn forget(&self, guest: &Key) {
         self.kept().remove(guest);
     }
 
-    /// Forgets all but these, by namespace and name.
+    /// Forgets all refusals except those for these guests, given by namespace and name.
     pub(crate) fn keep_only(&self, guests: &BTreeSet<(String, String)>) {
         let is_one = |key: &Key| {
             let namespace = key.namespace.as_deref().unwrap_or_default();

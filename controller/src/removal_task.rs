@@ -1,11 +1,11 @@
-//! Keeps the webhook configuration by which Drydock is protected from being removed while it is in use.
+//! Keeps the webhook configuration that protects Drydock from being removed while it is in use.
 //!
 //! ```text
 //!  drydock-removal ──watch──▶ RemovalTask ──▶ core: as wanted? ──▶ the leader applies it
 //!       ClusterRole ──get──────────┘ (its owner)
 //! ```
 //!
-//! The bundle in it is written by [`certificates`](crate::certificates).
+//! The CA bundle in it is written by [`certificates`](crate::certificates).
 
 use std::time::Duration;
 
@@ -62,12 +62,12 @@ impl RemovalTask {
         }
     }
 
-    /// What the watch shows of the configuration.
+    /// Returns the cache of the configuration.
     pub(crate) fn shown(&self) -> Cache<ValidatingWebhookConfiguration> {
         self.shown.clone()
     }
 
-    /// Looks at every change, while this process leads, until it stops.
+    /// Reconciles on every change while this process leads, until it stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
@@ -96,7 +96,7 @@ impl RemovalTask {
         }
     }
 
-    /// Applies the configuration unless it is as it should be.
+    /// Applies the configuration unless it is up to date.
     async fn reconcile(&self, term: &Term) -> kube::Result<()> {
         let Some(wanted) = change(&self.owners, &self.shown, &self.namespace).await? else {
             return Ok(());
@@ -113,7 +113,7 @@ impl RemovalTask {
     }
 }
 
-/// The configuration as it should be, if it is not. While its owner is being deleted it is left to go too.
+/// Returns the desired configuration, if the actual one differs. It is not restored while its owner is being deleted.
 async fn change(
     owners: &Api<ClusterRole>,
     shown: &Cache<ValidatingWebhookConfiguration>,

@@ -1,8 +1,7 @@
-//! Carries out [`drydock_core::replica_set::plan`]: each replica set has as many instances as it
-//! asks for.
+//! Executes [`drydock_core::replica_set::plan`]: each replica set has as many instances as its spec requests.
 //!
-//! Instances are made in batches of 1, 2, 4, ..., each only if the one before went well, so that a
-//! set that cannot have any costs one request at a time.
+//! Instances are created in batches of 1, 2, 4, ..., each only if the previous one succeeded, so that a set whose
+//! instances cannot be created costs one request per attempt.
 
 use std::sync::Arc;
 
@@ -30,12 +29,12 @@ use crate::{
     machine_task::{prune_annotations, severity},
 };
 
-/// How many replica sets are looked at at a time.
+/// How many replica sets are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 4;
-/// How many instances are deleted at a time, and made at most in a batch.
+/// How many instances are deleted concurrently, and the largest batch in which they are created.
 const BATCH: usize = 16;
 
-/// Looks after all replica sets.
+/// Reconciles all replica sets.
 pub(crate) struct ReplicaSetTask {
     client: Client,
     sets: AssumeCache<VirtualMachineInstanceReplicaSet>,
@@ -43,31 +42,31 @@ pub(crate) struct ReplicaSetTask {
     events: Events,
 }
 
-/// What went wrong with one replica set.
+/// Why a replica set could not be reconciled.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
-    /// The API server did not do what was asked.
+    /// A request to the API server failed.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
-    /// Something was refused; the set says so.
+    /// A request was refused; the status of the set reports it.
     #[error("the API server refused: {0}")]
     Refused(String),
-    /// There is something of the name that was to be made, which is not shown yet.
+    /// An instance of the name to be created exists, but the watch does not show it yet.
     #[error("an instance is there that is not seen yet")]
     NotSeenYet,
 }
 
-/// How a request ended.
+/// The result of a request.
 enum Outcome {
     Done,
-    /// It is for people to read.
+    /// The message is reported in the status.
     Refused(String),
-    /// It is tried again.
+    /// The request is retried.
     Again(ReconcileError),
 }
 
 impl ReplicaSetTask {
-    /// Starts watching; `work` is told which sets to look at. It also has to hear of the sets that
+    /// Starts watching. `work` is the queue of sets to reconcile; the caller also has to enqueue the sets that
     /// changes of `instances` concern.
     pub(crate) fn new(
         client: Client,
@@ -86,12 +85,12 @@ impl ReplicaSetTask {
         }
     }
 
-    /// What the watch shows of the sets.
+    /// Returns the sets that the watch shows.
     pub(crate) fn shown(&self) -> Cache<VirtualMachineInstanceReplicaSet> {
         self.sets.shown().clone()
     }
 
-    /// Looks at replica sets while this process leads, until `process` stops.
+    /// Reconciles replica sets while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
         let task = Arc::new(self);
         let all = || {
@@ -142,7 +141,7 @@ impl ReplicaSetTask {
         let confirmed = todo.confirm;
         if confirmed {
             let Some(found) = self.as_they_are(key, &set).await? else {
-                // The watch is about to say so.
+                // The watch is about to show the deletion.
                 return Ok(Requeue::OnChange);
             };
             (set, instances) = found;
@@ -157,7 +156,7 @@ impl ReplicaSetTask {
             }),
             _ => None,
         };
-        // What it says of the failure depends on it; the numbers are those that were seen.
+        // The status also reports the failure; its numbers are still those that were observed.
         let told = if failure.is_some() {
             seen(&set, &instances, confirmed, failure.as_ref())
         } else {
@@ -176,7 +175,7 @@ impl ReplicaSetTask {
         }
     }
 
-    /// A set and its instances as the API server itself has them; `None` if there is no such set any more.
+    /// Reads a set and its instances from the API server; `None` if the set no longer exists.
     async fn as_they_are(
         &self,
         key: &Key,
@@ -189,7 +188,7 @@ impl ReplicaSetTask {
             return Ok(None);
         }
         prune(&mut found);
-        // Those whose labels do not match any more are let go by what is shown.
+        // Instances whose labels no longer match are released according to the cache.
         let labels =
             Selector::new(&found.spec.selector).map_or_else(|_| String::new(), |selector| selector.to_string());
         let listed = self
@@ -234,7 +233,7 @@ impl ReplicaSetTask {
         Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
-    /// Takes the set off the owners of an instance.
+    /// Removes the set from the owners of an instance.
     async fn release(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> kube::Result<()> {
         let place = Key {
             namespace: key.namespace.clone(),
@@ -291,7 +290,7 @@ impl ReplicaSetTask {
                 self.record_event(set, Severity::Normal, "SuccessfulDelete", note);
                 Outcome::Done
             }
-            // Gone, or another one by now: the watch says so.
+            // Deleted, or replaced by another instance: the watch shows it.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Outcome::Done,
             Err(error) => Outcome::of(error),
         }
@@ -319,7 +318,7 @@ impl ReplicaSetTask {
         }
     }
 
-    /// Writes the status. It is of this set's making alone, so the last one counts.
+    /// Writes the status. This task is its only writer, so the last write counts.
     async fn write_status(
         &self,
         key: &Key,
@@ -342,7 +341,7 @@ impl ReplicaSetTask {
                 self.sets.remember(key, answer);
                 Ok(())
             }
-            // Gone meanwhile: there is nobody to tell.
+            // Deleted in the meantime: there is no status left to write.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(error),
         }
@@ -375,7 +374,7 @@ impl Outcome {
     }
 }
 
-/// The first of these that is not done.
+/// Returns the first outcome that is not `Done`.
 fn first_failure(outcomes: Vec<Outcome>) -> Option<Outcome> {
     outcomes.into_iter().find(|outcome| !matches!(outcome, Outcome::Done))
 }

@@ -1,11 +1,11 @@
-//! What pods take of nodes.
+//! The resources that pods use on each node.
 //!
 //! ```text
-//!  all pods that are not over ─▶ requests, priority, node ─▶ one sum for each node and priority
+//!  all unfinished pods ─▶ requests, priority, node ─▶ one sum for each node and priority
 //! ```
 //!
-//! A large cluster has very many pods, so each is kept as compressed text of a few numbers, and sums are
-//! updated with each change.
+//! A large cluster has very many pods, so each is kept as compressed text of a few numbers, and the sums are updated
+//! with each change.
 
 use std::{
     collections::HashMap,
@@ -18,22 +18,22 @@ use drydock_runtime::{Cache, Change, Key, Listing, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
 
-/// Pods that hold nothing of their node, or soon will not, are over.
+/// Field selector of unfinished pods. Finished pods use nothing of their node, or soon will not.
 const NOT_OVER: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// What pods take of nodes. Clones share the sums.
+/// The resources that pods use on nodes. Clones share the sums.
 #[derive(Clone, Default)]
 pub(crate) struct Rooms {
     pods: Cache<Pod>,
     nodes: Sums,
 }
 
-/// What is taken of each node that has pods.
+/// The resources used on each node that has pods.
 #[derive(Clone, Default)]
 struct Sums(Arc<Mutex<HashMap<String, Arc<NodeRoom>>>>);
 
 impl Rooms {
-    /// Starts watching; `changed` is notified of each change of what is taken of a node.
+    /// Starts watching; `changed` is notified when the resources used on a node change.
     pub(crate) fn start(client: &Client, watches: &Watches, changed: Trigger) -> Self {
         let nodes = Sums::default();
         let sums = nodes.clone();
@@ -53,7 +53,7 @@ impl Rooms {
         }
     }
 
-    /// Those that a test has.
+    /// Creates the sums of the given pods.
     #[cfg(test)]
     pub(crate) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
         let pods: Vec<Pod> = pods
@@ -82,7 +82,7 @@ impl Rooms {
         self.pods.wait_until_synced().await;
     }
 
-    /// What is taken of a node; `None` while it is not known. Pods of `own` are left out, since they
+    /// Returns the resources used on a node; `None` while they are unknown. Pods in `own` are not counted, since they
     /// do not compete with themselves.
     pub(crate) fn of(&self, node: &str, own: &[Key]) -> Option<Arc<NodeRoom>> {
         if !self.pods.sync_state().is_clear() {
@@ -97,13 +97,13 @@ impl Rooms {
         Some(room)
     }
 
-    /// A node with what is taken of it.
+    /// Adds to a node view the resources used on that node.
     pub(crate) fn complete<'a>(&self, mut view: NodeView<'a>, own: &[Key]) -> NodeView<'a> {
         view.room = self.of(view.name, own);
         view
     }
 
-    /// The least priority of pods that one of these would not preempt; `None` if none of them is known.
+    /// Returns the lowest priority of pods that one of these would not preempt; `None` if none of these is known.
     pub(crate) fn priority(&self, pods: &[Key]) -> Option<i32> {
         let mut known = pods.iter().filter_map(|key| self.pods.get(key));
         known.find_map(|pod| pod.spec.as_ref().map(yields_to))
@@ -123,11 +123,11 @@ impl Sums {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a change of a pod changes what is taken.
+    /// Updates the sums with a change of a pod. Returns whether they have changed.
     fn observe(&self, change: &Change<Pod>) -> bool {
         let (old, new) = match change {
             Change::Object { old, new, .. } => (old.as_deref(), new.as_deref()),
-            // Nothing is known of nodes, or again.
+            // The sums have become unknown, or known again.
             Change::SyncState(_) => return true,
             Change::Unreadable { .. } => return false,
         };
@@ -152,7 +152,7 @@ impl Sums {
     }
 }
 
-/// Keeps of a pod its node, its priority and, in one container, what it takes.
+/// Keeps the node and the priority of a pod and, in one container, its requests.
 fn prune(pod: &mut Pod) {
     let requests = Requests::of_pod(pod);
     let metadata = std::mem::take(&mut pod.metadata);

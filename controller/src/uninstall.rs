@@ -4,11 +4,11 @@
 //!  in use? ─▶ Deployment, DaemonSet deleted ─▶ pods gone ─▶ in use? ─▶ finalizers of migrations
 //!    │ yes: exit code 3, nothing changed                       │
 //!    ▼                                                         ▼
-//!  a list of what is left          nodes labelled ─▶ their folders removed by a DaemonSet ─▶ labels, conditions, resources
+//!  a list of remaining objects     nodes labelled ─▶ folders removed by a DaemonSet ─▶ labels, conditions, resources
 //! ```
 //!
-//! Each step can be repeated, and finds what an earlier run has left. What is in use is asked of the API server, in two
-//! places: whoever creates a virtual machine while the controllers stop is not overlooked.
+//! Each step can be repeated, and handles what an earlier run has left. Usage is read from the API server, and twice,
+//! so that a virtual machine created while the controllers stop is not overlooked.
 
 mod in_use;
 mod steps;
@@ -39,9 +39,9 @@ use crate::args::UninstallArgs;
 
 const COMPONENT: &str = "drydock-uninstall";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Exit code of a refusal, by which the Job is not tried again.
+/// Exit code of a refusal, which keeps the Job from being retried.
 const REFUSED: u8 = 3;
-/// Pause before a request is repeated, or progress is looked at again: first and at most.
+/// Delay before a request is repeated or progress is checked again: the first and the longest.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Removes Drydock from the nodes. The exit code is 3 if it is in use, 1 if something failed.
@@ -102,13 +102,13 @@ enum Failure {
          deploy/docs/uninstall.md"
     )]
     InUse(String),
-    /// The API server did not do something in time.
+    /// A request to the API server did not succeed in time.
     #[error("could not {what} in time")]
     Request {
         what: &'static str,
         source: Box<kube::Error>,
     },
-    /// Something did not come about in time.
+    /// An expected state was not reached in time.
     #[error("{what} in time: {}", left.join(", "))]
     Late { what: &'static str, left: Vec<String> },
 }
@@ -116,15 +116,15 @@ enum Failure {
 /// Removes Drydock.
 struct Uninstall {
     client: Client,
-    /// Of Drydock's workloads.
+    /// Namespace of Drydock's workloads.
     namespace: String,
-    /// Of the pods that remove folders.
+    /// Namespace of the pods that remove folders.
     folders_namespace: String,
     deadline: Instant,
 }
 
 impl Uninstall {
-    /// Everything in its order.
+    /// Runs all steps in order.
     async fn all(&self) -> Result<(), Failure> {
         self.refuse_if_in_use().await?;
         self.delete_workloads().await?;
@@ -137,7 +137,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Repeats a step until the API server does it, or the time is over.
+    /// Repeats a step until the API server executes it, or the time is over.
     async fn persist<T>(&self, what: &'static str, step: impl AsyncFn() -> kube::Result<T>) -> Result<T, Failure> {
         let mut backoff = Backoff::new(AGAIN.0, AGAIN.1);
         loop {
@@ -155,7 +155,7 @@ impl Uninstall {
         }
     }
 
-    /// Looks again until nothing is left, or the time is over.
+    /// Checks repeatedly until nothing is left, or the time is over.
     async fn await_none(
         &self,
         what: &'static str,

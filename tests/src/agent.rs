@@ -1,4 +1,4 @@
-//! What tests ask about agents and their objects.
+//! Queries about agents and their objects.
 
 use anyhow::Result;
 use drydock_api::Hypervisor;
@@ -10,7 +10,7 @@ use crate::{
     watching::{until, until_some},
 };
 
-/// The status of a Hypervisor's condition, with its reason.
+/// Returns the status and the reason of a Hypervisor's condition.
 pub fn condition(hypervisor: &Hypervisor, type_: &str) -> (String, String) {
     hypervisor
         .status
@@ -22,10 +22,10 @@ pub fn condition(hypervisor: &Hypervisor, type_: &str) -> (String, String) {
 }
 
 impl Cluster {
-    /// Waits until a node has or has not a label.
+    /// Waits until a label of a node has a value, or is absent if `value` is `None`.
     ///
     /// # Errors
-    /// If that does not come.
+    /// If that does not happen in time.
     pub async fn until_label(&self, node: &str, key: &str, value: Option<&str>) -> Result<Node> {
         let what = format!("label {key} to be {value:?}");
         until(Api::all(self.client.clone()), node, &what, |node: &Node| {
@@ -37,7 +37,7 @@ impl Cluster {
     /// Waits until a Hypervisor's condition has a status and a reason.
     ///
     /// # Errors
-    /// If that does not come.
+    /// If that does not happen in time.
     pub async fn until_condition(&self, node: &str, type_: &str, status: &str, reason: &str) -> Result<Hypervisor> {
         let what = format!("condition {type_} to be {status} {reason}");
         until(Api::all(self.client.clone()), node, &what, |hypervisor: &Hypervisor| {
@@ -49,7 +49,7 @@ impl Cluster {
     /// Waits until there is one agent pod on the node, ready and not `before`, and returns its UID.
     ///
     /// # Errors
-    /// If that does not come.
+    /// If that does not happen in time.
     pub async fn until_new_agent(&self, node: &str, before: &str) -> Result<String> {
         until_some("another agent pod", || async move {
             let Ok(pod) = self.agent_pod(node).await else {
@@ -62,7 +62,7 @@ impl Cluster {
     }
 }
 
-/// Whether a pod is ready.
+/// Returns whether a pod is ready.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions
@@ -71,7 +71,7 @@ pub fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// How often the agent's container was restarted.
+/// Returns the number of container restarts in a pod.
 pub fn restarts(pod: &Pod) -> i32 {
     let statuses = pod
         .status

@@ -1,4 +1,4 @@
-//! The embedded cluster, by its client and by the commands of `hack/`.
+//! The embedded cluster, through a client and the commands of `hack/`.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::watching::until_ok;
 
-/// The legacy ConfigMap as `hack/test` made it, with further lines of data.
+/// Returns the legacy ConfigMap as created by `hack/test`, with additional lines of data.
 pub fn config_map(data: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: kubevirt-config, namespace: drydock}}\ndata:\n  \
@@ -28,7 +28,7 @@ pub fn config_map(data: &str) -> String {
     )
 }
 
-/// What `hack/up` says of a cluster.
+/// The description of a cluster that `hack/up` writes.
 #[derive(Debug, Deserialize)]
 struct Description {
     kubeconfig: PathBuf,
@@ -38,16 +38,16 @@ struct Description {
     nodes: Vec<Machine>,
 }
 
-/// What it says of a node.
+/// The description of a node.
 #[derive(Debug, Deserialize)]
 struct Machine {
     name: String,
-    /// The process whose namespaces are the node's.
+    /// The process whose namespaces are those of the node.
     pid: Option<u32>,
 }
 
 impl Description {
-    /// How the administrator reaches the API server.
+    /// Returns the administrator's client configuration.
     async fn config(&self) -> Result<Config> {
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -55,7 +55,7 @@ impl Description {
         Ok(config)
     }
 
-    /// What it says now: a node that was started again has another process.
+    /// Reads the current description: a restarted node has another process.
     fn read(cluster: &str) -> Result<Self> {
         let state = setting("DRYDOCK_STATE").unwrap_or_else(|| "/var/lib/drydock-embedded".into());
         let file = Path::new(&state).join(cluster).join("cluster.json");
@@ -64,27 +64,27 @@ impl Description {
     }
 }
 
-/// The cluster that the tests run on.
+/// The cluster on which the tests run.
 pub struct Cluster {
-    /// Its name.
+    /// The cluster's name.
     pub name: String,
     /// A client with all rights.
     pub client: Client,
-    /// Its nodes, by name.
+    /// The names of the nodes.
     pub nodes: Vec<String>,
     description: Description,
 }
 
-/// The repository.
+/// Returns the path of the repository.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 impl Cluster {
-    /// The cluster that `hack/test` brought up, checked to be whole.
+    /// Returns the cluster that `hack/test` started, once Drydock's webhooks respond.
     ///
     /// # Errors
-    /// If there is none, or a part of Drydock is not ready on it.
+    /// If there is none, or Drydock is not ready on it.
     pub async fn connect() -> Result<Self> {
         let name =
             setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
@@ -102,11 +102,11 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Waits until the controller's webhooks can be reached. For a moment after all nodes were silent, as a
-    /// test before may have left them, none of its pods counts as ready.
+    /// Waits until the controller's webhooks can be reached. After all nodes were unresponsive, as a previous test may
+    /// have left them, none of the controller's pods counts as ready for a moment.
     ///
     /// # Errors
-    /// If they cannot.
+    /// If that does not happen in time.
     pub async fn until_admitting(&self) -> Result<()> {
         let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -120,7 +120,7 @@ impl Cluster {
         until_ok("the controller's webhooks to answer", || async {
             match self.instances().create(&dry_run, &instance).await {
                 Err(kube::Error::Api(status)) if status.code >= 500 => Ok(Err(status.message)),
-                // A refusal is an answer too.
+                // A rejection is a response as well.
                 Ok(_) | Err(kube::Error::Api(_)) => Ok(Ok(())),
                 Err(error) => Err(error.into()),
             }
@@ -128,20 +128,20 @@ impl Cluster {
         .await
     }
 
-    /// The first node.
+    /// Returns the first node.
     pub fn first(&self) -> &str {
         self.nodes.first().map_or("", String::as_str)
     }
 
-    /// The second node.
+    /// Returns the second node.
     pub fn second(&self) -> &str {
         self.nodes.get(1).map_or("", String::as_str)
     }
 
-    /// The host's address on the cluster's network, which pods and guests can reach.
+    /// Returns the host's address on the cluster's network, which pods and guests can reach.
     ///
     /// # Errors
-    /// If the kubeconfig does not say.
+    /// If the kubeconfig does not contain it.
     pub fn host_address(&self) -> Result<String> {
         let kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
         let server = kubeconfig
@@ -153,7 +153,7 @@ impl Cluster {
         Ok(rest.rsplit_once(':').map_or(rest, |(host, _)| host).to_owned())
     }
 
-    /// A client that asks once: the usual one tries again for minutes where it is told to be patient.
+    /// Returns a client that sends each request once: the default client retries responses such as 429 for minutes.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read.
@@ -163,12 +163,12 @@ impl Cluster {
         Ok(Client::try_from(config)?)
     }
 
-    /// The API server's audit log of what Drydock's service accounts did.
+    /// Returns the path of the API server's audit log of Drydock's service accounts.
     pub fn audit_log(&self) -> &Path {
         &self.description.audit_log
     }
 
-    /// What the API servers recorded of this cluster and of those on which other tests ran.
+    /// Returns the audit logs of this cluster and of those on which other tests ran.
     ///
     /// # Errors
     /// If a cluster or its log cannot be read.
@@ -183,10 +183,10 @@ impl Cluster {
             .collect()
     }
 
-    /// Has the cluster's registry serve something else under a name; see `tests/oracle/retag.py`.
+    /// Makes the cluster's registry serve another image under a name; see `tests/oracle/retag.py`.
     ///
     /// # Errors
-    /// If it does not, with what the script said.
+    /// If the script fails, with its output.
     pub fn retag(&self, repository: &str, what: &[&str]) -> Result<()> {
         let script = self::repository().join("tests/oracle/retag.py");
         let mut command = Command::new("python3");
@@ -203,20 +203,20 @@ impl Cluster {
         &self.description.kubeconfig
     }
 
-    /// Runs kubectl and returns what it printed.
+    /// Runs kubectl and returns its output.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its output.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.description.kubectl);
         command.env("KUBECONFIG", &self.description.kubeconfig).args(arguments);
         output(&mut command)
     }
 
-    /// Begins to run kubectl, so that something can be done meanwhile.
+    /// Starts kubectl in the background.
     ///
     /// # Errors
-    /// If it cannot be run.
+    /// If it cannot be started.
     pub fn kubectl_begun(&self, arguments: &[&str]) -> Result<Begun> {
         let mut command = Command::new(&self.description.kubectl);
         command.env("KUBECONFIG", &self.description.kubeconfig).args(arguments);
@@ -230,7 +230,7 @@ impl Cluster {
     /// Runs kubectl with a text as its input.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its output.
     pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
         let file = env::temp_dir().join(format!("drydock-test-{}.yaml", std::process::id()));
         std::fs::write(&file, input)?;
@@ -245,7 +245,7 @@ impl Cluster {
     /// Runs a verb of the embedded cluster, such as `restart kube-apiserver`.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its output.
     pub fn embedded(&self, verb: &str, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("python3");
         command
@@ -260,16 +260,16 @@ impl Cluster {
     /// Runs a shell command in all namespaces of a node.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its output.
     pub fn on_node(&self, node: &str, script: &str) -> Result<String> {
         output(&mut self.shell_on_node(node, script)?)
     }
 
-    /// A shell command that runs in all namespaces of a node, as `exec` of the embedded cluster's verbs
-    /// does it, without the time that takes.
+    /// Returns a shell command that runs in all namespaces of a node, like the verb `exec` of the embedded cluster but
+    /// faster.
     ///
     /// # Errors
-    /// If there is no such node, or it is off.
+    /// If the node does not exist, or is off.
     pub fn shell_on_node(&self, node: &str, script: &str) -> Result<Command> {
         let description = Description::read(&self.name)?;
         let machine = description.nodes.into_iter().find(|machine| machine.name == node);
@@ -281,7 +281,7 @@ impl Cluster {
         Ok(command)
     }
 
-    /// The pid of the agent as its node sees it.
+    /// Returns the pid of the agent in the pid namespace of its node.
     ///
     /// # Errors
     /// If no agent runs there.
@@ -293,7 +293,7 @@ impl Cluster {
         found.lines().next().map(str::to_owned).context("no agent runs")
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -301,7 +301,7 @@ impl Cluster {
         Ok(Api::all(self.client.clone()).get(name).await?)
     }
 
-    /// The labels of a node that belong to the labeller.
+    /// Returns the labels of a node that belong to the labeller.
     ///
     /// # Errors
     /// If the node cannot be read.
@@ -310,7 +310,7 @@ impl Cluster {
         Ok(all.into_iter().filter(|(key, _)| labels::is_owned(key)).collect())
     }
 
-    /// Merges labels into a node; `None` removes.
+    /// Merges labels into a node; `None` removes a label.
     ///
     /// # Errors
     /// If the node cannot be written.
@@ -318,7 +318,7 @@ impl Cluster {
         self.merge_metadata(node, "labels", changes).await
     }
 
-    /// Merges annotations into a node; `None` removes.
+    /// Merges annotations into a node; `None` removes an annotation.
     ///
     /// # Errors
     /// If the node cannot be written.
@@ -335,7 +335,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The Hypervisor of a node.
+    /// Returns the Hypervisor of a node.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -343,7 +343,7 @@ impl Cluster {
         Ok(Api::all(self.client.clone()).get(node).await?)
     }
 
-    /// The agent's pod on a node that is not on its way out.
+    /// Returns the agent's pod on a node, unless it is being deleted.
     ///
     /// # Errors
     /// If there is none or more than one.
@@ -366,16 +366,16 @@ impl Cluster {
     /// Runs a shell command in the agent's container on a node.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its output.
     pub async fn in_agent(&self, node: &str, script: &str) -> Result<String> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
         self.kubectl(&["-n", "drydock", "exec", &pod, "-c", "agent", "--", "sh", "-c", script])
     }
 
-    /// Asks the agent's admin port through the API server.
+    /// Queries the agent's admin port through the API server.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If it does not respond.
     pub async fn agent_admin(&self, node: &str, path: &str) -> Result<String> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
         self.kubectl(&[
@@ -385,10 +385,10 @@ impl Cluster {
         ])
     }
 
-    /// Asks the admin port of the tunnel in an agent's pod through the API server.
+    /// Queries the admin port of the tunnel in an agent's pod through the API server.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If it does not respond.
     pub fn tunnel_admin(&self, pod: &str, path: &str) -> Result<String> {
         self.kubectl(&[
             "get",
@@ -397,7 +397,7 @@ impl Cluster {
         ])
     }
 
-    /// Deletes an object by its manifest's kind and name; that it is not there is fine.
+    /// Deletes an object by its kind and name, if it exists.
     ///
     /// # Errors
     /// If it cannot be deleted.
@@ -407,10 +407,10 @@ impl Cluster {
         self.kubectl(&all).map(drop)
     }
 
-    /// Takes away what an earlier test may have left.
+    /// Removes leftovers of earlier tests.
     ///
     /// # Errors
-    /// If that is not possible.
+    /// If that fails.
     pub async fn reset(&self) -> Result<()> {
         self.delete(&["hyperconverged", "--all", "--all-namespaces"])?;
         self.kubectl_with(&["apply"], &config_map(""))?;
@@ -432,7 +432,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Deletes a pod at once.
+    /// Deletes a pod without a grace period.
     ///
     /// # Errors
     /// If the API server refuses.
@@ -447,33 +447,34 @@ impl Cluster {
         Ok(())
     }
 
-    /// A client with a token of the agent that runs on a node.
+    /// Returns a client with a token of the agent on a node.
     ///
     /// # Errors
-    /// If no token can be had.
+    /// If no token can be created.
     pub async fn as_agent_of(&self, node: &str) -> Result<Client> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
         self.as_agent_in(&pod).await
     }
 
-    /// A client with a token of the agents' service account, bound to a pod of Drydock's namespace.
+    /// Returns a client with a token of the agents' service account, bound to a pod in Drydock's namespace.
     ///
     /// # Errors
-    /// If no token can be had.
+    /// If no token can be created.
     pub async fn as_agent_in(&self, pod: &str) -> Result<Client> {
         self.with_token(&["drydock-agent", "--bound-object-kind=Pod", "--bound-object-name", pod])
             .await
     }
 
-    /// A client with a token of the controller.
+    /// Returns a client with a token of the controller.
     ///
     /// # Errors
-    /// If no token can be had.
+    /// If no token can be created.
     pub async fn as_controller(&self) -> Result<Client> {
         self.with_token(&["drydock-controller"]).await
     }
 
-    /// A client with a token of a service account of Drydock's, by what `kubectl create token` is told of it.
+    /// Returns a client with a token of one of Drydock's service accounts; `of` are arguments of `kubectl create
+    /// token`.
     async fn with_token(&self, of: &[&str]) -> Result<Client> {
         let token = self.kubectl(&[&["-n", "drydock", "create", "token"], of].concat())?;
         let mut kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
@@ -485,7 +486,7 @@ impl Cluster {
         Ok(Client::try_from(config)?)
     }
 
-    /// Events on a node with this reason.
+    /// Returns the events of a node with this reason.
     ///
     /// # Errors
     /// If events cannot be listed.
@@ -500,15 +501,15 @@ impl Cluster {
     }
 }
 
-/// A command that runs.
+/// A running command.
 #[derive(Debug)]
 pub struct Begun(Option<Child>);
 
 impl Begun {
-    /// Waits until it has ended, and returns what it printed.
+    /// Waits until the command has ended, and returns its output.
     ///
     /// # Errors
-    /// If it failed, with what it said.
+    /// If it failed, with its output.
     pub fn finish(mut self) -> Result<String> {
         let child = self.0.take().context("it is running")?;
         let done = child.wait_with_output()?;
@@ -532,13 +533,13 @@ impl Drop for Begun {
     }
 }
 
-/// The time, for what kubelets, remediators and thieves would write.
+/// Returns the current time, for tests that write as a kubelet, a remediator or an attacker.
 #[expect(clippy::disallowed_methods, reason = "tests play those who have a clock")]
 pub fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
 }
 
-/// A setting of the tests, from the environment.
+/// Returns a setting of the tests from the environment.
 #[expect(clippy::disallowed_methods, reason = "tests have no command line of their own")]
 pub fn setting(name: &str) -> Option<String> {
     env::var(name).ok()

@@ -1,4 +1,4 @@
-//! Nodes that tests empty: the guests that are on them, and what is said of how far they are.
+//! Drains of nodes in tests: the guests on them, and the reported progress.
 
 use anyhow::{Context, Result};
 use drydock_api::{
@@ -17,17 +17,17 @@ use crate::{
     watching::{until, until_some},
 };
 
-/// The flags of KubeVirt's documents; `--delete-local-data` has become `--delete-emptydir-data`.
+/// The flags in KubeVirt's documentation; `--delete-local-data` has become `--delete-emptydir-data`.
 pub const FLAGS: [&str; 3] = ["--delete-emptydir-data", "--ignore-daemonsets=true", "--force"];
-/// Of these, the one that leaves all other pods alone.
+/// A flag that excludes all pods except those of guests.
 pub const GUESTS_ALONE: &str = "--pod-selector=kubevirt.io=virt-launcher";
-/// What a claim is on that one node at a time may use.
+/// Host directory for ReadWriteOnce volumes.
 pub const FOLDER: &str = "/var/lib/drydock-shared/test-drain";
 
-/// The cluster, with no guests and nothing that a test of drains may have left.
+/// Returns the cluster without guests and without leftovers of drain tests.
 ///
 /// # Errors
-/// If the cluster cannot be reached, or guests do not go.
+/// If the cluster cannot be reached, or guests cannot be deleted.
 pub async fn clean_for_drains() -> Result<Cluster> {
     let cluster = Cluster::without_guests().await?;
     cluster.delete(&["pdb,resourcequota", "--all", "--namespace", NAMESPACE])?;
@@ -39,12 +39,12 @@ pub async fn clean_for_drains() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A guest that counts, with a strategy.
+/// Returns the manifest of a guest that counts, with an eviction strategy.
 pub fn counting(name: &str, strategy: &str) -> String {
     instance(name, "count: 200ms").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
 }
 
-/// A guest with a claim that only one node at a time may use, so that it cannot be migrated.
+/// Returns the manifest of a guest with a ReadWriteOnce claim, so that it cannot be migrated.
 pub fn immovable(name: &str, annotation: &str) -> String {
     format!(
         "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec:\n  capacity: {{storage: 16Mi}}\n  \
@@ -55,7 +55,7 @@ pub fn immovable(name: &str, annotation: &str) -> String {
          apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
          runStrategy: Always\n  template:\n    metadata: {{annotations: {{{annotation}}}}}\n    spec:\n      \
          evictionStrategy: LiveMigrate\n{}",
-        // The first disk is what the guest starts from.
+        // The guest boots from the first disk.
         spec("count: 1s", 6).replace(
             "      volumes:\n",
             &format!(
@@ -66,11 +66,11 @@ pub fn immovable(name: &str, annotation: &str) -> String {
     )
 }
 
-/// Starts guests on the first node, and waits until it is known whether they can be migrated: of each its
-/// name, its manifest, and what its condition `LiveMigratable` is to say.
+/// Starts guests on the first node, and waits until it is known whether they can be migrated. Each entry has a name, a
+/// manifest, and the expected status of the condition `LiveMigratable`.
 ///
 /// # Errors
-/// If one of them does not come so far.
+/// If one of them does not get that far.
 pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &str)]) -> Result<()> {
     cluster.kubectl(&["cordon", cluster.second()])?;
     for (_, manifest, _) in guests {
@@ -89,10 +89,10 @@ pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &s
     cluster.kubectl(&["uncordon", cluster.second()]).map(drop)
 }
 
-/// `kubectl drain` with the flags of KubeVirt's documents and these. Returns what it prints.
+/// Runs `kubectl drain` with the flags in KubeVirt's documentation and `more`. Returns its output.
 ///
 /// # Errors
-/// If it fails, with what it said.
+/// If it fails, with its output.
 pub fn drain(cluster: &Cluster, node: &str, more: &[&str]) -> Result<String> {
     cluster.kubectl(&drain_arguments(node, more))
 }
@@ -115,7 +115,7 @@ fn drain_arguments<'a>(node: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 /// Waits until an instance is on a node.
 ///
 /// # Errors
-/// If it does not get there.
+/// If that does not happen in time.
 pub async fn until_on(cluster: &Cluster, name: &str, node: &str) -> Result<VirtualMachineInstance> {
     let is = |instance: &VirtualMachineInstance| node_of(instance).is_ok_and(|on| on == node);
     until(cluster.instances(), name, &format!("it to be on {node}"), is).await
@@ -124,7 +124,7 @@ pub async fn until_on(cluster: &Cluster, name: &str, node: &str) -> Result<Virtu
 /// Waits until a node's condition has a reason.
 ///
 /// # Errors
-/// If it does not get it.
+/// If that does not happen in time.
 pub async fn until_node_says(cluster: &Cluster, node: &str, type_: &str, reason: &str) -> Result<()> {
     let says = |node: &Node| {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -144,10 +144,10 @@ pub async fn until_node_says(cluster: &Cluster, node: &str, type_: &str, reason:
     .map(drop)
 }
 
-/// Waits until a node's drain `is` so far, which is called `what`.
+/// Waits until the status of a node's drain satisfies `is`, described by `what`.
 ///
 /// # Errors
-/// If it does not get there.
+/// If that does not happen in time.
 pub async fn until_drain(
     cluster: &Cluster,
     node: &str,
@@ -165,7 +165,7 @@ pub async fn until_drain(
     of(&hypervisor).context("no drain")
 }
 
-/// What is left on a node: state and reason by name.
+/// Returns the guests that are left on a node: name, state and reason, sorted.
 pub fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
     let mut left: Vec<_> = drain
         .remaining
@@ -176,7 +176,7 @@ pub fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
     left
 }
 
-/// The node that an instance is marked to leave.
+/// Returns the node that an instance has been requested to leave.
 pub fn mark_of(instance: &VirtualMachineInstance) -> Option<String> {
     let node = instance.status.as_ref()?.evacuation_node_name.clone();
     node.filter(|node| !node.is_empty())

@@ -1,5 +1,4 @@
-//! What is done to migrations while they are under way: every kind of fault, on every process and
-//! link that has part in one, in every phase.
+//! Faults during migrations: every kind of fault, on every process and link involved in a migration, in every phase.
 //!
 //! ```text
 //!  kind     ×  part                                     ×  side    ×  phase
@@ -9,26 +8,26 @@
 //!                                                                     hand-over
 //! ```
 //!
-//! [`every_case`] is all of it, [`pairwise`] as few of it as have each pair of two of these once. How a
-//! fault is carried out and undone is in [`strike`], what must hold afterwards in [`judge`].
+//! [`every_case`] returns all combinations, [`pairwise`] a small subset that contains each pair of two dimensions
+//! once. [`strike`] injects and undoes faults, [`judge`] checks the result.
 
 pub mod judge;
 pub mod strike;
 
 use std::{collections::BTreeSet, fmt};
 
-/// What is done.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `kill -9`.
     Kill,
-    /// Stopped for longer than the deadlines of the test are, then let go on.
+    /// Stopped for longer than the deadlines of the test, then continued.
     Freeze,
-    /// No packet passes for as long.
+    /// No packet passes for the same time.
     Cut,
 }
 
-/// What it is done to.
+/// The component that is hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// The agent of a side's node.
@@ -41,7 +40,7 @@ pub enum Part {
     Launcher,
     /// The QEMU of the target's pod. That of the source is the guest itself.
     Qemu,
-    /// The controller that leads.
+    /// The leading controller.
     Controller,
     /// The API server.
     ApiServer,
@@ -51,40 +50,40 @@ pub enum Part {
     NodeToApi,
 }
 
-/// Which side of a migration something is of.
+/// The side of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
-    /// Where the guest is.
+    /// The side that the guest leaves.
     Source,
-    /// Where it goes to.
+    /// The side to which the guest moves.
     Target,
-    /// Of the cluster.
+    /// The component belongs to the cluster.
     Neither,
 }
 
-/// When it is done.
+/// The phase in which the fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Moment {
-    /// The target's pod has no node yet.
+    /// The target pod is not scheduled yet.
     Scheduling,
-    /// Both sides are named, and not yet both prepared.
+    /// Both sides are assigned, but not both prepared.
     PreparingTarget,
-    /// The guest is on its way, and runs on its source.
+    /// The guest is being transferred, and runs on the source.
     Running,
-    /// The guest has just been stopped on its source, to go on on its target.
+    /// The guest has just been stopped on the source, to continue on the target.
     HandOver,
 }
 
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Case {
-    /// When.
+    /// The phase.
     pub moment: Moment,
-    /// To what.
+    /// The component.
     pub part: Part,
-    /// Of which side.
+    /// The component's side.
     pub side: Side,
-    /// What.
+    /// The kind.
     pub kind: Kind,
 }
 
@@ -117,19 +116,19 @@ impl Part {
         !matches!(self, Self::Controller | Self::ApiServer | Self::NodeToNode)
     }
 
-    /// It is in a launcher's pod.
+    /// Returns whether the component is in a launcher pod.
     fn is_in_pod(self) -> bool {
         matches!(self, Self::Libvirtd | Self::Launcher | Self::Qemu)
     }
 }
 
 impl Case {
-    /// Whether there is such a thing: at that moment, on that side.
+    /// Returns whether the component exists in that phase on that side, and the kind applies to it.
     fn is_possible(self) -> bool {
         let there = match (self.part, self.side) {
-            // It is the guest itself, which cannot be frozen and go on.
+            // It is the guest itself, which would not survive a freeze.
             (Part::Qemu, Side::Source) => self.kind == Kind::Kill && self.moment == Moment::Running,
-            // It receives the guest from when that begins to move.
+            // It exists once the transfer starts.
             (Part::Qemu, Side::Target) => self.moment >= Moment::Running,
             (part, Side::Target) if part.is_in_pod() => self.moment >= Moment::PreparingTarget,
             (part, side) => part.has_sides() == (side != Side::Neither),
@@ -137,8 +136,8 @@ impl Case {
         there && self.part.is_link() == (self.kind == Kind::Cut)
     }
 
-    /// Whether what is hit may be the running guest itself, so that this ends it. A pod ends with its
-    /// first process, and in the hand-over the guest may run on either side.
+    /// Returns whether the fault may hit the running guest itself and end it. A pod ends with its first process, and
+    /// during the hand-over the guest may run on either side.
     pub fn may_end_the_guest(self) -> bool {
         match (self.kind, self.part, self.side) {
             (Kind::Kill, Part::Launcher | Part::Qemu, Side::Source) => true,
@@ -147,7 +146,7 @@ impl Case {
         }
     }
 
-    /// Pairs of what a case consists of, of which each is to be tried at least once.
+    /// Returns the pairs of dimensions of a case, each of which has to be covered at least once.
     fn pairs(self) -> [String; 6] {
         let Self {
             moment,
@@ -166,7 +165,7 @@ impl Case {
     }
 }
 
-/// `kill agent source running`.
+/// Formats a case, such as `kill agent source running`.
 impl fmt::Display for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
@@ -200,7 +199,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// All that there is, in the order in which a migration goes.
+/// Returns all possible cases, in the order of a migration's phases.
 pub fn every_case() -> Vec<Case> {
     let mut all = Vec::new();
     for moment in MOMENTS {
@@ -219,8 +218,8 @@ pub fn every_case() -> Vec<Case> {
     all
 }
 
-/// Few cases in which each possible pair of kind, part, side and moment comes at least once; which
-/// ones, the seed decides. Of those that would do, a kill is taken, which takes the least time.
+/// Returns a small set of cases that covers each possible pair of kind, part, side and moment at least once. The seed
+/// determines the selection. Among equal candidates a kill is preferred, since it takes the least time.
 pub fn pairwise(seed: u64) -> Vec<Case> {
     let mut left = every_case();
     shuffle(&mut left, seed);
@@ -244,8 +243,7 @@ pub fn pairwise(seed: u64) -> Vec<Case> {
     chosen
 }
 
-/// Puts things into an order that the seed decides (Fisher and Yates, with the numbers of
-/// splitmix64).
+/// Shuffles a slice by a seed (Fisher-Yates, with the numbers of splitmix64).
 fn shuffle<T>(things: &mut [T], seed: u64) {
     let mut state = seed;
     for end in (1..things.len()).rev() {
@@ -267,7 +265,7 @@ mod tests {
     fn every_kind_is_done_to_every_part_in_every_phase_in_which_it_is_there() {
         let all: BTreeSet<String> = every_case().iter().map(Case::to_string).collect();
         assert_eq!(all.len(), every_case().len(), "two have one name");
-        // Processes with both sides, those of the cluster, and links; then what is not there yet.
+        // Processes of both sides, those of the cluster, and links; minus those that do not exist yet.
         assert_eq!(all.len(), 2 * 4 * (4 * 2 + 2 + 1) + 4 * 3 - 2 * (2 + 2) + 1);
         for case in [
             "kill agent source scheduling",

@@ -1,5 +1,5 @@
-//! Virtual machines of tests: their manifests, what is known of them from outside, and whether
-//! they went on without a gap.
+//! Virtual machines of tests: their manifests, their externally visible state, and whether they ran without
+//! interruption.
 
 use std::{
     collections::BTreeMap,
@@ -26,10 +26,10 @@ use crate::{
 
 /// The namespace of tests' virtual machines.
 pub const NAMESPACE: &str = "default";
-/// The image of the guest, by the name that KubeVirt's documents use.
+/// The image of the guest, with the name in KubeVirt's documentation.
 pub const IMAGE: &str = "kubevirt/fedora-cloud-container-disk-demo:latest";
 
-/// The manifest of a small VirtualMachineInstance; `control` are lines of the guest's `drydock:` map.
+/// Returns the manifest of a small VirtualMachineInstance; `control` are lines of the guest's `drydock:` map.
 pub fn instance(name: &str, control: &str) -> String {
     format!(
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
@@ -38,7 +38,7 @@ pub fn instance(name: &str, control: &str) -> String {
     )
 }
 
-/// The spec of a small guest, indented by `depth` spaces.
+/// Returns the spec of a small guest, indented by `depth` spaces.
 pub fn spec(control: &str, depth: usize) -> String {
     let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
     let text = format!(
@@ -56,12 +56,12 @@ pub fn spec(control: &str, depth: usize) -> String {
 }
 
 impl Cluster {
-    /// VirtualMachineInstances.
+    /// Returns the API of VirtualMachineInstances.
     pub fn instances(&self) -> Api<VirtualMachineInstance> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// Pods of the tests' namespace.
+    /// Returns the API of pods in the tests' namespace.
     pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
@@ -69,7 +69,7 @@ impl Cluster {
     /// Applies a manifest.
     ///
     /// # Errors
-    /// If the API server refuses it, with what it said.
+    /// If the API server rejects it, with the output of kubectl.
     pub fn apply(&self, manifest: &str) -> Result<()> {
         self.kubectl_with(&["apply"], manifest).map(drop)
     }
@@ -77,24 +77,24 @@ impl Cluster {
     /// Waits for a phase of an instance.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If it does not occur in time.
     pub async fn until_phase(&self, name: &str, phase: Phase) -> Result<VirtualMachineInstance> {
         let is =
             |instance: &VirtualMachineInstance| instance.status.as_ref().and_then(|status| status.phase) == Some(phase);
         until(self.instances(), name, phase.as_str(), is).await
     }
 
-    /// Waits for a condition of an instance.
+    /// Waits for the status of an instance's condition.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If it does not occur in time.
     pub async fn until_vm_condition(&self, name: &str, type_: &str, status: &str) -> Result<VirtualMachineInstance> {
         let what = format!("{type_}={status}");
         let is = |instance: &VirtualMachineInstance| condition(instance, type_).0 == status;
         until(self.instances(), name, &what, is).await
     }
 
-    /// The pods of an instance, by its UID, the newest last.
+    /// Returns the pods of an instance, by its UID, the newest last.
     ///
     /// # Errors
     /// If they cannot be listed.
@@ -106,7 +106,7 @@ impl Cluster {
         Ok(pods)
     }
 
-    /// The newest pod of an instance.
+    /// Returns the newest pod of an instance.
     ///
     /// # Errors
     /// If there is none.
@@ -116,7 +116,7 @@ impl Cluster {
         pods.pop().with_context(|| format!("{name} has no pod"))
     }
 
-    /// What the guest of an instance has printed on its console so far, without the launcher's lines.
+    /// Returns the console output of an instance's guest so far, without the launcher's lines.
     ///
     /// # Errors
     /// If the log cannot be read.
@@ -127,14 +127,14 @@ impl Cluster {
         Ok(guest.flat_map(|line| [line, "\n"]).collect())
     }
 
-    /// Waits until the guest of an instance has printed something, and returns all that it has printed.
+    /// Waits until the console output of an instance's guest contains a text, and returns the whole output.
     ///
     /// # Errors
-    /// If it does not.
+    /// If that does not happen in time.
     pub async fn until_console(&self, name: &str, words: &str) -> Result<String> {
         let what = format!("{name} to print {words:?}");
         let said = until_some(&what, || async {
-            // There may be no log yet.
+            // The log may not exist yet.
             let text = self.console(name).await.unwrap_or_default();
             Ok(text.contains(words).then_some(text))
         });
@@ -157,10 +157,10 @@ impl Cluster {
         }
     }
 
-    /// Waits until an instance has gone.
+    /// Waits until an instance is deleted.
     ///
     /// # Errors
-    /// If it stays.
+    /// If that does not happen in time.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
         until_some(&format!("{name} to be gone"), || async {
             Ok(self.instances().get_opt(name).await?.is_none().then_some(()))
@@ -168,10 +168,10 @@ impl Cluster {
         .await
     }
 
-    /// The cluster, as it was installed and without virtual machines of earlier tests.
+    /// Returns the cluster as installed, without virtual machines of earlier tests.
     ///
     /// # Errors
-    /// If that cannot be done.
+    /// If that fails.
     pub async fn without_guests() -> Result<Self> {
         let cluster = Self::connect().await?;
         cluster.reset().await?;
@@ -179,10 +179,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Deletes all virtual machines of earlier tests, and waits until their pods are gone.
+    /// Deletes all virtual machines of earlier tests, and waits until their pods are deleted.
     ///
     /// # Errors
-    /// If that cannot be done.
+    /// If that fails.
     pub async fn no_guests(&self) -> Result<()> {
         for kind in ["vm", "vmirs", "vmim", "vmi"] {
             self.delete(&[kind, "--all", "--namespace", NAMESPACE, "--wait=false"])?;
@@ -194,7 +194,7 @@ impl Cluster {
         };
         until_ok("no guest to be left", || async {
             for pod in self.pods().list(&launchers).await?.items {
-                // Guests of tests need not shut down by the book.
+                // Guests of tests need no graceful shutdown.
                 let _ = self.pods().delete(&pod.name_any(), &hurried).await;
             }
             let instances = self.instances().list(&ListParams::default()).await?.items;
@@ -202,7 +202,7 @@ impl Cluster {
             let pods = self.pods().list(&launchers).await?.items;
             let mut refused = Vec::new();
             if pods.is_empty() {
-                // Of instances whose status a test has made up, nobody can say that they have ended.
+                // For instances with a status made up by a test, no component can report that they have ended.
                 let kept = Patch::Merge(serde_json::json!({"metadata": {"finalizers": null}}));
                 for instance in &instances {
                     let name = instance.name_any();
@@ -228,7 +228,7 @@ impl Cluster {
     }
 }
 
-/// An object that should have gone: what holds it, and how it is.
+/// Describes an object that should be deleted: its finalizers and its status.
 fn object_left<K: ResourceExt>(kind: &str, object: &K, status: &impl Debug) -> String {
     let meta = object.meta();
     format!(
@@ -239,7 +239,7 @@ fn object_left<K: ResourceExt>(kind: &str, object: &K, status: &impl Debug) -> S
     )
 }
 
-/// The same for a pod, of which its containers tell.
+/// Describes a pod that should be deleted, with the states of its containers.
 fn pod_left(pod: &Pod) -> String {
     let status = pod.status.clone().unwrap_or_default();
     let statuses = status.init_container_statuses.into_iter().flatten();
@@ -251,7 +251,7 @@ fn pod_left(pod: &Pod) -> String {
     object_left("pod", pod, &(node, status.phase, status.reason, containers))
 }
 
-/// Status and reason of a condition of an instance.
+/// Returns the status and the reason of an instance's condition.
 pub fn condition(instance: &VirtualMachineInstance, type_: &str) -> (String, String) {
     instance
         .status
@@ -262,20 +262,20 @@ pub fn condition(instance: &VirtualMachineInstance, type_: &str) -> (String, Str
         .unwrap_or_default()
 }
 
-/// One numbered sign of life.
+/// A numbered sign of life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tick {
-    /// Its number, from 1.
+    /// The number, from 1.
     pub number: u64,
-    /// The run of the guest that it is of.
+    /// The boot of the guest to which it belongs.
     pub boot: String,
 }
 
-/// The ticks in a text.
+/// Returns the ticks in a text.
 pub fn ticks(text: &str) -> Vec<Tick> {
     text.lines()
         .filter_map(|line| {
-            // After a login prompt, which ends without a line.
+            // A tick may follow a login prompt, which has no line end.
             let mut words = line.split_once("tick ")?.1.split(' ');
             let number = words.next()?.parse().ok()?;
             let boot = words.next()?.strip_prefix("boot=")?.to_owned();
@@ -284,10 +284,10 @@ pub fn ticks(text: &str) -> Vec<Tick> {
         .collect()
 }
 
-/// One guest ran all the time, once: one boot, no number missing, none twice.
+/// Checks that one guest ran without interruption: one boot, no number missing or duplicated.
 ///
 /// # Errors
-/// If not, with the first number that shows it.
+/// The first number that violates this.
 pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
     let first = ticks.first().context("the guest gave no sign of life")?;
     for (tick, number) in ticks.iter().zip(first.number..) {
@@ -306,7 +306,7 @@ pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
     Ok(())
 }
 
-/// One sign of life that came from outside the pods.
+/// A sign of life received outside the pods.
 #[derive(Clone, Debug)]
 struct Received {
     tick: Tick,
@@ -316,14 +316,14 @@ struct Received {
 
 /// Receives datagrams from guests, outside the pods.
 pub struct Collector {
-    /// Where guests send to.
+    /// The address to which guests send.
     address: String,
     received: Arc<Mutex<Vec<Received>>>,
     task: JoinHandle<()>,
 }
 
 impl Collector {
-    /// Listens on the host's address of the cluster's network.
+    /// Listens on the host's address in the cluster's network.
     ///
     /// # Errors
     /// If it cannot.
@@ -349,17 +349,17 @@ impl Collector {
         })
     }
 
-    /// The part of a guest's control file that has it send its ticks here, so often.
+    /// Returns the lines of a guest's control file that make it send ticks here, at the interval `every`.
     pub fn datagrams(&self, every: &str) -> String {
         format!("udp: \"{}\"\nudp-interval: {every}", self.address)
     }
 
-    /// The same of a guest that counts on its console, too.
+    /// Returns these lines for a guest that also counts on its console.
     pub fn ticking(&self, every: &str) -> String {
         format!("count: 200ms\n{}", self.datagrams(every))
     }
 
-    /// What has come so far, by boot.
+    /// Returns the received ticks so far, by boot.
     pub async fn received(&self) -> BTreeMap<String, Vec<Tick>> {
         let mut boots = BTreeMap::<String, Vec<Tick>>::new();
         for Received { tick, .. } in self.received.lock().await.iter() {
@@ -368,7 +368,7 @@ impl Collector {
         boots
     }
 
-    /// Where those of a boot came from, one address after the other.
+    /// Returns the source addresses of a boot's ticks, without consecutive duplicates.
     pub async fn senders(&self, boot: &str) -> Vec<IpAddr> {
         let all = self.received.lock().await;
         let mut senders: Vec<IpAddr> = all
@@ -380,7 +380,7 @@ impl Collector {
         senders
     }
 
-    /// The longest time between two of a boot: how long it stood still at most.
+    /// Returns the longest time between two ticks of a boot: an upper bound of its downtime.
     pub async fn longest_silence(&self, boot: &str) -> Duration {
         let all = self.received.lock().await;
         let times: Vec<Instant> = all
@@ -392,16 +392,16 @@ impl Collector {
         silences.max().unwrap_or_default()
     }
 
-    /// What has come so far, in the order in which it came.
+    /// Returns the received ticks so far, in order of arrival.
     pub async fn in_order(&self) -> Vec<Tick> {
         let all = self.received.lock().await;
         all.iter().map(|received| received.tick.clone()).collect()
     }
 
-    /// Waits until `more` further ticks of a boot have come.
+    /// Waits until `more` further ticks of a boot have arrived.
     ///
     /// # Errors
-    /// If they do not.
+    /// If that does not happen in time.
     pub async fn until_more(&self, boot: &str, more: usize) -> Result<()> {
         let count = |all: &BTreeMap<String, Vec<Tick>>| all.get(boot).map_or(0, Vec::len);
         let before = count(&self.received().await);
@@ -411,7 +411,7 @@ impl Collector {
         .await
     }
 
-    /// Waits for the first boot that is heard of.
+    /// Waits for the first tick of any boot, and returns that boot.
     ///
     /// # Errors
     /// If there is none.
@@ -422,19 +422,19 @@ impl Collector {
         .await
     }
 
-    /// Stops, and returns what has come.
+    /// Stops, and returns the received ticks by boot.
     pub async fn stop(self) -> BTreeMap<String, Vec<Tick>> {
         self.task.abort();
         self.received().await
     }
 }
 
-/// Waits between two looks at what cannot be waited for: that something does *not* happen.
+/// Sleeps between two checks that something does *not* happen, for which there is no event.
 pub async fn meanwhile(span: Duration) {
     tokio::time::sleep(span).await;
 }
 
-/// The only value of a map.
+/// Returns the only value of a map.
 ///
 /// # Errors
 /// If there are others or none.

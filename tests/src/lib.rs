@@ -1,9 +1,7 @@
-//! What end-to-end tests share: the embedded cluster they run on, waiting for values, and ways to
-//! break things.
+//! Shared code of the end-to-end tests: the embedded cluster, waiting for values, and fault injection.
 //!
-//! Tests are `#[ignore]`d so that `cargo test` needs no cluster; `hack/test cluster` brings one up,
-//! installs Drydock and runs them one after the other. Each test puts the cluster back as it found
-//! it, and begins by making sure that the one before did.
+//! Tests are `#[ignore]`d so that `cargo test` needs no cluster; `hack/test cluster` starts one, installs Drydock and
+//! runs the tests sequentially. Each test restores the cluster, and first checks that the previous test did.
 
 pub mod agent;
 pub mod cluster;

@@ -1,5 +1,4 @@
-//! Live migrations of tests: asked for, waited for, and what a guest that moves has said wherever
-//! it was.
+//! Live migrations in tests: requests, waiting, and the output of a guest across all its pods.
 //!
 //! ```text
 //!  pod on the first node:   tick 1 .. tick 41 boo       the console of a guest that moves is in
@@ -29,7 +28,7 @@ use crate::{
     watching::{until, until_some},
 };
 
-/// CPU features that a guest has beyond its model.
+/// Returns the CPU features of a guest beyond its model.
 ///
 /// # Errors
 /// If its CPU is not known.
@@ -40,7 +39,7 @@ pub fn required_features(instance: &VirtualMachineInstance) -> Result<Vec<String
 }
 
 impl Cluster {
-    /// A CPU feature that a guest has beyond its model and that a node has a label for.
+    /// Returns a CPU feature that a guest has beyond its model and for which a node has a label.
     ///
     /// # Errors
     /// If there is none, or the CPU of the guest is not known.
@@ -51,10 +50,11 @@ impl Cluster {
         found.context("no node has a label of a feature of the guest")
     }
 
-    /// Masks CPU features on a node, or none, and waits until its agent says that it has them and offers them no more.
+    /// Sets the masked CPU features of a node, possibly none, and waits until its agent reports that the node has them
+    /// and no longer offers them.
     ///
     /// # Errors
-    /// If it does not come so far.
+    /// If that does not happen in time.
     pub async fn mask(&self, node: &str, features: &[&str]) -> Result<()> {
         let text = features.join(",");
         let mask = (!features.is_empty()).then_some(text.as_str());
@@ -70,23 +70,23 @@ impl Cluster {
         .await
     }
 
-    /// VirtualMachineInstanceMigrations.
+    /// Returns the API of VirtualMachineInstanceMigrations.
     pub fn migrations(&self) -> Api<VirtualMachineInstanceMigration> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// Asks for a migration of an instance, and returns the migration's name.
+    /// Creates a migration of an instance, and returns the migration's name.
     ///
     /// # Errors
-    /// If the API server refuses it, with what it said.
+    /// If the API server rejects it.
     pub async fn migrate(&self, instance: &str) -> Result<String> {
         self.migrate_to(instance, &[]).await
     }
 
-    /// Asks for a migration to a node with these labels, and returns the migration's name.
+    /// Creates a migration to a node with these labels, and returns the migration's name.
     ///
     /// # Errors
-    /// If the API server refuses it, with what it said.
+    /// If the API server rejects it.
     pub async fn migrate_to(&self, instance: &str, labels: &[(&str, &str)]) -> Result<String> {
         let selector = labels
             .iter()
@@ -107,10 +107,10 @@ impl Cluster {
         Ok(made.name_any())
     }
 
-    /// Waits until a migration is in a phase. That it has ended otherwise is told at once.
+    /// Waits until a migration is in a phase. Fails immediately if it has ended in another phase.
     ///
     /// # Errors
-    /// If it does not come, or has ended.
+    /// If it does not reach the phase in time, or has ended.
     pub async fn until_migration(&self, name: &str, wanted: MigrationPhase) -> Result<VirtualMachineInstanceMigration> {
         let what = format!("the migration to be {}", wanted.as_str());
         let there = |migration: &VirtualMachineInstanceMigration| {
@@ -123,10 +123,10 @@ impl Cluster {
         Ok(migration)
     }
 
-    /// Waits until a migration has begun a phase; it may be in a later one now.
+    /// Waits until a migration has reached a phase; it may be in a later one now.
     ///
     /// # Errors
-    /// If it does not.
+    /// If that does not happen in time.
     pub async fn until_migration_has_been(&self, name: &str, wanted: MigrationPhase) -> Result<()> {
         let what = format!("the migration to have been {}", wanted.as_str());
         until(
@@ -139,10 +139,10 @@ impl Cluster {
         .map(drop)
     }
 
-    /// Waits until a migration has a condition with a reason, and returns its message.
+    /// Waits until the condition `Waiting` of a migration has a reason, and returns its message.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If that does not happen in time.
     pub async fn until_migration_waits(&self, name: &str, reason: &str) -> Result<String> {
         let migration = until(
             self.migrations(),
@@ -154,7 +154,7 @@ impl Cluster {
         Ok(waiting(&migration).map(|(_, message)| message).unwrap_or_default())
     }
 
-    /// Waits until a migration has succeeded and its instance says so.
+    /// Waits until a migration has succeeded and its instance reports it.
     ///
     /// # Errors
     /// If it fails or takes too long.
@@ -180,10 +180,10 @@ impl Cluster {
         Ok((migration, instance))
     }
 
-    /// Deletes a migration, which gives it up, and waits until it has gone.
+    /// Deletes a migration, which aborts it, and waits until it is deleted.
     ///
     /// # Errors
-    /// If it stays.
+    /// If that does not happen in time.
     pub async fn abort(&self, name: &str) -> Result<()> {
         self.migrations().delete(name, &DeleteParams::default()).await?;
         until_some(&format!("{name} to be gone"), || async {
@@ -192,10 +192,10 @@ impl Cluster {
         .await
     }
 
-    /// Sets what migrations may do: lines of the legacy ConfigMap's `migrations`.
+    /// Configures migrations: lines of `migrations` in the legacy ConfigMap.
     ///
     /// # Errors
-    /// If the API server refuses it.
+    /// If the API server rejects it.
     pub fn limit_migrations(&self, lines: &str) -> Result<()> {
         let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
         self.kubectl_with(&["apply"], &config_map(&format!("  migrations: |\n{lines}")))
@@ -205,7 +205,7 @@ impl Cluster {
     /// Waits until only one pod of an instance has not ended, and returns it.
     ///
     /// # Errors
-    /// If there remain others.
+    /// If that does not happen in time.
     pub async fn until_one_pod(&self, name: &str) -> Result<Pod> {
         until_some(&format!("{name} to have one pod"), || async {
             let instance = self.instances().get(name).await?;
@@ -216,9 +216,9 @@ impl Cluster {
         .await
     }
 
-    /// What the guest of an instance has printed on its console, in whichever pods it was.
+    /// Returns the console output of an instance's guest from all of its pods.
     ///
-    /// Of a line that it began in one pod and ended in another each pod has a part.
+    /// If the guest moved within a line, each of the two pods has a part of the line.
     ///
     /// # Errors
     /// If a log cannot be read.
@@ -226,7 +226,7 @@ impl Cluster {
         let instance = self.instances().get(name).await?;
         let mut said = String::new();
         for pod in self.launchers_of(&instance).await? {
-            // A pod that is only on its way has no log.
+            // A pod that has not started has no log.
             let log = self
                 .pods()
                 .logs(&pod.name_any(), &LogParams::default())
@@ -240,11 +240,10 @@ impl Cluster {
         Ok(whole_ticks(&said))
     }
 
-    /// Waits until the guest of an instance has printed something that `found` finds, in any of its
-    /// pods.
+    /// Waits until `found` returns a value for the console output of an instance's guest from all of its pods.
     ///
     /// # Errors
-    /// If it does not.
+    /// If that does not happen in time.
     pub async fn until_said<T>(&self, name: &str, what: &str, found: impl Fn(&str) -> Option<T>) -> Result<T> {
         until_some(&format!("{name} to say {what}"), || async {
             Ok(found(&self.consoles(name).await?))
@@ -252,10 +251,10 @@ impl Cluster {
         .await
     }
 
-    /// Makes sure that a guest that counts has run all the time, and once, and goes on.
+    /// Checks that a counting guest has run without interruption, only once, and continues.
     ///
     /// # Errors
-    /// If a number of its count is missing or there twice, or it says no more.
+    /// If a number is missing or duplicated, or the output ends.
     pub async fn goes_on(&self, name: &str) -> Result<()> {
         let count = |text: &str| ticks(text).last().map(|tick| tick.number);
         let before = count(&self.consoles(name).await?).with_context(|| format!("{name} has said nothing"))?;
@@ -267,11 +266,10 @@ impl Cluster {
         without_a_gap(&all).with_context(|| name.to_owned())
     }
 
-    /// Waits until events with all of these reasons are there that regard an object, and returns
-    /// all of that object.
+    /// Waits until an object has events with all of these reasons, and returns all of its events.
     ///
     /// # Errors
-    /// If they do not come; the message says which have.
+    /// If that does not happen in time; the message contains the existing reasons.
     pub async fn until_events(&self, kind: &str, name: &str, reasons: &[&str]) -> Result<Vec<Value>> {
         let of_object = || -> Result<Vec<Value>> {
             let text = self.kubectl(&["get", "events.events.k8s.io", "-n", NAMESPACE, "-o", "json"])?;
@@ -300,7 +298,7 @@ impl Cluster {
     }
 }
 
-/// Why a migration is where it is, in a line that a failure can carry.
+/// Summarizes the state of a migration in one line, for failures.
 pub fn how_it_went(migration: &VirtualMachineInstanceMigration) -> String {
     let status = migration.status.clone().unwrap_or_default();
     let state = status.migration_state.unwrap_or_default();
@@ -320,12 +318,12 @@ pub fn how_it_went(migration: &VirtualMachineInstanceMigration) -> String {
     )
 }
 
-/// The phase of a migration.
+/// Returns the phase of a migration.
 pub fn phase(migration: &VirtualMachineInstanceMigration) -> Option<MigrationPhase> {
     migration.status.as_ref()?.phase
 }
 
-/// What a migration waits for: reason and sentence.
+/// Returns the reason and the message for which a migration waits.
 pub fn waiting(migration: &VirtualMachineInstanceMigration) -> Option<(String, String)> {
     let conditions = &migration.status.as_ref()?.conditions;
     let waiting = conditions.iter().find(|condition| condition.type_ == "Waiting")?;
@@ -335,13 +333,13 @@ pub fn waiting(migration: &VirtualMachineInstanceMigration) -> Option<(String, S
     ))
 }
 
-/// Whether a pod has ended.
+/// Returns whether a pod has ended.
 pub fn pod_has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Migrations that `kubectl get` would show of an instance, the oldest first.
+/// Returns the migrations of an instance, the oldest first.
 ///
 /// # Errors
 /// If they cannot be listed.
@@ -357,21 +355,20 @@ pub async fn migrations_of(cluster: &Cluster, instance: &str) -> Result<Vec<Virt
     Ok(all)
 }
 
-/// The node that an instance says it is on.
+/// Returns the node in the status of an instance.
 ///
 /// # Errors
-/// If it does not say.
+/// If there is none.
 pub fn node_of(instance: &VirtualMachineInstance) -> Result<String> {
     let status = instance.status.as_ref();
     let node = status.and_then(|status| status.node_name.clone());
     node.with_context(|| format!("{} is on no node", instance.name_any()))
 }
 
-/// The name of the label that says where an instance is.
+/// The label with the node of an instance.
 pub const NODE_LABEL: &str = names::NODE_NAME;
 
-/// The same text with each tick on a line of its own, also those that were begun in one pod's log
-/// and ended in another's.
+/// Returns the text with each tick on one line, including ticks that start in one pod's log and end in another's.
 fn whole_ticks(text: &str) -> String {
     let is_part = |line: &str| {
         let tick = line.contains("tick ") || "tick ".starts_with(line);

@@ -1,4 +1,4 @@
-//! The independent computation of a node's labels (tests/oracle), from virsh's own output.
+//! An independent computation of a node's labels (tests/oracle), from the output of virsh.
 
 use std::{collections::BTreeMap, fs, process::Command};
 
@@ -6,18 +6,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{Cluster, cluster::repository};
 
-/// What the labels depend on beside the machine.
+/// The inputs of the labels besides the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Question {
-    /// Further obsolete models.
+    /// Additional obsolete models.
     pub obsolete: Vec<String>,
-    /// The minimum model, if not Penryn.
+    /// The minimum model; Penryn if absent.
     pub minimum: Option<String>,
     /// Masked features.
     pub mask: Vec<String>,
 }
 
-/// The labels that a node should have, by virsh run in the agent's container on that node.
+/// Returns the expected labels of a node, from virsh in the agent's container on that node.
 ///
 /// # Errors
 /// If virsh or the computation fails.
@@ -30,7 +30,7 @@ pub async fn labels(cluster: &Cluster, node: &str, question: &Question) -> Resul
         .context("virsh in the agent's container")?;
     let folder = std::env::temp_dir().join(format!("drydock-oracle-{}-{node}", std::process::id()));
     fs::create_dir_all(folder.join("cpu_map"))?;
-    // The answer is a sequence of files, each after a line `=== name`.
+    // The output is a sequence of files, each after a line `=== name`.
     for part in answer.split("\n=== ").skip(1) {
         let (name, content) = part.split_once('\n').context("a part without a name")?;
         fs::write(folder.join(name.trim()), content)?;

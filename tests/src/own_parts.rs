@@ -6,15 +6,15 @@ use kube::{Api, ResourceExt, api::ListParams};
 
 use crate::{Cluster, agent, migrations::pod_has_ended, watching::until_some};
 
-/// The agents' workload, as kubectl names it.
+/// Workload of the agents, as a kubectl argument.
 pub const AGENTS: &str = "daemonset/drydock-agent";
-/// The controllers'.
+/// Workload of the controller, as a kubectl argument.
 pub const CONTROLLERS: &str = "deployment/drydock-controller";
-/// So many controllers there are.
+/// Number of controller replicas.
 const REPLICAS: usize = 2;
 
 impl Cluster {
-    /// Begins to put new pods of a workload in place of the old ones.
+    /// Starts a rollout restart of a workload.
     ///
     /// # Errors
     /// If kubectl fails.
@@ -23,19 +23,19 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Waits until a workload's pods are as it describes them.
+    /// Waits until the rollout of a workload is complete.
     ///
     /// # Errors
-    /// If that takes longer than two minutes.
+    /// If it takes longer than two minutes.
     pub fn rolled_out(&self, workload: &str) -> Result<()> {
         self.kubectl(&["-n", "drydock", "rollout", "status", workload, "--timeout=120s"])
             .map(drop)
     }
 
-    /// Drydock's own pods that are not on their way out.
+    /// Returns Drydock's own pods, without those that have ended or are being deleted.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// If the API server does not respond.
     pub async fn own_pods(&self) -> Result<Vec<Pod>> {
         let pods = Api::<Pod>::namespaced(self.client.clone(), "drydock");
         let mut all = pods.list(&ListParams::default()).await?.items;
@@ -43,7 +43,7 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Waits until all parts of Drydock are there, and all nodes.
+    /// Waits until all pods of Drydock and all nodes are ready.
     ///
     /// # Errors
     /// If it takes too long.
@@ -60,11 +60,11 @@ impl Cluster {
         self.until_admitting().await
     }
 
-    /// Puts new pods in place of those in which something was started anew more than `often` times, before it is
-    /// killed again: the kubelet waits longer from one time to the next until it starts a process.
+    /// Replaces the pods with a container that was restarted more than `often` times, before a test kills it again:
+    /// the kubelet increases the delay of each restart.
     ///
     /// # Errors
-    /// If they do not come.
+    /// If the new pods do not become ready.
     pub async fn renew_killed(&self, often: i32) -> Result<()> {
         let mut killed = self.own_pods().await?;
         killed.retain(|pod| agent::restarts(pod) > often);

@@ -1,10 +1,9 @@
 //! Records every state of some objects, so that a test can check all of them afterwards.
 //!
-//! A recorder starts from the version of a *list*: the version of a single object may be older than what the API
-//! server still has in its watch window (a server that was restarted has nothing older than its start). Bookmarks
-//! move the version on while nothing changes. Where the server has dropped the version all the same (410 Gone), the
-//! recorder lists again and goes on; if an object has changed in between, [`Recorder::stop`] fails, since a state may
-//! be missing from the record.
+//! A recorder starts from the resource version of a *list*: the version of a single object may be older than the API
+//! server's watch window (a restarted server has nothing older than its start). Bookmarks advance the version while
+//! nothing changes. If the server has dropped the version nevertheless (410 Gone), the recorder lists again and
+//! continues; if an object has changed in between, [`Recorder::stop`] fails, since the record may lack a state.
 
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
@@ -24,12 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Cluster, watching::PATIENCE};
 
-/// Pause before a watch that could not be opened, or that broke, is opened again.
+/// Pause before a watch that could not be opened, or that broke, is reopened.
 const REOPEN_AFTER: Duration = Duration::from_millis(250);
-/// HTTP status of a version that the API server no longer has.
+/// HTTP status for a resource version that the API server no longer has.
 const GONE: u16 = 410;
 
-/// All recorded objects, by name, as they were at one time.
+/// All recorded objects at one time, by name.
 pub type Snapshot<K> = BTreeMap<String, K>;
 
 /// Records every state of the objects of an API from [`Recorder::start`] to [`Recorder::stop`].
@@ -42,7 +41,7 @@ impl<K> Recorder<K>
 where
     K: Resource + Clone + Debug + Send + DeserializeOwned + 'static,
 {
-    /// Starts recording the objects that a field selector matches; all of them if it is empty.
+    /// Starts to record the objects that match a field selector, or all if it is empty.
     ///
     /// # Errors
     /// If the objects cannot be listed.
@@ -54,10 +53,10 @@ where
         Ok(Self { task, stop })
     }
 
-    /// Stops, and returns every state in order. The first is the state at the start.
+    /// Stops, and returns all states in order. The first is the state at the start.
     ///
     /// # Errors
-    /// If the recording failed, or if a state may be missing from it.
+    /// If the recording failed, or if it may lack a state.
     pub async fn stop(self) -> Result<Vec<Snapshot<K>>> {
         self.stop.cancel();
         self.task.await??.complete()
@@ -74,7 +73,7 @@ impl Cluster {
     }
 }
 
-/// The states of the object of this name, in order, as far as it was there.
+/// Returns the states of the object with this name, in order, without snapshots in which it does not exist.
 pub fn states_of<K>(states: Vec<Snapshot<K>>, name: &str) -> Vec<K> {
     states.into_iter().filter_map(|mut state| state.remove(name)).collect()
 }
@@ -86,7 +85,7 @@ where
     api.list(&ListParams::default().fields(fields)).await
 }
 
-/// Follows the objects until `stop`. Watches that end or break are opened again from the last version.
+/// Watches the objects until `stop`. Watches that end or break are reopened from the last version.
 async fn follow<K>(api: Api<K>, fields: String, mut record: Record<K>, stop: CancellationToken) -> Result<Record<K>>
 where
     K: Resource + Clone + Debug + Send + DeserializeOwned + 'static,
@@ -112,7 +111,7 @@ where
     }
 }
 
-/// Lists again, for as long as an API server may be away in a test.
+/// Lists the objects again; retries for as long as an API server may be unavailable in a test.
 async fn relist<K>(api: &Api<K>, fields: &str) -> Result<ObjectList<K>>
 where
     K: Clone + Debug + DeserializeOwned,
@@ -128,7 +127,7 @@ where
     }
 }
 
-/// The states so far.
+/// The states recorded so far.
 #[derive(Debug)]
 struct Record<K> {
     version: String,
@@ -153,7 +152,7 @@ where
         self.states.last().cloned().unwrap_or_default()
     }
 
-    /// Takes an event of the watch in. An error event is returned as the error that it carries.
+    /// Applies a watch event. Returns an error event as the error that it contains.
     fn apply(&mut self, event: WatchEvent<K>) -> kube::Result<()> {
         let mut next = self.current();
         match event {
@@ -175,7 +174,7 @@ where
         Ok(())
     }
 
-    /// Goes on from a new list, after the API server has dropped the last version.
+    /// Continues from a new list, after the API server has dropped the last version.
     fn resume(&mut self, list: ObjectList<K>) -> Result<()> {
         let (version, next) = parts(list)?;
         let current = self.current();
@@ -202,7 +201,7 @@ where
     }
 }
 
-/// The version of a list and its objects by name.
+/// Returns the version of a list and its objects by name.
 fn parts<K: Resource + Clone>(list: ObjectList<K>) -> Result<(String, Snapshot<K>)> {
     let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
         bail!("the API server returned a list without a resourceVersion");

@@ -1,4 +1,4 @@
-//! Waiting for a value, by watching: never for a time.
+//! Waiting for a value by watching, never for a fixed time.
 
 use std::{fmt::Debug, future::Future, time::Duration};
 
@@ -7,19 +7,18 @@ use kube::{Api, Resource, runtime::wait::await_condition};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-/// How long a test waits for something that should come within seconds. It is long because the
-/// machine is shared, and because a kubelet and the controller manager look at an API server that
-/// is back only after a minute at times: client-go's reflector waits up to 30 s between its tries,
-/// twice that with its jitter, and once more if it is the first to ask a server that does not know
-/// its rights yet. Nothing is concluded from how long it took.
+/// How long a test waits for a change that should take seconds. It is long because the machine is shared, and because
+/// a kubelet or the controller manager may notice only after a minute that an API server is back: client-go's
+/// reflector waits up to 30 s between its attempts, twice that with jitter, and once more if its first request reaches
+/// a server that has not loaded its RBAC rules yet. No test infers anything from the duration.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// How much of an object's end a failure shows: there, its status is.
+/// How much of the end of an object's text a failure shows, in bytes; the status is at the end.
 const SHOWN: usize = 4000;
 
 /// Waits until an object meets a condition, and returns it.
 ///
 /// # Errors
-/// If it does not within [`PATIENCE`]; the message says what was waited for.
+/// If it does not within [`PATIENCE`]; the message contains `what`.
 pub async fn until<K>(api: Api<K>, name: &str, what: &str, condition: impl Fn(&K) -> bool) -> Result<K>
 where
     K: Resource + Clone + Debug + Send + DeserializeOwned + 'static,
@@ -44,10 +43,10 @@ where
     }
 }
 
-/// Asks again and again until there is an answer. For what cannot be watched.
+/// Polls until there is a result; for state that cannot be watched.
 ///
 /// # Errors
-/// If there is none within [`PATIENCE`]; the message says what was waited for.
+/// If there is none within [`PATIENCE`]; the message contains `what`.
 pub async fn until_some<T, F>(what: &str, mut question: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<Option<T>>>,
@@ -59,10 +58,10 @@ where
     .await
 }
 
-/// Asks again and again until the answer is one to go on with. An error inside says why it is not.
+/// Polls until the inner result is `Ok`. An inner error is the reason for another attempt.
 ///
 /// # Errors
-/// If there is none within [`PATIENCE`]; the message says what was waited for, and what the last answer was.
+/// If it is not within [`PATIENCE`]; the message contains `what` and the last inner error.
 pub async fn until_ok<T, F>(what: &str, mut question: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<std::result::Result<T, String>>>,

@@ -1,4 +1,4 @@
-//! What may be created and changed, tried on a real API server with the controller's webhooks.
+//! Tests which objects may be created and changed, on a real API server with the controller's webhooks.
 
 use anyhow::{Context, Result, bail, ensure};
 use drydock_tests::{Cluster, watching::until_some};
@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "admission-tests";
 const NOBODY: &str = "system:serviceaccount:default:nobody";
 
-/// A namespace of its own. Nothing in it ever runs: its instances fit no node.
+/// A separate namespace. Nothing in it ever runs: its instances fit no node.
 struct Place(Cluster);
 
 impl Place {
     async fn new() -> Result<Self> {
         let cluster = Cluster::connect().await?;
         cluster.delete(&["namespace", NAMESPACE, "--wait=false"])?;
-        // What is left of migrations whose state a test has made up, nobody else lets go.
+        // No other component removes the finalizers of migrations whose state a test has made up.
         let left = cluster.kubectl(&["-n", NAMESPACE, "get", "vmim", "-o", "name"])?;
         for migration in left.lines() {
             let free = r#"{"metadata": {"finalizers": null}}"#;
-            // It may be gone by now.
+            // The object may already be deleted.
             let _ = cluster.kubectl(&["-n", NAMESPACE, "patch", migration, "--type=merge", "--patch", free]);
         }
         cluster.delete(&["namespace", NAMESPACE])?;
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-/// What is said to somebody who is refused.
+/// Returns the message of an expected refusal.
 fn refusal(result: Result<String>, what: &str) -> Result<String> {
     match result {
         Ok(said) => bail!("{what} was allowed: {said}"),
@@ -92,7 +92,7 @@ fn machine(version: &str, name: &str) -> Value {
     })
 }
 
-/// The instance of KubeVirt's documentation of node drains.
+/// Returns the instance in KubeVirt's documentation of node drains.
 fn documented() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1alpha3",
@@ -200,7 +200,7 @@ async fn documented_manifests_are_admitted_and_filled_in() -> Result<()> {
     let said = place.apply(&documented(), &["--dry-run=server", "-o", "json"])?;
     let admitted: Value = serde_json::from_str(&said)?;
     let spec = &admitted["spec"];
-    // What was written is as it was written.
+    // The fields in the manifest are unchanged.
     for pointer in [
         "/evictionStrategy",
         "/volumes",
@@ -267,7 +267,7 @@ async fn applying_a_manifest_again_changes_nothing_and_nothing_else_can_be_chang
         first["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"] == "virtio",
         "{first}"
     );
-    // Lists are replaced by what the manifest says of them, and filled in again.
+    // The manifest replaces lists, whose defaults are then filled in again.
     place.apply(&instance("vm"), &[])?;
     let again = place.get(&["vmi", "vm"])?;
     ensure!(generation(&first) == generation(&again), "{first} became {again}");
@@ -355,7 +355,7 @@ async fn what_makes_instances_is_scaled_and_changed_by_the_rules() -> Result<()>
     )?;
     ensure!(told.contains("allowed: Always, RerunOnFailure"), "{told}");
     place.merge(vm, &[], &json!({"spec": {"runStrategy": "Manual"}}))?;
-    // It is as it was written, and can be read in both versions.
+    // It is unchanged, and can be read in both versions.
     let path = format!("/apis/kubevirt.io/v1alpha3/namespaces/{NAMESPACE}/virtualmachines/vm");
     let old: Value = serde_json::from_str(&place.kubectl(&["get", "--raw", &path])?)?;
     ensure!(old["apiVersion"] == "kubevirt.io/v1alpha3", "{old}");
@@ -433,7 +433,7 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
         &["--subresource=status"],
         &json!({"status": {"phase": "Failed"}}),
     )?;
-    // The webhook's cache may be a moment behind: what speaks against a move is seen in the end.
+    // The webhook's cache may lag: the obstacle to the migration is seen eventually.
     for (of, words) in [
         (
             "stuck",
@@ -497,7 +497,7 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
         "a mark of evacuations",
     )?;
     ensure!(told.contains(words), "{told}");
-    // What is over keeps nobody out.
+    // A migration that has ended does not block a new one.
     place.merge(vmim, &["--subresource=status"], &json!({"status": {"phase": "Failed"}}))?;
     place.apply(&migration("again", "vm"), &["--dry-run=server"])?;
     place.merge(vmim, &[], &label(Value::Null))?;

@@ -1,4 +1,4 @@
-//! Webhook certificates are renewed again and again, and no admission is refused because of it.
+//! Webhook certificates are renewed repeatedly, and no admission fails because of it.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ use serde_json::json;
 const SECRET: &str = "drydock-webhook-certificates";
 const RENEWALS: usize = 50;
 
-/// Authorities of 20 seconds, certificates of 10, each renewed in the middle of its life.
+/// CAs valid for 20 seconds and certificates valid for 10, each renewed at half of its lifetime.
 const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \
                          kubevirt-hyperconverged\n  namespace: drydock\nspec:\n  certConfig:\n    ca: {duration: 20s, \
                          renewBefore: 10s}\n    server: {duration: 10s, renewBefore: 5s}\n";
@@ -55,7 +55,7 @@ fn machines(cluster: &Cluster) -> Api<DynamicObject> {
     Api::namespaced_with(cluster.client.clone(), "default", &kind)
 }
 
-/// Creates machines that are not kept, without end; returns only with an error.
+/// Creates machines by dry run in an endless loop; returns only with an error.
 async fn ask(machines: &Api<DynamicObject>, asked: &AtomicU64) -> Result<()> {
     let parameters = PostParams {
         dry_run: true,
@@ -74,8 +74,8 @@ fn entry(secret: &Secret, key: &str) -> Option<Vec<u8>> {
     secret.data.as_ref()?.get(key).map(|value| value.0.clone())
 }
 
-/// How often an API server has gone on without an answer of a webhook of ours, as it may where
-/// failures are to be ignored.
+/// Returns how often an API server has continued after a failed call of one of our webhooks, which it may do where the
+/// failure policy is Ignore.
 fn ignored_failures(cluster: &Cluster) -> Result<f64> {
     let metrics = cluster.kubectl(&["get", "--raw", "/metrics"])?;
     let ours = metrics.lines().filter(|line| {
@@ -88,7 +88,7 @@ fn ignored_failures(cluster: &Cluster) -> Result<f64> {
     .sum()
 }
 
-/// Waits until every webhook trusts exactly what the Secret says.
+/// Waits until every webhook has exactly the CA bundle in the Secret.
 async fn until_published(cluster: &Cluster, secrets: &Api<Secret>) -> Result<()> {
     let mutating = Api::<MutatingWebhookConfiguration>::all(cluster.client.clone());
     let validating = Api::<ValidatingWebhookConfiguration>::all(cluster.client.clone());
@@ -140,7 +140,7 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
                 Ok((asked.load(Ordering::Relaxed) > before + 1).then_some(()))
             })
             .await?;
-            // By the API and not by kubectl, so that the asking goes on meanwhile.
+            // Through the API instead of kubectl, so that the admissions continue in the meantime.
             match seen.len() {
                 15 => drop(secrets.delete(SECRET, &DeleteParams::default()).await?),
                 25 => {
@@ -154,7 +154,7 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
                 _ => {}
             }
         }
-        // What an apply does to the webhooks, it must not undo.
+        // An apply of the manifest must not revert the webhooks' CA bundle.
         let applied = drydock_tests::cluster::repository().join("deploy/controller/webhooks.yaml");
         cluster.kubectl(&["apply", "-f", &applied.to_string_lossy()])?;
         until_published(&cluster, &secrets).await

@@ -1,4 +1,4 @@
-//! Nodes follow the configuration, and say so; what makes no sense is refused by name.
+//! Nodes follow the configuration and report it; invalid settings are rejected by name.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{HyperConverged, labels as keys, reasons};
@@ -17,7 +17,7 @@ fn hyperconverged(namespace: &str, spec: &str) -> String {
     )
 }
 
-/// Waits until the condition InForce has a status and a reason, for the object as it is now.
+/// Waits until the condition InForce has a status and a reason, for the current generation of the object.
 async fn until_in_force(cluster: &Cluster, namespace: &str, status: &str, reason: &str) -> Result<HyperConverged> {
     let what = format!("InForce={status} {reason}");
     let api = Api::namespaced(cluster.client.clone(), namespace);
@@ -88,7 +88,7 @@ async fn an_unknown_minimum_model_is_refused_and_what_was_in_force_stays() -> Re
         &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Pendryn}}"),
     )?;
     until_in_force(&cluster, "drydock", "False", "Refused").await?;
-    // Every node refuses it, one after the other.
+    // Each node rejects it, one after the other.
     let api = Api::namespaced(cluster.client.clone(), "drydock");
     let names: Vec<&str> = cluster.nodes.iter().map(String::as_str).collect();
     until(

@@ -1,5 +1,4 @@
-//! Shares of virtualization are there whatever restarts, and pods of guests may do what their
-//! network needs and no more.
+//! KVM device shares survive every restart, and guests' pods may do what their network needs and no more.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
@@ -19,16 +18,16 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// All shares of a node, as the API writes a thousand.
+/// All shares of a node, in the API's notation for one thousand.
 const ALL: &str = "1k";
 
-/// What the kubelet says that the node has to give.
+/// Returns the node's allocatable shares as reported by the kubelet.
 fn allocatable(node: &Node) -> Option<&str> {
     let all = node.status.as_ref()?.allocatable.as_ref()?;
     all.get(KVM_RESOURCE).map(|quantity| quantity.0.as_str())
 }
 
-/// Waits until the node has all its shares.
+/// Waits until all shares of the node are allocatable.
 async fn until_offered(cluster: &Cluster, node: &str) -> Result<()> {
     let what = format!("{ALL} {KVM_RESOURCE}");
     until(Api::all(cluster.client.clone()), node, &what, |node: &Node| {
@@ -38,8 +37,7 @@ async fn until_offered(cluster: &Cluster, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs a script in the agent's image on a node, as guests' pods run, and returns the pod as it
-/// ended and what it printed.
+/// Runs a script in the agent's image on a node, like a guest's pod. Returns the ended pod and its output.
 async fn run(cluster: &Cluster, node: &str, name: &str, seccomp: Value, script: &str) -> Result<(Pod, String)> {
     let agent = cluster.agent_pod(node).await?;
     let image = agent.spec.and_then(|spec| spec.containers.into_iter().next()?.image);
@@ -87,11 +85,11 @@ fn localhost() -> Value {
     json!({"type": "Localhost", "localhostProfile": SECCOMP_PROFILE})
 }
 
-/// A pod that wants a share gets one and runs.
+/// Checks that a pod that requests a share gets one and runs.
 async fn a_share_can_be_had(cluster: &Cluster, node: &str, name: &str) -> Result<()> {
     let (pod, printed) = run(cluster, node, name, localhost(), "ls /dev; echo done").await?;
     ensure!(printed.contains("done"), "{:?}: {printed}", pod.status);
-    // Guests of these clusters run by emulation, which needs no device.
+    // Guests of these clusters use emulation, which needs no device.
     ensure!(!printed.contains("kvm"), "{printed}");
     Ok(())
 }
@@ -116,8 +114,7 @@ async fn a_kubelet_that_restarts_has_the_shares_again() -> Result<()> {
     let node = cluster.first();
     for turn in 0..3 {
         cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
-        // It says so only after it has been asked for the first time: a pod that comes earlier is
-        // turned away.
+        // The plugin registers with the new kubelet only after a while; pods that arrive earlier are rejected.
         until_some("the shares", || async {
             let metrics = cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{node}/proxy/metrics")]);
             let registered = format!("kubelet_device_plugin_registration_total{{resource_name=\"{KVM_RESOURCE}\"}}");
@@ -142,7 +139,7 @@ async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
     cluster.restart(AGENTS)?;
     cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &old).await?;
-    // What the new agent offers reaches the kubelet.
+    // The shares of the new agent reach the kubelet.
     a_share_can_be_had(&cluster, node, "after-rollout").await?;
     until_offered(&cluster, node).await?;
     for state in states_of(recorder.stop().await?, node) {
@@ -168,7 +165,7 @@ async fn an_agent_that_is_killed_comes_back_with_its_shares() -> Result<()> {
         Ok(cluster.agent_process(node).is_ok_and(|now| now != killed).then_some(()))
     })
     .await?;
-    // The kubelet turns pods away as long as it has no plugin.
+    // The kubelet rejects pods as long as no plugin is registered.
     until_some("a share", || async {
         let given = a_share_can_be_had(&cluster, node, "after-kill").await;
         Ok(given.is_ok().then_some(()))
@@ -194,7 +191,7 @@ async fn a_guests_network_may_shut_itself_in_and_nothing_else_is_let_through() -
     let (_, printed) = run(&cluster, node, "network", localhost(), passt).await?;
     ensure!(printed.contains("passt runs") && printed.contains("done"), "{printed}");
     ensure!(!printed.contains("leaked"), "{printed}");
-    // What makes the profile necessary: the runtime's own refuses.
+    // Shows that the profile is necessary: the runtime's default profile blocks passt.
     let (_, printed) = run(&cluster, node, "no-network", json!({"type": "RuntimeDefault"}), passt).await?;
     ensure!(!printed.contains("passt runs") && printed.contains("done"), "{printed}");
     Ok(())
@@ -212,7 +209,7 @@ async fn a_profile_that_is_removed_or_changed_comes_back() -> Result<()> {
     for damage in [
         format!("rm {file}"),
         format!("echo '{{}}' > {file}"),
-        // At once: a folder that is emptied first is filled again before it can be removed.
+        // Atomically: in a directory that is emptied first, the file is restored before the directory can be removed.
         format!("d=$(dirname {file}); mv $d $d.away && rm -r $d.away"),
     ] {
         cluster.in_agent(node, &damage).await?;

@@ -1,5 +1,5 @@
-//! Nodes are emptied by whatever means their users know: `kubectl drain`, the drain taint, evictions
-//! alone. `tests/README.md` lists which sentence of KubeVirt's documents each test is of.
+//! Drains of nodes by each means that users know: `kubectl drain`, the drain taint, evictions alone. `tests/README.md`
+//! lists which sentence of KubeVirt's documentation each test covers.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
     let guests = names.map(|name| (name, counting(name, "LiveMigrate"), "True"));
     started_on_the_first(&cluster, &guests).await?;
 
-    // A replica of the controller may be on the node too, and has to go in the middle of it.
+    // A replica of the controller may be on the node too, and is then evicted during the drain.
     drain(&cluster, &first, &["--timeout=120s"])?;
     for name in names {
         let instance = until_on(&cluster, name, &second).await?;
@@ -78,7 +78,7 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
             Some(&first)
         );
     }
-    // Each guest has the budget of its one pod.
+    // Each guest has the PDB of its one pod.
     until_some("three budgets", || async {
         let budgets = Api::<PodDisruptionBudget>::namespaced(cluster.client.clone(), NAMESPACE);
         Ok((budgets.list(&ListParams::default()).await?.items.len() == 3).then_some(()))
@@ -120,7 +120,7 @@ async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> R
         text.contains("VMI stuck is configured with an eviction strategy but is not live-migratable"),
         "{text}"
     );
-    // What is bare stays as it ended; a machine is started elsewhere.
+    // The bare instance stays as it ended; that of a VirtualMachine is started on another node.
     cluster.until_phase("bare", Phase::Succeeded).await?;
     let again = until(
         cluster.instances(),
@@ -138,7 +138,7 @@ async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> R
     })
     .await?;
 
-    // The taint asks for all to go, and says what stays.
+    // The taint requests the drain of all guests, and the status lists those that stay.
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
     let blocked = until_drain(&cluster, &first, "what blocks", |drain| drain.blocked == 1).await?;
     assert_eq!(left(&blocked), [("stuck", RemainingState::Blocked, "NotMigratable")]);
@@ -165,7 +165,7 @@ async fn the_taint_moves_guests_by_its_default_key_and_by_a_configured_one() -> 
 
     let configured = "  feature-gates: \"LiveMigration\"\n  migrations: |-\n    nodeDrainTaintKey: mytaint/drain\n";
     cluster.kubectl_with(&["apply"], &config_map(configured))?;
-    // The key in force is seen by what the default one does no more, and the new one does.
+    // That the new key is in force shows only by its effect: the default key has none any more, the new one has.
     cluster.kubectl(&["taint", "nodes", &second, "mytaint/drain=draining:NoSchedule"])?;
     until_on(&cluster, "tainted", &first).await?;
     cluster.goes_on("tainted").await?;
@@ -213,7 +213,8 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// The descheduler's annotations of the pod of a guest: whether its eviction starts a migration, and by whom one goes on.
+/// Returns the descheduler's annotations of a guest's pod: whether its eviction starts a migration, and by which
+/// component one is in progress.
 async fn deschedulers_view(cluster: &Cluster, name: &str) -> Result<(bool, Option<String>)> {
     let annotations = cluster.launcher(name).await?.annotations().clone();
     let in_progress = annotations.get(EVICTION_IN_PROGRESS).cloned();
@@ -228,7 +229,7 @@ async fn eviction_by_the_descheduler_is_announced_until_it_ends() -> Result<()> 
     let guests = [("tidied", counting("tidied", "LiveMigrate"), "True")];
     started_on_the_first(&cluster, &guests).await?;
     assert_eq!(deschedulers_view(&cluster, "tidied").await?, (true, None));
-    // Nowhere to go, so that it goes on for as long as it has to.
+    // There is no target, so the eviction stays in progress as long as necessary.
     cluster.kubectl(&["cordon", &second])?;
     let pod = cluster.launcher("tidied").await?.name_any();
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction");
@@ -242,7 +243,7 @@ async fn eviction_by_the_descheduler_is_announced_until_it_ends() -> Result<()> 
         Ok((deschedulers_view(&cluster, "tidied").await? == announced).then_some(()))
     })
     .await?;
-    // It is called off as the documents have it.
+    // Cancels it as documented.
     let no_mark = r#"{"status": {"evacuationNodeName": null, "evacuation": null}}"#;
     let vmi = [
         "patch",
@@ -259,7 +260,7 @@ async fn eviction_by_the_descheduler_is_announced_until_it_ends() -> Result<()> 
         Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
     })
     .await?;
-    // The next one is carried out.
+    // The next eviction is completed.
     cluster.kubectl(&["uncordon", &second])?;
     evict().err().context("it was granted")?;
     let moved = until_on(&cluster, "tidied", &second).await?;
@@ -277,7 +278,7 @@ async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("waiting", counting("waiting", "LiveMigrate"), "True")]).await?;
-    // Both nodes are to be empty: nothing goes to and fro.
+    // Both nodes are to be empty: the guest does not move back and forth.
     cluster.kubectl(&["cordon", &second])?;
     let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=15s"]);
     let text = format!("{:#}", refused.err().context("the drain came to an end")?);
@@ -308,7 +309,7 @@ async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_
     .await?;
     cluster.kubectl(&["uncordon", &second])?;
     assert_eq!(node_of(&cluster.instances().get("waiting").await?)?, first);
-    // And again, with a place to go.
+    // Again, with a target.
     drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
     until_on(&cluster, "waiting", &second).await?;
     cluster.goes_on("waiting").await?;
@@ -322,7 +323,7 @@ async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Re
     let cluster = clean_for_drains().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
     started_on_the_first(&cluster, &[("moving", counting("moving", "LiveMigrate"), "True")]).await?;
-    // After each migration of it, the next drain begins so many seconds later.
+    // After each migration, the next drain starts this many seconds later.
     for (round, pause) in [0, 0, 0, 1, 3, 10].into_iter().enumerate() {
         meanwhile(Duration::from_secs(pause)).await;
         let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
@@ -342,7 +343,7 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let name = "stubborn";
     started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
-    // So slow that there is time to take its target away.
+    // Slow enough for the target to be deleted in the meantime.
     cluster.limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
     let migration = until_some("its migration", || async {
@@ -364,7 +365,7 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     let message = &waits.remaining[0].message;
     ensure!(message.starts_with("1 of 10 attempts have failed ("), "{message}");
 
-    // As if it were the last of ten.
+    // As if it were the last of ten attempts.
     let earlier = json!({"failures": 9, "lastFailure": {"uid": "an-earlier-one", "at": "2026-01-01T00:00:00Z"}});
     cluster
         .instances()
@@ -386,7 +387,7 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
     until_node_says(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     assert_eq!(node_of(&cluster.instances().get(name).await?)?, first);
 
-    // A part of the mark is somebody else's now. All of it goes nevertheless.
+    // Another field manager now owns a part of the evacuation request. All of it is removed nevertheless.
     let foreign = json!({"status": {"evacuation": {"lastFailure": {"reason": "SaidByATest"}}}});
     let patch = Patch::Merge(foreign);
     cluster
@@ -427,7 +428,7 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
     let named = format!("masks the CPU feature {feature} by {}", mask::means());
     ensure!(message.contains(&named), "{message}");
 
-    // As if the last of eight attempts had just failed: longer than this test waits for anything.
+    // As if the last of eight attempts had just failed: the back-off exceeds the patience of this test.
     let marked = until(cluster.instances(), name, "its mark", |instance| {
         instance
             .status
@@ -482,7 +483,7 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
         "apiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: {QUOTA}, namespace: {NAMESPACE}}}\nspec:\n  \
          hard: {{count/virtualmachineinstancemigrations.kubevirt.io: \"0\", count/configmaps: \"0\"}}\n"
     ))?;
-    // The API server refuses by it some time after it is there.
+    // The API server enforces the quota only some time after its creation.
     let probes = Api::<ConfigMap>::namespaced(cluster.client.clone(), NAMESPACE);
     until_some("the quota to be in force", || async {
         let probe: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "quota-probe"}}))?;
@@ -540,14 +541,14 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
-    // Of a pod that no cache knows the API server has the last word.
+    // For a pod that is in no cache, the API server decides.
     let nobody = "virt-launcher-nobody";
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{nobody}/eviction");
     let answer = cluster.kubectl_with(&["create", "--raw", &path], &eviction(nobody, ""));
     let text = format!("{:#}", answer.err().context("it was granted")?);
     ensure!(text.contains("NotFound") || text.contains("not found"), "{text}");
 
-    // What a drain would do, asked on the Node.
+    // A preview of a drain, requested on the Node.
     let preview = |hypervisor: &Hypervisor| {
         let status = hypervisor.status.clone().unwrap_or_default();
         status.drain_preview.map(|preview| preview.lines)
@@ -590,7 +591,7 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
         Ok((budgets().await? == ["theirs"]).then_some(()))
     })
     .await?;
-    // The webhook alone protects it now, with its own words.
+    // Now only the webhook protects it, with its own message.
     let text = format!("{:#}", ask("\"dryRun\": [\"All\"]").err().context("it was granted")?);
     ensure!(text.contains("Eviction triggered evacuation"), "{text}");
     cluster.delete(&["pdb", "theirs", "--namespace", NAMESPACE])?;
@@ -637,9 +638,9 @@ async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Evictions at once.
+/// Number of concurrent evictions.
 const MANY: usize = 200;
-/// Changes that are asked for meanwhile.
+/// Number of other requests in the meantime.
 const OTHERS: usize = 20;
 
 #[tokio::test]
@@ -647,7 +648,7 @@ const OTHERS: usize = 20;
 async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() -> Result<()> {
     let cluster = clean_for_drains().await?;
     started_on_the_first(&cluster, &[("wanted", counting("wanted", "LiveMigrate"), "True")]).await?;
-    // Nothing can take it, so those that are held are held as long as they may be.
+    // There is no target, so evictions that are held are held as long as possible.
     cluster.kubectl(&["cordon", cluster.second()])?;
     let pod = cluster.launcher("wanted").await?.name_any();
     let mut evictions = JoinSet::new();
@@ -683,12 +684,12 @@ async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() 
     cluster.no_guests().await
 }
 
-/// An eviction was refused as drainers expect it, who try again.
+/// Returns whether an eviction was refused with the status on which drain tools retry.
 fn is_refused<T>(answer: &kube::Result<T>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 429)
 }
 
-/// A pod on a node that leaves 64 MiB of its memory to others: less than any guest requests.
+/// Returns the manifest of a pod that leaves only 64 MiB of a node's memory free: less than any guest requests.
 async fn filling(cluster: &Cluster, node: &str) -> Result<String> {
     let found = Api::<Node>::all(cluster.client.clone()).get(node).await?;
     let offered = found.status.and_then(|status| status.allocatable).unwrap_or_default();
@@ -720,7 +721,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
     started_on_the_first(&cluster, &guests).await?;
     cluster.apply(&filling(&cluster, &second).await?)?;
     for (name, ..) in &guests {
-        // It was false while the other node was cordoned, too.
+        // The status was also false while the other node was cordoned.
         let has_no_room = |instance: &VirtualMachineInstance| {
             let (status, reason) = condition(instance, types::MIGRATION_TARGET_AVAILABLE);
             (status.as_str(), reason.as_str()) == ("False", "InsufficientRoom")
@@ -754,7 +755,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Why no other node could take an instance.
+/// Returns the reason why no other node could run an instance.
 fn target_message(instance: &VirtualMachineInstance) -> String {
     let mut conditions = instance.status.iter().flat_map(|status| &status.conditions);
     let found = conditions.find(|condition| condition.type_ == types::MIGRATION_TARGET_AVAILABLE);

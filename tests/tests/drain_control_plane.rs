@@ -1,4 +1,4 @@
-//! Drains come to their end whatever happens to the controller, its certificates and the API server meanwhile.
+//! Drains complete whatever happens to the controller, its certificates and the API server in the meantime.
 
 use std::time::Duration;
 
@@ -59,12 +59,12 @@ async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it
     cluster.no_guests().await
 }
 
-/// How often the leading controller is killed; more by the environment variable `DRYDOCK_KILLS`.
+/// Number of times that the leading controller is killed; overridden by the environment variable `DRYDOCK_KILLS`.
 const KILLS: usize = 3;
 /// The Secret with the certificates of the webhooks.
 const CERTIFICATES: &str = "drydock-webhook-certificates";
 
-/// Kills the controllers on the node of the one that leads.
+/// Kills the controllers on the leader's node.
 async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
     let leading = cluster.leading_controller().await?;
     let node = leading
@@ -77,16 +77,16 @@ async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
     cluster.on_node(&node, script).map(drop)
 }
 
-/// What may happen to the control plane while a node is drained.
+/// Disturbances of the control plane during a drain.
 #[derive(Clone, Copy, Debug)]
 enum Disturbance {
-    /// The processes of the replica that leads, and of any other on its node, are killed.
+    /// The processes of the leading replica, and of any other on its node, are killed.
     LeaderKilled,
     /// The API server is restarted.
     ApiServerRestarted,
-    /// The Secret with the certificates of the webhooks is deleted: they are made anew.
+    /// The Secret with the certificates of the webhooks is deleted: they are created anew.
     CertificatesLost,
-    /// Somebody else takes the Lease by which the leader is elected, and never renews it.
+    /// Another holder takes the leader election Lease, and never renews it.
     LeaseStolen,
 }
 
@@ -124,21 +124,21 @@ async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Res
         Disturbance::LeaseStolen,
     ]);
     for (round, disturbance) in disturbances.into_iter().enumerate() {
-        // Killed once more, both replicas could be kept waiting for longer than the drain.
+        // If killed once more, the restart back-off of both replicas could exceed the duration of the drain.
         cluster.renew_killed(1).await?;
         let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
         let mut arguments = vec!["drain", from.as_str()];
         arguments.extend(FLAGS);
         arguments.extend([GUESTS_ALONE, "--timeout=85s"]);
         let draining = cluster.kubectl_begun(&arguments)?;
-        // Moments that a drain of this length has, always the same ones.
+        // Times within the duration of such a drain, always the same ones.
         let moment = Duration::from_millis(100 + u64::try_from(round)? * 1931 % 4000);
         meanwhile(moment).await;
         disturbance.happen(&cluster).await?;
         let what = || format!("round {round}, {disturbance:?} after {moment:?}");
         let ended = draining.finish();
         if matches!(disturbance, Disturbance::ApiServerRestarted) {
-            // kubectl gives up when nobody answers; whoever asks again finds the drain where it was.
+            // kubectl fails when the API server is unreachable; a second attempt continues the drain.
             drain(&cluster, from, &[GUESTS_ALONE, "--timeout=85s"]).with_context(what)?;
         } else {
             ended.with_context(what)?;

@@ -1,4 +1,4 @@
-//! What breaks is reported, keeps what is known, and heals by itself.
+//! Failures are reported, preserve the known state, and recover automatically.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{labels as keys, reasons};
@@ -6,7 +6,7 @@ use drydock_tests::{Cluster, agent, own_parts::AGENTS, recorder::states_of, watc
 use kube::ResourceExt;
 use serde_json::Value;
 
-/// A pod that runs `drydock-agent inspect` with a /dev/kvm made for it, privileged or not.
+/// Returns the manifest of a pod that runs `drydock-agent inspect` with a /dev/kvm created for it, privileged or not.
 fn inspecting_pod(node: &str, privileged: bool, extra: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: inspect, namespace: default}}\nspec:\n  nodeName: {node}\n  \
@@ -46,7 +46,7 @@ async fn a_missing_forbidden_or_useless_kvm_is_told_apart() -> Result<()> {
     assert_eq!(absent["kvm"]["state"], "NoDevice");
     assert_eq!(absent["virtualization"]["virtType"], "qemu");
 
-    // Root may open anything; only the container's device rules stand in the way.
+    // Root may open any file; only the container's device rules prevent it.
     let forbidden = inspected(&cluster, &inspecting_pod(node, false, mount)).await?;
     assert_eq!(forbidden["kvm"]["state"], "NotPermitted", "{}", forbidden["kvm"]);
 
@@ -63,7 +63,7 @@ async fn a_missing_forbidden_or_useless_kvm_is_told_apart() -> Result<()> {
     cluster.reset().await
 }
 
-/// Stands in for libvirtd on a node: the file `test-mode` beside it says what it does.
+/// Replaces libvirtd on a node; the file `test-mode` beside it selects its behaviour.
 const FAKE_LIBVIRTD: &str = r#"#!/bin/sh
 case "$(cat /var/lib/drydock/test-mode)" in
     hang) exec sleep 3600 ;;
@@ -76,7 +76,7 @@ case "$(cat /var/lib/drydock/test-mode)" in
 esac
 "#;
 
-/// What the fake runs in mode `garbage`.
+/// The program that the fake runs in mode `garbage`.
 const GARBLING_LIBVIRTD: &str = include_str!("../oracle/garbling_libvirtd.pl");
 
 #[tokio::test]
@@ -113,11 +113,11 @@ async fn a_libvirtd_that_hangs_crashes_or_sends_garbage_costs_nothing_but_freshn
     for (mode, reason) in [
         ("hang", Some("LibvirtdSocketNotOpened")),
         ("exit", Some("LibvirtdExited")),
-        // Whether it crashes before, while or after it is connected to is a matter of luck.
+        // Whether it crashes before, during or after a connection is random.
         ("crash", None),
         ("garbage", Some("LibvirtAnswerNotUnderstood")),
     ] {
-        // The program itself is touched, so that the agent finds it changed and asks again.
+        // Touches the program itself, so that the agent detects a change and inspects again.
         cluster.on_node(
             node,
             &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"),
@@ -140,7 +140,7 @@ async fn a_libvirtd_that_hangs_crashes_or_sends_garbage_costs_nothing_but_freshn
         );
         assert_eq!(agent::condition(&failed, "Ready").0, "True", "{mode}");
         assert_eq!(cluster.cpu_labels(node).await?, labels, "{mode}");
-        // It still does its work.
+        // The agent still works.
         cluster
             .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
             .await?;

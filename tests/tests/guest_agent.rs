@@ -1,5 +1,5 @@
-//! What a guest's own agent says, which is QEMU's from Debian, is in the instance's status: where the guest began, and
-//! where it has moved to.
+//! Data of the guest agent (Debian's QEMU guest agent) is in the instance's status, on the node where the guest
+//! started and on the node to which it has moved.
 
 use anyhow::{Result, ensure};
 use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions as types};
@@ -9,14 +9,14 @@ use drydock_tests::{
     watching::until,
 };
 
-/// Whether the agent has told of the guest, as it would of any.
+/// Returns whether the status contains the guest agent's data.
 fn is_told(instance: &VirtualMachineInstance) -> bool {
     let interface = |instance: &VirtualMachineInstance| instance.status.clone()?.interfaces.first().cloned();
     condition(instance, types::AGENT_CONNECTED).0 == "True"
         && interface(instance).is_some_and(|interface| interface.interface_name.as_deref() == Some("eth0"))
 }
 
-/// The address of the pod that a guest runs in.
+/// Returns the address of the guest's current pod.
 async fn address(cluster: &Cluster, name: &str) -> Result<Option<String>> {
     let pod = cluster.until_one_pod(name).await?;
     Ok(pod.status.and_then(|status| status.pod_ip))
@@ -59,7 +59,7 @@ async fn what_a_guests_agent_says_is_told_where_it_began_and_where_it_has_moved_
 
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
-    // The guest takes another address for its own, that of its first pod.
+    // The guest still has the address of its first pod configured.
     let there = address(&cluster, name).await?;
     assert_ne!(there, interface.ip_address);
     let elsewhere = |instance: &VirtualMachineInstance| {

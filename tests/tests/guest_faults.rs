@@ -1,5 +1,5 @@
-//! What guests survive, and what becomes of them when their node, their pod or their launcher does
-//! not play along. That a guest goes on is seen from outside, by its numbered signs of life.
+//! Faults that guests survive, and the results of failures of their node, pod or launcher. That a guest continues is
+//! observed from outside, by its numbered signs of life.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names, names::conditions as types};
@@ -12,18 +12,18 @@ use drydock_tests::{
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt, api::ListParams};
 
-/// The taint by which somebody vouches that a node is off.
+/// The taint by which an administrator or a remediator confirms that a node is off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// How a virsh in a launcher pod finds its libvirtd.
+/// virsh in a launcher pod, connected to the pod's libvirtd.
 const VIRSH: &str = "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock'";
 
-/// A guest that can only run on `node`.
+/// Returns the manifest of a guest that can only run on `node`.
 fn on(node: &str, name: &str, control: &str) -> String {
     let selector = format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n");
     instance(name, control).replace("spec:\n", &selector)
 }
 
-/// Waits until a node is ready, or not.
+/// Waits until a node is ready, or not ready.
 async fn until_ready(cluster: &Cluster, node: &str, ready: bool) -> Result<Node> {
     let what = format!("its kubelet to be there: {ready}");
     until(Api::all(cluster.client.clone()), node, &what, |node: &Node| {
@@ -34,7 +34,7 @@ async fn until_ready(cluster: &Cluster, node: &str, ready: bool) -> Result<Node>
     .await
 }
 
-/// Waits until the agent of a node answers.
+/// Waits until the agent of a node is ready.
 async fn until_agent(cluster: &Cluster, node: &str) -> Result<()> {
     until_some(&format!("the agent of {node}"), || async {
         let pod = cluster.agent_pod(node).await.ok();
@@ -43,7 +43,7 @@ async fn until_agent(cluster: &Cluster, node: &str) -> Result<()> {
     .await
 }
 
-/// The instance as it is, its pod's UID, and since when its conditions are what they are.
+/// Returns the instance, its pod's UID, and the transition times of its conditions and phases.
 async fn as_it_is(cluster: &Cluster, name: &str) -> Result<(VirtualMachineInstance, String, Vec<String>)> {
     let instance = cluster.instances().get(name).await?;
     let pod = cluster.launcher(name).await?.uid().unwrap_or_default();
@@ -61,7 +61,7 @@ async fn as_it_is(cluster: &Cluster, name: &str) -> Result<(VirtualMachineInstan
     Ok((instance, pod, since))
 }
 
-/// Deletes a pod as people do who do not want to wait.
+/// Deletes a pod by force, as users do who do not want to wait.
 fn delete_by_force(cluster: &Cluster, pod: &str) -> Result<()> {
     cluster.delete(&[
         "pod",
@@ -94,14 +94,14 @@ async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_serv
     collector.until_more(&boot, 25).await?;
 
     cluster.embedded("stop", &["kube-apiserver"])?;
-    // A minute of signs of life.
+    // One minute of signs of life.
     let alive = collector.until_more(&boot, 300).await;
     cluster.embedded("start", &["kube-apiserver"])?;
     alive?;
     until_some("the API server", || async { Ok(cluster.node(&node).await.ok()) }).await?;
     until_ready(&cluster, &node, true).await?;
     until_agent(&cluster, &node).await?;
-    // What the guest does now is reported again.
+    // Later changes of the guest are reported again.
     let pod = cluster.launcher("steady").await?.name_any();
     let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
     collector.until_more(&boot, 5).await?;
@@ -166,7 +166,7 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
     until_ready(&cluster, &node, true).await?;
     isolated?;
 
-    // The kubelet ends what is no pod any more, and the agent says so.
+    // The kubelet ends the containers of a deleted pod, and the agent reports it.
     let ended = cluster.until_phase("deleted", Phase::Failed).await?;
     let status = ended.status.clone().unwrap_or_default();
     ensure!(status.active_pods.is_empty(), "{:?}", status.active_pods);
@@ -215,7 +215,7 @@ async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_fo
             .until_vm_condition("lost", types::FENCING_REQUIRED, "True")
             .await?;
         assert_eq!(fenced.status.and_then(|status| status.phase), Some(Phase::Running));
-        // Whoever deletes it waits too.
+        // A deletion waits too.
         cluster.delete(&["vmi", "lost", "--wait=false"])?;
         let waiting = cluster.instances().get("lost").await?;
         ensure!(waiting.metadata.deletion_timestamp.is_some());
@@ -229,13 +229,13 @@ async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_fo
     };
     let off = off.await;
     cluster.embedded("start", &[&node])?;
-    // It may not have come so far.
+    // The taint may not have been set.
     let _ = cluster.kubectl(&["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")]);
     until_ready(&cluster, &node, true).await?;
     off?;
     until_agent(&cluster, &node).await?;
 
-    // The same where nobody deletes it: it has failed with its node.
+    // The same without a deletion: the instance has failed with its node.
     cluster.apply(&on(&node, "failed", "count: 1s"))?;
     cluster.until_console("failed", "drydock-guest ready").await?;
     cluster.until_phase("failed", Phase::Running).await?;
@@ -296,7 +296,7 @@ async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_e
     cluster.until_gone("forced").await?;
     ensure!(first.uid().is_some());
 
-    // A bare instance says how it ended.
+    // A bare instance reports how it ended.
     cluster.apply(&instance("bare", "count: 1s"))?;
     cluster.until_vm_condition("bare", "Ready", "True").await?;
     let pod = cluster.launcher("bare").await?;
@@ -337,7 +337,7 @@ async fn guest_of_deleted_node_never_runs_on_two_nodes() -> Result<()> {
         anyhow::Ok((second, instance.status.and_then(|status| status.node_name)))
     };
     let elsewhere = elsewhere.await;
-    // A kubelet registers its node when it starts, and only then.
+    // A kubelet registers its node only at its start.
     cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
     until_ready(&cluster, &node, true).await?;
     until_agent(&cluster, &node).await?;
@@ -357,7 +357,7 @@ async fn guest_of_deleted_node_never_runs_on_two_nodes() -> Result<()> {
     cluster.until_gone("removed").await
 }
 
-/// The anonymous memory of a node's agent, in KiB.
+/// Returns the anonymous memory of a node's agent, in KiB.
 fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
     let pid = cluster.agent_process(node)?;
     let text = cluster.on_node(node, &format!("grep RssAnon /proc/{pid}/status"))?;
@@ -409,7 +409,7 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
             "many processes",
             "for i in $(seq 200); do sleep 300 >/dev/null 2>&1 & done; true".to_owned(),
         ),
-        // A queue, which whoever opens it waits at.
+        // A FIFO, which blocks any process that opens it.
         (
             "a file that blocks",
             "cd /run/drydock && rm -f ready.json && mkfifo ready.json".to_owned(),
@@ -417,7 +417,7 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
     ];
     for (number, (case, script)) in cases.iter().enumerate() {
         in_hostile(script).with_context(|| (*case).to_owned())?;
-        // Others are reacted to,
+        // The agent still reacts to other guests,
         exec(&neighbour.name_any(), &format!("{VIRSH} suspend {NAMESPACE}_neighbour"))?;
         cluster
             .until_vm_condition("neighbour", "Paused", "True")
@@ -426,10 +426,10 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
         exec(&neighbour.name_any(), &format!("{VIRSH} resume {NAMESPACE}_neighbour"))?;
         cluster.until_vm_condition("neighbour", "Ready", "True").await?;
         collector.until_more(&boot, 3).await?;
-        // and others come and go.
+        // and other guests are created and deleted.
         if number % 2 == 0 {
             let name = format!("visitor{number}");
-            // It is to go before it has booted, when it does not hear that it is to shut down.
+            // The guest is deleted before it has booted, when it does not react to a shutdown request.
             let hurried = on(&node, &name, "count: 1s").replace("PeriodSeconds: 30", "PeriodSeconds: 0");
             cluster.apply(&hurried)?;
             cluster
@@ -448,7 +448,7 @@ async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
     ensure!(after < before + 8192, "the agent grew from {before} to {after} KiB");
     println!("the agent has {after} KiB of anonymous memory, it had {before}");
     without_a_gap(&only(collector.stop().await)?)?;
-    // Even such a pod goes when it is to.
+    // Even such a pod can be deleted.
     cluster.delete(&["vmi", "hostile", "--wait=false"])?;
     cluster.until_gone("hostile").await?;
     cluster.no_guests().await
@@ -483,7 +483,7 @@ async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> 
     for ticks in all.values() {
         without_a_gap(ticks)?;
     }
-    // Nothing of it is left.
+    // No pod is left.
     let launchers = ListParams::default().labels(&format!("{}={}", names::APP, names::VIRT_LAUNCHER));
     ensure!(cluster.pods().list(&launchers).await?.items.is_empty());
     Ok(())

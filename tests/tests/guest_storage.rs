@@ -1,5 +1,5 @@
-//! What guests keep, and what they are told: volumes that outlive them, disks that do not, and
-//! cloud-init's data from Secrets.
+//! Storage of guests and the data they receive: volumes that outlive them, disks that do not, and cloud-init data from
+//! Secrets.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::Phase;
@@ -9,14 +9,14 @@ use drydock_tests::{
     watching::until_some,
 };
 
-/// Where the nodes of tests keep the volumes.
+/// Directory of the volumes on the nodes.
 const FOLDER: &str = "/var/lib/drydock/test-volumes";
-/// Size of the file systems and devices of tests, in MiB.
+/// Size of the tests' file systems and devices, in MiB.
 const SIZE: u32 = 32;
-/// Loop devices of nodes are those of the machine.
+/// The loop device; nodes share those of the host.
 const LOOP: &str = "/dev/loop77";
 
-/// A guest whose third disk is `volume`, and that does `commands` once it is up.
+/// Returns the manifest of a guest whose third disk is `volume`, and that runs `commands` once it is up.
 fn with_disk(name: &str, node: &str, volume: &str, commands: &[&str]) -> String {
     let commands: String = commands
         .iter()
@@ -34,7 +34,7 @@ fn with_disk(name: &str, node: &str, volume: &str, commands: &[&str]) -> String 
     )
 }
 
-/// A volume of one node with a claim of the same name that is bound to it.
+/// Returns the manifests of a volume on one node and of a claim with the same name that is bound to it.
 fn volume(name: &str, node: &str, path: &str, mode: &str) -> String {
     let source = if mode == "Block" { "local" } else { "hostPath" };
     format!(
@@ -48,15 +48,15 @@ fn volume(name: &str, node: &str, path: &str, mode: &str) -> String {
     )
 }
 
-/// What a guest does that writes a word into its third disk, if there is none yet, and says what is
-/// there.
+/// Commands with which a guest prints the content of its third disk, writes a marker to it, and prints the content
+/// again.
 const REMEMBER: [&str; 3] = [
     "echo \"disk holds [$(head -c 8 /dev/vdc | tr -d '\\0')] of $(cat /sys/block/vdc/size) sectors\" >/dev/console",
     "printf REMEMBER | dd of=/dev/vdc conv=notrunc 2>/dev/null && sync",
     "echo \"disk now holds [$(head -c 8 /dev/vdc)]\" >/dev/console",
 ];
 
-/// Runs the guest twice, deleted in between, and returns what it found each time.
+/// Runs the guest twice, deleted in between, and returns the initial content of the disk each time.
 async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String; 2]> {
     let mut found = [String::new(), String::new()];
     for said in &mut found {
@@ -83,7 +83,7 @@ async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String;
 async fn a_claim_keeps_what_its_guest_wrote_and_an_empty_disk_does_not() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.first().to_owned();
-    // A file system of its own, as a storage provider mounts one, and not a folder of the node's.
+    // A separate file system, as mounted by a storage provider, and not a directory of the node.
     let mount = format!(
         "mkdir -p {FOLDER}/fs && \
          mount -t tmpfs -o size={SIZE}m,uid=107,gid=107 tmpfs {FOLDER}/fs"
@@ -104,7 +104,7 @@ async fn a_claim_keeps_what_its_guest_wrote_and_an_empty_disk_does_not() -> Resu
         first.contains("holds []") && second.contains("holds [REMEMBER]"),
         "{first} / {second}"
     );
-    // As large as there is room for, and the same the second time.
+    // As large as the free space permits, and equally large the second time.
     let sectors = |line: &str| line.rsplit("of ").next().map(str::to_owned);
     assert_eq!(sectors(&first), sectors(&second));
     ensure!(files?.ends_with("REMEMBER"), "the volume does not have it");
@@ -137,7 +137,7 @@ async fn a_block_device_is_a_disk() -> Result<()> {
     );
     let detach = format!("losetup -d {LOOP}; rm -rf {FOLDER} {LOOP}");
     let _ = cluster.on_node(&node, &detach);
-    // Containers see a device with the owner that it has on the node, unless containerd is told otherwise
+    // Containers see a device with its owner on the node, unless containerd is configured otherwise
     // (device_ownership_from_security_context).
     if let Err(error) = cluster.on_node(&node, &attach) {
         println!("SKIPPED the machine has no loop devices: {error:#}");
@@ -183,7 +183,7 @@ async fn a_guest_is_told_what_secrets_hold_and_who_it_is() -> Result<()> {
     for words in ["hostname=itself", "the secret is out", "10.0.2.77/24"] {
         ensure!(console.contains(words), "{words:?} is not in\n{console}");
     }
-    // Nothing of it is where those can read it who may not read Secrets.
+    // None of it is visible to users without the right to read Secrets.
     let shown = cluster.kubectl(&["get", "vmi,pod", "--namespace", NAMESPACE, "-o", "yaml"])?;
     ensure!(
         !shown.contains("the secret is out"),

@@ -1,4 +1,4 @@
-//! Real guests: they boot, are reported truthfully, and go on whatever happens around them.
+//! Real guests: they boot, are reported correctly, and survive disturbances around them.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
@@ -19,7 +19,7 @@ use kube::{
     api::{DeleteParams, EvictParams, LogParams},
 };
 
-/// The VirtualMachineInstance of KubeVirt's documentation of node drains, as it is printed there.
+/// The VirtualMachineInstance in KubeVirt's documentation of node drains, verbatim.
 const DOCUMENTED: &str = r"
 apiVersion: kubevirt.io/v1alpha3
 kind: VirtualMachineInstance
@@ -161,7 +161,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
         .context("no node")?;
     let pod = cluster.launcher("steady").await?;
 
-    // The agent.
+    // Kills the agent.
     let restarts = agent::restarts(&cluster.agent_pod(&node).await?);
     let pid = cluster.agent_process(&node)?;
     cluster.on_node(&node, &format!("kill -KILL {pid}"))?;
@@ -172,7 +172,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
     .await?;
     collector.until_more(&boot, 5).await?;
 
-    // Its libvirtd. QEMU goes on, the launcher starts another one, the agent finds it.
+    // Kills the guest's libvirtd. QEMU continues, the launcher starts another libvirtd, the agent connects to it.
     let kill = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = libvirtd ] && kill -KILL ${p#/proc/}; done; true";
     cluster.kubectl(&["exec", &pod.name_any(), "--", "sh", "-c", kill])?;
     until_some("another libvirtd", || async {
@@ -192,7 +192,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
     .await?;
     collector.until_more(&boot, 5).await?;
 
-    // A rollout.
+    // A rollout of the agents.
     let agent = cluster.agent_pod(&node).await?.uid().unwrap_or_default();
     cluster.restart(AGENTS)?;
     cluster.until_new_agent(&node, &agent).await?;
@@ -258,7 +258,7 @@ async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
         assert_eq!(status.reason.as_deref(), Some(reason), "{case}");
         assert_eq!(condition(&ended, "Ready").0, "False", "{case}");
         ensure!(status.active_pods.is_empty(), "{case}: {:?}", status.active_pods);
-        // A bare instance is not made again.
+        // A bare instance is not created again.
         cluster.delete(&["vmi", case])?;
         cluster.until_gone(case).await?;
     }
@@ -269,7 +269,7 @@ async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // Its feature is of the minimum CPU model, whose label it needs.
+    // The feature belongs to the minimum CPU model, so the pod selects the label of that model.
     let manifest = instance("nowhere", "count: 1s")
         .replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n")
         .replace("  domain:\n", "  domain:\n    cpu: {features: [{name: sse2}]}\n");
@@ -394,7 +394,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
     });
     cluster.delete(&["namespace", "restricted"])?;
     running?;
-    // The last command of the script fails, as it should.
+    // The last command of the script is expected to fail.
     let text = match held.context("no pod")? {
         Ok(text) => text,
         Err(error) => format!("{error:#}"),

@@ -1,4 +1,5 @@
-//! A kubelet that restarts admits the guests of its node again, whatever has become of the labels that chose the node.
+//! A restarted kubelet admits the guests of its node again, even if the labels by which the node was selected have
+//! changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +23,10 @@ const OWN: &str = "example.com/kubelet-restart";
 /// A model and a feature beyond the minimum CPU model that every machine can emulate.
 const MODEL: &str = "Nehalem";
 const FEATURE: &str = "popcnt";
-/// Guests that together ask for everything that can be asked of a node: a named CPU and the host's, a network, a label.
+/// Guests that together use every node requirement: a named CPU model and the host's, a network, a label.
 const GUESTS: [&str; 2] = ["named", "like-the-host"];
 
-/// The manifest of a small guest that selects [`OWN`], with further lines of its domain.
+/// Returns the manifest of a small guest that selects [`OWN`], with additional lines of its domain.
 fn guest(name: &str, domain: &str) -> String {
     let selector = format!("spec:\n  nodeSelector: {{{OWN}: here}}\n");
     instance(name, "count: 200ms")
@@ -33,7 +34,7 @@ fn guest(name: &str, domain: &str) -> String {
         .replace("  domain:\n", &format!("  domain:\n{domain}"))
 }
 
-/// Lets agents run on all nodes, or on none.
+/// Allows agents on all nodes, or on none.
 fn agents(cluster: &Cluster, anywhere: bool) -> Result<()> {
     let value = if anywhere { json!(null) } else { json!("here") };
     let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"example.com/no-agent": value}}}}});
@@ -55,7 +56,7 @@ fn phase(pod: &Pod) -> &str {
     phase.unwrap_or_default()
 }
 
-/// The required terms of a pod's node affinity.
+/// Returns the required terms of a pod's node affinity.
 fn terms(pod: &Pod) -> Result<&[NodeSelectorTerm]> {
     let spec = pod.spec.as_ref().context("no spec")?;
     let node = spec
@@ -66,8 +67,8 @@ fn terms(pod: &Pod) -> Result<&[NodeSelectorTerm]> {
     Ok(&required.context("no required node affinity")?.node_selector_terms)
 }
 
-/// Changes of labels after which a node meets none of the expressions in a pod's ordinary terms. The kubelet's own
-/// labels stay, since it puts them right itself.
+/// Returns label changes after which a node matches none of the expressions in a pod's ordinary terms. The kubelet's
+/// own labels are omitted, since it restores them.
 fn contradiction(pod: &Pod) -> Result<Vec<(String, Option<&'static str>)>> {
     let (_, ordinary) = terms(pod)?.split_last().context("no term")?;
     let expressions = ordinary.iter().flat_map(|term| term.match_expressions.iter().flatten());
@@ -77,8 +78,8 @@ fn contradiction(pod: &Pod) -> Result<Vec<(String, Option<&'static str>)>> {
         .collect())
 }
 
-/// Runs a pod on a node past the scheduler, to its end. A kubelet admits pods in the order of their creation, so it has
-/// looked at all older ones by then.
+/// Runs a pod on a node to its end, bypassing the scheduler. A kubelet admits pods in the order of their creation, so
+/// it has processed all older ones by then.
 async fn run_another(cluster: &Cluster, node: &str, image: &str) -> Result<()> {
     let name = "after-the-restart";
     let pod: Pod = serde_json::from_value(json!({
@@ -130,7 +131,8 @@ async fn started(cluster: &Cluster, node: &str) -> Result<Vec<Pod>> {
     Ok(pods)
 }
 
-/// Takes away agents and everything that the guests' pods selected, restarts the kubelet, and sees the guests go on.
+/// Removes the agents and everything that the guests' pods selected, restarts the kubelet, and checks that the guests
+/// continue.
 async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
     let agent = cluster.agent_pod(node).await?;
     let image = agent.spec.and_then(|spec| spec.containers.into_iter().next()?.image);
@@ -174,7 +176,7 @@ async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
         without_a_gap(&ticks(&cluster.console(name).await?))?;
     }
 
-    // A node without an agent takes no new guest, although others stay.
+    // A node without an agent accepts no new guest, although others stay.
     cluster.label(node, &[(OWN, Some("here"))]).await?;
     cluster.apply(&guest("late", ""))?;
     cluster
@@ -195,14 +197,14 @@ async fn a_kubelet_restart_ends_no_guest_whatever_its_labels() -> Result<()> {
     let node = cluster.first().to_owned();
     cluster.label(&node, &[(OWN, Some("here"))]).await?;
     let result = restart(&cluster, &node).await;
-    // Agents are needed by the tests that follow, whatever has become of this one.
+    // The following tests need agents, whatever the result of this one.
     agents(&cluster, true)?;
     let whole = cluster.until_whole().await;
     cluster.label(&node, &[(OWN, None)]).await?;
     result?;
     whole?;
 
-    // Labels of guests that have ended go with the next change of the Node's labels.
+    // Labels of ended guests are removed with the next change of the Node's labels.
     cluster.no_guests().await?;
     let forged = format!("{}Forged", keys::CPU_MODEL);
     cluster.label(&node, &[(&forged, Some("true"))]).await?;

@@ -1,4 +1,4 @@
-//! Labels are true, complete, and come back when somebody changes them.
+//! Labels are correct and complete, and are restored after foreign changes.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ async fn labels_equal_an_independent_computation_from_virsh() -> Result<()> {
     Ok(())
 }
 
-/// A pod that wants a node with this label, and counts as placed once it is scheduled.
+/// Returns a pod that selects a node with this label; it counts as placed once it is scheduled.
 fn picky(name: &str, label: &str) -> Result<Pod> {
     Ok(serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "default"},
@@ -45,7 +45,7 @@ async fn the_scheduler_sends_pods_where_their_features_and_models_are() -> Resul
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let (whole, masked) = (cluster.first(), cluster.second());
-    // By emulation no model that needs AVX2 is usable, so a second feature stands for the models.
+    // With emulation no model that needs AVX2 is usable, so a second feature stands for the models.
     let (feature, mask) = ("avx2", "avx2,aes");
     let feature_label = format!("{}{feature}", keys::CPU_FEATURE);
     let before: BTreeSet<String> = cluster.cpu_labels(masked).await?.into_keys().collect();
@@ -158,8 +158,8 @@ async fn skip_node_freezes_labels_until_it_is_taken_away() -> Result<()> {
                 .label(node, &[(forged, Some("true")), (keys::SCHEDULABLE, Some("false"))])
                 .await?;
         }
-        // The other node's agent has seen the same change and undone it; and the skipped node's
-        // has put `schedulable` right, so it has seen the forged label too.
+        // The other node's agent has seen the same change and reverted it; the skipped node's agent has corrected
+        // `schedulable`, so it has seen the forged label too.
         cluster.until_label(other, forged, None).await?;
         cluster.until_label(skipped, keys::SCHEDULABLE, Some("true")).await?;
         ensure!(

@@ -1,5 +1,4 @@
-//! Virtual machines and replica sets with real guests: who is started again after what, and what
-//! people see of it.
+//! Virtual machines and replica sets with real guests: which ones are restarted after which event, and what users see.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -18,7 +17,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// How a guest comes to its end.
+/// How a guest ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     PowersOff,
@@ -27,7 +26,7 @@ enum End {
     PodEvicted,
 }
 
-/// What is there afterwards.
+/// The expected state afterwards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
     /// Another instance, which runs.
@@ -81,7 +80,7 @@ async fn clean() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Waits until a machine's `printableStatus` is one of these words.
+/// Waits until a machine's `printableStatus` has one of these values.
 async fn until_word(cluster: &Cluster, name: &str, words: &[&str]) -> Result<VirtualMachine> {
     until(
         machines(cluster),
@@ -108,14 +107,14 @@ async fn until_condition(cluster: &Cluster, name: &str, type_: &str, status: &st
     Ok(condition(&found, type_).map(|found| found.1).unwrap_or_default())
 }
 
-/// Status and reason of a machine's condition.
+/// Returns the status and the reason of a machine's condition.
 fn condition(machine: &VirtualMachine, type_: &str) -> Option<(String, String)> {
     let conditions = &machine.status.as_ref()?.conditions;
     let found = conditions.iter().find(|condition| condition.type_ == type_)?;
     Some((found.status.clone(), found.reason.clone().unwrap_or_default()))
 }
 
-/// Asks a machine to do something, as the subresources do.
+/// Requests an action of a machine, like the subresources.
 async fn ask(cluster: &Cluster, name: &str, requests: Value) -> Result<()> {
     let patch = Patch::Merge(json!({"status": {"stateChangeRequests": requests}}));
     machines(cluster)
@@ -124,7 +123,7 @@ async fn ask(cluster: &Cluster, name: &str, requests: Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a guest runs in an instance of this name that is not `before`; its UID.
+/// Waits until a guest runs in an instance of this name other than `before`. Returns the instance's UID.
 async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> Result<String> {
     let running = until_some(&format!("{name} to run, not in {before:?}"), || async {
         let found = cluster.instances().get_opt(name).await?;
@@ -138,7 +137,7 @@ async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> R
     running.uid().context("an instance without a UID")
 }
 
-/// Brings the guest of an instance to its end.
+/// Ends the guest of an instance.
 async fn bring_about(cluster: &Cluster, name: &str, end: End) -> Result<()> {
     let pod = cluster.launcher(name).await?.name_any();
     let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
@@ -155,7 +154,7 @@ async fn bring_about(cluster: &Cluster, name: &str, end: End) -> Result<()> {
     Ok(())
 }
 
-/// Waits for what has to be there after an end.
+/// Waits for the expected state after an end.
 async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<()> {
     match then {
         Then::Again => {
@@ -190,7 +189,7 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
     Ok(())
 }
 
-/// All four ends of a guest under one run strategy.
+/// Tests all four ends of a guest under one run strategy.
 async fn ends(strategy: RunStrategy, expected: [Then; 4]) -> Result<()> {
     let cluster = clean().await?;
     for (_, name) in ENDS {
@@ -224,7 +223,7 @@ async fn always_runs_again_after_every_end() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn rerun_on_failure_runs_again_after_a_crash_and_an_eviction() -> Result<()> {
-    // A shutdown that the cluster asked for is not the guest's own.
+    // A shutdown requested by the cluster is not the guest's own.
     let expected = [Then::Gone, Then::Again, Then::Again, Then::Again];
     ends(RunStrategy::RerunOnFailure, expected).await
 }
@@ -356,7 +355,7 @@ async fn what_keeps_a_machine_from_starting_is_named() -> Result<()> {
         cluster.apply(&manifest)?;
         until_word(&cluster, name, words).await?;
     }
-    // Only the kubelet's events say that a volume cannot be mounted.
+    // Only the kubelet's events show that a volume cannot be mounted.
     let (from, to) = (
         "cloudInitNoCloud:\n",
         "cloudInitNoCloud:\n          networkDataSecretRef: {name: no-such-secret}\n",
@@ -401,7 +400,7 @@ async fn an_instance_of_the_same_name_is_neither_used_nor_deleted() -> Result<()
     cluster.no_guests().await
 }
 
-/// Waits until a replica set says that it has and needs so many.
+/// Waits until a replica set reports these numbers of replicas and ready replicas.
 async fn until_replicas(cluster: &Cluster, name: &str, replicas: i32, ready: i32) -> Result<()> {
     let what = format!("{replicas} replicas, {ready} ready");
     until(sets(cluster), name, &what, |set: &VirtualMachineInstanceReplicaSet| {
@@ -413,7 +412,7 @@ async fn until_replicas(cluster: &Cluster, name: &str, replicas: i32, ready: i32
     Ok(())
 }
 
-/// The instances of a replica set that are not on their way out, by name.
+/// Returns the instances of a replica set that are not being deleted, by name.
 async fn members(cluster: &Cluster, name: &str) -> Result<Vec<VirtualMachineInstance>> {
     let mut all = cluster
         .instances()
@@ -438,7 +437,7 @@ async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
     cluster.kubectl(&["scale", "vmirs", name, "--replicas=3"])?;
     until_replicas(&cluster, name, 3, 3).await?;
 
-    // One that crashes is replaced, and nothing of it is left.
+    // A crashed instance is replaced and deleted.
     let before = members(&cluster, name).await?;
     let victim = before.first().context("no members")?;
     bring_about(&cluster, &victim.name_any(), End::Crashes).await?;
@@ -450,7 +449,7 @@ async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
     .await?;
     until_replicas(&cluster, name, 3, 3).await?;
 
-    // So is one that is evicted.
+    // So is an evicted one.
     let evicted = members(&cluster, name).await?.pop().context("no members")?;
     bring_about(&cluster, &evicted.name_any(), End::PodEvicted).await?;
     until_some("another one in its place", || async {
@@ -464,7 +463,7 @@ async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
     until_replicas(&cluster, name, 1, 1).await?;
     assert_eq!(members(&cluster, name).await?.len(), 1);
 
-    // A paused set does nothing until it goes on.
+    // A paused set does nothing until it is resumed.
     let pause = |paused: bool| {
         let patch = json!({"spec": {"paused": paused}}).to_string();
         cluster.kubectl(&["patch", "vmirs", name, "--type=merge", "--patch", &patch])
@@ -487,7 +486,7 @@ async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
     pause(false)?;
     until_replicas(&cluster, name, 2, 2).await?;
 
-    // Its deletion takes them along.
+    // Deleting the set deletes its instances.
     cluster.kubectl(&["delete", "vmirs", name])?;
     until_some("its instances to be gone", || async {
         let left = cluster.instances().list(&ListParams::default()).await?.items;
@@ -521,7 +520,7 @@ async fn an_instance_whose_labels_are_changed_leaves_its_set_and_is_replaced() -
     cluster.no_guests().await
 }
 
-/// A manifest of guests with a probe, which is made each second and may fail so often in a row.
+/// Adds a probe to a manifest of guests, with a period of one second and this failure threshold.
 fn probed(manifest: &str, probe: &str, how: &str, failures: u32) -> String {
     let mut lines = String::new();
     for line in manifest.lines() {
@@ -535,7 +534,7 @@ fn probed(manifest: &str, probe: &str, how: &str, failures: u32) -> String {
     lines
 }
 
-/// Whether Kubernetes sends a Service's traffic to a pod.
+/// Returns whether Kubernetes routes a Service's traffic to a pod.
 fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     (conditions.into_iter().flatten()).any(|condition| condition.type_ == "Ready" && condition.status == "True")
@@ -547,14 +546,14 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
     let cluster = clean().await?;
     let http = "httpGet: {port: 8081, path: /healthz}";
     let tcp = "tcpSocket: {port: 8081}";
-    // To boot takes seconds, and may take more where much boots at once.
+    // Booting takes seconds, and may take longer when many guests boot concurrently.
     let patient = 120;
     for (name, ready, lives) in [("web", http, tcp), ("port", tcp, http)] {
         let manifest = instance(name, "count: 1s\nhttp: 8081");
         let manifest = probed(&manifest, "readinessProbe", ready, 3);
         cluster.apply(&probed(&manifest, "livenessProbe", lives, patient))?;
     }
-    // Before there are more that boot.
+    // Waits before more guests boot.
     for name in ["web", "port"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
     }
@@ -580,7 +579,7 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
     .await?;
     cluster.delete(&["vm", "dead", "--namespace", NAMESPACE])?;
 
-    // A guest that is still on the way to its target is not probed there: it would fail, and be ended.
+    // A guest in transit is not probed on its target: the probe would fail and end it.
     cluster.limit_migrations("bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
     let migration = cluster.migrate("web").await?;
     let moving = cluster.until_migration(&migration, MigrationPhase::Running).await?;
@@ -604,7 +603,7 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
     cluster.no_guests().await
 }
 
-/// The instance of a machine, once there is one.
+/// Waits for the instance of a machine and returns it.
 async fn until_vm(cluster: &Cluster, name: &str) -> Result<VirtualMachineInstance> {
     until_some("its instance", || async {
         Ok(cluster.instances().get_opt(name).await?)

@@ -1,7 +1,7 @@
-//! Nodes in maintenance: closed, emptied, kept empty, given back, and what is said meanwhile.
+//! Nodes in maintenance: cordoned, drained, kept empty, restored, and the reported status.
 //!
-//! Most tests use Nodes without a kubelet, which the test makes: whether a pod has ended is then for
-//! the test to say. One empties a real node.
+//! Most tests use Nodes without a kubelet, created by the test, which then determines when a pod has ended. One test
+//! drains a real node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,11 +28,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// Label of all Nodes that tests make.
+/// Label of all Nodes that tests create.
 const MADE: &str = "drydock.dev/made-by-a-test";
 const SPACE: &str = "maintained";
 
-/// A cluster without maintenances, with a namespace for pods.
+/// A cluster without NodeMaintenances, with a namespace for pods.
 struct World {
     cluster: Cluster,
 }
@@ -66,7 +66,7 @@ impl World {
                 .delete(&["pods", "--all", "-n", space, "--grace-period=0", "--force"])?;
             self.cluster.delete(&["namespace", space])?;
         }
-        // kubectl would wait for one after the other.
+        // kubectl would wait for each deletion in turn.
         let (parameters, made) = (DeleteParams::default(), ListParams::default().labels(MADE));
         self.api::<Node>().delete_collection(&parameters, &made).await?;
         self.cluster
@@ -93,7 +93,7 @@ impl World {
         Api::namespaced(self.cluster.client.clone(), LEASE_NAMESPACE)
     }
 
-    /// The Lease of a node, where and by the name that the operator of this group has it.
+    /// Returns the Lease of a node, with the namespace and the name that the operator of this group uses.
     async fn lease(&self, group: Group, node: &str) -> Result<Option<Lease>> {
         let (namespace, name) = match group {
             Group::Medik8s => (LEASE_NAMESPACE, format!("node-{node}")),
@@ -107,7 +107,7 @@ impl World {
         Api::all_with(self.cluster.client.clone(), &group)
     }
 
-    /// Makes a Node that is ready as far as anybody knows.
+    /// Creates a Node that appears ready to all components.
     async fn node(&self, name: &str, unschedulable: bool) -> Result<Node> {
         let now = now();
         let node = json!({
@@ -123,14 +123,14 @@ impl World {
         Ok(self.api::<Node>().create(&PostParams::default(), &node).await?)
     }
 
-    /// Makes a pod on a node, which runs and is ready as far as anybody knows.
+    /// Creates a pod on a node that appears running and ready to all components.
     async fn pod(&self, name: &str, node: &str) -> Result<Pod> {
         self.pod_with(name, node, &json!({"name": name, "labels": {"app": name}}))
             .await
     }
 
     async fn owned_by_a_daemon_set_that_is_not_there(&self, name: &str, node: &str) -> Result<Pod> {
-        // The garbage collector may be the first to delete it; its own time to end keeps it until then.
+        // The garbage collector may be the first to delete it; the pod's own grace period keeps it until then.
         let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "missing", "uid": "missing", "controller": true});
         let metadata = json!({"name": name, "ownerReferences": [owner]});
         self.pod_with(name, node, &metadata).await
@@ -158,7 +158,7 @@ impl World {
         self.budgets()
             .create(&PostParams::default(), &serde_json::from_value(budget)?)
             .await?;
-        // Without its first status it lets nobody go, for another reason.
+        // Before its first status a PDB allows no eviction either, for another reason.
         let counted = |budget: &PodDisruptionBudget| {
             budget
                 .status
@@ -211,7 +211,7 @@ impl World {
         until(self.pods(), name, "its eviction", leaves).await.map(drop)
     }
 
-    /// The pod has ended, as its kubelet would say.
+    /// Reports the end of a pod like its kubelet.
     async fn end(&self, name: &str) -> Result<()> {
         self.cluster.delete_pod_now(SPACE, name).await
     }
@@ -247,7 +247,7 @@ impl World {
     }
 }
 
-/// As [`until`], of a kind whose group is only known at run time.
+/// Like [`until`], for a kind whose group is only known at run time.
 async fn until_of(
     api: Api<NodeMaintenance>,
     name: &str,
@@ -291,7 +291,7 @@ fn in_progress(node: &Node) -> Option<(String, Option<String>)> {
     Some((condition.status.clone(), condition.reason.clone()))
 }
 
-/// What the API server said.
+/// Returns the message of an expected error of the API server.
 fn refusal<K: std::fmt::Debug>(result: kube::Result<K>) -> Result<String> {
     match result {
         Err(kube::Error::Api(status)) => Ok(status.message.clone()),
@@ -432,7 +432,7 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
         let said = refusal(world.create(Group::KubeVirt, "bad", &spec).await)?;
         ensure!(said.contains(field), "{said}");
     }
-    // A reservation of an object that was never stored holds for a while, and not for ever.
+    // The reservation of an object that was never stored holds for a while, but not forever.
     let reservations: Api<Lease> = Api::namespaced(world.cluster.client.clone(), "drydock");
     world.node("ghost-c", false).await?;
     let reserved = |renewed: jiff::Timestamp| {
@@ -441,7 +441,7 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
             "ghost-c", name, "request", renewed
         )))
     };
-    // Without the label the controller leaves it alone, so that it is the webhook that finds it over.
+    // Without the label the controller ignores the reservation, so that the webhook detects its expiry.
     let mut lease = reserved(now())?;
     lease.metadata.labels = None;
     reservations.create(&PostParams::default(), &lease).await?;
@@ -469,7 +469,7 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
             .then_some(()))
     })
     .await?;
-    // A dry run writes nothing: neither the object nor a reservation.
+    // A dry run writes neither the object nor a reservation.
     world.node("ghost-b", false).await?;
     let manifest = "apiVersion: nodemaintenance.medik8s.io/v1beta1\nkind: NodeMaintenance\nmetadata: {name: dry}\n\
                     spec: {nodeName: ghost-b}\n";
@@ -489,7 +489,7 @@ async fn of_two_that_are_created_at_once_exactly_one_is_admitted() -> Result<()>
         world.node(&name, false).await?;
         let spec = json!({"nodeName": &name});
         let other = format!("{name}-again");
-        // Half of them within one group.
+        // Half of the pairs are within one group.
         let groups = if pair % 2 == 0 {
             Group::ALL
         } else {
@@ -549,7 +549,7 @@ async fn a_foreign_cordon_stays_and_an_own_one_is_renewed() -> Result<()> {
         "{:?}",
         node.spec
     );
-    // It is told after it is done, as is this.
+    // Events are recorded after the action, so an UncordonNode event would have been recorded by now.
     world.until_event("ghost-a", "RemovedMaintenance").await?;
     assert_eq!(uncordoned()?, before);
 
@@ -610,7 +610,7 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
     let status = world.until_phase(group, "ghost-a", "Succeeded").await?;
     assert_eq!((status.last_error, status.drain_progress), (None, Some(100)));
 
-    // What arrives later leaves too, also what a DaemonSet that is gone would not make again.
+    // Pods that arrive later are evicted too, including one whose deleted DaemonSet would not create it again.
     world.pod("late", "ghost-a").await?;
     world
         .owned_by_a_daemon_set_that_is_not_there("orphan", "ghost-a")
@@ -622,7 +622,7 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
     world.end("late").await?;
     world.until_phase(group, "ghost-a", "Succeeded").await?;
 
-    // Of two budgets Kubernetes makes an error, not a refusal.
+    // For a pod with two PDBs, Kubernetes returns an error instead of a refusal.
     world.pod("twice", "ghost-a").await?;
     world.until_evicted("twice").await?;
     world.end("twice").await?;
@@ -643,7 +643,7 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Result<()> {
     let world = World::new().await?;
-    // What was done to pods of these names in earlier tests does not count.
+    // Evictions of pods with these names in earlier tests do not count.
     let before = std::fs::read_to_string(world.cluster.audit_log())?.len();
     world.node("ghost-a", false).await?;
     for name in ["first", "guarded"] {
@@ -742,7 +742,7 @@ async fn a_node_that_is_deleted_and_a_lease_that_is_stolen_are_told_apart() -> R
     );
     world.finish(group, "ghost-b").await?;
 
-    // One that another has from the beginning is waited for, with nothing done to the node.
+    // If another holder has the Lease from the beginning, the maintenance waits and leaves the node unchanged.
     let mut foreign = stolen;
     foreign["metadata"] = json!({"name": "node-ghost-c"});
     world
@@ -781,7 +781,7 @@ async fn a_node_that_falls_silent_is_said_to_be_so_until_somebody_vouches_that_i
     world.maintain(group, "ghost-a").await?;
     world.until_evicted("stuck").await?;
     world.until_reason(group, "ghost-a", "Terminating").await?;
-    // As Kubernetes says of a node forty seconds after the last word of its kubelet.
+    // The status that Kubernetes sets forty seconds after the last heartbeat of the node's kubelet.
     let silent =
         json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}});
     let (nodes, parameters) = (world.api::<Node>(), PatchParams::default());
@@ -795,7 +795,8 @@ async fn a_node_that_falls_silent_is_said_to_be_so_until_somebody_vouches_that_i
         (1, "NodeUnreachable")
     );
     assert_eq!(status.estimated_end, None);
-    // Nobody knows whether the pod has ended: by Kubernetes' own rule it stays until the node is known to be off.
+    // No component knows whether the pod has ended: by Kubernetes' own rule it stays until the node is known to be
+    // off.
     let pod = world.pods().get("stuck").await?;
     assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(600));
     world.cluster.kubectl(&[
@@ -836,7 +837,7 @@ async fn a_namespace_that_ends_and_a_pod_that_a_finalizer_keeps_are_waited_for()
         pod.metadata.deletion_timestamp.is_some()
     })
     .await?;
-    // It has ended, as its kubelet would say.
+    // The pod's end, as its kubelet would report it.
     world.cluster.delete_pod_now("ending", "kept").await?;
     world.maintain(group, "ghost-a").await?;
     let status = world.until_reason(group, "ghost-a", "HeldByFinalizers").await?;
@@ -910,7 +911,7 @@ async fn a_real_node_is_emptied_though_a_pod_ignores_being_told_to_end() -> Resu
     let world = World::new().await?;
     let group = Group::Medik8s;
     let node = world.cluster.second().to_owned();
-    // Its first process has no handler, so that the kernel drops SIGTERM.
+    // Its first process has no handler, so the kernel ignores SIGTERM.
     let stubborn = json!({
         "metadata": {"name": "stubborn"},
         "spec": {"nodeName": &node, "terminationGracePeriodSeconds": 600, "containers": [{
@@ -932,7 +933,7 @@ async fn a_real_node_is_emptied_though_a_pod_ignores_being_told_to_end() -> Resu
         "{status:?}"
     );
     assert!(world.pods().get_opt("stubborn").await?.is_none());
-    // Agents stay: a DaemonSet would make them again.
+    // Agents stay: the DaemonSet controller would create them again.
     world.cluster.agent_pod(&node).await?;
     world.finish(group, "real").await?;
     assert!(!is_cordoned(&world.api::<Node>().get(&node).await?));

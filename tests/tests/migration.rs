@@ -1,6 +1,5 @@
-//! Live migrations of real guests: that a guest goes on without a gap is seen from outside, by its
-//! numbered signs of life on its console and as datagrams; that all else is told as it is, on the
-//! objects.
+//! Live migrations of real guests. That a guest continues without a gap is observed from outside, by its numbered
+//! signs of life on the console and in datagrams; everything else is reported correctly on the objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,9 +31,9 @@ use kube::{
 };
 use serde_json::json;
 
-/// Prints each second what is on the disks, past the guest's memory: of the written ones a checksum of
-/// what was written, and of the first one how many of the lines that it appends are there, the last
-/// one's number, and whether one is missing.
+/// Prints the content of the disks once per second, bypassing the guest's page cache: checksums of the two written
+/// disks; and for the first disk the number of lines that the guest has appended, the number in the last line, and
+/// whether a line is missing.
 const TELL_DISKS: [&str; 3] = [
     "dd if=/dev/urandom of=/dev/vdb bs=4k count=4 conv=notrunc 2>/dev/null",
     "dd if=/dev/urandom of=/dev/vdc bs=64k count=64 conv=notrunc 2>/dev/null",
@@ -43,16 +42,16 @@ const TELL_DISKS: [&str; 3] = [
      [$(awk '$2 != NR {lost=1} END {print NR, $2, lost+0}' /boot/ticks)] told\" >/dev/console; sleep 1; done &",
 ];
 
-/// What [`TELL_DISKS`] prints.
+/// One line of output from [`TELL_DISKS`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Disks {
-    /// Checksums of what was written once.
+    /// Checksums of the disks that are written once.
     sums: [String; 2],
-    /// Lines that the guest has appended.
+    /// Number of lines that the guest has appended.
     lines: u64,
 }
 
-/// The lines of [`TELL_DISKS`] in a text.
+/// Parses the lines of [`TELL_DISKS`] in a text.
 fn disks(text: &str) -> Result<Vec<Disks>> {
     let mut told = Vec::new();
     for line in text.lines() {
@@ -65,7 +64,7 @@ fn disks(text: &str) -> Result<Vec<Disks>> {
         let parts: Vec<&str> = line.split("] [").collect();
         let [cloud, empty, appended] = parts[..] else { continue };
         let numbers: Vec<u64> = appended.split(' ').filter_map(|number| number.parse().ok()).collect();
-        // A line that is just being written has no number yet.
+        // A line that is currently being written has no number yet.
         if let [lines, last, lost] = numbers[..] {
             ensure!(lost == 0 && lines == last, "the disk has lost lines: {line}");
             told.push(Disks {
@@ -77,7 +76,8 @@ fn disks(text: &str) -> Result<Vec<Disks>> {
     Ok(told)
 }
 
-/// The documents' kind of instance, whose guest writes to all its disks and says what is there.
+/// Returns the manifest of an instance as documented by KubeVirt, whose guest writes to all its disks and prints their
+/// content.
 fn writing(name: &str, control: &str) -> String {
     let commands: String = TELL_DISKS
         .iter()
@@ -97,7 +97,7 @@ fn writing(name: &str, control: &str) -> String {
     )
 }
 
-/// The phases of a migration in the order in which it was in them.
+/// Returns the phases of a migration in chronological order.
 fn phases(migration: &VirtualMachineInstanceMigration) -> Result<Vec<MigrationPhase>> {
     let status = migration.status.clone().unwrap_or_default();
     let mut before = None;
@@ -137,7 +137,7 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
     collector.until_more(&boot, 20).await?;
     let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
 
-    // The instance.
+    // Checks the instance.
     let came = cluster.until_one_pod(name).await?;
     let [left_uid, came_uid] = [&left, &came].map(|pod| pod.uid().unwrap_or_default());
     ensure!(left_uid != came_uid, "it is in the same pod");
@@ -178,12 +178,12 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
         cluster.until_vm_condition(name, wanted, "True").await?;
     }
 
-    // The pods.
+    // Checks the pods.
     let ended = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
     until(cluster.pods(), &left.name_any(), "its end", ended).await?;
     until(cluster.pods(), &came.name_any(), "to be ready", agent::is_ready).await?;
 
-    // The migration, and the events of both.
+    // Checks the migration, and the events of both.
     assert_eq!(
         phases(&migration)?,
         [
@@ -223,7 +223,7 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
         ensure!(warning.is_none(), "{warning:?}");
     }
 
-    // The guest: what it wrote before, and what it wrote while it moved.
+    // Checks the guest's data: written before, and written during the migration.
     let more = told.lines + 60;
     let now = cluster
         .until_said(name, "what is on its disks now", |text| {
@@ -254,14 +254,14 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
     cluster.no_guests().await
 }
 
-/// A migration that lasts as long as a test needs: memory and disks take minutes at this pace, and
-/// nobody loses patience.
+/// A migration that lasts as long as a test needs: memory and disks take minutes at this rate, and there is no
+/// timeout.
 const HELD: &str = "bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrations_are_kept() -> Result<()> {
-    // One migration is over that has to go for the sixth; DRYDOCK_ROUNDS makes it more.
+    // Enough that the oldest migrations have to be deleted; DRYDOCK_ROUNDS sets another number.
     let rounds: usize = setting("DRYDOCK_ROUNDS").map_or(Ok(8), |rounds| rounds.parse())?;
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
@@ -327,7 +327,7 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
         cluster.until_migration_waits(&scheduled, "ClusterLimit").await?
     );
     let pending = cluster.migrate("waits").await?;
-    // Whether it has a pod already is the queue's to say: it has not begun to move.
+    // Whether it already has a pod is the queue's decision; it has not started to move.
     let begun = |migration: &VirtualMachineInstanceMigration| {
         phase(migration).is_some_and(|phase| phase < MigrationPhase::PreparingTarget)
     };
@@ -349,7 +349,7 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
     let held = cluster.migrations().get(&nowhere).await?;
     assert_eq!(phase(&held), Some(MigrationPhase::Scheduling));
     cluster.abort(&nowhere).await?;
-    // All the time the first has moved, and has not ended.
+    // The first migration has been running all the time.
     let moving = cluster.migrations().get(&running).await?;
     assert_eq!(
         phase(&moving),
@@ -367,7 +367,7 @@ async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase(
     let left = cluster.migrations().list(&ListParams::default()).await?.items;
     ensure!(left.is_empty(), "{left:?}");
 
-    // Each goes when it may.
+    // Each guest is migrated when it may be.
     cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
     for (name, (node, _)) in names.iter().zip(&before) {
         let migration = cluster.migrate(name).await?;
@@ -403,7 +403,7 @@ async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
                 .collect::<Vec<_>>(),
         )
     };
-    // As a kubelet does that lacks a device.
+    // The status that a kubelet without the device would set.
     let first = arrivals().await?.pop().context("no target pod")?;
     let rejection = json!({"status": {
         "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no healthy devices"}});
@@ -448,7 +448,7 @@ async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force(
     })
     .await?;
     println!("{:?} {:?}", ended.status, over.status.map(|status| status.reason));
-    // Nothing of it is in the way of the next of that name.
+    // No leftover blocks the next instance with this name.
     cluster.delete(&["vmi", "torn", "--namespace", NAMESPACE])?;
     cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
     cluster.apply(&instance("torn", "count: 200ms"))?;
@@ -496,7 +496,7 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
         .await
     };
 
-    // By its labels no node fits.
+    // No node matches by its labels.
     cluster
         .annotate(target, &[(annotations::MASK_CPU_FEATURES, Some(feature))])
         .await?;
@@ -509,7 +509,7 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
     cluster.abort(&nowhere).await?;
     unmask().await?;
 
-    // Its labels are of yesterday: it says itself that it cannot.
+    // The target's labels are stale: its own check refuses the guest.
     cluster
         .annotate(target, &[(annotations::SKIP_NODE, Some("true"))])
         .await?;
@@ -571,10 +571,10 @@ async fn guest_moves_between_nodes_that_both_mask_a_feature_of_it() -> Result<()
         })
     };
 
-    // On the target alone: the guest would carry the feature to where it is not wanted.
+    // On the target alone: the guest would carry the feature to a node that masks it.
     cluster.mask(target, &[&feature]).await?;
     available("no target, since it masks the feature", false).await?;
-    // On both: it is there already.
+    // On both nodes: the guest already has the feature on a node that masks it.
     cluster.mask(&source, &[&feature]).await?;
     available("a target that masks the feature as its own node does", true).await?;
     let migration = cluster.migrate(name).await?;
@@ -585,7 +585,7 @@ async fn guest_moves_between_nodes_that_both_mask_a_feature_of_it() -> Result<()
         "the guest has lost {feature}"
     );
 
-    // Out of what is masked it may go, too.
+    // The guest may also leave a node that masks the feature.
     cluster.mask(&source, &[]).await?;
     available("a target that offers the feature", true).await?;
     let migration = cluster.migrate(name).await?;
@@ -603,7 +603,7 @@ async fn guest_moves_between_nodes_that_both_mask_a_feature_of_it() -> Result<()
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // Each moves for seconds, so that others wait for it, and none for its nodes.
+    // Each migration takes seconds, so that others wait for a slot of the cluster, and none for a slot of its nodes.
     let wide = "parallelOutboundMigrationsPerNode: 6\nparallelInboundMigrationsPerNode: 6";
     cluster.limit_migrations(&format!(
         "parallelMigrationsPerCluster: 2\n{wide}\nbandwidthPerMigration: 24Mi"
@@ -651,7 +651,8 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
     for (name, migration) in *first {
         let waits = waiting(migration).is_some() || phase(migration) >= Some(MigrationPhase::Scheduling);
         let later = states.iter().any(|state| state.get(name).and_then(waiting).is_some());
-        // Whose turn it is at once has nothing to wait for, and is told of when its pod has been made.
+        // A migration whose turn is immediate has no reason to wait, and its status is written only when its pod has
+        // been created.
         at_once += usize::from(!waits && !later);
         ensure!(at_once <= 2, "{name} waited without a word");
     }
@@ -718,7 +719,7 @@ async fn a_migration_of_what_cannot_move_is_refused() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// A Service, and a client that asks it again and again and prints each answer.
+/// Returns the manifests of a Service, and of a client that queries it in a loop and prints each response.
 fn asked(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  selector: {{app: {name}}}\n  \
@@ -753,7 +754,7 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
         let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
     };
-    // The last so many were answered.
+    // Returns the total number of responses once the last `count` requests were successful.
     let well = |count: usize| {
         let answers = &answers;
         move || async move {
@@ -793,7 +794,7 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
 async fn a_guest_that_only_listens_is_reached_after_it_has_moved_twice() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "listener";
-    // It answers, and sends nothing of its own: what carries its connections cannot learn its address.
+    // The guest only responds and sends nothing by itself, so passt cannot learn its address.
     let manifest = instance(name, "count: 200ms\nhttp: 8081").replace(
         &format!("metadata: {{name: {name},"),
         &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),
@@ -815,7 +816,7 @@ async fn a_guest_that_only_listens_is_reached_after_it_has_moved_twice() -> Resu
             let one = cluster.until_one_pod(name).await?;
             until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
         }
-        // Nobody has asked it anything before.
+        // This is the first request to the guest.
         cluster.kubectl_with(&["create"], client)?;
         until_some("an answer of the guest", || async {
             let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Whoever can reach a tunnel's port while a guest moves: refused, counted, told of in the log, and
-//! nothing of it harms the guest.
+//! Attackers that can reach a tunnel's port during a migration are refused, counted and logged, and do not harm the
+//! guest.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,12 +26,12 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Slow enough for all that is tried meanwhile.
+/// Slow enough for all attempts in the meantime.
 const HELD: &str = "bandwidthPerMigration: 2Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
-/// After so long nobody is hung up on any more. A tunnel gives five seconds to say who it is.
+/// Time within which the tunnel closes any invalid connection. A tunnel waits five seconds for the peer's identity.
 const HANGS_UP_WITHIN: Duration = Duration::from_secs(60);
 
-/// Takes any target: it is not the one that is to be protected.
+/// Accepts any target certificate: the target needs no protection here.
 #[derive(Debug)]
 struct AnyTarget;
 
@@ -70,8 +70,8 @@ impl ServerCertVerifier for AnyTarget {
     }
 }
 
-/// Somebody who speaks as tunnels do, for a migration that he has heard of, with a key of his own and
-/// a certificate that says what the true one says.
+/// Returns the TLS configuration of an attacker that knows the protocol and the name of a migration, with its own key
+/// and a certificate with the same content as the genuine one.
 fn forger(name: &str) -> Result<Arc<ClientConfig>> {
     let key = rcgen::KeyPair::generate()?;
     let certificate = rcgen::CertificateParams::new([name.to_owned()])?.self_signed(&key)?;
@@ -85,15 +85,15 @@ fn forger(name: &str) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Speaks TLS, and what the header of a control channel is, to whatever session that name has. Returns
-/// how many bytes the tunnel said in return.
+/// Performs a TLS handshake and sends the header of a control channel to the session with this name. Returns the
+/// number of bytes that the tunnel sent in response.
 async fn speak(port: SocketAddr, name: &str) -> Result<usize> {
     let connection = TcpStream::connect(port).await?;
     let server = ServerName::try_from(name.to_owned())?;
     let Ok(mut stream) = TlsConnector::from(forger(name)?).connect(server, connection).await else {
         return Ok(0);
     };
-    // A client of TLS 1.3 may speak before it hears that it is refused.
+    // A client of TLS 1.3 may send data before it learns that it was refused.
     let _ = stream.write_all(b"dryd\0\0\0\0{\"ping\":{}}\n").await;
     let mut said = Vec::new();
     let _ = timeout(HANGS_UP_WITHIN, stream.read_to_end(&mut said))
@@ -102,7 +102,7 @@ async fn speak(port: SocketAddr, name: &str) -> Result<usize> {
     Ok(said.len())
 }
 
-/// Sends bytes, and waits until it is hung up on.
+/// Sends bytes, and waits until the connection is closed.
 async fn send(port: SocketAddr, bytes: &[u8]) -> Result<()> {
     let mut connection = TcpStream::connect(port).await?;
     connection.write_all(bytes).await?;
@@ -113,7 +113,7 @@ async fn send(port: SocketAddr, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What a true client says first, for whoever says it again.
+/// Returns the first bytes of a genuine client, for a replay.
 fn first_words(name: &str) -> Result<Vec<u8>> {
     let mut client = ClientConnection::new(forger(name)?, ServerName::try_from(name.to_owned())?)?;
     let mut words = Vec::new();
@@ -121,7 +121,7 @@ fn first_words(name: &str) -> Result<Vec<u8>> {
     Ok(words)
 }
 
-/// What a tunnel has refused so far, by reason.
+/// Returns the number of a tunnel's refusals so far, by reason.
 fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
     let metrics = cluster.tunnel_admin(pod, "metrics")?;
     let found = metrics.lines().filter_map(|line| {
@@ -155,22 +155,23 @@ async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Resu
     let session = format!("{uid}.migration.drydock.dev");
     let other = "00000000-0000-4000-8000-000000000000.migration.drydock.dev";
 
-    // His own key with the true name, twice as a second client would; no such session; no name of one.
+    // The attacker's key with the genuine name, twice, like a second client; a name without a session; an invalid
+    // name.
     for (to, times) in [(session.as_str(), 2), (other, 1), ("example.com", 1)] {
         for _ in 0..times {
             assert_eq!(speak(port, to).await?, 0, "{to} was answered");
         }
     }
-    // What is no TLS at all, and what somebody else has said before, who cannot go on with it.
+    // Data that is not TLS, and a replay of a genuine handshake, which the attacker cannot continue.
     send(port, b"GET / HTTP/1.1\r\n\r\n").await?;
     send(port, &[0xff; 4096]).await?;
     let words = first_words(&session)?;
     send(port, &words).await?;
     send(port, &words[..words.len() / 2]).await?;
-    // Nothing at all, as often as one address may and more.
+    // Silent connections, more than one address may open.
     let silent = (0..40).map(|_| send(port, b""));
     for ended in futures::future::join_all(silent).await {
-        // Those that are too many may be hung up on before they have said nothing.
+        // Excess connections may be closed immediately.
         let _ = ended;
     }
     let more = until_some("all of it to be counted", || async {
@@ -192,7 +193,7 @@ async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Resu
             .any(|line| line.contains("a connection was refused") && line.contains(reason));
         ensure!(told, "{reason} is not in the log of {pod}");
     }
-    // All the time the guest has moved.
+    // The guest has been migrating all the time.
     let moving = cluster.migrations().get(&migration).await?;
     assert_eq!(
         phase(&moving),

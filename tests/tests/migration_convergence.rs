@@ -1,8 +1,8 @@
-//! Guests that change their memory while they move: whether that ends, what is done if it does not, and
-//! that it is told.
+//! Guests that modify their memory during a migration: whether the migration converges, what happens if it does not,
+//! and how that is reported.
 //!
-//! Four guests move at once, since each takes most of a minute: what each may do is recorded with its
-//! migration when that begins.
+//! Four guests migrate concurrently, since each takes most of a minute: the limits of a migration are recorded with it
+//! when it starts.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -18,17 +18,17 @@ use drydock_tests::{
     watching::{until, until_some},
 };
 
-/// As many as the test needs, nobody loses patience for want of progress, and what [`BUSY`] guests change does
-/// not fit into the last moment.
+/// As many concurrent migrations as the test needs, no timeout for lack of progress, and a downtime too short for what
+/// [`BUSY`] guests modify.
 const LIMITS: &str =
     "parallelMigrationsPerCluster: 8\nparallelOutboundMigrationsPerNode: 8\nprogressTimeout: 0\nmaxDowntimeMs: 200";
 
-/// Changes 40 MiB each second, which are 4 MiB again and again: small guests have no more.
+/// Modifies 40 MiB per second, the same 4 MiB repeatedly: small guests have no more.
 const BUSY: &str = "count: 200ms\ndirty: 4\ndirty-interval: 100ms";
-/// Changes 1 MiB each second.
+/// Modifies 1 MiB per second.
 const CALM: &str = "count: 200ms\ndirty: 1\ndirty-interval: 1s";
 
-/// Asks for a migration under these limits, and waits until they are recorded with it.
+/// Creates a migration under these limits, and waits until they are recorded with it.
 async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
     cluster.limit_migrations(&format!("{LIMITS}\n{lines}"))?;
     let migration = cluster.migrate(name).await?;
@@ -38,7 +38,7 @@ async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
     Ok(migration)
 }
 
-/// What was written of a migration, from its beginning.
+/// Returns the recorded states of a migration, from the start.
 fn story<'a>(
     snapshots: &'a [Snapshot<VirtualMachineInstanceMigration>],
     name: &'a str,
@@ -46,7 +46,7 @@ fn story<'a>(
     snapshots.iter().filter_map(move |snapshot| snapshot.get(name))
 }
 
-/// The summaries of its progress.
+/// Returns the summaries of its progress.
 fn summaries(snapshots: &[Snapshot<VirtualMachineInstanceMigration>], name: &str) -> Vec<String> {
     let mut all: Vec<String> = story(snapshots, name)
         .filter_map(|migration| Some(migration.status.as_ref()?.source.as_ref()?.progress.clone()?.summary))
@@ -63,7 +63,7 @@ fn mode(migration: &VirtualMachineInstanceMigration) -> Option<MigrationMode> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_given_up_as_allowed() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // Pods that are made from now on may be targets of post-copy.
+    // Only pods that are created from now on can be targets of post-copy.
     let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
     cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;
     let guests = [("switched", BUSY), ("paused", BUSY), ("stubborn", BUSY), ("calm", CALM)];
@@ -86,7 +86,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
     let patient = "bandwidthPerMigration: 4Mi\ncompletionTimeoutPerGiB: 0";
     let calm = migrate(&cluster, "calm", patient).await?;
 
-    // What people see meanwhile.
+    // What users see in the meantime.
     until_some("an estimate of the end in the table", || async {
         let table = cluster.kubectl(&["get", "vmim", "-o", "wide"])?;
         let shown = |name: &str, words: &str| table.lines().any(|line| line.contains(name) && line.contains(words));
@@ -132,8 +132,8 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
         why.contains("of the 2 min that it may") && why.contains("it is given up"),
         "{why}"
     );
-    // A guest that changes the same few pages again and again changes just what can be sent in a pass: whether that is
-    // found never to converge before its time is over depends on the machine. Core's simulator tests that.
+    // A guest that modifies the same few pages repeatedly modifies just what one pass can send. Whether that is
+    // recognized as never converging before the timeout depends on the machine. The simulator in core tests that.
     let reasons = ["CompletionTimeExceeded"];
     cluster
         .until_events("VirtualMachineInstance", "stubborn", &reasons)
@@ -162,7 +162,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
             .and_then(|status| status.source.as_ref()?.progress.as_ref());
         progress.is_some_and(|progress| progress.estimated_end.is_some())
     }));
-    // The risk is told while it lasts, and not afterwards.
+    // The risk is reported while it lasts, and not afterwards.
     let told = |migration: &VirtualMachineInstanceMigration| {
         let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
         let mut conditions = conditions.unwrap_or_default().iter();

@@ -1,5 +1,5 @@
-//! Live migrations of real guests, and what becomes of their disks: a claim that nodes share is used where it is, and a
-//! disk upon an image is whole whatever its tag names by now.
+//! Live migrations of real guests, and their disks: a shared claim is used in place, and a disk on top of an image
+//! stays intact even if the image's tag has moved.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{names::conditions as types, status::MigrationMethod};
@@ -13,10 +13,10 @@ use drydock_tests::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// Where nodes share a folder, as if a file server served it.
+/// A directory that nodes share, like an export of a file server.
 const SHARED: &str = "/var/lib/drydock-shared/test-migration";
 
-/// A pod that makes a disk of the guest's image in the shared folder.
+/// Returns the manifest of a pod that writes the guest's image as a disk to the shared directory.
 fn filling_pod(launcher: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: fill, namespace: {NAMESPACE}}}\nspec:\n  restartPolicy: Never\n  \
@@ -28,7 +28,7 @@ fn filling_pod(launcher: &str) -> String {
     )
 }
 
-/// A guest that boots from a shared claim, and whose other disk can only be read.
+/// Returns the manifest of a guest that boots from a shared claim, and whose other disk is read-only.
 fn sharing(name: &str, control: &str) -> String {
     let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
     format!(
@@ -78,7 +78,7 @@ async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
         ensure!(node_of(&before)? != node_of(&after)?, "it has not moved");
         let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
         ensure!(guest.copied_disks.is_empty(), "{:?} was copied", guest.copied_disks);
-        // What the guest writes now is where it wrote before.
+        // The guest still writes to the same place.
         let written = || cluster.on_node(&node, &format!("grep -aoE 'tick [0-9]+ boot={boot}' {SHARED}/disk.img"));
         let lines = written()?.lines().count();
         collector.until_more(&boot, 100).await?;
@@ -97,17 +97,17 @@ async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
     outcome
 }
 
-/// Prints a checksum of the first disk, past the guest's memory, again and again.
+/// Prints a checksum of the first disk, bypassing the guest's page cache, in a loop.
 const TELL_SUM: &str = "while :; do echo 3 >/proc/sys/vm/drop_caches; \
      echo \"vda [$(md5sum </dev/vda | head -c 32)] told\" >/dev/console; sleep 1; done &";
 
-/// What [`TELL_SUM`] has printed.
+/// Returns the checksums that [`TELL_SUM`] has printed.
 fn sums(text: &str) -> Vec<&str> {
     let lines = text.lines().filter_map(|line| line.split_once("vda ["));
     lines.filter_map(|(_, line)| line.strip_suffix("] told")).collect()
 }
 
-/// A guest that tells what is on its disk, whose image is named so, and the first sum that it told.
+/// Starts a guest that prints the checksum of its disk, whose image has this name. Returns the first checksum.
 async fn telling_its_disk(cluster: &Cluster, name: &str, image: &str) -> Result<String> {
     let control = "drydock:\n";
     let manifest = instance(name, "count: 200ms")
@@ -124,7 +124,7 @@ async fn telling_its_disk(cluster: &Cluster, name: &str, image: &str) -> Result<
         .await
 }
 
-/// Which image the record of a guest says that its disk lies upon, once it does.
+/// Waits until the ID of the disk's image is recorded for a guest, and returns it.
 async fn recorded_image(cluster: &Cluster, name: &str) -> Result<String> {
     until_some("the image's ID", || async {
         let status = cluster.instances().get(name).await?.status.unwrap_or_default();
@@ -134,7 +134,7 @@ async fn recorded_image(cluster: &Cluster, name: &str) -> Result<String> {
     .await
 }
 
-/// The last byte of the image in a guest's pod, in hexadecimal.
+/// Returns the last byte of the image in a guest's pod, in hexadecimal.
 async fn last_of_image(cluster: &Cluster, name: &str) -> Result<String> {
     let pod = cluster.launcher(name).await?.name_any();
     let script = "tail -c 1 /images/*/disk/* | od -An -tx1";
@@ -142,7 +142,7 @@ async fn last_of_image(cluster: &Cluster, name: &str) -> Result<String> {
     Ok(told.trim().to_owned())
 }
 
-/// The guest goes on telling the same of its disk, and has missed nothing.
+/// Checks that the guest still prints the same checksum of its disk, and that no tick is missing.
 async fn disk_is_still(cluster: &Cluster, name: &str, before: &str) -> Result<()> {
     let told = sums(&cluster.consoles(name).await?).len();
     let after = cluster
@@ -188,7 +188,8 @@ async fn a_guest_moves_upon_the_image_that_its_tag_named_when_it_started() -> Re
     cluster.no_guests().await
 }
 
-/// Where nothing may run beside a pod's own containers, nobody can tell which image a tag named.
+/// A policy that forbids ephemeral containers in pods, so that no component can determine which image a tag referred
+/// to.
 const NOTHING_BESIDE: &str = r#"
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -237,7 +238,7 @@ async fn moves_whole(cluster: &Cluster) -> Result<()> {
     })
     .await?;
     let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
-    // No node knows this name from an earlier test.
+    // The tag is unique, so no node knows it from an earlier test.
     let tag = format!("retagged-{}", now().as_second());
     cluster.retag(image, &["like", "latest", &tag])?;
     let before = telling_its_disk(cluster, name, &format!("{image}:{tag}")).await?;

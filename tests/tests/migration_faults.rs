@@ -1,5 +1,5 @@
-//! Faults while a guest moves, on all that has part in it and in every phase: afterwards it is on one
-//! node, nothing of it is missing, the objects say so, and it can be moved again.
+//! Faults during a migration, on every component involved and in every phase. Afterwards the guest is on one node,
+//! none of its data is missing, the objects are correct, and it can be migrated again.
 //!
 //! ```text
 //!  a guest ─▶ migration, held in a phase ─▶ fault ─▶ undone ─▶ judged ─▶ moved again ─▶ judged ─▶ the next
@@ -35,26 +35,26 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-/// The guest.
+/// Name of the guest.
 const NAME: &str = "struck";
-/// Without it on a node, a migration finds none.
+/// A label; a migration that selects it finds no target until a node has it.
 const HOLD: &str = "example.com/fault-test";
-/// Seconds of the deadlines of all phases that have one.
+/// Deadline of all phases that have one, in seconds.
 const DEADLINE: u64 = 8;
-/// How long a fault lasts that is not over at once: longer than any deadline.
+/// Duration of a fault that is not instantaneous: longer than any deadline.
 const LASTS: Duration = Duration::from_secs(11);
-/// So slow that a fault comes before the guest has moved.
+/// Slow enough for a fault to occur before the migration is complete.
 const SLOW: &str = "bandwidthPerMigration: 12Mi\nprogressTimeout: 8";
-/// How often a guest is moved again at most: seconds may be too few where the machine is busy.
+/// Maximum number of migrations after a fault: a deadline of seconds may be too short on a busy machine.
 const ATTEMPTS: usize = 3;
-/// Which cases are few, unless the environment variable `DRYDOCK_FAULTS_SEED` says another number. Of
-/// either test only those are tried in whose name `DRYDOCK_FAULTS_ONLY` is.
+/// Seed that selects the small set of cases; overridden by the environment variable `DRYDOCK_FAULTS_SEED`. Both tests
+/// run only cases whose name contains `DRYDOCK_FAULTS_ONLY`.
 const SEED: u64 = 1;
-/// So many of the few are tried unless the environment variable `DRYDOCK_FAULTS_CASES` says another number:
-/// those that have most pairs come first, and each takes half a minute.
+/// Number of cases of the small set to run; overridden by the environment variable `DRYDOCK_FAULTS_CASES`. Those with
+/// the most pairs come first, and each takes half a minute.
 const CASES: usize = 12;
 
-/// Carries out cases on a cluster whose deadlines are seconds, and gives it back as it was.
+/// Runs cases on a cluster with deadlines of seconds, and restores the cluster.
 async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result<()> {
     let cluster = Cluster::connect().await?;
     let done = async {
@@ -74,7 +74,7 @@ async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result
     done
 }
 
-/// `=SECONDS`, or `-` for those of every day.
+/// Sets the deadlines: `to` is `=SECONDS`, or `-` for the defaults.
 fn set_deadlines(cluster: &Cluster, to: &str) -> Result<()> {
     let [preparing, starting] = ["PREPARING", "STARTING"].map(|part| format!("DRYDOCK_MIGRATION_{part}{to}"));
     cluster.kubectl(&[
@@ -89,7 +89,7 @@ fn set_deadlines(cluster: &Cluster, to: &str) -> Result<()> {
     cluster.rolled_out(CONTROLLERS)
 }
 
-/// Makes sure that what a case kills is not kept from starting again by what was killed before.
+/// Ensures that restart back-off from earlier kills does not delay the restart of what the case kills.
 async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
     cluster.until_whole().await?;
     if case.kind == Kind::Kill && matches!(case.part, Part::Agent | Part::Tunnel | Part::Controller) {
@@ -98,7 +98,7 @@ async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
     Ok(())
 }
 
-/// The guest, and who hears it.
+/// The guest, and the collector of its datagrams.
 struct Guest {
     collector: Collector,
 }
@@ -114,7 +114,7 @@ impl Guest {
     }
 }
 
-/// Where the guest is and where it can go.
+/// Returns the guest's current node and its target node.
 async fn sides(cluster: &Cluster) -> Result<Sides> {
     let instance = cluster.until_vm_condition(NAME, types::LIVE_MIGRATABLE, "True").await?;
     let source = node_of(&instance)?;
@@ -133,7 +133,7 @@ async fn sides(cluster: &Cluster) -> Result<Sides> {
     })
 }
 
-/// The pod that was made for the migration.
+/// Returns the pod that was created for the migration.
 async fn target_pod(cluster: &Cluster, sides: &Sides) -> Result<Pod> {
     let instance = cluster.instances().get(NAME).await?;
     let pods = cluster.launchers_of(&instance).await?;
@@ -143,7 +143,7 @@ async fn target_pod(cluster: &Cluster, sides: &Sides) -> Result<Pod> {
         .context("no target pod")
 }
 
-/// Asks for a migration, which waits for [`HOLD`] if it is to be held before it has a node.
+/// Creates a migration. If `held`, it selects [`HOLD`] and so waits before it has a node.
 async fn ask(cluster: &Cluster, held: bool) -> Result<String> {
     let selector = held.then(|| (HOLD.to_owned(), "here".to_owned()));
     let migration = VirtualMachineInstanceMigration {
@@ -166,7 +166,7 @@ async fn ask(cluster: &Cluster, held: bool) -> Result<String> {
         .name_any())
 }
 
-/// What is found now.
+/// Collects the current state.
 async fn look(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &str, may_end: bool) -> Result<Found> {
     let migration = cluster.migrations().get(migration).await?;
     let instance = cluster.instances().get(NAME).await?;
@@ -202,7 +202,7 @@ async fn look(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &str, 
     Ok(found)
 }
 
-/// Waits until what is found may be, and until the guest, if there is one, has gone on from there.
+/// Waits until the state is valid and the guest, if it still exists, has produced further ticks.
 async fn settled(
     cluster: &Cluster,
     guest: &Guest,
@@ -238,23 +238,23 @@ async fn settled(
     Err(anyhow!("{complaint}; the migration is {status:?}"))
 }
 
-/// What came of a case.
+/// The result of a case.
 struct Outcome {
-    /// The migration's end.
+    /// The final phase and reason of the migration.
     migration: String,
-    /// Where the guest was then.
+    /// The guest's location afterwards.
     guest: &'static str,
-    /// What became of the next migration.
+    /// The result of the next migration.
     retry: &'static str,
 }
 
-/// Lets a migration go on that was held for the fault.
+/// How to release a migration that was held for the fault.
 enum Release {
-    /// It was not held.
+    /// The migration was not held.
     Nothing,
-    /// The target's node gets the label that it waits for.
+    /// Set the label that the migration selects on the target node.
     Label,
-    /// The agent of the source goes on.
+    /// Continue the agent of the source.
     Agent(Undo),
 }
 
@@ -268,7 +268,7 @@ impl Release {
     }
 }
 
-/// Carries out a case with a guest that runs.
+/// Runs a case with a running guest.
 async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> {
     let mut sides = sides(cluster).await?;
     let mut watch = match case.moment {
@@ -316,7 +316,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
             );
         }
         blow.strike()?;
-        // All others go on with it while the fault lasts.
+        // All other cases release it while the fault lasts.
         let is_held = case.part == Part::Agent && case.side == Side::Source && case.kind == Kind::Freeze;
         if !is_held {
             let _ = timeout(Duration::from_secs(2), release.carry_out(cluster, &sides)).await;
@@ -354,7 +354,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     })
 }
 
-/// Waits until no tunnel keeps anything of a migration: with it an old tunnel would never end.
+/// Waits until no tunnel has a session: with a session an old tunnel would never end.
 async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
     until_some("tunnels without sessions", || async {
         let mut open = false;
@@ -371,7 +371,7 @@ async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// Moves the guest without any fault.
+/// Migrates the guest without a fault.
 async fn moved_again(cluster: &Cluster, guest: &Guest, sides: &Sides) -> Result<()> {
     for attempt in 1.. {
         let again = ask(cluster, false).await?;
@@ -390,8 +390,7 @@ async fn moved_again(cluster: &Cluster, guest: &Guest, sides: &Sides) -> Result<
     Ok(())
 }
 
-/// Carries out cases one after the other, and keeps what came of each. One that fails does not keep
-/// the others from being tried.
+/// Runs cases one after the other, and passes each result to `keep`. A failed case does not prevent the others.
 async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Value) -> Result<()>) -> Result<()> {
     let mut guest = None;
     let mut failed = Vec::new();
@@ -450,7 +449,7 @@ async fn whatever_fails_while_it_moves_a_guest_is_on_one_node_and_can_be_moved_a
     tried(&cases, |_| Ok(())).await
 }
 
-/// The cases whose last line in the results of earlier runs says that they passed.
+/// Returns the cases whose last line in the results of earlier runs reports success.
 fn passed(results: &str) -> Vec<String> {
     let mut passed = Vec::new();
     for line in results.lines() {
@@ -473,10 +472,10 @@ async fn the_whole_matrix_of_faults() -> Result<()> {
     let only = setting("DRYDOCK_FAULTS_ONLY").unwrap_or_default();
     let before = passed(&std::fs::read_to_string(&file).unwrap_or_default());
     let mut results = OpenOptions::new().create(true).append(true).open(&file)?;
-    // What there is, for whoever makes a table of it.
+    // The list of all cases, for tools that build a table of the results.
     let names: Vec<String> = every_case().iter().map(Case::to_string).collect();
     writeln!(results, "{}", json!({ "cases": names }))?;
-    // Those first that are the most different, in case there is no time for all.
+    // The most diverse cases come first, in case there is no time for all.
     let mut cases = pairwise(SEED);
     cases.extend(every_case());
     let mut seen = BTreeSet::new();

@@ -1,7 +1,7 @@
-//! What an agent's token may write of migrations, tried with real ones of two nodes.
+//! Tests what an agent's token may write to migrations, with real tokens of two nodes.
 //!
-//! The nodes are made up: on real ones the agents themselves would write. The controller is away
-//! meanwhile, which would go on with the migrations or give them up.
+//! The nodes are fake: on real ones the agents themselves would write. The controller is stopped in the meantime,
+//! since it would continue or abort the migrations.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
@@ -13,18 +13,18 @@ use kube::{
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "migration-policy-tests";
-/// Names of the nodes, of the agents' pods on them, and of the instances.
+/// Names of the nodes and of the agents' pods on them.
 const SOURCE: &str = "zz-source";
 const TARGET: &str = "zz-target";
 const BYSTANDER: &str = "zz-bystander";
 const NODES: [&str; 3] = [SOURCE, TARGET, BYSTANDER];
-/// The migrations, each of an instance of the same name.
+/// The migrations, each of an instance with the same name.
 const UNDER_WAY: &str = "under-way";
 const OVER: &str = "over";
-/// A role with all rights over migrations, so that the policy alone keeps agents from using them.
+/// A role with all rights on migrations, so that only the policy restricts agents.
 const ROLE: &str = "migration-policy-tests";
 
-/// What the two sides of a migration may write, and what is refused in which words.
+/// Clients with the agents' tokens on the source, the target and an uninvolved node.
 struct Sides {
     source: Client,
     target: Client,
@@ -46,7 +46,7 @@ async fn report(agent: &Client, migration: &str, status: Value) -> kube::Result<
         .map(drop)
 }
 
-/// Applies as agents do.
+/// Applies a status like the agents.
 async fn apply(agent: &Client, manager: &str, migration: &str, status: Value) -> kube::Result<()> {
     let whole = json!({
         "apiVersion": "kubevirt.io/v1",
@@ -72,7 +72,7 @@ fn refused(result: kube::Result<()>, what: &str, words: &str) -> Result<()> {
     }
 }
 
-/// Nodes that are not there, each with a pod that could be its agent's.
+/// Returns the manifests of fake nodes, each with a pod that could be its agent's.
 fn invented() -> String {
     let pair = |name: &str| {
         format!(
@@ -85,7 +85,7 @@ fn invented() -> String {
     NODES.map(pair).concat()
 }
 
-/// An instance that no node takes, and a migration of it.
+/// Returns the manifests of an instance that fits no node, and of its migration.
 fn moved(name: &str) -> String {
     format!(
         "---\napiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
@@ -144,7 +144,7 @@ async fn prepare(cluster: &Cluster) -> Result<Sides> {
     })
 }
 
-/// Takes away what the test has made, as far as it got.
+/// Deletes the objects that the test has created so far.
 fn clear(cluster: &Cluster) -> Result<()> {
     cluster.delete(&["clusterrolebinding", ROLE])?;
     cluster.delete(&["clusterrole", ROLE])?;
@@ -152,11 +152,11 @@ fn clear(cluster: &Cluster) -> Result<()> {
         cluster.delete(&["pod", name, "--namespace=drydock", "--grace-period=0", "--force"])?;
         cluster.delete(&["node", name])?;
     }
-    // Nobody else says that these are over.
+    // No other component removes the finalizers of these objects.
     for (kind, name) in [("vmim", UNDER_WAY), ("vmim", OVER), ("vmi", UNDER_WAY), ("vmi", OVER)] {
         cluster.delete(&[kind, name, "--namespace", NAMESPACE, "--wait=false"])?;
         let free = r#"{"metadata": {"finalizers": null}}"#;
-        // It may be gone by now.
+        // The object may already be deleted.
         let _ = cluster.kubectl(&["-n", NAMESPACE, "patch", kind, name, "--type=merge", "--patch", free]);
     }
     cluster.delete(&["namespace", NAMESPACE])
@@ -194,7 +194,7 @@ async fn try_what_is_the_controllers(sides: &Sides) -> Result<()> {
         let written = report(&sides.target, UNDER_WAY, json!({ "target": side })).await;
         refused(written, what, guest_location)?;
     }
-    // The schema keeps everybody from that.
+    // The schema forbids that for every client.
     let elsewhere = json!({"source": {"node": BYSTANDER}});
     let written = report(&sides.source, UNDER_WAY, elsewhere).await;
     refused(written, "another node", "a migration's source does not change")
@@ -222,7 +222,7 @@ async fn try_the_other_side(sides: &Sides) -> Result<()> {
     for status in [
         json!({"source": {"state": "Migrating"}}),
         json!({"target": {"state": "Prepared"}}),
-        // Not even what is there already.
+        // Not even the current value.
         json!({"phase": "PreparingTarget"}),
     ] {
         let written = report(&sides.bystander, UNDER_WAY, status).await;
@@ -303,7 +303,7 @@ async fn an_agent_reports_its_own_side_of_a_migration_and_decides_nothing() -> R
         try_after_the_end(&sides).await
     };
     let tried = tried.await;
-    // Other tests need what was put aside, whatever became of this one.
+    // Other tests need the controller, whatever the result of this one.
     controllers(&cluster, 2)?;
     cluster.rolled_out(CONTROLLERS)?;
     let cleared = clear(&cluster);

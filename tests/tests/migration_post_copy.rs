@@ -1,9 +1,9 @@
-//! Faults while a guest that was switched to post-copy runs on its target and waits for the rest of its memory: that
-//! comes on streams between the two QEMU, so whoever only watches may end, and begin anew. A stream that breaks leaves a
-//! guest that goes on nowhere, and it is told.
+//! Faults while a guest runs on its target after a switch to post-copy and waits for the rest of its memory. That
+//! arrives on streams between the two QEMU processes, so the processes that only monitor may end and restart. A broken
+//! stream leaves a guest that runs on neither node, and this is reported.
 //!
-//! All of that holds once the guest runs there: a target's libvirtd that ends in the instant between the switch and that
-//! ends the guest when it begins anew, as libvirt does with whatever has not arrived.
+//! All of this holds once the guest runs on the target. If the target's libvirtd ends between the switch and that
+//! moment, its successor ends the guest, as libvirt does with every guest that has not fully arrived.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -25,12 +25,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, api::LogParams};
 use serde_json::json;
 
-/// The guest.
+/// Name of the guest.
 const NAME: &str = "switched";
-/// It is switched after 6 s, or later if its disks take longer, long before its memory has been sent once, and the rest
-/// would take more than a minute.
+/// The guest is switched after 6 s, or later if its disks take longer: long before its memory has been sent once, and
+/// the rest would take more than a minute.
 const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 6\nprogressTimeout: 0";
-/// What only watches.
+/// Processes that only monitor.
 const WATCHERS: [(Part, Side); 5] = [
     (Part::Libvirtd, Side::Target),
     (Part::Libvirtd, Side::Source),
@@ -97,7 +97,7 @@ impl Switched {
         .await
     }
 
-    /// What is missing comes as fast as it can.
+    /// Removes the bandwidth limit, so that the missing memory follows as fast as possible.
     async fn memory_follows(&self, cluster: &Cluster) -> Result<()> {
         let unlimited = json!({"execute": "migrate-set-parameters", "arguments": {"max-postcopy-bandwidth": 0}});
         until_some("the source's libvirtd", || async {
@@ -109,14 +109,14 @@ impl Switched {
         .await
     }
 
-    /// How many guests there are on the source and on the target.
+    /// Returns the number of QEMU processes with the guest on the source and on the target.
     fn guests(&self, cluster: &Cluster) -> Result<[usize; 2]> {
         let on = |node| cluster.guests_on(node, NAMESPACE, NAME);
         Ok([on(&self.sides.source)?, on(&self.sides.target)?])
     }
 }
 
-/// Waits until the migration tells the risk of post-copy with that reason.
+/// Waits until the migration reports the risk of post-copy with this reason.
 async fn until_says(cluster: &Cluster, migration: &str, reason: &str) -> Result<()> {
     let what = format!("it to say {reason} of post-copy");
     until(cluster.migrations(), migration, &what, |migration| {
@@ -168,7 +168,7 @@ async fn whoever_watches_a_guest_in_post_copy_may_end_and_a_stream_that_breaks_i
     let switched = Switched::begin(&cluster).await?;
     switched.strike(&cluster, Part::Tunnel, Side::Source).await?;
     until_says(&cluster, &switched.migration, "PostCopyBroken").await?;
-    // Nobody knows which of the two would go on rightly, so both are left as they are.
+    // Neither copy is known to be the right one to resume, so both are left unchanged.
     assert_eq!(switched.guests(&cluster)?, [1, 1]);
     cluster
         .until_events("VirtualMachineInstance", NAME, &["PostCopyBroken"])

@@ -1,4 +1,4 @@
-//! The agents are replaced while a guest moves: what carries it stays until it has moved.
+//! The agents are replaced during a migration: the processes that carry it stay until it is complete.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as types};
@@ -13,10 +13,10 @@ use drydock_tests::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
 
-/// So slow that all agents are replaced before the guest has moved, and nobody loses patience.
+/// Slow enough for all agents to be replaced before the migration is complete, and without timeouts.
 const HELD: &str = "bandwidthPerMigration: 2Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
 
-/// Pods of agents and tunnels, those on their way out among them.
+/// Returns the pods of agents and tunnels, including those that are being deleted.
 async fn agent_pods(cluster: &Cluster) -> Result<Vec<Pod>> {
     let wanted = ListParams::default().labels("app.kubernetes.io/name=drydock-agent");
     let all = Api::<Pod>::namespaced(cluster.client.clone(), "drydock");
@@ -46,7 +46,7 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     for (node, _, uid) in &before {
         cluster.until_new_agent(node, uid).await?;
     }
-    // Both old pods are still there for the guest that is on its way.
+    // Both old pods still exist for the guest in transit.
     let moving = cluster.migrations().get(&migration).await?;
     assert_eq!(
         phase(&moving),
@@ -69,7 +69,7 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     let one = cluster.until_one_pod(name).await?;
     let to = node_of(&after)?;
     assert_eq!(one.spec.and_then(|spec| spec.node_name), Some(to.clone()));
-    // No second one of it is left behind anywhere.
+    // No second copy of the guest is left on any node.
     for node in &cluster.nodes {
         let script = format!(
             "grep -al 'guest=default_{name},' /proc/[0-9]*/cmdline 2>/dev/null \
@@ -97,12 +97,12 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// A folder for `kubectl apply -k` that `hack/test --previous-release` makes.
+/// Returns a directory for `kubectl apply -k` that `hack/test --previous-release` creates.
 fn folder(variable: &str) -> Result<String> {
     setting(variable).with_context(|| format!("{variable} names no folder: run hack/test --previous-release"))
 }
 
-/// Moves a guest to another node, where it goes on as it was.
+/// Migrates a guest to another node, where it continues.
 async fn move_once(cluster: &Cluster, name: &str) -> Result<()> {
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let migration = cluster.migrate(name).await?;
@@ -114,7 +114,7 @@ async fn move_once(cluster: &Cluster, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Puts everything back as this version has it.
+/// Restores the state of this version.
 async fn restore(cluster: &Cluster) -> Result<()> {
     cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_THIS_RELEASE")?])?;
     cluster.rolled_out(AGENTS)?;
@@ -122,7 +122,7 @@ async fn restore(cluster: &Cluster) -> Result<()> {
     cluster.until_whole().await
 }
 
-/// A guest that counts, while parts of the cluster are of the previous release; none of its numbers may be missing.
+/// Runs a counting guest while parts of the cluster have the previous release; no number may be missing.
 async fn counts_through<T: Future<Output = Result<()>>>(
     cluster: &Cluster,
     name: &str,
@@ -142,7 +142,7 @@ async fn counts_through<T: Future<Output = Result<()>>>(
 #[ignore = "needs images of the previous release: hack/test --previous-release"]
 async fn mixed_versions_of_agents_move_a_guest_both_ways() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // What runs goes on until it is deleted.
+    // Running agents continue until they are deleted.
     cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_PREVIOUS_AGENTS")?])?;
     let name = "mixed";
     let moved = counts_through(&cluster, name, || async {
@@ -150,7 +150,8 @@ async fn mixed_versions_of_agents_move_a_guest_both_ways() -> Result<()> {
             let agent = cluster.agent_pod(node).await?;
             cluster.delete(&["pod", &agent.name_any(), "--namespace=drydock", "--timeout=90s"])?;
             cluster.until_new_agent(node, &agent.uid().context("a UID")?).await?;
-            // From this version to the previous and back; then, as both nodes have it, within that.
+            // First from this version to the previous one and back; then, when both nodes have the previous version,
+            // within it.
             move_once(&cluster, name).await?;
             move_once(&cluster, name).await?;
         }

@@ -1,5 +1,5 @@
-//! What a real API server says of the pods that guests run in: nothing, also where the restricted
-//! Pod Security Standard is enforced.
+//! A real API server accepts the pods of guests without warnings, even where it enforces the restricted Pod Security
+//! Standard.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 const NAMESPACE: &str = "drydock-test-restricted";
 
-/// A namespace that refuses every pod that the restricted standard does not allow.
+/// Creates a namespace that enforces the restricted Pod Security Standard.
 async fn restricted(client: &Client) -> Result<Api<Pod>> {
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {
         "name": NAMESPACE,
@@ -50,7 +50,7 @@ fn small() -> Value {
     json!({"domain": {"memory": {"guest": "64Mi"}}})
 }
 
-/// Every field that shows in a pod.
+/// Returns a spec with every field that affects a pod.
 fn everything() -> Value {
     json!({
         "architecture": "amd64",
@@ -88,7 +88,7 @@ fn everything() -> Value {
     })
 }
 
-/// The pod of an instance, and that of a migration of it.
+/// Returns the pod of an instance, and that of a migration of it.
 fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
     let instance = instance(spec)?;
     let needs = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
@@ -132,13 +132,13 @@ async fn the_restricted_standard_admits_the_pods_of_guests() -> Result<()> {
                 .create(&tried, &wanted)
                 .await
                 .with_context(|| spec.to_string())?;
-            // An API server that does not know a field drops it without a word.
+            // An API server silently drops a field that it does not know.
             let (wanted, made) = (serde_json::to_value(&wanted.spec)?, serde_json::to_value(&made.spec)?);
             let lost = lost(&wanted, &made, "spec");
             ensure!(lost.is_empty(), "{lost:?}");
         }
     }
-    // The namespace does refuse what a pod must not do.
+    // Checks that the namespace rejects pods that violate the standard.
     let [mut refused, _] = pods(&small(), false)?;
     if let Some(spec) = &mut refused.spec {
         spec.host_pid = Some(true);
@@ -154,14 +154,14 @@ async fn the_restricted_standard_admits_the_pods_of_guests() -> Result<()> {
     Ok(())
 }
 
-/// Paths of what was asked for and is not there, or is there otherwise.
+/// Returns the paths of requested values that are missing or different.
 fn lost(wanted: &Value, made: &Value, at: &str) -> Vec<String> {
     match (wanted, made) {
         (Value::Object(wanted), Value::Object(made)) => wanted
             .iter()
             .flat_map(|(key, value)| match made.get(key) {
                 Some(there) => lost(value, there, &format!("{at}.{key}")),
-                // What says nothing may be left out.
+                // Empty objects may be omitted.
                 None if value.as_object().is_some_and(serde_json::Map::is_empty) => Vec::new(),
                 None => vec![format!("{at}.{key}")],
             })
@@ -172,7 +172,7 @@ fn lost(wanted: &Value, made: &Value, at: &str) -> Vec<String> {
                 .flat_map(|(index, (wanted, made))| lost(wanted, made, &format!("{at}[{index}]")))
                 .collect()
         }
-        // Amounts are written in their usual units.
+        // Quantities are normalized.
         _ if at.contains(".resources.") || wanted == made => Vec::new(),
         _ => vec![at.to_owned()],
     }

@@ -1,4 +1,4 @@
-//! What an agent's token may write, tried with a real one.
+//! Tests what an agent's token may write, with a real token.
 
 use anyhow::{Result, ensure};
 use drydock_api::{
@@ -191,15 +191,15 @@ async fn an_agent_may_report_its_own_hypervisor_and_lease_and_no_other() -> Resu
     Ok(())
 }
 
-/// An instance that no node can take, so that nobody but the test writes its status: on `node`, as
-/// the administrator says.
+/// Creates an instance that fits no node, so that only the test writes its status. The administrator sets its node to
+/// `node`.
 async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<VirtualMachineInstance>> {
     let manifest = instance(name, "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n");
     cluster.apply(&manifest)?;
     cluster.until_phase(name, Phase::Scheduling).await?;
     let status = json!({"status": {
         "nodeName": node,
-        // One on its node would be looked for by the agent that runs there.
+        // The agent on a pod's node would look for the pod, so this one is on another node.
         "activePods": {"0-2": "elsewhere"},
         "phase": "Running",
     }});
@@ -234,7 +234,7 @@ async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Resu
     )?;
     ensure!(message.contains("on the node it runs on"), "{message}");
 
-    // What the controller and the administrator have said of it so far stays.
+    // Conditions from the controller and the administrator stay.
     let said = here.list(&ListParams::default()).await?;
     let said = said.items.into_iter().find(|vmi| vmi.name_any() == "here");
     let mut conditions: Vec<Value> = said
@@ -320,7 +320,7 @@ async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Resu
         let message = refusal(written.map(drop), what)?;
         ensure!(message.contains(expected), "{what}: {message}");
     }
-    // Status is a subresource: nothing else goes through it, and RBAC grants nothing else.
+    // Status is a subresource: a write to it changes nothing else, and RBAC grants nothing else.
     let before = cluster.instances().get("here").await?;
     let sneaked = json!({"metadata": {"labels": {"x": "y"}, "finalizers": null}, "spec": {"hostname": "x"}, "status": {"phase": "Running"}});
     here.patch_status("here", &parameters, &Patch::Merge(sneaked)).await?;
@@ -340,7 +340,7 @@ async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Resu
         "deleting it",
     )?;
 
-    // Its own rows.
+    // Writes of its own fields.
     for status in [
         json!({"conditions": conditions}),
         json!({"guestOSInfo": {"id": "debian"}, "migrationMethod": "BlockMigration"}),
@@ -351,7 +351,7 @@ async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Resu
         here.patch_status("here", &parameters, &Patch::Merge(json!({ "status": status })))
             .await?;
     }
-    // No node will ever say what became of the pod that does not exist.
+    // No node will ever report the end of the pod, which does not exist.
     let over = Patch::Merge(json!({"status": {"activePods": null}}));
     for name in ["here", "there"] {
         cluster.instances().patch_status(name, &parameters, &over).await?;
@@ -452,24 +452,24 @@ async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() ->
             ("create", "serviceaccounts", "token"),
             ("impersonate", "users", ""),
         ] {
-            // The one that a policy confines: `controller_changes_pods_only_as_it_has_to`.
+            // A policy restricts this right: `controller_changes_pods_only_as_it_has_to`.
             if (account, sub) == ("drydock-controller", "ephemeralcontainers") {
                 continue;
             }
             let sub = format!("--subresource={sub}");
-            // It ends with 1 where the answer is no.
+            // kubectl exits with status 1 if the access is denied.
             let asked = cluster.kubectl(&["auth", "can-i", verb, resource, "--namespace", NAMESPACE, &sub, &user]);
             ensure!(asked.is_err(), "{account} can {verb} {resource} {sub}");
         }
     }
-    // The question itself is understood.
+    // Checks that the query itself works.
     let user = "--as=system:serviceaccount:drydock:drydock-controller";
     let asked = cluster.kubectl(&["auth", "can-i", "list", "pods", "--namespace", NAMESPACE, user])?;
     assert_eq!(asked.trim(), "yes");
     Ok(())
 }
 
-/// A pod that no node takes, as a tenant might have it, with these labels.
+/// Returns the manifest of a tenant's pod that fits no node, with these labels.
 fn tenants_pod(name: &str, labels: &str) -> String {
     format!(
         "---

@@ -1,4 +1,4 @@
-//! One agent acts on a node at a time, and a rollout is not seen from outside.
+//! Only one agent at a time acts on a node, and a rollout has no externally visible effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,7 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
         Ok((holder(&cluster, node).await? == new).then_some(()))
     })
     .await?;
-    // The new agent acts: it undoes what is wrong.
+    // The new agent acts: it reverts a forged label.
     cluster
         .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
         .await?;
@@ -58,7 +58,7 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
     Ok(())
 }
 
-/// Labels as another labeller leaves them on a node, stale ones included.
+/// Labels that another labeller left on a node, including stale ones.
 const ANOTHERS: [&str; 8] = [
     "cpu-model.node.kubevirt.io/Opteron_G2",
     "cpu-model-migration.node.kubevirt.io/kvm64",
@@ -123,7 +123,7 @@ async fn a_stopped_agent_says_so_and_a_new_one_takes_over_from_another_labeller(
     Ok(())
 }
 
-/// The ready pods of the controller, by name, with their nodes.
+/// Returns the ready pods of the controller, by name, with their nodes.
 async fn controllers(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
     let mut pods = cluster.own_pods().await?;
     pods.retain(|pod| pod.name_any().starts_with("drydock-controller") && agent::is_ready(pod));

@@ -1,5 +1,5 @@
-//! Nobody has a right that it does not use, by the API server's own record. Runs after all others,
-//! since they make the agents and the controller use their rights.
+//! No service account has a right that it does not use, according to the API server's audit log. Runs after all other
+//! tests, since they make the agents and the controller use their rights.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// Group, resource with subresource, and verb.
+/// API group, resource with subresource, and verb.
 type Right = (String, String, String);
 
 fn granted(rules: Option<Vec<PolicyRule>>) -> BTreeSet<Right> {
@@ -33,7 +33,7 @@ fn granted(rules: Option<Vec<PolicyRule>>) -> BTreeSet<Right> {
     rights
 }
 
-/// What a service account was allowed to do, and what it was refused by RBAC.
+/// Returns the rights that a service account used, and those that RBAC refused.
 fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
     let user = format!("system:serviceaccount:drydock:{account}");
     let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -41,7 +41,7 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
         let Ok(event) = serde_json::from_str::<Value>(line) else {
             continue;
         };
-        // Tests use agents' tokens too, by their own user agent.
+        // Tests also use agents' tokens, with a different user agent.
         let ours = event["userAgent"]
             .as_str()
             .is_some_and(|agent| agent.starts_with("drydock-"));
@@ -61,11 +61,11 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
         if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
             refused.insert(right);
         } else {
-            // What an apply makes anew needs the right to create it.
+            // An apply that creates the object requires the right to create it.
             if right.2 == "patch" && event["responseStatus"]["code"] == 201 {
                 used.insert((right.0.clone(), right.1.clone(), "create".into()));
             }
-            // A list that is streamed is a watch that begins with it; where it is not, it is asked for.
+            // A streamed list is a watch with initial events; without streaming, the client sends a list request.
             if right.2 == "watch" && text(&event["requestURI"]).contains("sendInitialEvents=true") {
                 used.insert((right.0.clone(), right.1.clone(), "list".into()));
             }
@@ -79,7 +79,7 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn every_right_is_used_and_none_is_missing() -> Result<()> {
     let cluster = Cluster::connect().await?;
-    // A Lease that somebody else has written to is looked at before it is renewed.
+    // A Lease that another client has modified is read before it is renewed.
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), NODE_LEASE_NAMESPACE);
     let touch = Patch::Merge(json!({"metadata": {"annotations": {"touched": "by-a-test"}}}));
     let touched = leases.patch(cluster.first(), &PatchParams::default(), &touch).await?;
@@ -104,10 +104,10 @@ async fn every_right_is_used_and_none_is_missing() -> Result<()> {
         }
         let (mut used, refused) = recorded(&log, account);
         if account == "drydock-controller" {
-            // Counts an event that is repeated, for which one node would have to fall silent twice.
+            // Updates the count of a repeated event, for which one node would have to become unresponsive twice.
             used.insert(("events.k8s.io".into(), "events".into(), "patch".into()));
         }
-        // A restarted API server refuses everything for a moment, until it has read the roles.
+        // A restarted API server refuses every request for a moment, until it has loaded the roles.
         assert_eq!(
             refused.difference(&rights).collect::<Vec<_>>(),
             Vec::<&Right>::new(),

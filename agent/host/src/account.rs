@@ -1,21 +1,21 @@
-//! The account as which a private libvirtd runs.
+//! The account under which a private libvirtd runs.
 
 use nix::unistd::{Gid, Uid, User, geteuid};
 
-/// The account as which libvirtd runs.
+/// The account under which libvirtd runs.
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// Its user.
+    /// User ID.
     pub(crate) uid: Uid,
-    /// Its group.
+    /// Group ID.
     pub(crate) gid: Gid,
 }
 
 impl Account {
-    /// The account of guests where there is one, else one that may nothing; `None` if this process
-    /// is not root and cannot choose.
+    /// Returns the account of guests if the system has one, otherwise an unprivileged account. Returns `None` if this
+    /// process is not root and therefore cannot switch accounts.
     pub(crate) fn find() -> Option<Self> {
-        /// The uid of guests in launcher images, whatever its name.
+        /// The uid of guests in launcher images. Its user name may vary.
         const GUEST: u32 = 107;
         if !geteuid().is_root() {
             return None;

@@ -1,8 +1,8 @@
-//! The AppArmor profile of launcher pods, where the kernel has AppArmor.
+//! The AppArmor profile of launcher pods, for kernels with AppArmor.
 //!
-//! The container runtime's own profile refuses mounts, and with them passt's sandbox. This one
-//! keeps what that profile is for, /proc and /sys, and leaves the rest to the pod's lack of any
-//! capability and to its seccomp profile.
+//! The container runtime's default profile denies mounts, which breaks passt's sandbox. This profile keeps what the
+//! default profile is for, the protection of /proc and /sys. The rest is covered by the pod's lack of capabilities
+//! and by its seccomp profile.
 
 use std::{
     fs,
@@ -20,27 +20,27 @@ use nix::{
 use crate::roots::Roots;
 
 const PROFILE: &str = include_str!("app_armor/drydock-launcher");
-/// What the profile is called in it.
+/// The profile's name inside `PROFILE`.
 const NAME: &str = "drydock-launcher";
 
-/// Whether the kernel enforces AppArmor.
+/// Returns whether AppArmor is enabled in the kernel.
 pub fn is_on(roots: &Roots) -> bool {
     roots.sys_text("module/apparmor/parameters/enabled").as_deref() == Some("Y")
 }
 
-/// Gives the kernel the profile, in place of an older one, by the program `apparmor_parser`.
+/// Loads the profile into the kernel with the program `apparmor_parser`, replacing an older version.
 ///
 /// # Errors
-/// If there is no such program, or it fails; what it says is in the error.
+/// If the program does not exist or fails. The error contains the last line of its stderr.
 pub fn load(parser: &Path) -> io::Result<()> {
     let parser = parser.to_owned();
     in_own_mounts(move |kernel| run(&parser, "--replace", kernel))
 }
 
-/// Takes the profile from the kernel, if it has it.
+/// Removes the profile from the kernel if it is loaded.
 ///
 /// # Errors
-/// As those of [`load`].
+/// Same as for [`load`].
 pub fn unload(parser: &Path) -> io::Result<()> {
     let parser = parser.to_owned();
     in_own_mounts(move |kernel| {
@@ -53,14 +53,15 @@ pub fn unload(parser: &Path) -> io::Result<()> {
     })
 }
 
-/// Whether the kernel's list of profiles, one a line, as in `name (enforce)`, has that of launcher pods.
+/// Returns whether the kernel's list of profiles, one per line as in `name (enforce)`, contains the launcher profile.
 fn has_profile(profiles: &str) -> bool {
     profiles.lines().any(|line| line.split(" (").next() == Some(NAME))
 }
 
-/// Does something with the kernel's folder of AppArmor, which a container does not see, even a privileged one.
+/// Runs `act` on the kernel's AppArmor folder in securityfs, which is not visible in a container, even a privileged
+/// one.
 fn in_own_mounts(act: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    // The mount shows in this thread only, and in what it starts.
+    // The mount is visible only to this thread and its child processes.
     let done = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         let nothing = None::<&str>;
@@ -108,7 +109,7 @@ fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
     )))
 }
 
-/// An empty folder to mount on.
+/// An empty folder to use as a mount point.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -121,7 +122,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Left behind, it is an empty folder in a place for such.
+        // A leftover is only an empty folder in the temporary directory.
         let _ = fs::remove_dir(&self.0);
     }
 }

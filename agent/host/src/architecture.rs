@@ -1,12 +1,11 @@
-//! The architectures on which guests are understood, by the names that Kubernetes, the kernel and
-//! libvirt give them.
+//! The CPU architectures that are supported for guests, with the names that Kubernetes, the kernel and libvirt use.
 //!
-//! The rules follow KubeVirt's node-labeller: amd64 and s390x have CPU models, host-model and
-//! features, arm64 only machine types; anything else is not inspected beyond the kernel.
+//! The rules follow KubeVirt's node-labeller: amd64 and s390x have CPU models, host-model and features, arm64 has
+//! only machine types. On any other architecture only the kernel is inspected.
 
 use serde::{Deserialize, Serialize};
 
-/// Architecture of a machine.
+/// The CPU architecture of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Architecture {
     /// 64-bit x86.
@@ -15,17 +14,17 @@ pub enum Architecture {
     Arm64,
     /// IBM Z.
     S390x,
-    /// Any other, by the kernel's name.
+    /// Any other architecture, with the kernel's name.
     Other(String),
 }
 
 impl Architecture {
-    /// The architecture for which this program was built, which is that of the machine.
+    /// Returns the architecture this program was built for, which is that of the machine.
     pub fn native() -> Self {
         Self::from_kernel(std::env::consts::ARCH)
     }
 
-    /// From the kernel's name (`uname -m`).
+    /// Converts from the kernel's name (`uname -m`).
     pub fn from_kernel(name: &str) -> Self {
         match name {
             "x86_64" => Self::Amd64,
@@ -35,7 +34,7 @@ impl Architecture {
         }
     }
 
-    /// As Kubernetes names it.
+    /// Returns the Kubernetes name.
     pub fn kubernetes(&self) -> &str {
         match self {
             Self::Amd64 => "amd64",
@@ -45,7 +44,7 @@ impl Architecture {
         }
     }
 
-    /// As libvirt names it.
+    /// Returns the libvirt name.
     pub fn libvirt(&self) -> &str {
         match self {
             Self::Amd64 => "x86_64",
@@ -55,7 +54,7 @@ impl Architecture {
         }
     }
 
-    /// The machine type about which libvirt is asked; `None` where nothing is asked.
+    /// Returns the machine type to query libvirt for, or `None` where libvirt is not queried.
     pub fn machine(&self) -> Option<&'static str> {
         match self {
             Self::Amd64 => Some("q35"),
@@ -65,18 +64,18 @@ impl Architecture {
         }
     }
 
-    /// Whether `host-model` exists here, and with it the baseline of features.
+    /// Returns whether `host-model`, and with it the baseline of features, exists on this architecture.
     pub fn has_host_model(&self) -> bool {
         matches!(self, Self::Amd64 | Self::S390x)
     }
 
-    /// Vendor where libvirt names none.
+    /// Returns the vendor to use where libvirt reports none.
     pub fn default_vendor(&self) -> &'static str {
         if matches!(self, Self::S390x) { "IBM" } else { "" }
     }
 
-    /// Whether a feature element with this policy says that guests have the feature. libvirt
-    /// writes no policy on s390x, where a listed feature is a required one.
+    /// Returns whether a feature element with this policy means that guests have the feature. On s390x libvirt writes
+    /// no policy, and every listed feature is required.
     pub fn feature_is_required(&self, policy: Option<&str>) -> bool {
         match policy {
             Some(policy) => policy == "require",

@@ -1,19 +1,19 @@
-//! The thread on which this crate waits for descriptors: relays to libvirts, and watches of folders.
+//! The thread that polls file descriptors for this crate: relays to libvirts, and folder watches.
 //!
-//! One for the process, started when it is first needed. It never waits for anything but the kernel,
-//! so that a launcher which hangs holds up nobody here.
+//! There is one per process, started on first use. It never waits for anything but the kernel, so a launcher that
+//! hangs does not block any other task.
 
 use std::{io, sync::OnceLock, thread};
 
 use tokio::runtime::{Builder, Handle};
 
-/// Why there is no such thread. `io::Error` cannot be kept and given out many times.
+/// Why the thread could not be started. `io::Error` is not `Clone`, so it cannot be stored and returned repeatedly.
 type NotStarted = (io::ErrorKind, String);
 
-/// The runtime of that thread.
+/// Returns the runtime of that thread.
 ///
 /// # Errors
-/// If the kernel gives no thread or no descriptors. It is not tried again.
+/// If the kernel provides no thread or no descriptors. The start is not retried.
 pub(crate) fn runtime() -> io::Result<&'static Handle> {
     static HANDLE: OnceLock<Result<Handle, NotStarted>> = OnceLock::new();
     HANDLE

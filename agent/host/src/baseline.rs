@@ -1,8 +1,7 @@
-//! The hypervisor CPU baseline with its features expanded: every feature that a guest on this
-//! host can have.
+//! The hypervisor CPU baseline with its features expanded: every feature that a guest on this host can have.
 //!
-//! Which elements count differs by architecture, as in KubeVirt's node-labeller: on amd64 the
-//! policy must be `require`, on s390x libvirt writes none.
+//! Which elements count depends on the architecture, as in KubeVirt's node-labeller: on amd64 the policy must be
+//! `require`, on s390x libvirt writes no policy.
 
 use crate::{
     architecture::Architecture,
@@ -12,14 +11,14 @@ use crate::{
 /// A CPU baseline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Baseline {
-    /// Features, sorted, each once.
+    /// Feature names, sorted, without duplicates.
     pub features: Vec<String>,
 }
 
-/// Reads the `<cpu>` element that `virConnectBaselineHypervisorCPU` gives.
+/// Parses the `<cpu>` element that `virConnectBaselineHypervisorCPU` returns.
 ///
 /// # Errors
-/// If it is not such a document, or beyond the bounds.
+/// If the text is not such a document or exceeds the bounds.
 pub fn parse(text: &str, architecture: &Architecture) -> Result<Baseline, ParseError> {
     Reading::parse("the CPU baseline", "cpu", text, |reading, cpu| {
         let mut features = Vec::new();

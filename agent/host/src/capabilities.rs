@@ -1,7 +1,7 @@
-//! libvirt's capabilities: the host's time stamp counter and topology, and the machine types.
+//! libvirt's capabilities: the host's time stamp counter, topology and machine types.
 //!
-//! Only machine types of the native architecture are kept. KubeVirt's node-labeller keeps those of
-//! every emulator that happens to be installed, which no guest of the node can have.
+//! Only machine types of the native architecture are kept. KubeVirt's node-labeller also keeps those of every other
+//! installed emulator, although no guest of the node can have them.
 
 use std::collections::BTreeSet;
 
@@ -13,21 +13,21 @@ use crate::{
     document::{ParseError, Reading, child, children},
 };
 
-/// What capabilities say.
+/// Parsed capabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// The host's time stamp counter, if libvirt could measure it.
     pub tsc: Option<TscCounter>,
-    /// CPU topology, if libvirt tells.
+    /// CPU topology, if libvirt reports it.
     pub topology: Option<Topology>,
     /// Machine types of the native architecture, sorted by name.
     pub machine_types: Vec<MachineType>,
 }
 
-/// Reads capabilities.
+/// Parses libvirt's capabilities.
 ///
 /// # Errors
-/// If it is not such a document, or beyond the bounds.
+/// If the text is not such a document or exceeds the bounds.
 pub fn parse(text: &str, architecture: &Architecture) -> Result<Capabilities, ParseError> {
     Reading::parse("the capabilities", "capabilities", text, |reading, root| {
         let host = child(root, "host");
@@ -47,7 +47,7 @@ pub fn parse(text: &str, architecture: &Architecture) -> Result<Capabilities, Pa
     })
 }
 
-/// `<counter name='tsc' frequency='...' scaling='...'/>`.
+/// Parses `<counter name='tsc' frequency='...' scaling='...'/>`.
 fn counter(reading: Reading, cpu: Node<'_, '_>) -> Result<Option<TscCounter>, ParseError> {
     let Some(counter) = children(cpu, "counter").find(|counter| counter.attribute("name") == Some("tsc")) else {
         return Ok(None);
@@ -61,7 +61,7 @@ fn counter(reading: Reading, cpu: Node<'_, '_>) -> Result<Option<TscCounter>, Pa
     }))
 }
 
-/// `<topology sockets dies clusters cores threads>` and the number of NUMA cells.
+/// Parses `<topology sockets dies clusters cores threads>` and counts the NUMA cells.
 fn topology(cpu: Node<'_, '_>, cells: Option<Node<'_, '_>>) -> Option<Topology> {
     let topology = child(cpu, "topology")?;
     let number = |name: &str| topology.attribute(name).and_then(|text| text.parse::<u32>().ok());
@@ -77,7 +77,7 @@ fn topology(cpu: Node<'_, '_>, cells: Option<Node<'_, '_>>) -> Option<Topology> 
     })
 }
 
-/// Machine types of the native architecture, also those that only one virt type has.
+/// Returns the machine types of the native architecture, including those that only one virt type has.
 fn machine_types(
     reading: Reading,
     root: Node<'_, '_>,

@@ -1,9 +1,9 @@
-//! CPU features by the kernel's names and where cpuid tells them.
+//! CPU features by the kernel's names, with their position in cpuid.
 //!
-//! The names are those of `/proc/cpuinfo` (the kernel's `cpufeatures.h`). Flags that the kernel
-//! makes up itself (`constant_tsc`, `rep_good`, ...) are not facts of the processor and not here.
+//! The names are those of `/proc/cpuinfo` (the kernel's `cpufeatures.h`). Flags that the kernel makes up itself
+//! (`constant_tsc`, `rep_good`, ...) are not properties of the processor and not listed here.
 
-/// Which register holds a feature's bit.
+/// The register that holds a feature's bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
     /// EAX.
@@ -18,17 +18,17 @@ pub(crate) enum Register {
 
 /// The features in one register of one leaf.
 pub(crate) struct FlagRegister {
-    /// Leaf (EAX of the question).
+    /// Leaf (input EAX).
     pub(crate) leaf: u32,
-    /// Sub-leaf (ECX of the question).
+    /// Sub-leaf (input ECX).
     pub(crate) subleaf: u32,
-    /// Where the bits are.
+    /// The output register that holds the bits.
     pub(crate) register: Register,
-    /// Bit and name.
+    /// Bit number and feature name.
     pub(crate) flags: &'static [(u8, &'static str)],
 }
 
-/// All features that are looked for.
+/// All known features.
 #[rustfmt::skip]
 pub(crate) const FLAG_REGISTERS: &[FlagRegister] = &[
     FlagRegister {

@@ -1,14 +1,12 @@
 //! libvirt's CPU map: which features a named CPU model has.
 //!
-//! The map is a folder: `index.xml` includes one file for each model. A model may be built on
-//! others: it has their features and adds its own. A feature marked `removed` is one that QEMU has
-//! taken away from the model; one marked `added` is one that QEMU gave the model later (the `vmx-*`,
-//! which say nothing without `vmx`). libvirt's `x86ModelParseFeatures` keeps both apart from the
-//! model's features, so a host without them has the model all the same. s390x has no models here:
-//! there they are QEMU's alone.
+//! The map is a folder: `index.xml` includes one file for each model. A model may be built on others: it inherits
+//! their features and adds its own. A feature marked `removed` was removed from the model by QEMU. A feature marked
+//! `added` was added to the model later by QEMU (the `vmx-*` features, which mean nothing without `vmx`). libvirt's
+//! `x86ModelParseFeatures` keeps both kinds apart from the model's features, so a host without them still has the
+//! model. The map has no s390x models: those are defined by QEMU alone.
 //!
-//! Loading takes a few milliseconds and about a megabyte, so a map is loaded for a question and
-//! dropped.
+//! Loading takes a few milliseconds and about a megabyte, so a map is loaded for one query and then dropped.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -22,10 +20,10 @@ use thiserror::Error;
 
 use crate::document::{MAX_BYTES, MAX_LIST, ParseError, Reading, children};
 
-/// Most files of a map; libvirt 12 has 250.
+/// Maximum number of files in a map. libvirt 12 has 250.
 const MAX_FILES: usize = 2048;
 
-/// Deepest chain of models; libvirt has two.
+/// Maximum depth of a chain of models. libvirt has two.
 const MAX_DEPTH: usize = 32;
 
 /// Why a CPU map could not be loaded.
@@ -34,33 +32,33 @@ pub enum CpuMapError {
     /// A file could not be read.
     #[error("{} cannot be read", path.display())]
     Read {
-        /// The file.
+        /// The file that could not be read.
         path: PathBuf,
-        /// The system's error.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A file was not understood.
+    /// A file could not be parsed.
     #[error("{} is not understood", path.display())]
     Parse {
-        /// The file.
+        /// The file that could not be parsed.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parse error.
         source: ParseError,
     },
-    /// A file that is named is outside of the map's folder.
+    /// An included file is outside of the map's folder.
     #[error("{} includes {include}, which is outside of its folder", path.display())]
     Outside {
-        /// The file that includes.
+        /// The file with the include.
         path: PathBuf,
-        /// The file that it names.
+        /// The included file.
         include: String,
     },
-    /// More files than any real map has.
+    /// The map has more files than any real one.
     #[error("the CPU map has more than {MAX_FILES} files")]
     TooManyFiles,
 }
 
-/// A model as its file says.
+/// A model as defined in its file.
 #[derive(Debug, Default)]
 struct Model {
     ancestors: Vec<String>,
@@ -75,10 +73,10 @@ pub struct CpuMap {
 }
 
 impl CpuMap {
-    /// Loads the map in a folder.
+    /// Loads the map from a folder.
     ///
     /// # Errors
-    /// If a file is missing, is not understood, or includes one outside of the folder.
+    /// If a file is missing, cannot be parsed, or includes a file outside of the folder.
     pub fn load(folder: &Path) -> Result<Self, CpuMapError> {
         let mut map = Self::default();
         let mut seen = BTreeSet::from(["index.xml".to_owned()]);
@@ -109,7 +107,7 @@ impl CpuMap {
         Ok(map)
     }
 
-    /// Adds what one file defines, and returns the files it includes.
+    /// Adds the models that one file defines, and returns the files it includes.
     fn add(&mut self, text: &str) -> Result<Vec<String>, ParseError> {
         Reading::parse("the CPU map", "cpus", text, |reading, root| {
             let mut includes = Vec::new();
@@ -155,17 +153,17 @@ impl CpuMap {
         Ok(())
     }
 
-    /// Names of all models.
+    /// Returns the names of all models.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         self.models.keys().map(String::as_str)
     }
 
-    /// Whether the map has a model, by this or its plain name.
+    /// Returns whether the map has a model, under this name or its plain name without `-v1`.
     pub fn has(&self, model: &str) -> bool {
         self.find(model).is_some()
     }
 
-    /// All features of a model, those of the models it is built on included.
+    /// Returns all features of a model, including those it inherits.
     pub fn features(&self, model: &str) -> Option<BTreeSet<String>> {
         let (name, _) = self.find(model)?;
         let mut features = BTreeSet::new();
@@ -176,7 +174,7 @@ impl CpuMap {
         Some(features)
     }
 
-    /// Vendor of a model, or of the first model it is built on that has one.
+    /// Returns the vendor of a model, or of the first inherited model that has one.
     pub fn vendor(&self, model: &str) -> Option<String> {
         let (name, _) = self.find(model)?;
         let mut vendor = None;
@@ -187,7 +185,7 @@ impl CpuMap {
         vendor
     }
 
-    /// All models that have a feature.
+    /// Returns all models that have a feature.
     pub fn models_with(&self, feature: &str) -> BTreeSet<String> {
         let has = |name: &str| {
             let mut found = false;
@@ -200,8 +198,8 @@ impl CpuMap {
         self.models.keys().filter(|name| has(name)).cloned().collect()
     }
 
-    /// A model by its name. QEMU's `X-v1` is `X`; maps before libvirt 10.10 have only the latter,
-    /// which is what the canonical name in domain capabilities then has to be looked up by.
+    /// Finds a model by its name. QEMU's `X-v1` is `X`. Maps before libvirt 10.10 have only `X`, so the canonical
+    /// name in domain capabilities has to be looked up as `X` there.
     fn find(&self, name: &str) -> Option<(&str, &Model)> {
         let plain = || {
             name.strip_suffix("-v1")
@@ -213,7 +211,7 @@ impl CpuMap {
             .map(|(name, model)| (name.as_str(), model))
     }
 
-    /// Visits a model and those it is built on, each once, until `visit` says that it is enough.
+    /// Visits a model and the models it is built on, each once, until `visit` returns false.
     fn visit(&self, name: &str, visit: &mut dyn FnMut(&Model) -> bool) {
         let mut seen = BTreeSet::from([name]);
         let mut waiting = vec![(name, 0)];
@@ -230,12 +228,12 @@ impl CpuMap {
     }
 }
 
-/// A `<model>` inside of a `<model>` names an ancestor; it defines nothing.
+/// Returns whether a `<model>` is nested in a `<model>`. Such an element names an ancestor and defines nothing.
 fn is_ancestor(node: Node<'_, '_>) -> bool {
     node.parent().is_some_and(|parent| parent.has_tag_name("model"))
 }
 
-/// A file of the map, bounded while it is read.
+/// Reads a file of the map, at most `MAX_BYTES` + 1 bytes.
 fn read(path: &Path) -> Result<String, CpuMapError> {
     let mut text = String::new();
     File::open(path)

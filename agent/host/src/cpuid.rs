@@ -1,6 +1,6 @@
-//! The processor by its own instruction, x86 only.
+//! The processor as reported by the cpuid instruction, x86 only.
 //!
-//! Everything goes through a reader, so that recorded dumps are read by the same code.
+//! Every access goes through a reader, so that recorded dumps are parsed by the same code.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,21 +9,21 @@ use raw_cpuid::{CpuId, CpuIdReader, CpuIdReaderNative, CpuIdResult};
 
 use crate::cpu_flags::{FLAG_REGISTERS, Register};
 
-/// Leaf with features, among them the bit that says "a hypervisor is below".
+/// Leaf with features, among them the bit that reports a hypervisor.
 const FEATURES: u32 = 1;
 
-/// First leaf of the hypervisor's range; its EAX is the last one.
+/// First leaf of the hypervisor's range. Its EAX is the last leaf.
 const HYPERVISOR: u32 = 0x4000_0000;
 
-/// Leaf with the frequency of the time stamp counter in kHz, as VMware defined it and others took over.
+/// Leaf with the frequency of the time stamp counter in kHz, defined by VMware and adopted by other hypervisors.
 const HYPERVISOR_TSC: u32 = 0x4000_0010;
 
-/// What the processor of this machine says.
+/// Reads the facts of this machine's processor.
 pub fn read() -> CpuFacts {
     facts(&CpuIdReaderNative)
 }
 
-/// What the processor behind `reader` says. Microcode and the number of CPUs are the kernel's to say.
+/// Returns the facts of the processor behind `reader`. Microcode and the number of CPUs come from the kernel instead.
 pub fn facts<R: CpuIdReader>(reader: &R) -> CpuFacts {
     let cpuid = CpuId::with_cpuid_reader(reader.clone());
     let signature = cpuid.get_feature_info();
@@ -55,7 +55,8 @@ pub fn facts<R: CpuIdReader>(reader: &R) -> CpuFacts {
     }
 }
 
-/// A leaf, zero where the processor does not have it: beyond the last one Intel's repeat that one.
+/// Returns a leaf, or zeros if the processor does not have it: beyond the last leaf, Intel processors repeat the last
+/// one.
 fn leaf<R: CpuIdReader>(reader: &R, leaf: u32, subleaf: u32) -> CpuIdResult {
     let nothing = CpuIdResult {
         eax: 0,
@@ -81,7 +82,7 @@ fn under_hypervisor<R: CpuIdReader>(reader: &R) -> bool {
     reader.cpuid1(FEATURES).ecx & (1 << 31) != 0
 }
 
-/// Features by the kernel's names, sorted.
+/// Returns the features under the kernel's names, sorted.
 fn features<R: CpuIdReader>(reader: &R) -> BTreeSet<&'static str> {
     let mut found = BTreeSet::new();
     for flags in FLAG_REGISTERS {
@@ -103,9 +104,9 @@ fn features<R: CpuIdReader>(reader: &R) -> BTreeSet<&'static str> {
     found
 }
 
-/// Frequency of the time stamp counter as far as cpuid tells: from the crystal (leaf 0x15), from
-/// the hypervisor, or from the base frequency (leaf 0x16), which is rounded to MHz and so comes
-/// last; the kernel trusts it only where leaf 0x15 has a ratio.
+/// Returns the frequency of the time stamp counter in Hz, if cpuid reports it: from the crystal (leaf 0x15), from the
+/// hypervisor, or from the base frequency (leaf 0x16). The base frequency comes last because it is rounded to MHz.
+/// The kernel trusts it only if leaf 0x15 has a ratio.
 fn tsc_frequency<R: CpuIdReader>(reader: &R, cpuid: &CpuId<R>) -> Option<u64> {
     let tsc = cpuid.get_tsc_info();
     let from_crystal = tsc.as_ref().and_then(raw_cpuid::TscInfo::tsc_frequency);

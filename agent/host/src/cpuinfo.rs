@@ -1,7 +1,7 @@
 //! The processor as the kernel describes it in `/proc/cpuinfo`.
 //!
-//! On amd64 only the microcode is taken from here; on the other architectures everything is. The
-//! file has one block for each CPU, or (s390x) one for all before those of each.
+//! On amd64 only the microcode is taken from this file, on other architectures everything is. The file has one block
+//! per CPU; on s390x a common block precedes them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,10 +9,10 @@ use drydock_api::facts::CpuFacts;
 
 use crate::architecture::Architecture;
 
-/// Keys of the first block, with the first value of each.
+/// Returns the keys of the first block, each with its first value.
 ///
-/// s390x writes `processor 0: version = ...` lines into the first block: they are kept under the
-/// key before the colon.
+/// s390x writes `processor 0: version = ...` lines into the first block. They are stored under the key before the
+/// colon.
 pub fn first_block(text: &str) -> BTreeMap<&str, &str> {
     let mut keys = BTreeMap::new();
     for line in text.lines() {
@@ -27,7 +27,7 @@ pub fn first_block(text: &str) -> BTreeMap<&str, &str> {
     keys
 }
 
-/// Facts of a processor that has no cpuid.
+/// Returns the facts of a processor that has no cpuid.
 pub fn facts(text: &str, architecture: &Architecture) -> CpuFacts {
     let keys = first_block(text);
     let value = |key: &str| keys.get(key).map(|value| (*value).to_owned());
@@ -75,7 +75,7 @@ pub fn facts(text: &str, architecture: &Architecture) -> CpuFacts {
     }
 }
 
-/// `machine = 3931` in s390x's line of comma-separated fields.
+/// Extracts a field such as `machine = 3931` from s390x's line of comma-separated fields.
 fn field(line: &str, name: &str) -> Option<String> {
     line.split(',').find_map(|part| {
         let (key, value) = part.split_once('=')?;
@@ -83,7 +83,7 @@ fn field(line: &str, name: &str) -> Option<String> {
     })
 }
 
-/// A number as the kernel writes it, decimal or hexadecimal.
+/// Parses a number as the kernel writes it, decimal or hexadecimal.
 fn parse_number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),

@@ -1,9 +1,8 @@
-//! Ending what a private libvirtd left behind.
+//! Kills the processes that a private libvirtd left behind.
 //!
-//! libvirtd runs in a session of its own, and the processes that it sends into the background
-//! (QEMU, to ask it) make sessions of theirs; this process is their reaper. So whatever descends
-//! from this process and is not in its session comes from libvirtd. What an earlier inspection left
-//! that was killed is told by its home.
+//! libvirtd runs in its own session. The processes that it daemonizes (QEMU, to query its capabilities) create
+//! sessions of their own, and this process reaps them. So every descendant of this process outside its session comes
+//! from libvirtd. Leftovers of an earlier inspection that was killed are recognised by their HOME.
 
 use std::{
     ffi::OsStr,
@@ -21,10 +20,10 @@ use nix::{
 };
 use procfs::process::{Process, Stat, all_processes};
 
-/// Time between two looks; a process that was killed is gone after some microseconds.
+/// Interval between two checks. A killed process is gone after some microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Whether a child was adopted: it is not in this process's session.
+/// Returns whether a child was adopted, which means that it is not in this process's session.
 pub(crate) fn is_adopted(child: Pid) -> bool {
     let session = |pid: Pid| {
         Process::new(pid.as_raw())
@@ -37,12 +36,12 @@ pub(crate) fn is_adopted(child: Pid) -> bool {
     }
 }
 
-/// Reaps a child that has ended; true if it was reaped here.
+/// Reaps a child if it has ended. Returns true if this call reaped it.
 pub(crate) fn reap(child: Pid) -> bool {
     matches!(waitpid(child, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive)
 }
 
-/// Reaps all adopted children that have ended, but for libvirtd, whose end its keeper wants to know.
+/// Reaps all adopted children that have ended, except libvirtd: its exit status is collected by the keeper thread.
 pub(crate) fn reap_adopted(libvirtd: Pid) {
     let own = getpid().as_raw();
     for process in in_other_sessions() {
@@ -52,15 +51,15 @@ pub(crate) fn reap_adopted(libvirtd: Pid) {
     }
 }
 
-/// Kills and reaps all descendants in other sessions, and those that they start meanwhile.
-/// Returns how many are left when `within` has passed (a process in the kernel cannot be killed).
+/// Kills and reaps all descendants in other sessions, including those started meanwhile. Returns how many are left
+/// after `within` (a process that is stuck in the kernel cannot be killed).
 pub(crate) fn end_all(within: Duration) -> usize {
     let until = Instant::now() + within;
     loop {
         let left = in_other_sessions();
         for process in &left {
             let pid = Pid::from_raw(process.pid);
-            // Gone meanwhile is as good.
+            // It is no error if the process has ended meanwhile.
             if process.state != 'Z' && kill(pid, Signal::SIGKILL) == Err(Errno::EPERM) {
                 tracing::warn!(pid = process.pid, program = %process.comm, "a process that libvirtd left cannot be killed");
             }
@@ -75,7 +74,7 @@ pub(crate) fn end_all(within: Duration) -> usize {
     }
 }
 
-/// Kills all processes that have this folder as their home, whoever started them.
+/// Kills all processes whose HOME is this folder, regardless of their parent.
 pub(crate) fn end_at_home(home: &Path, within: Duration) {
     let until = Instant::now() + within;
     let lives_there = |process: &Process| {
@@ -96,14 +95,14 @@ pub(crate) fn end_at_home(home: &Path, within: Duration) {
             return;
         }
         for process in left {
-            // Gone meanwhile is as good.
+            // It is no error if the process has ended meanwhile.
             let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
         }
         std::thread::sleep(PAUSE);
     }
 }
 
-/// Descendants of this process that are not in its session.
+/// Returns the descendants of this process that are not in its session.
 fn in_other_sessions() -> Vec<Stat> {
     let own = getpid().as_raw();
     let processes: Vec<Stat> = all_processes()
@@ -127,7 +126,7 @@ fn in_other_sessions() -> Vec<Stat> {
     };
     let descends = |process: &Stat| {
         let mut pid = process.ppid;
-        // Bounded: processes that come and go while they are listed could make a circle.
+        // Bounded: processes that start and end while they are listed could form a cycle.
         for _ in 0..processes.len() {
             if pid == own {
                 return true;

@@ -1,81 +1,80 @@
-//! Reading libvirt's XML within bounds.
+//! Parsing of libvirt's XML within bounds.
 //!
-//! The documents come from a daemon that may be broken or, inside a guest's pod, hostile. Size,
-//! number of nodes, length of lists and of names are limited, so that what comes out is bounded
-//! whatever goes in.
+//! The documents come from a daemon that may be broken or, inside a guest's pod, hostile. Size, number of nodes, and
+//! the length of lists and names are limited, so the result is bounded for any input.
 
 use roxmltree::{Document, Node, ParsingOptions};
 use thiserror::Error;
 
-/// Largest document. libvirt itself refuses answers over 32 MiB; a real one has 150 KiB.
+/// Maximum size of a document in bytes. libvirt itself refuses responses over 32 MiB; a real document has 150 KiB.
 pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Most nodes (elements, texts, comments) of a document.
+/// Maximum number of nodes (elements, texts, comments) in a document.
 const MAX_NODES: u32 = 400_000;
 
-/// Longest list: a real machine has up to 300 models, 400 features, 300 machine types.
+/// Maximum length of a list. A real machine has up to 300 models, 400 features and 300 machine types.
 pub const MAX_LIST: usize = 4096;
 
-/// Longest name or number. Kubernetes ends label names at 63.
+/// Maximum length of a name or number in bytes. Kubernetes limits label names to 63 characters.
 pub const MAX_NAME: usize = 256;
 
-/// Why a document was not understood.
+/// Why a document could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseError {
-    /// More bytes than any real one has.
+    /// The document has more bytes than any real one.
     #[error("{bytes} bytes of {document}, more than {MAX_BYTES}")]
     TooLarge {
-        /// Which document.
+        /// The kind of document.
         document: &'static str,
-        /// Its size.
+        /// Its size in bytes.
         bytes: usize,
     },
-    /// Not XML, or more nodes than any real one has.
+    /// The text is not XML, or has more nodes than any real document.
     #[error("not understood as {document}: {message}")]
     NotXml {
-        /// Which document.
+        /// The kind of document.
         document: &'static str,
-        /// What the parser says, with the position.
+        /// The parser's message, with the position.
         message: String,
     },
-    /// Another document than was asked for.
+    /// The document is of another kind than expected.
     #[error("<{found}> instead of <{expected}> as {document}")]
     WrongRoot {
-        /// Which document.
+        /// The kind of document.
         document: &'static str,
-        /// The root element it should have.
+        /// The expected root element.
         expected: &'static str,
-        /// The root element it has.
+        /// The actual root element.
         found: String,
     },
-    /// A list longer than any real one.
+    /// A list is longer than any real one.
     #[error("more than {MAX_LIST} elements <{element}> in {document}")]
     TooMany {
-        /// Which document.
+        /// The kind of document.
         document: &'static str,
-        /// Elements of the list.
+        /// The name of the list's elements.
         element: &'static str,
     },
-    /// A name longer than any real one.
+    /// A name is longer than any real one.
     #[error("{bytes} bytes in an element <{element}> of {document}, more than {MAX_NAME}")]
     TooLong {
-        /// Which document.
+        /// The kind of document.
         document: &'static str,
         /// The element.
         element: &'static str,
-        /// Length of its text.
+        /// The length of its text in bytes.
         bytes: usize,
     },
 }
 
-/// A document that is being read: its name goes into errors.
+/// A document that is being parsed. Its name goes into error messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Reading {
     document: &'static str,
 }
 
 impl Reading {
-    /// Parses `text`, whose root must be `root`, and gives its root element to `read`.
+    /// Parses `text`, whose root must be `root`, and passes the root element to `read`.
     pub(crate) fn parse<T>(
         document: &'static str,
         root: &'static str,
@@ -109,7 +108,7 @@ impl Reading {
         read(Self { document }, element)
     }
 
-    /// A name within bounds, trimmed. `element` says whose, for the error.
+    /// Returns the trimmed text if it is within bounds. `element` names its element in the error.
     pub(crate) fn name(self, element: &'static str, text: &str) -> Result<String, ParseError> {
         let text = text.trim();
         if text.len() > MAX_NAME {
@@ -122,12 +121,12 @@ impl Reading {
         Ok(text.to_owned())
     }
 
-    /// The text of an element; empty if there is none.
+    /// Returns the text of an element; empty if it has none.
     pub(crate) fn text_of(self, element: &'static str, node: Node<'_, '_>) -> Result<String, ParseError> {
         self.name(element, node.text().unwrap_or(""))
     }
 
-    /// An attribute, if it is there and not blank.
+    /// Returns an attribute if it is present and not blank.
     pub(crate) fn attribute(
         self,
         element: &'static str,
@@ -141,7 +140,7 @@ impl Reading {
         Ok(value.filter(|value| !value.is_empty()))
     }
 
-    /// Adds to a list within bounds.
+    /// Appends to a list within bounds.
     pub(crate) fn push<T>(self, element: &'static str, list: &mut Vec<T>, item: T) -> Result<(), ParseError> {
         if list.len() >= MAX_LIST {
             return Err(self.too_many(element));
@@ -150,7 +149,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The error for a list that is longer than any real one.
+    /// Returns the error for a list that is longer than any real one.
     pub(crate) fn too_many(self, element: &'static str) -> ParseError {
         ParseError::TooMany {
             document: self.document,
@@ -159,12 +158,12 @@ impl Reading {
     }
 }
 
-/// The first child element of this name.
+/// Returns the first child element with this name.
 pub(crate) fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
     node.children().find(|child| child.has_tag_name(name))
 }
 
-/// All child elements of this name.
+/// Returns all child elements with this name.
 pub(crate) fn children<'a, 'input: 'a>(
     node: Node<'a, 'input>,
     name: &'static str,
@@ -172,7 +171,7 @@ pub(crate) fn children<'a, 'input: 'a>(
     node.children().filter(move |child| child.has_tag_name(name))
 }
 
-/// A text for an error message, shortened if it is long.
+/// Shortens a text for an error message.
 fn clipped(text: &str) -> String {
     text.chars().take(MAX_NAME).collect()
 }

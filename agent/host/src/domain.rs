@@ -1,17 +1,17 @@
-//! One guest's libvirt, for its agent: calls that end in time, and events that cost nothing to keep.
+//! One guest's libvirt, as the agent uses it: calls with a deadline, and events that cost nothing while idle.
 //!
-//! The libvirt that is asked runs in the guest's pod and may hang, lie or be replaced by something
-//! else. So each connection has a thread of its own, and goes through a relay that this process owns:
-//! when a call is overdue, the relay hangs up, libvirt's client gives up, and the thread comes free.
+//! The libvirt runs in the guest's pod and may hang, return wrong data or be replaced by another program. So each
+//! connection has a thread of its own and goes through a relay that this process owns. When a call is overdue, the
+//! relay closes the connection, libvirt's client gives up, and the thread becomes free.
 //!
 //! ```text
 //!  DomainHandle ──job──▶ thread ── libvirt's client ──▶ relay ──▶ libvirt-sock in the pod
-//!      ▲ answer ◀──────────┘            │                ├ hangs up when a call is overdue
+//!      ▲ result ◀──────────┘            │                ├ hangs up when a call is overdue
 //!  DomainEvents ◀── bounded queue ◀── event loop         └ checks sizes and rates of what comes back
 //! ```
 //!
-//! A connection is made once and ends once. [`DomainEvents::recv`] then returns `None`, and every
-//! call fails with [`CallError::Lost`]; whoever still needs the guest connects again and looks anew.
+//! A connection is opened once and ends once. Then [`DomainEvents::recv`] returns `None` and every call fails with
+//! [`CallError::Lost`]. A caller that still needs the guest connects again and reads its state again.
 
 mod call_error;
 mod connection;
@@ -62,25 +62,25 @@ use crate::{
 use deadline::MARGIN;
 use thread::Job;
 
-/// Jobs that wait for the thread. A guest's task asks one thing at a time.
+/// Maximum number of jobs queued for the thread. A guest's task makes one call at a time.
 const WAITING: usize = 16;
 
-/// First pause before a socket that is there, but does not listen, is tried again. It doubles.
+/// First delay before a socket that exists but is not listening is tried again. It doubles on each attempt.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Longest such pause.
+/// Maximum retry delay.
 const RETRY_AT_MOST: Duration = Duration::from_secs(5);
 
-/// How long libvirt may take to answer.
+/// How long libvirt may take for each kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// To open the connection.
+    /// Opening the connection.
     pub open: Duration,
-    /// A question.
+    /// A call that only reads.
     pub question: Duration,
-    /// Something that starts, ends or changes the guest. libvirt itself gives QEMU 40 s to die.
+    /// A call that starts, stops or changes the guest. libvirt itself gives QEMU 40 s to exit.
     pub change: Duration,
-    /// A question to the guest's agent, which answers if it likes to.
+    /// A call to the guest agent, which may not respond at all.
     pub agent: Duration,
 }
 
@@ -95,45 +95,45 @@ impl Default for Deadlines {
     }
 }
 
-/// How a guest begins.
+/// The state in which a guest starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// It runs at once.
+    /// The guest runs at once.
     Running,
-    /// It is complete and stands still until it is resumed.
+    /// The guest is fully created, but paused until it is resumed.
     Paused,
 }
 
-/// How a guest is asked to shut down.
+/// How to request a shutdown of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownBy {
-    /// By its power button. libvirt cannot tell whether the guest heeds it.
+    /// Through the ACPI power button. libvirt does not know whether the guest reacts to it.
     PowerButton,
-    /// By its agent.
+    /// Through the guest agent.
     Agent,
 }
 
-/// What runs in the pod.
+/// Versions of the programs that run in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// The libvirtd's.
+    /// Version of libvirtd.
     pub libvirt: Version,
-    /// QEMU's, for the native architecture.
+    /// Version of QEMU for the native architecture.
     pub qemu: Version,
 }
 
 /// Sizes of a disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// What the guest sees.
+    /// Size that the guest sees.
     pub capacity: u64,
-    /// What the host has given so far.
+    /// Space that the host has allocated so far.
     pub allocation: u64,
-    /// Where the file or device ends.
+    /// End of the file or device.
     pub physical: u64,
 }
 
-/// One domain, over one connection. Copies share the connection; it ends with the last of them.
+/// One domain over one connection. Clones share the connection; it is closed when the last of them is dropped.
 #[derive(Clone, Debug)]
 pub struct DomainHandle {
     domain: Arc<str>,
@@ -143,10 +143,10 @@ pub struct DomainHandle {
     origin: Origin,
 }
 
-/// Makes the calls of a connection, on the thread that is to make them.
+/// Creates the calls of a connection, on the thread that will make them.
 type Open = dyn Fn(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + Sync;
 
-/// How another connection to the same libvirt is made.
+/// How to open another connection to the same libvirt.
 #[derive(Clone)]
 enum Origin {
     /// Through a socket in a pod's folder.
@@ -168,7 +168,7 @@ impl fmt::Debug for Origin {
     }
 }
 
-/// Ends a connection that nobody else has, in the middle of its call if that has not ended.
+/// Closes a connection without other owners on drop, unless its call has returned. This aborts a call in progress.
 struct HangUp {
     connection: DomainHandle,
     has_ended: bool,
@@ -183,12 +183,12 @@ impl Drop for HangUp {
 }
 
 impl DomainHandle {
-    /// Connects to the libvirt behind `socket`, a path in the pod's folder, for the domain of that
-    /// name, which need not exist yet. It is tried once.
+    /// Connects to the libvirt behind `socket`, a path in the pod's folder. The domain with that name need not exist
+    /// yet. Makes one attempt.
     ///
     /// # Errors
-    /// If there is no socket or it is not in the folder, if nobody listens, or if libvirt does not
-    /// answer in time or refuses.
+    /// If the socket does not exist or is not in the folder, if no process is listening, or if libvirt does not
+    /// respond in time or refuses.
     pub async fn connect(
         folder: &PodFolder,
         socket: &str,
@@ -210,11 +210,11 @@ impl DomainHandle {
         .await
     }
 
-    /// The same, and waits as long as there is no socket or nobody listens: until the launcher's
-    /// libvirtd has been started, or started again. It has no limit in time; drop it to give up.
+    /// Like [`Self::connect`], but waits while the socket does not exist or no process is listening, that is until
+    /// the launcher's libvirtd has been started or restarted. It has no time limit; drop the future to give up.
     ///
     /// # Errors
-    /// If what is there cannot be used, or libvirt does not answer in time or refuses.
+    /// If the socket cannot be used, or libvirt does not respond in time or refuses.
     pub async fn connect_when_open(
         folder: &PodFolder,
         socket: &str,
@@ -223,11 +223,11 @@ impl DomainHandle {
     ) -> Result<(Self, DomainEvents), CallError> {
         let mut pause = RETRY;
         loop {
-            // The watch comes before the attempt, so that nothing is missed between the two.
+            // The watch is set up before the attempt, so that no change is missed between the two.
             let way = folder.walk(socket)?;
             match Self::connect(folder, socket, domain, deadlines).await {
                 Err(error) if error.is_not_listening() => {}
-                // The old libvirtd, in its last moments.
+                // The old libvirtd, which is just exiting.
                 Err(CallError::Lost {
                     reason: CloseReason::EndOfFile,
                     ..
@@ -235,8 +235,8 @@ impl DomainHandle {
                 connected => return connected,
             }
             if way.is_complete {
-                // The kernel does not tell when a socket that is there begins to listen. And a pod that
-                // makes and removes sockets all the time is not followed at its own speed.
+                // The kernel does not report when an existing socket starts to listen. The sleep also limits the
+                // retry rate if a pod creates and removes sockets all the time.
                 sleep(pause / 4).await;
                 let _ = timeout(pause, way.changed()).await;
                 pause = (pause * 2).min(RETRY_AT_MOST);
@@ -246,7 +246,7 @@ impl DomainHandle {
         }
     }
 
-    /// A domain whose libvirt is whatever `open` makes, on a thread of its own.
+    /// Opens a domain whose libvirt is created by `open`, on a thread of its own.
     pub(crate) async fn start(
         domain: &str,
         deadlines: Deadlines,
@@ -264,7 +264,7 @@ impl DomainHandle {
         Self::begin(domain, deadlines, origin, None, move |shared| open(shared)).await
     }
 
-    /// Another connection to the same libvirt, for the same domain.
+    /// Opens another connection to the same libvirt, for the same domain.
     async fn another(&self) -> Result<(Self, DomainEvents), CallError> {
         match &self.origin {
             Origin::Pod { folder, socket } => Self::connect(folder, socket, &self.domain, self.deadlines).await,
@@ -297,25 +297,25 @@ impl DomainHandle {
         Ok((handle, events))
     }
 
-    /// Name of the domain.
+    /// Returns the name of the domain.
     pub fn domain(&self) -> &str {
         &self.domain
     }
 
-    /// Ends when the connection has ended and its thread is gone.
+    /// Waits until the connection has ended and its thread has exited.
     pub async fn ended(&self) {
         self.jobs.closed().await;
     }
 
-    /// Ends the connection, whoever else has a copy of this.
+    /// Closes the connection, even if clones of this handle still exist.
     pub fn close(&self) {
         self.shared.finish(CloseReason::Client);
     }
 
-    /// Defines the domain, or changes its definition. The document is checked against libvirt's schema.
+    /// Defines the domain or changes its definition. libvirt validates the document against its schema.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::Refused`] says what is wrong with the document.
+    /// As for all calls; [`CallError::Refused`] describes the error in the document.
     pub async fn define(&self, xml: &str) -> Result<(), CallError> {
         let xml = xml.to_owned();
         self.call("defining the domain", self.deadlines.change, move |calls| {
@@ -335,10 +335,10 @@ impl DomainHandle {
         .await
     }
 
-    /// State of the domain.
+    /// Returns the state of the domain.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::NoDomain`] if libvirt knows for certain of no such domain.
+    /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn state(&self) -> Result<State, CallError> {
         self.call("asking for the domain's state", self.deadlines.question, |calls| {
             calls.state()
@@ -346,7 +346,7 @@ impl DomainHandle {
         .await
     }
 
-    /// The running guest as libvirt has made it: the CPU with every feature, aliases, addresses.
+    /// Returns the XML of the running guest as libvirt expanded it: the CPU with every feature, aliases, addresses.
     ///
     /// # Errors
     /// As for all calls.
@@ -357,7 +357,7 @@ impl DomainHandle {
         .await
     }
 
-    /// The domain as it would be started the next time.
+    /// Returns the XML that the next start of the domain would use.
     ///
     /// # Errors
     /// As for all calls.
@@ -368,7 +368,7 @@ impl DomainHandle {
         .await
     }
 
-    /// Ends the guest at once.
+    /// Kills the guest at once.
     ///
     /// # Errors
     /// As for all calls.
@@ -377,7 +377,7 @@ impl DomainHandle {
             .await
     }
 
-    /// Asks the guest to shut down. When it has, there is an event.
+    /// Requests a shutdown of the guest. An event follows once it has shut down.
     ///
     /// # Errors
     /// As for all calls.
@@ -390,7 +390,7 @@ impl DomainHandle {
             .await
     }
 
-    /// Makes the guest stand still.
+    /// Pauses the guest.
     ///
     /// # Errors
     /// As for all calls.
@@ -399,7 +399,7 @@ impl DomainHandle {
             .await
     }
 
-    /// Lets the guest go on.
+    /// Resumes the guest.
     ///
     /// # Errors
     /// As for all calls.
@@ -408,8 +408,8 @@ impl DomainHandle {
             .await
     }
 
-    /// Removes the definition, and all that libvirt keeps beside it. A guest that runs goes on, and
-    /// the domain is gone when it ends.
+    /// Removes the definition and everything libvirt stores with it. A running guest continues, and the domain
+    /// disappears when it stops.
     ///
     /// # Errors
     /// As for all calls.
@@ -418,7 +418,7 @@ impl DomainHandle {
             .await
     }
 
-    /// Names of all domains of this libvirt, defined or running.
+    /// Returns the names of all domains of this libvirt, defined or running.
     ///
     /// # Errors
     /// As for all calls.
@@ -427,10 +427,10 @@ impl DomainHandle {
             .await
     }
 
-    /// What the guest's agent says of the guest, as far as it knows.
+    /// Returns the guest agent's information about the guest, as far as it has any.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not answer.
+    /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not respond.
     pub async fn guest_info(&self) -> Result<GuestInfo, CallError> {
         let parameters = self
             .call("asking the guest's agent", self.deadlines.agent, |calls| {
@@ -440,7 +440,7 @@ impl DomainHandle {
         Ok(GuestInfo::from_parameters(&parameters))
     }
 
-    /// Sizes of a disk, by its target (`vda`) or the path of its source.
+    /// Returns the sizes of a disk, identified by its target (`vda`) or the path of its source.
     ///
     /// # Errors
     /// As for all calls.
@@ -452,7 +452,7 @@ impl DomainHandle {
         .await
     }
 
-    /// Versions of libvirt and QEMU.
+    /// Returns the versions of libvirt and QEMU.
     ///
     /// # Errors
     /// As for all calls.
@@ -461,16 +461,16 @@ impl DomainHandle {
             .await
     }
 
-    /// Sends the guest to another libvirt, and ends when that has ended, well or badly: after hours, if
-    /// it takes hours. [`Migration`]'s module says which end means what. It has a connection of its own, so
-    /// that everything else can be asked meanwhile, and no limit in time; a libvirtd that answers no
-    /// keep-alives for two minutes ends it.
+    /// Migrates the guest to another libvirt and returns when the migration has ended, successfully or not, even if
+    /// it takes hours. The module of [`Migration`] documents what each result means. The call uses its own
+    /// connection, so other calls can be made meanwhile. It has no time limit, but ends if libvirtd responds to no
+    /// keep-alives for two minutes.
     ///
-    /// Dropping it hangs up; a migration that has begun goes on. See [`Self::abort_job`].
+    /// Dropping the future closes that connection; a migration that has begun continues. See [`Self::abort_job`].
     ///
     /// # Errors
-    /// [`CallError::is_answer`]: libvirt has not begun or has given up, and says why. All others: nothing is
-    /// known of the migration, and it may go on.
+    /// If [`CallError::is_answer`] is true, libvirt has not begun or has given up, and the error contains the reason.
+    /// For all other errors the state of the migration is unknown, and it may still be running.
     pub async fn migrate(&self, migration: Migration) -> Result<(), CallError> {
         const CALL: &str = "migrating the guest";
         let (own, _) = self.another().await?;
@@ -486,12 +486,12 @@ impl DomainHandle {
         ended?.map_err(CallError::from_refusal)
     }
 
-    /// Ends the job that libvirt does to the domain: a migration from here is given up, and the guest goes
-    /// on here. When that has been done [`Self::migrate`] fails and there is no [`Self::job`] any more; there
-    /// is an event only if the guest stood still already.
+    /// Aborts the job that libvirt runs on the domain: an outgoing migration is cancelled, and the guest continues
+    /// here. Afterwards [`Self::migrate`] fails and [`Self::job`] returns `None`. There is an event only if the guest
+    /// was already paused.
     ///
     /// # Errors
-    /// As for all calls; it is refused if there is no job, if it is an incoming migration, or in post-copy.
+    /// As for all calls; it is refused if there is no job, for an incoming migration, and in post-copy.
     pub async fn abort_job(&self) -> Result<(), CallError> {
         self.call("ending the domain's job", self.deadlines.change, |calls| {
             calls.abort_job()
@@ -499,11 +499,11 @@ impl DomainHandle {
         .await
     }
 
-    /// The job that libvirt does to the domain, if there is one. Of an incoming migration nothing is known but
-    /// that there is one.
+    /// Returns the job that libvirt runs on the domain, if there is one. For an incoming migration libvirt reports
+    /// only that it exists.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::NoDomain`] if libvirt knows for certain of no such domain.
+    /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn job(&self) -> Result<Option<JobInfo>, CallError> {
         self.call("asking for the domain's job", self.deadlines.question, |calls| {
             calls.job(WhichJob::Current)
@@ -511,8 +511,8 @@ impl DomainHandle {
         .await
     }
 
-    /// The last job of the domain that has ended well; libvirtd knows it until the next one begins, or until its
-    /// own end. After post-copy the target's knows none.
+    /// Returns the last job of the domain that completed successfully. libvirtd keeps it until the next job begins or
+    /// until libvirtd exits. After post-copy the target's libvirtd has none.
     ///
     /// # Errors
     /// As for all calls.
@@ -525,7 +525,7 @@ impl DomainHandle {
         .await
     }
 
-    /// How many milliseconds the guest may stand still when it moves. Before and during a migration.
+    /// Sets the maximum downtime of a migration in milliseconds. Can be called before and during a migration.
     ///
     /// # Errors
     /// As for all calls.
@@ -536,7 +536,8 @@ impl DomainHandle {
         .await
     }
 
-    /// How many MiB/s a migration may send; 0 for no limit. Before and during a migration.
+    /// Sets the maximum bandwidth of a migration in MiB/s; 0 means no limit. Can be called before and during a
+    /// migration.
     ///
     /// # Errors
     /// As for all calls.
@@ -549,10 +550,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Switches the guest to its target before all of it is there. There is no way back.
+    /// Switches the guest to its target before all of its memory is there. This cannot be undone.
     ///
     /// # Errors
-    /// As for all calls; it is refused if there is no migration that allows it.
+    /// As for all calls; it is refused if no migration that allows post-copy is running.
     pub async fn start_post_copy(&self) -> Result<(), CallError> {
         self.call("switching to post-copy", self.deadlines.change, |calls| {
             calls.start_post_copy()
@@ -560,7 +561,7 @@ impl DomainHandle {
         .await
     }
 
-    /// Whether a guest could have this CPU here: a `<cpu>` element in full.
+    /// Compares a CPU, given as a complete `<cpu>` element, with what a guest can have on this host.
     ///
     /// # Errors
     /// As for all calls; [`CallError::Refused`] if libvirt does not know the model, a feature or the
@@ -573,9 +574,9 @@ impl DomainHandle {
         .await
     }
 
-    /// Has a call made on the thread. The deadline begins when the thread gets to it, and is kept by
-    /// the relay also if nobody waits for the answer any more; the time limit here is for a client
-    /// that does not even notice that the relay has hung up.
+    /// Runs a call on the thread. The deadline starts when the thread begins the call. The relay enforces it even if
+    /// the caller no longer waits for the result. The additional time limit here covers a client that does not notice
+    /// that the relay closed the connection.
     async fn call<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -586,7 +587,7 @@ impl DomainHandle {
         self.settled(call, within, timeout(within + MARGIN, answer).await)
     }
 
-    /// The same for a call that may take as long as it likes.
+    /// Like [`Self::call`], but without a time limit.
     async fn call_without_limit<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -596,7 +597,7 @@ impl DomainHandle {
         self.settled(call, Duration::MAX, Ok(answer.await))
     }
 
-    /// Waits until the thread begins with a call; its answer will come.
+    /// Waits until the thread begins the call. Returns the receiver for its result.
     async fn begun<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -612,7 +613,7 @@ impl DomainHandle {
         Ok(answer)
     }
 
-    /// What an answer, or none, means.
+    /// Converts the result of a call, or the lack of one, into the value or a [`CallError`].
     fn settled<T>(
         &self,
         call: &'static str,
@@ -643,12 +644,12 @@ impl DomainHandle {
     }
 }
 
-/// Which document of a domain.
+/// Which XML document of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Document {
-    /// Of the running guest.
+    /// That of the running guest.
     Live,
-    /// Of the next start.
+    /// That of the next start.
     Inactive,
 }
 

@@ -1,7 +1,7 @@
-//! libvirt's domain capabilities: what a guest of one virt type and machine type can have.
+//! libvirt's domain capabilities: what a guest with a given virt type and machine type can have.
 //!
-//! The format is that of libvirt's `formatdomaincaps`; the rules are those of KubeVirt's
-//! node-labeller, with what it ignores besides: aliases, vendors, deprecation, blockers.
+//! The format is that of libvirt's `formatdomaincaps`. The rules are those of KubeVirt's node-labeller, plus data
+//! that it ignores: aliases, vendors, deprecation, blockers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,41 +13,41 @@ use crate::{
     document::{ParseError, Reading, child, children},
 };
 
-/// What domain capabilities say.
+/// Parsed domain capabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DomainCapabilities {
-    /// QEMU's path.
+    /// Path of QEMU.
     pub emulator: String,
     /// Vendor of the host model, or the architecture's default; may be empty.
     pub vendor: String,
-    /// What `host-model` means, where it exists.
+    /// The expansion of `host-model`, where it exists.
     pub host_model: Option<HostModel>,
-    /// The host model as a `<cpu>` element: the input of a baseline. Only if libvirt marks the
-    /// mode as supported.
+    /// The host model as a `<cpu>` element, the input of a baseline. Present only if libvirt marks the mode as
+    /// supported.
     pub host_model_cpu: Option<String>,
-    /// Most bits of a physical address that a guest with the host model can have.
+    /// Maximum number of physical address bits of a guest with the host model.
     pub physical_address_bits: Option<u32>,
-    /// Whether `host-passthrough` may be asked to leave out what cannot be migrated; `None` where the mode is
-    /// not supported, and of a libvirt that does not say (before 6.7).
+    /// Whether `host-passthrough` can leave out features that cannot be migrated (`migratable='on'`). `None` where
+    /// the mode is not supported, and for a libvirt that does not report it (before 6.7).
     pub host_passthrough_migratable: Option<bool>,
-    /// All models, each name once.
+    /// All models, without duplicate names.
     pub models: Vec<CpuModel>,
-    /// Confidential computing.
+    /// Confidential computing facts.
     pub confidential: ConfidentialFacts,
 }
 
 impl DomainCapabilities {
-    /// Whether a guest could have any named model at all. libvirt does not tell on some
-    /// architectures, and what it cannot tell counts as usable.
+    /// Returns whether a guest can have any named model at all. On some architectures libvirt cannot determine this;
+    /// an unknown model counts as usable.
     pub fn has_usable_model(&self) -> bool {
         self.models.iter().any(|model| model.usable != Usable::No)
     }
 }
 
-/// Reads domain capabilities.
+/// Parses domain capabilities.
 ///
 /// # Errors
-/// If it is not such a document, or beyond the bounds.
+/// If the text is not such a document or exceeds the bounds.
 pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabilities, ParseError> {
     Reading::parse(
         "the domain capabilities",
@@ -59,7 +59,7 @@ pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabiliti
                 ..Default::default()
             };
             if let Some(path) = child(root, "path") {
-                // A path is no name: it may be long, and an error would be out of proportion.
+                // Not read as a name: a path may be long, and an error would be out of proportion.
                 found.emulator = path.text().unwrap_or("").chars().take(4096).collect();
             }
             let cpu = child(root, "cpu");
@@ -86,8 +86,8 @@ pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabiliti
     )
 }
 
-/// The mode `host-model`. More than one `<model>`: the first counts. None (libvirt writes so where
-/// it does not support the mode) is no error: there is no host model then.
+/// Reads the mode `host-model`. If there is more than one `<model>`, the first one counts. A mode without `<model>`,
+/// which libvirt writes where it does not support the mode, is not an error: there is no host model then.
 fn host_model(
     reading: Reading,
     mode: Node<'_, '_>,
@@ -137,22 +137,22 @@ fn host_model(
     Ok(())
 }
 
-/// Whether the enum of the mode `host-passthrough` has `on`. QEMU has no such switch on arm64 and s390x:
-/// there libvirt refuses every value but `off`.
+/// Returns whether the enum of the mode `host-passthrough` contains `on`. On arm64 and s390x QEMU has no such switch,
+/// and libvirt refuses every value but `off`.
 fn migratable(mode: Node<'_, '_>) -> Option<bool> {
     let mut enums = children(mode, "enum");
     let offered = enums.find(|node| node.attribute("name") == Some("hostPassthroughMigratable"))?;
     Some(children(offered, "value").any(|value| value.text().map(str::trim) == Some("on")))
 }
 
-/// The mode as the `<cpu>` element that libvirt's baseline takes: what virsh makes of domain
-/// capabilities that it is given there. libvirt writes no namespaces, so the text can be cut out.
+/// Converts the mode to the `<cpu>` element that libvirt's baseline call takes, as virsh does with domain
+/// capabilities. libvirt writes no namespaces, so the text can be cut out.
 fn as_cpu(mode: Node<'_, '_>, text: &str) -> String {
     let content: String = mode.children().filter_map(|child| text.get(child.range())).collect();
     format!("<cpu>{content}</cpu>")
 }
 
-/// Models of a mode. One without `usable` (as in `host-model`) is none of the list.
+/// Reads the models of a mode. A model without `usable` (as in `host-model`) does not belong to the list.
 fn models(reading: Reading, mode: Node<'_, '_>, models: &mut Vec<CpuModel>) -> Result<(), ParseError> {
     let mut seen: BTreeSet<String> = models.iter().map(|model| model.name.clone()).collect();
     for model in children(mode, "model") {
@@ -183,7 +183,7 @@ fn models(reading: Reading, mode: Node<'_, '_>, models: &mut Vec<CpuModel>) -> R
     Ok(())
 }
 
-/// `<blockers model='...'>`: features that a model needs and guests cannot have here.
+/// Reads `<blockers model='...'>`: features that a model needs and guests cannot have on this host.
 fn read_blockers(
     reading: Reading,
     mode: Node<'_, '_>,
@@ -203,7 +203,7 @@ fn read_blockers(
     Ok(())
 }
 
-/// SEV, SEV-ES, SEV-SNP, TDX and Secure Execution. SNP counts only where ES guests can run.
+/// Reads SEV, SEV-ES, SEV-SNP, TDX and Secure Execution. SNP counts only where ES guests can run.
 fn confidential(reading: Reading, features: Node<'_, '_>) -> Result<ConfidentialFacts, ParseError> {
     let supported = |name: &str| child(features, name).filter(|node| node.attribute("supported") == Some("yes"));
     let sev = match supported("sev") {
@@ -228,7 +228,7 @@ fn confidential(reading: Reading, features: Node<'_, '_>) -> Result<Confidential
     })
 }
 
-/// A number in a child element; 0 if it is absent or none.
+/// Reads a number from a child element; 0 if it is absent or not a number.
 fn number(reading: Reading, node: Node<'_, '_>, name: &'static str) -> Result<u32, ParseError> {
     let text = child(node, name).map(|node| reading.text_of(name, node)).transpose()?;
     Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))

@@ -1,8 +1,8 @@
-//! Nodes for the tests of other crates: facts as the inspection would report them; and in
-//! [`guest`] libvirts to run guests by.
+//! Nodes for the tests of other crates: facts as the inspection would report them, and in [`guest`] libvirts that run
+//! guests.
 //!
-//! All but the Skylake are parsed from recordings by the parsers of this crate, so that decisions
-//! are tested on what libvirt really says.
+//! All but the Skylake node are parsed from recordings by the parsers of this crate, so that decisions are tested on
+//! real output of libvirt.
 
 pub mod guest;
 pub mod migration;
@@ -17,7 +17,7 @@ use crate::{architecture::Architecture, baseline, capabilities, domain_capabilit
 
 const CAPABILITIES: &str = include_str!("../testdata/trixie/capabilities.xml");
 
-/// An amd64 node without KVM: guests are emulated (QEMU 10.0, libvirt 11.3).
+/// Returns an amd64 node without KVM: guests are emulated (QEMU 10.0, libvirt 11.3).
 pub fn tcg_node() -> NodeFacts {
     NodeFacts {
         cpu: skylake_processor(),
@@ -32,7 +32,7 @@ pub fn tcg_node() -> NodeFacts {
     }
 }
 
-/// An amd64 node with a Skylake client processor and KVM.
+/// Returns an amd64 node with a Skylake client processor and KVM.
 pub fn kvm_skylake_node() -> NodeFacts {
     let virtualization = VirtualizationFacts {
         tsc: Some(TscCounter {
@@ -81,7 +81,8 @@ pub fn kvm_skylake_node() -> NodeFacts {
     }
 }
 
-/// An arm64 node that emulates: libvirt cannot tell which models are usable, and there is no host-model.
+/// Returns an arm64 node with emulation: libvirt cannot determine which models are usable, and there is no
+/// host-model.
 pub fn arm64_node() -> NodeFacts {
     NodeFacts {
         cpu: CpuFacts {
@@ -107,7 +108,7 @@ pub fn arm64_node() -> NodeFacts {
     }
 }
 
-/// An s390x node that emulates: old models are usable, and there is no host-model.
+/// Returns an s390x node with emulation: old models are usable, and there is no host-model.
 pub fn s390x_node() -> NodeFacts {
     NodeFacts {
         cpu: CpuFacts {
@@ -132,7 +133,7 @@ pub fn s390x_node() -> NodeFacts {
     }
 }
 
-/// A node on which libvirt could not be asked: what the processor and the kernel say stands alone.
+/// Returns a node whose libvirt could not be queried: only the facts from the processor and the kernel are known.
 pub fn node_without_libvirt() -> NodeFacts {
     NodeFacts {
         virtualization: None,

@@ -1,7 +1,7 @@
-//! What the inspection's answers depend on, in a few reads.
+//! A fingerprint of everything that the inspection's results depend on, taken with a few reads.
 //!
-//! If a part changes, the machine is worth inspecting again: late microcode, a module loaded with
-//! other parameters, an upgrade of QEMU or libvirt, a /dev/kvm that appears.
+//! If a part changes, the machine has to be inspected again: late microcode, a module loaded with other parameters,
+//! an upgrade of QEMU or libvirt, a /dev/kvm that appears.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +15,13 @@ use nix::sys::stat::{major, minor};
 
 use crate::{architecture::Architecture, inspection, kernel, roots::Roots};
 
-/// Counts changes of what the inspection finds out or of how it reads the answers: an agent that
-/// knows more asks again.
+/// Version of the inspected facts and of their parsing. A higher version makes an updated agent inspect again.
 pub const FACTS_FORMAT: u32 = 2;
 
-/// Programs and files that answer.
+/// Programs and files that the inspection uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Programs {
-    /// libvirtd; `None` where there is none, or where it is not this process's to look at.
+    /// libvirtd; `None` where there is none or this process may not access it.
     pub libvirtd: Option<PathBuf>,
     /// QEMU for the native architecture.
     pub qemu: Option<PathBuf>,
@@ -30,7 +29,7 @@ pub struct Programs {
     pub cpu_map: Option<PathBuf>,
 }
 
-/// Takes the fingerprint. What cannot be read is a part too: `absent`.
+/// Takes the fingerprint. A part that cannot be read is recorded as `absent`.
 pub fn fingerprint(roots: &Roots, programs: &Programs) -> Fingerprint {
     let architecture = Architecture::native();
     let mut parts = BTreeMap::from([
@@ -59,7 +58,7 @@ fn absent() -> String {
     "absent".to_owned()
 }
 
-/// Vendor, family, model and stepping.
+/// Formats vendor, family, model and stepping.
 fn processor(cpu: &CpuFacts) -> String {
     let number = |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
     format!(
@@ -71,7 +70,7 @@ fn processor(cpu: &CpuFacts) -> String {
     )
 }
 
-/// A device node: its numbers.
+/// Formats the major and minor numbers of a device node.
 fn device(path: &Path) -> String {
     match fs::metadata(path) {
         Ok(metadata) if metadata.file_type().is_char_device() => {
@@ -82,7 +81,7 @@ fn device(path: &Path) -> String {
     }
 }
 
-/// A file or folder: size and time of its last change. Not its name: the path is a setting.
+/// Formats size and modification time of a file or folder. The name is left out, because the path is a setting.
 fn file(path: Option<&Path>) -> String {
     let describe =
         |metadata: Metadata| format!("{}@{}.{:09}", metadata.size(), metadata.mtime(), metadata.mtime_nsec());

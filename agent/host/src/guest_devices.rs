@@ -1,9 +1,9 @@
-//! Device nodes that a guest's pod is given.
+//! Device nodes for guests' pods.
 //!
-//! A pod's node of a device is made after one of the host, with the same mode and owner, and the
-//! host's belong to root and a group whose number is different on each distribution: a pod of an
-//! ordinary user could not open it. So the agent keeps nodes of its own which everybody may open,
-//! in a folder that nobody but root can enter. The host's nodes stay as they are.
+//! The container runtime creates a pod's device node as a copy of the host's node, with the same mode and owner. The
+//! host's nodes belong to root and to a group whose number differs between distributions, so a pod of an ordinary
+//! user could not open them. Therefore the agent keeps nodes of its own that any user may open, in a folder that only
+//! root can enter. The host's nodes stay as they are.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -14,11 +14,11 @@ use std::{
 
 use nix::sys::stat::{Mode, SFlag, mknod};
 
-/// A node in `folder` of the same device as `device` that everybody may open. The folder is made
-/// if it is not there; a node that is right is left alone.
+/// Creates a node in `folder` for the same device as `device` that any user may open, and returns its path. Creates
+/// the folder if it does not exist; leaves a correct node unchanged.
 ///
 /// # Errors
-/// If there is no such device, or the node cannot be made.
+/// If the device does not exist, or the node cannot be created.
 pub fn open_to_all(folder: &Path, device: &Path) -> io::Result<PathBuf> {
     let metadata = fs::metadata(device)?;
     if !metadata.file_type().is_char_device() {
@@ -38,7 +38,7 @@ pub fn open_to_all(folder: &Path, device: &Path) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => fs::set_permissions(folder, Permissions::from_mode(0o700))?,
     }
-    // Made whole under another name: a pod may be about to get it.
+    // Created under another name and then renamed, because a pod may be about to get the node.
     let mut fresh = name.to_owned();
     fresh.push(".new");
     let fresh = folder.join(fresh);

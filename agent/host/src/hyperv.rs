@@ -1,22 +1,21 @@
-//! Which Hyper-V enlightenments KVM can give to guests.
+//! The Hyper-V enlightenments that KVM can provide to guests.
 //!
-//! The table is that of KubeVirt's node-labeller: an enlightenment is there if KVM has its
-//! extension, or, where there is no extension for it, if KVM lists its model specific register.
-//! Where both exist the extension alone decides.
+//! The table is that of KubeVirt's node-labeller. An enlightenment is available if KVM has its extension, or, if no
+//! extension exists for it, if KVM lists its model specific register. Where both exist the extension alone decides.
 
 use std::collections::BTreeSet;
 
-/// How an enlightenment is recognized.
+/// How an enlightenment is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// `KVM_CHECK_EXTENSION` with this number is positive.
+    /// `KVM_CHECK_EXTENSION` with this number returns a positive value.
     Extension(u32),
     /// This register is in KVM's list.
     Register(u32),
 }
 
-/// Enlightenments by KubeVirt's names. Numbers are those of the kernel's `kvm.h` and of
-/// Microsoft's hypervisor specification.
+/// Enlightenments by KubeVirt's names. The numbers are those of the kernel's `kvm.h` and of Microsoft's hypervisor
+/// specification.
 pub const ENLIGHTENMENTS: [(&str, Sign); 12] = [
     ("base", Sign::Extension(44)),
     ("time", Sign::Extension(96)),
@@ -32,7 +31,7 @@ pub const ENLIGHTENMENTS: [(&str, Sign); 12] = [
     ("reenlightenment", Sign::Register(0x4000_0106)),
 ];
 
-/// The extensions that have to be asked for.
+/// Returns the extensions to query.
 pub fn extensions() -> impl Iterator<Item = u32> {
     ENLIGHTENMENTS.iter().filter_map(|(_, sign)| match sign {
         Sign::Extension(number) => Some(*number),
@@ -40,7 +39,7 @@ pub fn extensions() -> impl Iterator<Item = u32> {
     })
 }
 
-/// Names of the enlightenments, sorted, from the extensions that KVM has and the registers it lists.
+/// Returns the names of the enlightenments, sorted, given KVM's extensions and its listed registers.
 pub fn enlightenments(extensions: &BTreeSet<u32>, registers: &BTreeSet<u32>) -> Vec<String> {
     let mut names: Vec<String> = ENLIGHTENMENTS
         .iter()

@@ -1,17 +1,17 @@
-//! The inspection of the machine: everything about it that labels and decisions rest on.
+//! The inspection of the machine, which collects the facts for labels and decisions.
 //!
 //! ```text
-//!  cpuid, /proc, /sys, /dev/kvm ──► facts that always stand
+//!  cpuid, /proc, /sys, /dev/kvm ──► facts that are always available
 //!  libvirtd, private or given   ──► facts about guests, or the problem why there are none
 //! ```
 //!
 //! # Assumptions
-//! [`inspect`] runs in a process of its own that ends soon after it. It makes the process a
-//! reaper of orphans, and a call to a libvirt that hangs leaves a stuck thread behind.
+//! [`inspect`] runs in a process of its own that ends soon after it. It makes the process a subreaper, and a libvirt
+//! call that hangs leaves a stuck thread behind.
 //!
 //! # Guarantees
-//! It returns soon after the deadline, whatever libvirt does, and a private libvirtd and all that
-//! it started have ended by then. It never panics over what it is told.
+//! It returns soon after the deadline, whatever libvirt does. By then a private libvirtd and all its child processes
+//! have ended. It never panics because of the data it receives.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,37 +33,38 @@ use crate::{
     roots::Roots,
 };
 
-/// How long libvirtd may take to end after its connection broke, to be taken for the cause.
+/// If libvirtd ends within this time after its connection broke, its end is considered the cause.
 const CRASH: Duration = Duration::from_millis(300);
 
-/// Which libvirt is asked.
+/// The libvirt to query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LibvirtSource {
-    /// One that is started for the question.
+    /// A libvirtd that is started for this inspection.
     Private {
         /// libvirtd, by its path or by its name in the usual folders.
         libvirtd: PathBuf,
     },
-    /// One that runs.
+    /// A running libvirtd.
     Uri(String),
 }
 
-/// What is inspected, and how.
+/// What to inspect, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which libvirt is asked.
+    /// The libvirt to query.
     pub libvirt: LibvirtSource,
-    /// Longest time for all.
+    /// Time limit for the whole inspection.
     pub deadline: Duration,
-    /// Longest time for a private libvirtd to open its socket.
+    /// Time limit for a private libvirtd to open its socket.
     pub start_within: Duration,
-    /// Where a private libvirtd gets its folder. Its user has to be able to get there.
+    /// Parent folder for a private libvirtd's own folder. Its user must be able to enter it.
     pub scratch: PathBuf,
-    /// Where to keep what a private libvirtd learns of its QEMU, for those of guests, if anywhere.
+    /// Where to store the QEMU capabilities that a private libvirtd has probed, for the libvirtds of guests; `None`
+    /// to discard them.
     pub capabilities: Option<PathBuf>,
     /// Where the kernel's files are.
     pub roots: Roots,
-    /// Another architecture than this machine's, in tests.
+    /// Overrides the machine's architecture in tests.
     pub architecture: Option<Architecture>,
 }
 
@@ -83,14 +84,14 @@ impl Default for Options {
     }
 }
 
-/// What was found.
+/// The result of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// What is known. Without a problem it is complete.
+    /// The known facts. Complete if there is no problem.
     pub facts: NodeFacts,
-    /// Why libvirt's part is missing or has gaps, if it has.
+    /// Why libvirt's part is missing or incomplete, if it is.
     pub problem: Option<Problem>,
-    /// How long it took.
+    /// Duration of the inspection.
     pub took: Duration,
 }
 
@@ -135,7 +136,7 @@ pub fn inspect(options: &Options) -> Report {
     }
 }
 
-/// What the processor and the kernel say.
+/// Returns the facts from the processor and the kernel.
 pub fn machine_facts(roots: &Roots, architecture: &Architecture) -> NodeFacts {
     let kvm = kvm::probe(&roots.kvm);
     NodeFacts {
@@ -157,7 +158,7 @@ pub fn machine_facts(roots: &Roots, architecture: &Architecture) -> NodeFacts {
     }
 }
 
-/// The processor: by cpuid where that is about the machine that is asked for, else by the kernel.
+/// Returns the processor's facts: from cpuid for amd64 on an x86 machine, otherwise from the kernel.
 pub(crate) fn processor(roots: &Roots, architecture: &Architecture) -> CpuFacts {
     #[cfg(target_arch = "x86_64")]
     if *architecture == Architecture::Amd64 {
@@ -166,11 +167,11 @@ pub(crate) fn processor(roots: &Roots, architecture: &Architecture) -> CpuFacts 
     cpuinfo::facts(&roots.proc_text("cpuinfo").unwrap_or_default(), architecture)
 }
 
-/// Time was up.
+/// The deadline has passed.
 #[derive(Clone, Copy, Debug)]
 struct TimedOut;
 
-/// What libvirt is asked about.
+/// The parameters of the queries to libvirt.
 #[derive(Clone, Debug)]
 struct Question {
     architecture: Architecture,
@@ -179,7 +180,7 @@ struct Question {
 }
 
 impl Question {
-    /// Asks on a thread of its own, which stays behind if libvirt hangs.
+    /// Queries libvirt on a separate thread, which is left behind if libvirt hangs.
     fn ask(&self, uri: &str, until: Instant) -> Result<Answers, TimedOut> {
         let (answered, answer) = mpsc::channel();
         let (question, uri) = (self.clone(), uri.to_owned());
@@ -195,7 +196,7 @@ impl Question {
                 }
                 Err(error) => Problem::new(ProblemReason::LibvirtConnectFailed, error.to_string()).into(),
             };
-            // Nobody listens if time was up.
+            // There is no receiver if the deadline has passed.
             let _ = answered.send(answers);
         });
         if let Err(error) = thread {
@@ -211,7 +212,7 @@ impl Question {
     }
 }
 
-/// Starts a libvirtd, asks it and ends it.
+/// Starts a libvirtd, queries it and stops it.
 fn ask_private(libvirtd: &Path, options: &Options, question: &Question, until: Instant) -> Result<Answers, TimedOut> {
     let daemon = match PrivateLibvirtd::start(libvirtd, &options.scratch) {
         Ok(daemon) => daemon,
@@ -231,12 +232,12 @@ fn ask_private(libvirtd: &Path, options: &Options, question: &Question, until: I
     if let Some(folder) = options.capabilities.as_ref().filter(|_| answers.problem.is_none())
         && let Err(error) = daemon.keep_capabilities(folder)
     {
-        // Guests' libvirts find out by themselves then.
+        // The libvirts of guests then probe QEMU themselves.
         tracing::warn!(folder = %folder.display(), %error, "what libvirt has learned of QEMU cannot be kept");
     }
     Ok(match &answers.problem {
-        // A connection that broke because its other end crashed; what was said before has gaps
-        // that nobody knows of.
+        // The connection broke because libvirtd crashed. Results received before that are dropped, because they may
+        // be incomplete without any sign of it.
         Some(problem) if problem.kind() == ProblemReason::LibvirtConnectFailed => match daemon.end_within(CRASH) {
             Some(end) => {
                 let message = format!("libvirtd ended while it was asked: {end}");

@@ -1,19 +1,19 @@
-//! What the kernel says: its release, the microcode, CPUs online, KVM's module parameters.
+//! Facts from the kernel: its release, the microcode, online CPUs, KVM's module parameters.
 
 use std::{collections::BTreeMap, fs};
 
 use crate::{cpuinfo, roots::Roots};
 
-/// Longest list of parameters and longest value that is kept.
+/// Maximum number of parameters, and below the maximum length of a value in bytes.
 const MAX_PARAMETERS: usize = 256;
 const MAX_VALUE: usize = 256;
 
-/// Release of the running kernel; empty if /proc does not tell.
+/// Returns the release of the running kernel; empty if /proc does not have it.
 pub fn release(roots: &Roots) -> String {
     roots.proc_text("sys/kernel/osrelease").unwrap_or_default()
 }
 
-/// Microcode revision of the first CPU as the kernel prints it.
+/// Returns the microcode revision of the first CPU as the kernel prints it.
 pub fn microcode(roots: &Roots) -> Option<String> {
     let text = roots.proc_text("cpuinfo")?;
     cpuinfo::first_block(&text)
@@ -21,12 +21,12 @@ pub fn microcode(roots: &Roots) -> Option<String> {
         .map(|revision| (*revision).to_owned())
 }
 
-/// Number of CPUs that are online.
+/// Returns the number of online CPUs.
 pub fn online(roots: &Roots) -> Option<u32> {
     count(&roots.sys_text("devices/system/cpu/online")?)
 }
 
-/// Number of elements of a list like `0-3,8`.
+/// Counts the elements of a list like `0-3,8`.
 fn count(list: &str) -> Option<u32> {
     list.split(',').try_fold(0u32, |sum, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -35,12 +35,12 @@ fn count(list: &str) -> Option<u32> {
     })
 }
 
-/// Whether real-time tasks may use the whole CPU.
+/// Returns whether real-time tasks may use the whole CPU.
 pub fn real_time(roots: &Roots) -> bool {
     roots.proc_text("sys/kernel/sched_rt_runtime_us").as_deref() == Some("-1")
 }
 
-/// Names of the loaded modules `kvm` and `kvm_*`, sorted. A built-in one is listed if it has
+/// Returns the names of the loaded modules `kvm` and `kvm_*`, sorted. A built-in module is listed if it has
 /// parameters.
 pub fn kvm_modules(roots: &Roots) -> Vec<String> {
     let mut modules: Vec<String> = fs::read_dir(roots.sys.join("module"))
@@ -55,7 +55,7 @@ pub fn kvm_modules(roots: &Roots) -> Vec<String> {
     modules
 }
 
-/// Parameters of KVM's modules, `module.parameter` to value. One that cannot be read is left out.
+/// Returns the parameters of KVM's modules, `module.parameter` to value. Unreadable parameters are left out.
 pub fn kvm_parameters(roots: &Roots) -> BTreeMap<String, String> {
     let mut parameters = BTreeMap::new();
     for module in kvm_modules(roots) {

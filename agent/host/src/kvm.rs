@@ -1,4 +1,4 @@
-//! Whether KVM can be used on this machine, and why not.
+//! Whether KVM can be used on this machine, and if not, why.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,7 +10,7 @@ use std::{
 use drydock_api::facts::KvmState;
 use nix::errno::Errno;
 
-/// The one version that KVM's interface has had since 2007.
+/// KVM's API version, which has not changed since 2007.
 const API_VERSION: i32 = 12;
 
 nix::ioctl_write_int_bad!(
@@ -19,20 +19,20 @@ nix::ioctl_write_int_bad!(
     nix::request_code_none!(0xae, 0x00)
 );
 
-/// KVM as it was found.
+/// Result of probing KVM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kvm {
-    /// Whether it can be used. Never `NoUsableModel`, which only libvirt can tell.
+    /// Whether KVM can be used. Never `NoUsableModel`, which only libvirt can determine.
     pub state: KvmState,
-    /// The same for people, with the system's error.
+    /// The same in readable form, with the system's error.
     pub message: String,
-    /// Hyper-V enlightenments; empty where KVM cannot be used and off x86.
+    /// Hyper-V enlightenments; empty where KVM cannot be used, and on other architectures than x86.
     pub hyperv: Vec<String>,
 }
 
-/// Opens the device node and asks it.
+/// Opens the device node and queries it.
 pub fn probe(path: &Path) -> Kvm {
-    // Writing is what guests need too: a node that opens for reading only is of no use.
+    // Guests need write access too: a node that only opens for reading is of no use.
     let device = match OpenOptions::new().read(true).write(true).open(path) {
         Ok(device) => device,
         Err(error) => return refused(path, &error),
@@ -63,7 +63,7 @@ pub fn probe(path: &Path) -> Kvm {
     }
 }
 
-/// What a failure to open means.
+/// Converts an error on opening.
 fn refused(path: &Path, error: &io::Error) -> Kvm {
     let state = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => KvmState::NoDevice,
@@ -81,15 +81,16 @@ fn refused(path: &Path, error: &io::Error) -> Kvm {
     }
 }
 
-/// Asks the device for its version, which also shows that it is KVM.
+/// Queries the device's API version, which also shows that the device is KVM.
 #[expect(unsafe_code, reason = "an ioctl has no safe form; kvm-ioctls has none for s390x")]
 fn api_version(device: &File) -> nix::Result<i32> {
-    // SAFETY: the descriptor is open for the whole call, and the request takes an integer and
-    // writes no memory, on KVM as on any other device.
+    // SAFETY: the descriptor is open for the whole call, and the request takes an integer and writes no memory, on
+    // KVM as on any other device.
     unsafe { kvm_get_api_version(device.as_raw_fd(), 0) }
 }
 
-/// Hyper-V enlightenments by KVM's ioctls. A second descriptor, since kvm-ioctls wants to own its own.
+/// Returns the Hyper-V enlightenments, using KVM's ioctls. Opens a second descriptor, because kvm-ioctls needs to own
+/// its descriptor.
 #[cfg(target_arch = "x86_64")]
 fn hyperv(path: &Path) -> Vec<String> {
     use std::{collections::BTreeSet, ffi::CString, os::unix::ffi::OsStrExt};
@@ -139,9 +140,9 @@ mod tests {
     fn what_is_not_kvm() {
         for (path, state) in [
             ("/nowhere/kvm", KvmState::NoDevice),
-            // Opens, but its first call fails.
+            // Can be opened, but its first ioctl fails.
             ("/dev/null", KvmState::OpenFailed),
-            // A folder does not open for writing.
+            // A folder cannot be opened for writing.
             ("/proc", KvmState::OpenFailed),
         ] {
             let kvm = probe(Path::new(path));

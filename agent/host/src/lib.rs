@@ -1,26 +1,26 @@
-//! What this machine is and runs: cpuid, `/proc`, `/sys`, KVM and libvirt.
+//! Facts about this machine and access to its guests: cpuid, `/proc`, `/sys`, KVM and libvirt.
 //!
-//! The door is [`inspection::inspect`]: it gathers [`NodeFacts`](drydock_api::facts::NodeFacts)
-//! and never fails as a whole. What the processor and the kernel say stands by itself; what libvirt
-//! says is added if libvirt can be asked, and otherwise a [`problem::Problem`] says why not.
-//! [`fingerprint::fingerprint`] and [`watch::HostWatch`] tell when it is worth asking again.
+//! The entry point is [`inspection::inspect`]: it collects [`NodeFacts`](drydock_api::facts::NodeFacts) and never
+//! fails as a whole. The facts from the processor and the kernel are always available. libvirt's facts are added if
+//! libvirt can be queried; otherwise a [`problem::Problem`] contains the reason. [`fingerprint::fingerprint`] and
+//! [`watch::HostWatch`] show when a new inspection is needed.
 //!
 //! ```text
 //!  cpuid / cpuinfo ─┐
 //!  kernel          ─┼─► NodeFacts ◄── libvirt_answers ◄── domain_capabilities, baseline,
 //!  kvm, hyperv     ─┘                      ▲              capabilities (pure parsers)
 //!                                          │
-//!                        libvirt (client) ─┴─ private_libvirtd (started for the question)
+//!                        libvirt (client) ─┴─ private_libvirtd (started per inspection)
 //! ```
 //!
-//! Guests are run through the libvirt in their pods: [`pod_folder`] finds what a pod says and offers,
-//! [`domain`] asks its libvirt. [`rpc`] cuts what two libvirts send each other into frames.
+//! Guests run under the libvirt in their pods: [`pod_folder`] reads the files and sockets of a pod, [`domain`] calls
+//! its libvirt. [`rpc`] splits the traffic between two libvirts into frames.
 //!
-//! What guests' pods need of the machine is here too: [`seccomp`] and [`app_armor`] profiles,
+//! The crate also contains what guests' pods need on the machine: [`seccomp`] and [`app_armor`] profiles,
 //! [`guest_devices`], [`user_namespaces`].
 //!
-//! This is the only crate that links C or holds `unsafe`; each such block says why it is needed
-//! and why it is sound.
+//! This is the only crate that links C or contains `unsafe`. Each such block documents why it is needed and why it is
+//! sound.
 
 mod account;
 pub mod app_armor;

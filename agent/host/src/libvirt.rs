@@ -1,12 +1,11 @@
-//! A connection to libvirt, for questions about the host.
+//! A connection to libvirt for queries about the host.
 //!
-//! With `domain::connection` the only file that uses libvirt's bindings for more than its numbers.
-//! `virt` panics when closing or copying a connection
-//! fails and lacks some calls (the hypervisor CPU baseline among them), so its `Connect` is held in
-//! a `ManuallyDrop` and closed here, and what is missing goes to `virt-sys`.
+//! Besides `domain::connection` this is the only file that uses libvirt's bindings for more than their constants.
+//! `virt` panics when closing or copying a connection fails, and lacks some calls (the hypervisor CPU baseline among
+//! them). So its `Connect` is held in a `ManuallyDrop` and closed here, and missing calls use `virt-sys`.
 //!
-//! Every call blocks until the daemon answers or the connection breaks. Whoever must not wait puts
-//! the connection on a thread of its own and ends the daemon when time is up.
+//! Every call blocks until the daemon responds or the connection breaks. A caller that must not block uses the
+//! connection on a separate thread and stops the daemon when the deadline passes.
 
 use std::{
     ffi::{CStr, CString, c_char},
@@ -22,15 +21,15 @@ use virt_sys as sys;
 
 use drydock_api::facts::VirtType;
 
-/// What libvirt says of a call that failed.
+/// libvirt's error for a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{call}: {message}")]
 pub struct LibvirtError {
-    /// The call, as people name it.
+    /// The call, in readable form.
     pub call: &'static str,
     /// libvirt's error number (`VIR_ERR_...`).
     pub code: u32,
-    /// Part of libvirt that failed (`VIR_FROM_...`).
+    /// The libvirt component that failed (`VIR_FROM_...`).
     pub domain: u32,
     /// libvirt's message.
     pub message: String,
@@ -46,24 +45,24 @@ impl LibvirtError {
         }
     }
 
-    /// What libvirt says of the last call of this thread.
+    /// Returns libvirt's error of this thread's last call.
     pub(crate) fn last(call: &'static str) -> Self {
         Self::new(call, &virt::error::Error::last_error())
     }
 
-    /// The connection broke or was never there: the daemon is gone, or says no more.
+    /// Returns whether the connection broke or was never open: the daemon has exited or no longer responds.
     pub fn is_broken_connection(&self) -> bool {
         self.domain == sys::VIR_FROM_RPC
             || [sys::VIR_ERR_RPC, sys::VIR_ERR_NO_CONNECT, sys::VIR_ERR_INVALID_CONN].contains(&self.code)
     }
 }
 
-/// A text for C. `virt` panics on one with a zero byte, so texts come through here before they go there.
+/// Converts a string for C. `virt` panics on a string with a zero byte, so every string is checked here first.
 pub(crate) fn c_string(call: &'static str, text: &str) -> Result<CString, LibvirtError> {
     CString::new(text).map_err(|error| LibvirtError::new(call, &error.into()))
 }
 
-/// A version as libvirt counts: million, thousand, one.
+/// A version in libvirt's encoding: major * 1,000,000 + minor * 1,000 + release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32);
 
@@ -73,27 +72,27 @@ impl fmt::Display for Version {
     }
 }
 
-/// The machine that a question is about.
+/// The machine that a query is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine<'a> {
-    /// Architecture as libvirt names it.
+    /// libvirt's name of the architecture.
     pub architecture: &'a str,
     /// Machine type.
     pub machine: &'a str,
-    /// How guests run.
+    /// Whether guests run with KVM or are emulated.
     pub virt_type: VirtType,
 }
 
-/// An open connection. It may be used by one thread at a time.
+/// An open connection. Only one thread may use it at a time.
 pub struct Libvirt {
     connect: ManuallyDrop<Connect>,
 }
 
 impl Libvirt {
-    /// Connects to a libvirt URI. libvirt's own printing of errors is silenced: errors are values here.
+    /// Connects to a libvirt URI. Disables libvirt's own error output, because errors are returned as values.
     ///
     /// # Errors
-    /// If there is no daemon or it refuses.
+    /// If there is no daemon or it refuses the connection.
     pub fn open(uri: &str) -> Result<Self, LibvirtError> {
         static SILENCE: Once = Once::new();
         SILENCE.call_once(clear_error_callback);
@@ -105,10 +104,10 @@ impl Libvirt {
         })
     }
 
-    /// The daemon's version.
+    /// Returns the daemon's version.
     ///
     /// # Errors
-    /// If the daemon does not answer.
+    /// If the daemon does not respond.
     pub fn version(&self) -> Result<Version, LibvirtError> {
         let version = self.connect.lib_version();
         version
@@ -116,10 +115,10 @@ impl Libvirt {
             .map_err(|error| LibvirtError::new("asking for libvirt's version", &error))
     }
 
-    /// QEMU's version, of the emulator for the native architecture.
+    /// Returns the version of the QEMU for the native architecture.
     ///
     /// # Errors
-    /// If the daemon does not answer or finds no QEMU.
+    /// If the daemon does not respond or finds no QEMU.
     pub fn qemu_version(&self) -> Result<Version, LibvirtError> {
         let version = self.connect.hyp_version();
         version
@@ -127,20 +126,20 @@ impl Libvirt {
             .map_err(|error| LibvirtError::new("asking for QEMU's version", &error))
     }
 
-    /// Capabilities of the host.
+    /// Returns the capabilities of the host.
     ///
     /// # Errors
-    /// If the daemon does not answer.
+    /// If the daemon does not respond.
     pub fn capabilities(&self) -> Result<String, LibvirtError> {
         self.connect
             .capabilities()
             .map_err(|error| LibvirtError::new("asking for the capabilities", &error))
     }
 
-    /// Domain capabilities of a machine.
+    /// Returns the domain capabilities of a machine.
     ///
     /// # Errors
-    /// If the daemon does not answer, or there is no such emulator, machine type or accelerator.
+    /// If the daemon does not respond, or the emulator, machine type or accelerator does not exist.
     pub fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
         const CALL: &str = "asking for the domain capabilities";
         let Machine {
@@ -161,11 +160,11 @@ impl Libvirt {
             .map_err(|error| LibvirtError::new(CALL, &error))
     }
 
-    /// The CPU that this host can give, with every feature spelled out, from a `<cpu>` element:
-    /// what `virsh hypervisor-cpu-baseline --features` prints.
+    /// Returns the CPU that this host can provide, with every feature listed, given a `<cpu>` element. The result is
+    /// that of `virsh hypervisor-cpu-baseline --features`.
     ///
     /// # Errors
-    /// If the daemon does not answer, or the architecture has no such thing.
+    /// If the daemon does not respond, or the architecture has no baseline.
     #[expect(
         unsafe_code,
         reason = "the virt crate has no binding for virConnectBaselineHypervisorCPU"
@@ -177,9 +176,9 @@ impl Libvirt {
         let virt_type = c_string(CALL, machine.virt_type.as_str())?;
         let cpu = c_string(CALL, cpu)?;
         let mut cpus = [cpu.as_ptr()];
-        // SAFETY: the connection is open as long as `self` lives, all strings end with a zero byte
-        // and outlive the call, `cpus` has as many elements as is said, and libvirt keeps none of
-        // the pointers. A null emulator means the default one.
+        // SAFETY: the connection is open as long as `self` lives, all strings end with a zero byte and outlive the
+        // call, `cpus` has as many elements as passed, and libvirt keeps none of the pointers. A null emulator means
+        // the default one.
         let answer = unsafe {
             sys::virConnectBaselineHypervisorCPU(
                 self.connect.as_ptr(),
@@ -192,22 +191,22 @@ impl Libvirt {
                 sys::VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES,
             )
         };
-        // SAFETY: libvirt gave null or a string of its own making, which nobody else has.
+        // SAFETY: libvirt returned null or a newly allocated string that it does not keep.
         unsafe { answered_text(CALL, answer) }
     }
 }
 
-/// The text that libvirt answered, which is freed here; an error if it answered none.
+/// Copies a string that libvirt returned, and frees it. A null pointer is an error.
 ///
 /// # Safety
-/// `answer` must be null, or a string that ends with a zero byte, comes from libvirt's allocator
-/// (malloc), and is not used by anybody else.
+/// `answer` must be null, or a string that ends with a zero byte, was allocated by libvirt (malloc), and has no other
+/// users.
 #[expect(unsafe_code, reason = "libvirt gives strings that the caller has to free")]
 pub(crate) unsafe fn answered_text(call: &'static str, answer: *mut c_char) -> Result<String, LibvirtError> {
     if answer.is_null() {
         return Err(LibvirtError::last(call));
     }
-    // SAFETY: the caller's promise; it is copied before it is freed, and freed once.
+    // SAFETY: guaranteed by the caller; the string is copied before it is freed, and freed once.
     unsafe {
         let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
         nix::libc::free(answer.cast());
@@ -218,8 +217,8 @@ pub(crate) unsafe fn answered_text(call: &'static str, answer: *mut c_char) -> R
 impl Drop for Libvirt {
     #[expect(unsafe_code, reason = "virt's own Drop panics if closing fails")]
     fn drop(&mut self) {
-        // SAFETY: the connection is open and is not used again: `connect` is never dropped. That
-        // closing may fail is of no interest, the daemon is usually gone then.
+        // SAFETY: the connection is open and is not used again: `connect` is never dropped. An error on closing is
+        // ignored, because the daemon is usually gone then.
         unsafe {
             sys::virConnectClose(self.connect.as_ptr());
         }
@@ -232,17 +231,17 @@ impl fmt::Debug for Libvirt {
     }
 }
 
-/// How much of the host's CPU domain capabilities tell.
+/// How much of the host's CPU the domain capabilities contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// The host model, as what it has beyond a named model.
+    /// The host model, as a named model and the features beyond it.
     HostModel,
-    /// All that the host could give, also what host-model leaves out by default (libvirt 12.5).
+    /// Everything that the host can provide, including features that host-model leaves out by default (libvirt 12.5).
     Everything,
 }
 
 impl Detail {
-    /// The first libvirt that knows `Everything`.
+    /// The first libvirt version that supports `Everything`.
     pub const EVERYTHING_SINCE: Version = Version(12_005_000);
 
     fn flags(self) -> u32 {
@@ -256,7 +255,7 @@ impl Detail {
     }
 }
 
-/// URI of a session daemon behind a socket. Given a socket, the client never starts a daemon itself.
+/// Returns the URI of a session daemon behind a socket. With a socket given, the client never starts a daemon itself.
 pub fn session_uri(socket: &std::path::Path) -> String {
     use std::{fmt::Write, os::unix::ffi::OsStrExt};
     let mut uri = String::from("qemu+unix:///session?socket=");
@@ -301,7 +300,7 @@ mod tests {
         }
     }
 
-    /// libvirt's test driver answers some calls and refuses others; nothing panics.
+    /// libvirt's test driver supports some calls and refuses others; nothing panics.
     #[test]
     fn the_test_driver() {
         let libvirt = Libvirt::open("test:///default").unwrap();

@@ -1,7 +1,7 @@
-//! The questions that are put to one libvirt, and what becomes of the answers.
+//! The queries to one libvirt, and the processing of the results.
 //!
-//! As few as possible, on one connection: domain capabilities, the baseline of the host model,
-//! capabilities, two versions. libvirt keeps what QEMU said after the first, so the others are cheap.
+//! There are as few queries as possible, on one connection: domain capabilities, the baseline of the host model,
+//! capabilities, two versions. libvirt caches QEMU's capabilities after the first query, so the others are cheap.
 
 use drydock_api::facts::{VirtType, VirtualizationFacts};
 
@@ -13,17 +13,17 @@ use crate::{
     problem::Problem,
 };
 
-/// A libvirt that can be asked.
+/// The queries to a libvirt.
 pub(crate) trait Ask {
-    /// Domain capabilities of a machine.
+    /// Returns the domain capabilities of a machine.
     fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError>;
-    /// The hypervisor CPU baseline of a `<cpu>`.
+    /// Returns the hypervisor CPU baseline of a `<cpu>`.
     fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError>;
-    /// Capabilities of the host.
+    /// Returns the capabilities of the host.
     fn capabilities(&self) -> Result<String, LibvirtError>;
-    /// libvirt's version.
+    /// Returns libvirt's version.
     fn version(&self) -> Result<Version, LibvirtError>;
-    /// QEMU's version.
+    /// Returns QEMU's version.
     fn qemu_version(&self) -> Result<Version, LibvirtError>;
 }
 
@@ -49,14 +49,14 @@ impl Ask for Libvirt {
     }
 }
 
-/// What became of the questions.
+/// The results of the queries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answers {
-    /// What guests can get; `None` if not even the domain capabilities could be had.
+    /// What guests can get; `None` if even the domain capabilities are missing.
     pub(crate) facts: Option<VirtualizationFacts>,
-    /// Why KVM was given up for emulation, if it was.
+    /// Why emulation was chosen instead of KVM, if it was.
     pub(crate) kvm_given_up: Option<String>,
-    /// What is missing, if anything is.
+    /// Why data is missing, if any is.
     pub(crate) problem: Option<Problem>,
 }
 
@@ -69,8 +69,8 @@ impl From<Problem> for Answers {
     }
 }
 
-/// Asks. `virt_type` is how guests are to run; if that is KVM and libvirt leaves not one usable
-/// model with it, emulation is asked about instead.
+/// Queries libvirt. `virt_type` is the intended way to run guests. If that is KVM and libvirt reports no usable model
+/// for it, emulation is queried instead.
 pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str, virt_type: VirtType) -> Answers {
     let mut question = Machine {
         architecture: architecture.libvirt(),
@@ -83,7 +83,7 @@ pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str,
         kvm_given_up = match &domain {
             Ok(domain) if domain.has_usable_model() => None,
             Ok(_) => Some("libvirt finds not one CPU model that a guest could have with KVM".to_owned()),
-            // A daemon that is gone says nothing about KVM.
+            // A daemon that is gone gives no information about KVM.
             Err(DomainProblem::Call(error)) if !error.is_broken_connection() => {
                 Some(format!("libvirt refuses KVM: {}", error.message))
             }
@@ -104,7 +104,7 @@ pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str,
         }
     };
     let mut problem = None;
-    // What fails from here on leaves a gap that is told, and the rest stands.
+    // A failure from here on leaves a reported gap; the other facts remain valid.
     let mut note = |error: Problem| {
         problem.get_or_insert(error);
     };
@@ -132,7 +132,7 @@ pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str,
     }
 }
 
-/// Puts together what the documents say.
+/// Combines the parsed documents.
 pub(crate) fn facts(
     virt_type: VirtType,
     machine: &str,
@@ -185,8 +185,8 @@ fn domain_capabilities(
     domain_capabilities::parse(&text, architecture).map_err(|error| DomainProblem::Other(error.into()))
 }
 
-/// Every feature that a guest can have. Newer libvirt is asked for all that the host could give as
-/// the input of the baseline; older libvirt's host model is all that it tells.
+/// Returns every feature that a guest can have. From libvirt 12.5 on, the input of the baseline is everything that
+/// the host can provide; an older libvirt only reports the host model.
 fn features(
     libvirt: &dyn Ask,
     machine: &Machine<'_>,

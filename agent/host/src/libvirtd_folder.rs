@@ -1,4 +1,4 @@
-//! The folder of a private libvirtd: everything it writes, and its last words.
+//! The folder of a private libvirtd: all files it writes, and the last lines of its log.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -12,26 +12,26 @@ use nix::unistd::{chown, geteuid, mkdtemp};
 
 use crate::{account::Account, descendants};
 
-/// Start of the names of such folders.
+/// Name prefix of these folders.
 const PREFIX: &str = "drydock-libvirtd-";
 
-/// File in the folder that is locked as long as the folder's process lives.
+/// File in the folder that is locked while the process that owns the folder lives.
 const LOCK: &str = "lock";
 
-/// How long processes that a killed inspection left behind may take to end.
+/// Time limit for ending processes that a killed inspection left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
 
-/// libvirtd's folder. Dropping it removes it.
+/// libvirtd's folder. Dropping it removes the folder.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Locked.
+    /// Holds the lock.
     _lock: Option<File>,
 }
 
 impl Folder {
-    /// Makes it in `scratch`, with what libvirtd needs, owned by `account`. Clears away what
-    /// inspections that were killed have left there.
+    /// Creates the folder in `scratch`, with the content libvirtd needs, owned by `account`. Removes leftovers of
+    /// killed inspections.
     pub(crate) fn make(scratch: &Path, account: Option<&Account>) -> io::Result<Self> {
         clear_stale(scratch);
         let mut folder = Self {
@@ -45,7 +45,7 @@ impl Folder {
             Some(account) => chown(path, Some(account.uid), Some(account.gid)),
             None => Ok(()),
         };
-        // The folder itself stays this process's: what it reads there later cannot be replaced.
+        // The folder itself stays owned by this process, so that files read from it later cannot be replaced.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o711))?;
         for name in ["home", "run", "run/libvirt", "config", "cache", "data", "devices"] {
             let path = folder.path.join(name);
@@ -55,7 +55,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// A path in it.
+    /// Returns a path in the folder.
     pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -67,15 +67,15 @@ impl Drop for Folder {
     }
 }
 
-/// Removes a folder and all in it.
+/// Removes a folder and its content.
 fn remove(folder: &Path) {
     if let Err(error) = fs::remove_dir_all(folder) {
         tracing::warn!(folder = %folder.display(), %error, "libvirtd's folder cannot be removed");
     }
 }
 
-/// Ends and removes what inspections have left that were killed: libvirtd ends with its inspection,
-/// but a QEMU that it was just asking does not. A folder without a lock is one that is being made.
+/// Stops the processes and removes the folders of killed inspections. libvirtd ends with its inspection, but a QEMU
+/// that it was querying does not. A folder without a lock file is just being created.
 fn clear_stale(scratch: &Path) {
     for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -91,7 +91,7 @@ fn clear_stale(scratch: &Path) {
     }
 }
 
-/// The last lines of libvirtd's log that say something, on one line.
+/// Returns the last relevant lines of libvirtd's log, joined into one line.
 pub(crate) fn last_words(log: &Path) -> String {
     const TAIL: u64 = 4096;
     const LINES: usize = 3;
@@ -105,7 +105,7 @@ pub(crate) fn last_words(log: &Path) -> String {
     };
     let text = tail().unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // Warnings and information only if there is no error.
+    // Other lines are used only if there is no error.
     let mut errors: Vec<&str> = lines.iter().copied().filter(|line| line.contains("error")).collect();
     if errors.is_empty() {
         errors = lines;

@@ -1,12 +1,11 @@
-//! Giving memory back.
+//! Release of unused memory.
 
-/// Returns freed memory to the kernel. An inspection's report and the decisions made of it leave
-/// the heap larger than an idle agent needs, and glibc keeps what it once had.
+/// Returns freed memory to the kernel. An inspection's report and the decisions based on it leave the heap larger
+/// than an idle agent needs, and glibc does not shrink it by itself.
 #[expect(unsafe_code, reason = "glibc's malloc_trim has no safe form")]
 pub fn trim() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim takes no pointers, locks the heap itself and may be called by any thread
-    // at any time.
+    // SAFETY: malloc_trim takes no pointers, locks the heap itself and may be called by any thread at any time.
     unsafe {
         nix::libc::malloc_trim(0);
     }
@@ -21,7 +20,7 @@ mod tests {
             let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
             line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
         };
-        // Small pieces, which glibc does not give back by itself as long as the last one is held.
+        // Small allocations, which glibc does not return by itself while the last one is alive.
         let mut pieces: Vec<Vec<u8>> = (0..400_000).map(|_| vec![1; 100]).collect();
         let full = anonymous();
         let last = pieces.pop();

@@ -1,13 +1,13 @@
-//! An emptyDir of a pod on this machine, whose content the pod decides.
+//! An emptyDir of a pod on this machine. Its content is controlled by the pod.
 //!
 //! ```text
 //!  /var/lib/kubelet/pods / <uid>/volumes/kubernetes.io~empty-dir/<volume> / libvirt/libvirt-sock
-//!  └─ the kubelet's ───┘   └─ made and removed by the kubelet ──────────┘   └─ whatever the pod makes
+//!  └─ the kubelet's ───┘   └─ made and removed by the kubelet ──────────┘   └─ created by the pod
 //! ```
 //!
-//! The pod is hostile. Everything below the kubelet's folder of pods is found by `openat2`, without
-//! following any link and without leaving it; what is no regular file is never opened for reading,
-//! as a FIFO would make the reader wait and a device may do anything; and files are read up to a limit.
+//! The pod is hostile. Everything below the kubelet's pods folder is opened with `openat2`, without following links
+//! and without leaving that folder. Only regular files are opened for reading, because a FIFO would block the reader
+//! and a device may do anything. Files are read up to a limit.
 
 mod appearing;
 mod listening;
@@ -30,75 +30,75 @@ use thiserror::Error;
 pub use appearing::Watched;
 pub use listening::PodListener;
 
-/// Most bytes of a small file that a pod says something by.
+/// Maximum size in bytes of a small file that a pod writes for the agent.
 pub const SMALL_FILE: u64 = 64 * 1024;
 
-/// The folder of emptyDirs in a pod's.
+/// Name of the folder of emptyDirs in a pod's folder.
 const EMPTY_DIRS: &str = "kubernetes.io~empty-dir";
 
-/// Why something in a pod's folder cannot be used.
+/// Why a file in a pod's folder cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FolderError {
-    /// Not a name that Kubernetes or the launcher would give.
+    /// Not a name that Kubernetes or the launcher would use.
     #[error("{value:?} is not {what}")]
     BadName {
-        /// What it should be.
+        /// What was expected.
         what: &'static str,
-        /// What it is, at most 100 characters of it.
+        /// The actual value, at most 100 characters of it.
         value: String,
     },
-    /// It is not there, or a folder above it is not.
+    /// The file, or a folder above it, does not exist.
     #[error("there is no {path}")]
     NotThere {
-        /// Where it should be.
+        /// The path.
         path: PathBuf,
     },
-    /// There is something else in its place.
+    /// A file of another kind is in its place.
     #[error("{path} is not used: {refusal}")]
     Refused {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
         /// What is wrong with it.
         refusal: Refusal,
     },
-    /// A socket behind which nobody listens, or nobody accepts.
+    /// A socket on which no process listens or accepts.
     #[error("nobody listens at {path}")]
     NotListening {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
     },
     /// The kernel cannot open or read it.
     #[error("cannot open {path}: {message}")]
     Unreadable {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error message.
         message: String,
     },
 }
 
-/// What is wrong with something that a pod put in a place.
+/// What is wrong with a file from a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// A link, in its place or above it.
+    /// It is a symbolic link, or a folder above it is.
     #[error("it is a symbolic link, or behind one")]
     Link,
-    /// Something above it is no folder.
+    /// Something above it is not a folder.
     #[error("it is in something that is not a folder")]
     NotInFolder,
-    /// No regular file: a folder, a FIFO, a device.
+    /// It is not a regular file, but a folder, a FIFO or a device.
     #[error("it is not a regular file")]
     NotFile,
-    /// No socket.
+    /// It is not a socket.
     #[error("it is not a socket")]
     NotSocket,
-    /// A file that is larger than what is read of it.
+    /// The file is larger than the read limit.
     #[error("it has more than {0} bytes")]
     TooLarge(u64),
 }
 
 impl FolderError {
-    /// A stable word for it, for conditions and metrics.
+    /// Returns a stable identifier for conditions and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::BadName { .. } => "PodFolderBadName",
@@ -110,23 +110,22 @@ impl FolderError {
     }
 }
 
-/// Where an emptyDir of a pod is. Making it opens nothing; the folder need not exist yet.
+/// The location of a pod's emptyDir. Creating this value opens nothing; the folder need not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFolder {
-    /// The kubelet's folder of pods.
+    /// The kubelet's pods folder.
     pods: PathBuf,
-    /// UID of the pod, the folders between, name of the volume.
+    /// UID of the pod, the folders in between, name of the volume.
     names: [String; 4],
 }
 
 impl PodFolder {
-    /// The emptyDir `volume` of the pod with that UID, `kubelet` being the kubelet's root
-    /// (`/var/lib/kubelet`).
+    /// Returns the emptyDir `volume` of the pod with this UID. `kubelet` is the kubelet's root (`/var/lib/kubelet`).
     ///
     /// # Errors
-    /// If these are not names that Kubernetes gives.
+    /// If the UID or the volume is not a name that Kubernetes allows.
     pub fn new(kubelet: &Path, pod_uid: &str, volume: &str) -> Result<Self, FolderError> {
-        // Static pods have a hash in place of a UUID.
+        // Static pods have a hash instead of a UUID.
         if !is_name(pod_uid, |byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return Err(bad_name("the UID of a pod", pod_uid));
         }
@@ -141,17 +140,17 @@ impl PodFolder {
         })
     }
 
-    /// What a small file says.
+    /// Reads a small file.
     ///
     /// # Errors
-    /// If it is not there, not a regular file, or larger than `limit`.
+    /// If it does not exist, is not a regular file, or is larger than `limit` bytes.
     pub fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         let found = self.open(path)?;
         let refused = |refusal| Err(self.refused(path, refusal));
         if kind(&found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFREG {
             return refused(Refusal::NotFile);
         }
-        // The same file again, now for reading: what is in its place meanwhile does not matter.
+        // Opens the same file again for reading, even if another one has taken its place meanwhile.
         let again = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = open(again.as_str(), flags, Mode::empty()).map_err(|errno| self.failed(path, errno))?;
@@ -164,26 +163,26 @@ impl PodFolder {
         Ok(bytes)
     }
 
-    /// Waits until a file is there, and says what it says. It must appear whole, by renaming.
-    /// It has no limit in time; drop it to give up.
+    /// Waits until a file exists, and reads it. The file must be moved into place complete, by renaming. There is no
+    /// time limit; drop the future to give up.
     ///
     /// # Errors
-    /// If something else is in its place or on the way to it, or it is larger than `limit`.
+    /// If something else is in its place or on the path to it, or it is larger than `limit` bytes.
     pub async fn read_when_there(&self, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         loop {
             self.appeared(path).await?;
             match self.read(path, limit) {
-                // It vanished again.
+                // It disappeared again.
                 Err(FolderError::NotThere { .. }) => {}
                 read => return read,
             }
         }
     }
 
-    /// A socket, which can be connected to as long as the returned value lives.
+    /// Returns a socket. It can be connected to as long as the returned value lives.
     ///
     /// # Errors
-    /// If it is not there, or is not a socket.
+    /// If it does not exist or is not a socket.
     pub fn open_socket(&self, path: &str) -> Result<PodSocket, FolderError> {
         let found = self.open(path)?;
         if kind(&found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFSOCK {
@@ -195,7 +194,7 @@ impl PodFolder {
         })
     }
 
-    /// Finds what is at a path, without opening it for anything.
+    /// Opens a path with O_PATH, without access to its content.
     fn open(&self, path: &str) -> Result<OwnedFd, FolderError> {
         checked(path)?;
         let pods = self.open_pods()?;
@@ -203,7 +202,7 @@ impl PodFolder {
         find(pods.as_fd(), &below).map_err(|errno| self.failed(path, errno))
     }
 
-    /// The kubelet's folder of pods. It may be behind links: the administrator's, not a pod's.
+    /// Opens the kubelet's pods folder. Links are allowed here, because they are the administrator's, not a pod's.
     fn open_pods(&self) -> Result<OwnedFd, FolderError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         open(&self.pods, flags, Mode::empty()).map_err(|errno| match errno {
@@ -217,7 +216,7 @@ impl PodFolder {
         })
     }
 
-    /// The path for people, and for no other use.
+    /// Returns the full path, for messages only.
     fn full(&self, path: &str) -> PathBuf {
         let names = self.names.iter().map(String::as_str);
         self.pods.join(names.chain([path]).collect::<PathBuf>())
@@ -255,7 +254,7 @@ pub struct PodSocket {
 }
 
 impl PodSocket {
-    /// Where it was found, for people. It is connected to by `/proc/self/fd/<its descriptor>`.
+    /// Returns the path of the socket, for messages only. To connect, use `/proc/self/fd/<its descriptor>`.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -267,15 +266,15 @@ impl AsRawFd for PodSocket {
     }
 }
 
-/// Opens what is at a path below a folder, for nothing but to have it: no link is followed, not even
-/// the last, and the folder is not left.
+/// Opens a path below a folder with O_PATH. No link is followed, not even as the last component, and the result is
+/// always below the folder.
 fn find(folder: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     loop {
         match openat2(folder, path, how) {
-            // Something was renamed on the way.
+            // A component was renamed during the lookup.
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             found => return found,
         }
@@ -287,7 +286,7 @@ fn kind(found: &OwnedFd) -> nix::Result<SFlag> {
     Ok(SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits()))
 }
 
-/// Paths in the folder are this program's own; a wrong one is a mistake here, not an attack.
+/// Checks a path in the folder. Paths come from this program; a bad one is a bug here, not an attack.
 fn checked(path: &str) -> Result<(), FolderError> {
     let is_plain = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('\0');
     if path.split('/').all(is_plain) {

@@ -1,17 +1,17 @@
-//! A libvirtd that is started for a question and ended after it.
+//! A libvirtd that is started for an inspection and stopped after it.
 //!
-//! It runs as guests' libvirtds do: in session mode, as an unprivileged user, with everything it
-//! writes in a folder of its own, so that its answers are those that guests will get and that a
-//! libvirt which the machine may have is neither asked nor touched.
+//! It runs like guests' libvirtds: in session mode, as an unprivileged user, with all its files in a folder of its
+//! own. So its results are those that guests will get, and a libvirt that the machine may have is neither queried nor
+//! changed.
 //!
 //! ```text
-//!  this process (reaper of what is orphaned below it)
+//!  this process (reaper of orphaned descendants)
 //!   └─ keeper thread (own mount namespace: device nodes for all)
 //!       └─ libvirtd (own session, dies with the keeper)
-//!           └─ qemu, asked and ended by libvirtd
+//!           └─ qemu, started and ended by libvirtd
 //! ```
 //!
-//! The keeper lives as long as libvirtd does: the kernel ties "dies with its parent" to the thread.
+//! The keeper lives as long as libvirtd, because the kernel ties the parent death signal to the parent thread.
 
 use std::{
     fs::{self, File},
@@ -49,25 +49,25 @@ use crate::{
     qemu_capabilities,
 };
 
-/// Where programs are looked for, libvirtd as well as what it starts.
+/// Search path for libvirtd and the programs it starts.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Longest path of a unix socket.
+/// Maximum length of a unix socket's path in bytes.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// How long libvirtd may take to end when asked to; it holds nothing that is worth waiting for.
+/// How long libvirtd may take to end after SIGTERM. It has no state worth a longer wait.
 const POLITE: Duration = Duration::from_millis(500);
 
-/// How long it and its processes may take to end when killed.
+/// How long libvirtd and its processes may take to end after SIGKILL.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// Time between two attempts to connect to a socket that is there but does not listen yet.
+/// Delay between two attempts to connect to a socket that exists but does not listen yet.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// One at a time in a process: what remains of one is told from the rest by its session alone.
+/// Only one libvirtd per process at a time, because leftovers of one are recognised only by their session.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A running libvirtd. Dropping it ends it, and all it started, and removes its folder.
+/// A running libvirtd. Dropping it stops libvirtd and all its child processes, and removes its folder.
 #[derive(Debug)]
 pub struct PrivateLibvirtd {
     folder: Folder,
@@ -78,14 +78,14 @@ pub struct PrivateLibvirtd {
     devices: Option<String>,
 }
 
-/// How libvirtd was started: its process, and why its devices are not for everybody, if so.
+/// A started libvirtd: its process, and if its device nodes could not be opened to all users, the reason.
 #[derive(Debug)]
 struct Started {
     pid: Pid,
     devices: Option<String>,
 }
 
-/// How libvirtd ended, once it has, and all its processes with it.
+/// How libvirtd ended. Set once it and all its processes have ended.
 #[derive(Debug, Default)]
 struct State {
     end: Mutex<Option<End>>,
@@ -96,8 +96,8 @@ struct State {
 struct End(String);
 
 impl PrivateLibvirtd {
-    /// Starts libvirtd: `program` by its path or by its name in the usual folders, its files in a
-    /// new folder in `scratch`.
+    /// Starts libvirtd. `program` is its path or its name in the usual folders. Its files go into a new folder in
+    /// `scratch`.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -142,40 +142,40 @@ impl PrivateLibvirtd {
         })
     }
 
-    /// The URI by which it is reached.
+    /// Returns the URI of this libvirtd.
     pub fn uri(&self) -> String {
         session_uri(&self.socket)
     }
 
-    /// Why it could not be given /dev/kvm, if it could not. It may be able to open it all the same.
+    /// Returns why libvirtd could not be given /dev/kvm, if so. It may still be able to open the device.
     pub fn devices_withheld(&self) -> Option<&str> {
         self.devices.as_deref()
     }
 
-    /// Keeps what it has learned of its QEMU, for libvirts that are started later.
+    /// Stores the QEMU capabilities that libvirtd has probed, for libvirts that are started later.
     ///
     /// # Errors
-    /// If it has learned nothing, or it cannot be written.
+    /// If there are none, or they cannot be written.
     pub fn keep_capabilities(&self, into: &Path) -> io::Result<()> {
         qemu_capabilities::keep(&self.folder.join("cache").join(CAPABILITIES_IN_CACHE), into)
     }
 
-    /// Its process.
+    /// Returns libvirtd's process ID.
     pub fn pid(&self) -> i32 {
         self.pid.as_raw()
     }
 
-    /// Waits until its socket accepts connections.
+    /// Waits until libvirtd's socket accepts connections.
     ///
     /// # Errors
-    /// If it ends first, or does not open the socket in time.
+    /// If libvirtd ends first, or does not open the socket in time.
     pub fn wait_until_open(&self, within: Duration) -> Result<(), Problem> {
         let until = Instant::now() + within;
         let not_opened = |error: &dyn std::fmt::Display| {
             let message = format!("libvirtd opened no socket within {within:?}: {error}");
             Problem::new(ProblemReason::LibvirtdSocketNotOpened, message)
         };
-        // The watch comes before the first look, so that nothing is missed between the two.
+        // The watch is set up before the first attempt, so that no change is missed between the two.
         let watch =
             Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(|error| not_opened(&error))?;
         let events = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_ATTRIB;
@@ -200,7 +200,7 @@ impl PrivateLibvirtd {
                 PollFd::new(watch.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
             ];
-            // Rounded up: a poll of 0 ms would spin.
+            // Rounded up: a poll with 0 ms would spin.
             let milliseconds = wait.as_millis() + 1;
             match poll(
                 &mut sources,
@@ -209,7 +209,7 @@ impl PrivateLibvirtd {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(not_opened(&error)),
             }
-            // The other end is closed when libvirtd has ended, and nothing is ever written.
+            // Nothing is ever written to this pipe; its other end is closed when libvirtd has ended.
             if sources[1].any() == Some(true) {
                 return Err(self.exited());
             }
@@ -217,7 +217,7 @@ impl PrivateLibvirtd {
         }
     }
 
-    /// libvirtd ended before its socket was open.
+    /// Returns the problem if libvirtd ended before its socket was open.
     fn exited(&self) -> Problem {
         let end = self.end_within(KILLED).unwrap_or_else(|| "it ended".into());
         Problem::new(
@@ -226,7 +226,8 @@ impl PrivateLibvirtd {
         )
     }
 
-    /// How it ended and its last words, if it has ended or does within that time.
+    /// Waits up to `within` for libvirtd to end. Returns how it ended and the last lines of its log, or `None` if it
+    /// still runs.
     pub fn end_within(&self, within: Duration) -> Option<String> {
         let mut end = self.lock();
         if end.is_none() {
@@ -242,7 +243,7 @@ impl PrivateLibvirtd {
         })
     }
 
-    /// Kills it and everything it started, and waits for that as long as it may take.
+    /// Kills libvirtd and all its child processes, and waits for their end up to a limit.
     pub fn kill(&self) {
         self.signal(Signal::SIGKILL);
         if self.end_within(KILLED).is_none() {
@@ -250,7 +251,7 @@ impl PrivateLibvirtd {
         }
     }
 
-    /// Sends a signal, unless it has ended: only then can its pid be another process.
+    /// Sends a signal unless libvirtd has ended, because then its pid may belong to another process.
     fn signal(&self, signal: Signal) {
         if self.lock().is_none() {
             let _ = kill(self.pid, signal);
@@ -268,12 +269,12 @@ impl Drop for PrivateLibvirtd {
         if self.end_within(POLITE).is_none() {
             self.kill();
         }
-        // The folder is removed after this.
+        // The folder is dropped and removed after this.
     }
 }
 
-/// The keeper: starts libvirtd and lives as long as it does. Reaps what is orphaned meanwhile, as
-/// libvirtd waits for a QEMU that it has ended until nothing is left of it, zombies included.
+/// The keeper thread: starts libvirtd and lives as long as libvirtd does. It reaps orphaned processes meanwhile,
+/// because libvirtd waits for a QEMU that it has ended until nothing is left of it, zombies included.
 fn keep(
     mut command: Command,
     devices: Option<&Path>,
@@ -286,12 +287,12 @@ fn keep(
     let child = command
         .spawn()
         .and_then(|child| i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other));
-    // Its copies of descriptors are of no use any more.
+    // The descriptors that it duplicated are no longer needed.
     drop(command);
     let pid = match child {
         Ok(pid) => pid,
         Err(error) => {
-            // Nobody listens only if `start` gave up, which it does not.
+            // Sending fails only if `start` has given up, which it does not.
             let _ = started.send(Err(error));
             return;
         }
@@ -301,7 +302,7 @@ fn keep(
         devices: unlocked.err().map(|error| error.to_string()),
     }));
     wait_for_end(pid);
-    // The process keeps its pid until it is reaped, and nobody may signal the pid after that.
+    // The process keeps its pid until it is reaped. The lock ensures that no signal is sent to the pid after that.
     let mut end = state.end.lock().unwrap_or_else(PoisonError::into_inner);
     let how = match waitpid(pid, None) {
         Ok(WaitStatus::Exited(_, code)) => format!("it ended with exit code {code}"),
@@ -318,14 +319,14 @@ fn keep(
     drop(alive);
 }
 
-/// Waits until libvirtd has ended, without reaping it; reaps what was orphaned.
+/// Waits until libvirtd has ended, without reaping it. Reaps orphaned processes.
 fn wait_for_end(libvirtd: Pid) {
     let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
         match waitid(Id::All, look).map(|status| status.pid()) {
             Ok(Some(pid)) if pid == libvirtd => return,
             Ok(Some(pid)) if descendants::is_adopted(pid) && descendants::reap(pid) => {}
-            // Another's child, theirs to reap, and soon; until then it hides those that come after it.
+            // A child of another part of this process, which will reap it soon. Until then it hides later children.
             Ok(_) => {
                 descendants::reap_adopted(libvirtd);
                 let ended = waitid(Id::Pid(libvirtd), look | WaitPidFlag::WNOHANG);
@@ -335,13 +336,13 @@ fn wait_for_end(libvirtd: Pid) {
                 thread::sleep(RETRY);
             }
             Err(Errno::EINTR) => {}
-            // No children at all: libvirtd was reaped by somebody else.
+            // No children at all: libvirtd was reaped by another part of this process.
             Err(_) => return,
         }
     }
 }
 
-/// libvirtd's command line. Nothing of this process's environment is passed on.
+/// Builds libvirtd's command line. libvirtd inherits nothing from this process's environment.
 #[expect(
     unsafe_code,
     reason = "CommandExt::pre_exec is unsafe; there is no other way to tie the child to its parent"
@@ -349,12 +350,12 @@ fn wait_for_end(libvirtd: Pid) {
 fn command(program: &Path, folder: &Folder, account: Option<&Account>) -> io::Result<Command> {
     let settings = folder.join("libvirtd.conf");
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
-    // Its own identity, so that it need not look for the machine's, which it may not read.
+    // A UUID of its own, so that libvirtd does not look for the machine's, which it may not read.
     fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim()))?;
     let log = File::create(folder.join("log"))?;
     let mut command = Command::new(program);
     command
-        // 0: never ends by itself. Without it a session daemon ends after two idle minutes.
+        // 0: libvirtd never exits by itself. By default a session daemon exits after two idle minutes.
         .args(["--timeout", "0", "--config"])
         .arg(settings)
         .current_dir("/")
@@ -373,9 +374,9 @@ fn command(program: &Path, folder: &Folder, account: Option<&Account>) -> io::Re
         // This also drops all other groups.
         command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
     }
-    // SAFETY: the closure runs in the forked child before exec, where only async-signal-safe calls
-    // are sound: it makes two system calls, allocates nothing and takes no lock. It comes after the
-    // change of user, which would undo the second.
+    // SAFETY: the closure runs in the forked child before exec, where only async-signal-safe calls are sound: it
+    // makes two system calls, allocates nothing and takes no lock. It runs after the change of user, which would
+    // reset the parent death signal.
     unsafe {
         command.pre_exec(|| {
             setsid()?;

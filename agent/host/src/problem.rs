@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::{document::ParseError, libvirt::LibvirtError};
 
-/// Why libvirt's part of the facts is missing. Stable names: they go to conditions and metrics.
+/// Why libvirt's part of the facts is missing. The names are stable, because conditions and metrics use them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ProblemReason {
-    /// Guests are not run on this architecture.
+    /// Guests are not supported on this architecture.
     ArchitectureNotSupported,
     /// libvirtd could not be started: not installed, not executable, or no folder for it.
     LibvirtdNotStarted,
     /// libvirtd ended before it opened its socket.
     LibvirtdExited,
-    /// libvirtd runs, and its socket never opened.
+    /// libvirtd runs, but its socket never opened.
     LibvirtdSocketNotOpened,
-    /// libvirtd ended while it was being asked.
+    /// libvirtd ended during the queries.
     LibvirtdCrashed,
-    /// The connection to libvirt was refused or is none.
+    /// The connection to libvirt was refused or failed.
     LibvirtConnectFailed,
-    /// libvirt answered a question with an error.
+    /// libvirt returned an error for a query.
     LibvirtCallFailed,
-    /// libvirt answered with something that is not understood.
+    /// libvirt's response could not be parsed.
     LibvirtAnswerNotUnderstood,
-    /// libvirt did not answer in time.
+    /// libvirt did not respond in time.
     LibvirtTimedOut,
 }
 
 impl ProblemReason {
-    /// The reason in CamelCase.
+    /// Returns the reason in CamelCase.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ArchitectureNotSupported => "ArchitectureNotSupported",
@@ -46,7 +46,7 @@ impl ProblemReason {
     }
 }
 
-/// A reason with a sentence for people.
+/// A reason with a readable message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     reason: ProblemReason,
@@ -54,7 +54,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem.
+    /// Creates a problem.
     pub fn new(reason: ProblemReason, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -62,17 +62,17 @@ impl Problem {
         }
     }
 
-    /// Which problem, in CamelCase.
+    /// Returns the reason in CamelCase.
     pub fn reason(&self) -> &'static str {
         self.reason.as_str()
     }
 
-    /// Which problem.
+    /// Returns the reason.
     pub fn kind(&self) -> ProblemReason {
         self.reason
     }
 
-    /// Time is up.
+    /// Returns the problem that the deadline has passed.
     pub(crate) fn timed_out(deadline: Duration) -> Self {
         Self::new(
             ProblemReason::LibvirtTimedOut,

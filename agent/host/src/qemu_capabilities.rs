@@ -1,9 +1,10 @@
-//! What libvirt has learned of its QEMU, kept for the libvirts of guests' pods.
+//! The QEMU capabilities that libvirt has probed, stored for the libvirts in guests' pods.
 //!
-//! A libvirt that starts runs its QEMU and asks for all that it can do, which takes some tenths of a second, and
-//! writes the answers down. Who is started later, with the same QEMU on the same kernel and processor, reads them:
-//! libvirt compares the times of both programs, their versions, the kernel, the microcode and `/dev/kvm`, and asks
-//! again if anything differs. The private libvirtd of an inspection and those of guests come from the same files.
+//! A libvirt that starts runs its QEMU and probes all its capabilities, which takes some tenths of a second, and
+//! caches the result in files. A libvirt that starts later with the same QEMU on the same kernel and processor reads
+//! these files: libvirt compares the timestamps of both programs, their versions, the kernel, the microcode and
+//! `/dev/kvm`, and probes again if anything differs. The private libvirtd of an inspection and those of guests use
+//! the same program files.
 
 use std::{
     ffi::OsString,
@@ -15,16 +16,16 @@ use std::{
 
 use nix::fcntl::OFlag;
 
-/// Most bytes of such a file; that of a QEMU with all its machine types has about 150 KiB.
+/// Maximum size of such a file in bytes. A QEMU with all its machine types has about 150 KiB.
 const LARGEST: u64 = 4 * 1024 * 1024;
-/// Most files: one for each architecture that there is a QEMU for.
+/// Maximum number of files: one for each architecture that has a QEMU.
 const MOST: usize = 64;
 
-/// Copies all of them from the folder of libvirt's into `into`, which everybody may read. Whoever reads one meanwhile
-/// sees it whole. Those of an earlier QEMU go.
+/// Copies all files from libvirt's folder `from` into `into`, readable by all users. Each file is replaced
+/// atomically. Files of an earlier QEMU are removed.
 ///
 /// # Errors
-/// If they cannot be read or written, or are larger than such files are.
+/// If the files cannot be read or written, or exceed the limits.
 pub(crate) fn keep(from: &Path, into: &Path) -> io::Result<()> {
     let mut found = Vec::new();
     for entry in fs::read_dir(from)? {
@@ -63,12 +64,12 @@ pub(crate) fn keep(from: &Path, into: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// libvirt's names for them: the SHA-256 of the QEMU's path.
+/// Returns whether this is a capabilities file. libvirt names them after the SHA-256 of QEMU's path.
 fn is_one(name: &OsString) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "xml")
 }
 
-/// A regular file, as a link would be somebody else's.
+/// Reads a regular file. A link is refused, because it may point to another user's file.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file: File = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Two folders, gone when it is.
+    /// Two folders, removed on drop.
     struct Scene(std::path::PathBuf);
 
     impl Scene {

@@ -1,15 +1,15 @@
-//! Where the kernel's files are, so that tests can give recorded ones.
+//! Paths of the kernel's files, replaceable in tests with recorded ones.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// Most bytes read of one of the kernel's files. Of `/proc/cpuinfo` the first CPU is enough, and
-/// the kernel takes its time for each; it has 2 KiB at most on x86, 3 with all of s390x's header.
+/// Maximum number of bytes read from a kernel file. For `/proc/cpuinfo` the first CPU is enough, and the kernel needs
+/// time for each CPU. One CPU takes at most 2 KiB on x86, 3 KiB including the whole header on s390x.
 const LIMIT: u64 = 8 * 1024;
 
-/// Folders and nodes of the kernel.
+/// Folders and device nodes of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     /// procfs.
@@ -31,18 +31,18 @@ impl Default for Roots {
 }
 
 impl Roots {
-    /// The trimmed text of a file below /proc; `None` if it cannot be read.
+    /// Returns the trimmed text of a file below /proc; `None` if it cannot be read.
     pub(crate) fn proc_text(&self, path: &str) -> Option<String> {
         text(&self.proc.join(path)).ok()
     }
 
-    /// The trimmed text of a file below /sys; `None` if it cannot be read.
+    /// Returns the trimmed text of a file below /sys; `None` if it cannot be read.
     pub(crate) fn sys_text(&self, path: &str) -> Option<String> {
         text(&self.sys.join(path)).ok()
     }
 }
 
-/// The trimmed text of a file, as far as the limit.
+/// Returns the trimmed text of a file, up to the limit.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     use io::Read;
     let mut bytes = Vec::new();

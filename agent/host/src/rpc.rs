@@ -1,20 +1,20 @@
-//! The frames of libvirt's RPC protocol (`virnetprotocol.x`), cut from a stream of bytes.
+//! Parser that splits a byte stream into the frames of libvirt's RPC protocol (`virnetprotocol.x`).
 //!
 //! ```text
 //!  length │ program │ version │ procedure │ type │ serial │ status │ body
 //!  4 bytes each, big-endian; the length counts all of the frame   │ what the procedure defines
 //! ```
 //!
-//! This is the only parser of frames. It serves the tunnel, which follows and changes the calls of a migration,
-//! and the relay, which limits what a launcher's libvirt sends. It allocates nothing: bodies are passed
-//! through as they come, and only a header is kept.
+//! This is the only parser of frames. It serves the tunnel, which follows and changes the calls of a migration, and
+//! the relay, which limits what a launcher's libvirt sends. It allocates nothing: bodies are passed through in the
+//! pieces in which they arrive, and only a header is kept.
 
 use thiserror::Error;
 
 /// Bytes of a frame before its body: its length and `virNetMessageHeader`.
 pub const HEADER: usize = 28;
 
-/// Longest frame in bytes: libvirt's longest message (`VIR_NET_MESSAGE_MAX`) and the length itself
+/// Maximum length of a frame in bytes: libvirt's longest message (`VIR_NET_MESSAGE_MAX`) and the length field itself
 /// (`VIR_NET_MESSAGE_LEN_MAX`).
 pub const MAX_FRAME: u32 = 33_554_432 + 4;
 
@@ -43,22 +43,22 @@ pub const OK: u32 = 0;
 pub struct Header {
     /// Length of the frame in bytes, [`HEADER`] included.
     pub length: u32,
-    /// Program that the procedure belongs to.
+    /// The program that the procedure belongs to.
     pub program: u32,
     /// Version of the program.
     pub version: u32,
-    /// Procedure.
+    /// The procedure number.
     pub procedure: u32,
     /// Type of the frame, such as [`CALL`].
     pub kind: u32,
-    /// Number of the call that the frame belongs to.
+    /// Serial number of the call that the frame belongs to.
     pub serial: u32,
     /// Status, such as [`OK`].
     pub status: u32,
 }
 
 impl Header {
-    /// The header in these bytes, whatever its length says.
+    /// Decodes a header without checking its length.
     pub fn from_bytes(bytes: [u8; HEADER]) -> Self {
         let (words, _) = bytes.as_chunks();
         let word = |index: usize| words.get(index).map_or(0, |word| u32::from_be_bytes(*word));
@@ -73,7 +73,7 @@ impl Header {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let words = [
@@ -91,35 +91,36 @@ impl Header {
         bytes
     }
 
-    /// Bytes of the body.
+    /// Returns the length of the body in bytes.
     pub fn body(&self) -> usize {
         usize::try_from(self.length)
             .unwrap_or(usize::MAX)
             .saturating_sub(HEADER)
     }
 
-    /// It belongs to [`REMOTE_PROGRAM`].
+    /// Returns whether the frame belongs to [`REMOTE_PROGRAM`].
     pub fn is_remote(&self) -> bool {
         self.program == REMOTE_PROGRAM && self.version == REMOTE_VERSION
     }
 
-    /// It belongs to [`KEEPALIVE_PROGRAM`].
+    /// Returns whether the frame belongs to [`KEEPALIVE_PROGRAM`].
     pub fn is_keepalive(&self) -> bool {
         self.program == KEEPALIVE_PROGRAM && self.version == KEEPALIVE_VERSION
     }
 }
 
-/// A length that no frame has. The end of such a frame cannot be found, nor the begin of the next.
+/// The length field of a frame is out of range. The end of such a frame, and the beginning of the next one, cannot be
+/// found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[error("a frame of {length} bytes; a frame has {HEADER} to {longest}")]
 pub struct InvalidLength {
-    /// The length that the frame claims to have, in bytes.
+    /// The length in the frame, in bytes.
     pub length: u32,
-    /// The longest that is accepted, in bytes.
+    /// The maximum accepted length, in bytes.
     pub longest: u32,
 }
 
-/// A part of a stream. Each frame gives its header, its body in any number of pieces, and its end.
+/// A part of a stream. Each frame yields its header, its body in any number of pieces, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
     /// The header is complete.
@@ -130,18 +131,18 @@ pub enum Part<'a> {
     End,
 }
 
-/// Where in a frame the stream is.
+/// The position of the stream within a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
-    /// In the header, of which so many bytes have come.
+    /// In the header, of which this many bytes have been received.
     Header(usize),
-    /// In the body, of which so many bytes are to come.
+    /// In the body, of which this many bytes are still missing.
     Body(usize),
-    /// Nowhere: the last frame has a length that no frame has.
+    /// Unknown, because the length of the last frame was out of range.
     Lost(InvalidLength),
 }
 
-/// Cuts one direction of a connection into frames.
+/// Splits one direction of a connection into frames.
 #[derive(Clone, Debug)]
 pub struct FrameParser {
     header: [u8; HEADER],
@@ -156,7 +157,7 @@ impl Default for FrameParser {
 }
 
 impl FrameParser {
-    /// A parser that accepts frames of up to `longest` bytes.
+    /// Creates a parser that accepts frames of up to `longest` bytes.
     pub fn with_longest(longest: u32) -> Self {
         Self {
             header: [0; HEADER],
@@ -165,16 +166,16 @@ impl FrameParser {
         }
     }
 
-    /// The stream is between two frames.
+    /// Returns whether the stream is between two frames.
     pub fn is_between_frames(&self) -> bool {
         self.position == Position::Header(0)
     }
 
-    /// Takes the next part from `bytes` and shortens them by it. `None` once nothing is left to take. The
-    /// length is checked as soon as it is complete, before the rest of its header.
+    /// Removes the next part from the front of `bytes` and returns it, or `None` if `bytes` contains no further part.
+    /// The length field is checked as soon as it is complete, before the rest of its header.
     ///
     /// # Errors
-    /// If a frame has a length that no frame has; then for all that follows, too.
+    /// If the length of a frame is out of range; all later calls then return the same error.
     pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Part<'a>>, InvalidLength> {
         match self.position {
             Position::Lost(error) => Err(error),

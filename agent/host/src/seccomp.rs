@@ -1,15 +1,15 @@
-//! The seccomp profile of launcher pods: the container runtime's default one and the few calls by
-//! which passt, a guest's network, shuts itself in.
+//! The seccomp profile of launcher pods: the container runtime's default profile plus the few calls with which passt,
+//! a guest's network, sandboxes itself.
 //!
 //! ```text
 //!  unshare(NEWUSER) ─▶ unshare(NEWNS|NEWUTS|NEWIPC|NEWPID) ─▶ mount ×2 ─▶ pivot_root ─▶ umount2 ─▶ its own filter
 //! ```
 //!
-//! Only these very flags are let through. Outside a user namespace of its own the pod has no right
-//! to any of these calls, whatever the profile says; inside, it can neither make a network
-//! namespace nor mount anything but what passt mounts. In two places the profile is narrower than
-//! the default: foreign 32-bit calls are not allowed, and sockets are those of the four families
-//! that QEMU, libvirt and passt use, since a user namespace opens more of the kernel to the others.
+//! Only exactly these flags are allowed. Outside a user namespace of its own the pod has no permission for any of
+//! these calls, whatever the profile allows. Inside, it can neither create a network namespace nor mount anything but
+//! what passt mounts. In two places the profile is stricter than the default: foreign 32-bit calls are denied, and
+//! sockets are limited to the four families that QEMU, libvirt and passt use, because a user namespace exposes more
+//! of the kernel to the other families.
 
 use serde_json::{Value, json};
 
@@ -17,26 +17,26 @@ const ALLOWED: &str = include_str!("seccomp/allowed.txt");
 
 /// AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK.
 const SOCKET_FAMILIES: [u64; 4] = [1, 2, 10, 16];
-/// What `personality` may set, as in the default: Linux, and both with UNAME26; the last one asks.
+/// Values that `personality` may set, as in the default: Linux, and both with UNAME26; the last value is the query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
-/// All kinds of namespaces that `clone` can make: it may make none of them, as in the default.
+/// All namespace flags of `clone`. None of them is allowed, as in the default.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 /// CLONE_NEWUSER; then CLONE_NEWNS, NEWUTS, NEWIPC and NEWPID.
 const UNSHARE: [u64; 2] = [0x1000_0000, 0x2c02_0000];
-/// MS_REC and MS_UNBINDABLE, which only narrows what is mounted; then MS_RDONLY, NOSUID, NODEV and
-/// NOEXEC, with which passt mounts an empty root.
+/// MS_REC and MS_UNBINDABLE, which only restricts existing mounts; then MS_RDONLY, NOSUID, NODEV and NOEXEC, with
+/// which passt mounts an empty root.
 const MOUNT: [u64; 2] = [0x2_4000, 0xf];
-/// MNT_DETACH and UMOUNT_NOFOLLOW: the old root goes.
+/// MNT_DETACH and UMOUNT_NOFOLLOW, which remove the old root.
 const UMOUNT: u64 = 0xa;
 const ENOSYS: u32 = 38;
 
-/// The profile for this machine, as JSON in the form of the OCI runtime specification.
+/// Returns the profile for this machine, as JSON in the format of the OCI runtime specification.
 pub fn profile() -> String {
     profile_for(std::env::consts::ARCH)
 }
 
 fn profile_for(architecture: &str) -> String {
-    // The kernel takes the flags of `clone` as the second argument on s390x.
+    // On s390x the kernel takes the flags of `clone` as the second argument.
     let (name, clone_flags) = match architecture {
         "aarch64" => ("SCMP_ARCH_AARCH64", 0),
         "s390x" => ("SCMP_ARCH_S390X", 1),
@@ -50,8 +50,8 @@ fn profile_for(architecture: &str) -> String {
         "action": "SCMP_ACT_ALLOW",
         "args": [{"index": clone_flags, "value": CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
     }));
-    // Its flags are in memory, out of a filter's sight; told that there is no such call, the C
-    // library takes `clone`.
+    // The flags of `clone3` are in memory, where a filter cannot check them. If the call fails with ENOSYS, the C
+    // library falls back to `clone`.
     rules.push(json!({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS}));
     rules.extend(UNSHARE.map(|flags| only("unshare", 0, flags)));
     rules.extend(MOUNT.map(|flags| only("mount", 3, flags)));
@@ -60,7 +60,7 @@ fn profile_for(architecture: &str) -> String {
     json!({"defaultAction": "SCMP_ACT_ERRNO", "architectures": [name], "syscalls": rules}).to_string()
 }
 
-/// A rule that lets a call through if one argument has one value.
+/// Returns a rule that allows a call if one argument has one value.
 fn only(name: &str, index: u32, value: u64) -> Value {
     json!({
         "names": [name],
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// What the profile does with a call: a filter in the small, by the rules of libseccomp.
+    /// Returns whether the profile allows a call: a minimal filter with the rules of libseccomp.
     fn allows(profile: &Value, name: &str, arguments: &[u64]) -> bool {
         let number = |value: &Value| value.as_u64().unwrap();
         let allows = |rule: &Value| {
@@ -120,12 +120,12 @@ mod tests {
                 assert!(allows(name, arguments), "{name} {arguments:x?} on {architecture}");
             }
             for (name, arguments) in [
-                // New network and cgroup namespaces, and the four without a user namespace's fifth.
+                // New network and cgroup namespaces, a user namespace combined with a mount namespace, and no flags.
                 ("unshare", &[0x4000_0000][..]),
                 ("unshare", &[0x0200_0000]),
                 ("unshare", &[0x1002_0000]),
                 ("unshare", &[0]),
-                // A bind mount, a remount, an ordinary one.
+                // A bind mount, a remount, an ordinary mount.
                 ("mount", &[0, 0, 0, 0x1000]),
                 ("mount", &[0, 0, 0, 0x20]),
                 ("mount", &[0, 0, 0, 0]),
@@ -145,7 +145,7 @@ mod tests {
             ] {
                 assert!(!allows(name, arguments), "{name} {arguments:x?} on {architecture}");
             }
-            // A thread and a process, as the C library makes them.
+            // A thread and a process, as the C library creates them.
             for flags in [0x003d_0f00, 0x0120_0011] {
                 assert!(allows("clone", &[flags, flags]), "{flags:x} on {architecture}");
             }

@@ -1,4 +1,4 @@
-//! Whether the process at the other end of a unix socket has read what was written to it.
+//! Whether the process at the other end of a unix socket has read everything that was written.
 
 use std::{
     io,
@@ -10,33 +10,33 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// What is less than this is no message: each that waits counts with the kernel's own data about it,
-/// hundreds of bytes. While a message is being freed, the kernel may count one byte for it.
+/// Smaller counts are not messages. Each queued message counts with the kernel's own data about it, hundreds of
+/// bytes. While a message is being freed, the kernel may count one byte for it.
 const SMALLEST_MESSAGE: c_int = 64;
 
-/// What became of what was written.
+/// State of the written data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unread {
-    /// Some of it has not been read.
+    /// Part of it has not been read.
     Some,
     /// All of it has been read, and the other end is still open.
     Nothing,
-    /// The other end is closed. What it had not read is thrown away, so nothing can be told.
+    /// The other end is closed. Unread data has been discarded, so it is unknown whether all was read.
     HungUp,
 }
 
-/// Whether all that was written to a connected unix stream socket has been read.
+/// Returns whether everything written to a connected unix stream socket has been read.
 ///
 /// # Errors
-/// If it is no such socket.
+/// If the descriptor is not such a socket.
 #[expect(unsafe_code, reason = "an ioctl has no safe form")]
 pub fn unread(socket: BorrowedFd<'_>) -> io::Result<Unread> {
     nix::ioctl_read_bad!(outq, TIOCOUTQ, c_int);
     let mut bytes = 0;
-    // SAFETY: the descriptor is open, as it is borrowed, and the kernel writes one int to `bytes`.
+    // SAFETY: the descriptor is open, because it is borrowed, and the kernel writes one int to `bytes`.
     unsafe { outq(socket.as_raw_fd(), &raw mut bytes) }?;
-    // The order is what makes it certain: a socket that is closed says so before its kernel throws
-    // away what was not read.
+    // The order makes the result reliable: the kernel marks a closed socket as hung up before it discards unread
+    // data.
     let mut state = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut state, PollTimeout::ZERO)?;
     let events = state[0].revents().unwrap_or(PollFlags::POLLERR);
@@ -83,7 +83,7 @@ mod tests {
                 theirs.read_exact(&mut [0; 5]).unwrap();
             }
             drop(theirs);
-            // The kernel has thrown away what was not read.
+            // The kernel has discarded the unread data.
             assert_eq!(unread(ours.as_fd()).unwrap(), Unread::HungUp, "{read}");
         }
     }

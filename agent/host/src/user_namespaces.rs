@@ -1,13 +1,13 @@
-//! What the kernel allows of user namespaces, into which a guest's network shuts itself.
+//! The kernel's limits on user namespaces, in which a guest's network sandboxes itself.
 
 use crate::roots::Roots;
 
-/// How many user namespaces each user may have; `None` if the kernel has no such setting.
+/// Returns the maximum number of user namespaces per user; `None` if the kernel has no such setting.
 pub fn limit(roots: &Roots) -> Option<u64> {
     roots.proc_text("sys/user/max_user_namespaces")?.parse().ok()
 }
 
-/// Whether users other than root may make one; `None` if the kernel has no such setting, which
+/// Returns whether users other than root may create a user namespace; `None` if the kernel has no such setting, which
 /// means yes. Debian's and Ubuntu's kernels have it.
 pub fn for_everybody(roots: &Roots) -> Option<bool> {
     Some(roots.proc_text("sys/kernel/unprivileged_userns_clone")? != "0")

@@ -1,9 +1,9 @@
-//! Notices that the machine may have become another, so that nobody has to poll.
+//! Detection of changes to the machine, without polling.
 //!
-//! Watched are the folder of /dev/kvm, KVM's module parameters, and files that the caller names.
-//! The kernel tells of a parameter only if it is written through sysfs, and never of a module that
-//! is loaded; but with the module comes the device node. What is noticed here is a reason to take
-//! the fingerprint, not yet a change.
+//! Watched are the folder of /dev/kvm, KVM's module parameters, and files that the caller specifies. The kernel
+//! reports a change of a parameter only if it is written through sysfs, and never reports the loading of a module;
+//! but the device node appears together with the module. An event is a reason to take the fingerprint again, not
+//! proof of a change.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,16 +20,16 @@ use nix::{
 
 use crate::{kernel, roots::Roots};
 
-/// What is watched in one folder.
+/// A watch of one folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Target {
     folder: PathBuf,
-    /// Only this name counts.
+    /// If set, only events of this name count.
     name: Option<OsString>,
     events: AddWatchFlags,
 }
 
-/// A watch of the machine. Its descriptor is readable when something happened.
+/// A watch of the machine. Its descriptor becomes readable when an event arrives.
 #[derive(Debug)]
 pub struct HostWatch {
     inotify: Inotify,
@@ -39,10 +39,10 @@ pub struct HostWatch {
 }
 
 impl HostWatch {
-    /// Watches this machine, and `files` besides, for instance the kubelet's state of pinned CPUs.
+    /// Watches this machine and additionally `files`, for instance the kubelet's state of pinned CPUs.
     ///
     /// # Errors
-    /// If the kernel gives no watch. Folders that do not exist are no error.
+    /// If the kernel provides no inotify instance. Missing folders are not an error.
     pub fn new(files: &[PathBuf]) -> io::Result<Self> {
         Self::with_roots(&Roots::default(), files)
     }
@@ -50,7 +50,7 @@ impl HostWatch {
     /// Watches the machine whose files are in `roots`.
     ///
     /// # Errors
-    /// If the kernel gives no watch.
+    /// If the kernel provides no inotify instance.
     pub fn with_roots(roots: &Roots, files: &[PathBuf]) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         let mut watch = Self {
@@ -63,7 +63,7 @@ impl HostWatch {
         Ok(watch)
     }
 
-    /// Reads all that has happened, and says whether any of it is of interest.
+    /// Reads all pending events and returns whether any of them is relevant.
     ///
     /// # Errors
     /// If reading fails.
@@ -82,7 +82,7 @@ impl HostWatch {
             }
         }
         if interesting {
-            // With a module comes a folder of parameters, and an ended watch may begin again.
+            // A new module adds a folder of parameters, and an ended watch may be possible again.
             self.arm();
         }
         Ok(interesting)
@@ -103,14 +103,14 @@ impl HostWatch {
         })
     }
 
-    /// Begins the watches that are missing.
+    /// Adds the missing watches.
     fn arm(&mut self) {
         for target in self.targets() {
             if self.watched.values().flatten().any(|watched| *watched == target) {
                 continue;
             }
-            // Adds to what is watched there already; nix has no name for that flag. A folder that is
-            // missing now may come later.
+            // IN_MASK_ADD, which nix does not define, extends an existing watch of the same folder. A folder that is
+            // missing now may appear later.
             let add = AddWatchFlags::from_bits_retain(nix::libc::IN_MASK_ADD);
             let events = target.events | add | AddWatchFlags::IN_ONLYDIR;
             if let Ok(descriptor) = self.inotify.add_watch(&target.folder, events) {
@@ -133,7 +133,7 @@ impl HostWatch {
                 events,
             })
         };
-        // Guests open the device for writing and close it all the time: that is of no interest.
+        // Guests open the device for writing and close it all the time; such events are irrelevant.
         let mut targets: Vec<Target> = named(&self.roots.kvm, came_or_went | AddWatchFlags::IN_ATTRIB)
             .into_iter()
             .collect();

@@ -1,7 +1,7 @@
-//! Guests in a pod's libvirtd: real QEMUs without a disk, which get as far as their BIOS, and libvirtds
-//! that end, hang, or are no libvirtds.
+//! Guests under a pod's libvirtd: real QEMUs without a disk, which only get as far as their BIOS, and libvirtds that
+//! exit, hang, or are other programs.
 //!
-//! Tests that need what is not installed, or root, say so by name and pass.
+//! Tests whose requirements (programs, or root) are missing print their name as skipped and pass.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
 
@@ -36,7 +36,7 @@ const XML: &str = "<domain type='qemu'>
   </devices>
 </domain>";
 
-/// Long enough for a busy machine, short enough to wait for.
+/// Long enough for a busy machine, short enough for a test to wait for.
 const SOON: Deadlines = Deadlines {
     open: Duration::from_secs(2),
     question: Duration::from_secs(2),
@@ -59,7 +59,7 @@ async fn lifecycle(events: &mut DomainEvents) -> Lifecycle {
     }
 }
 
-/// How the guest ended. A QEMU that ends politely is told of before that.
+/// Returns how the guest stopped. If QEMU shuts down cleanly, other events precede this one.
 async fn stopped(events: &mut DomainEvents) -> StoppedDetail {
     loop {
         if let Lifecycle::Stopped(detail) = lifecycle(events).await {
@@ -157,7 +157,7 @@ async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
     let (guest, mut events) = connect(&pod).await;
     guest.define(XML).await.unwrap();
     guest.create(Start::Running).await.unwrap();
-    // libvirt tells that it runs before it tells that it was started.
+    // libvirt sends the event for "running" before the one for "started".
     for expected in ["Defined Added", "Resumed Unpaused", "Started Booted"] {
         assert_eq!(lifecycle(&mut events).await.to_string(), expected);
     }
@@ -170,8 +170,8 @@ async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
 
     let (guest, mut events) = connect(&pod).await;
     assert_eq!(guest.state().await.unwrap().as_str(), "running");
-    // Waits until libvirtd has taken QEMU up again. Ended while it does so, the guest is ended, but the
-    // call is refused, as then there is nothing left to end.
+    // Waits until libvirtd has reconnected to QEMU. During the reconnect the guest would be killed too, but the call
+    // would be refused, because nothing is left to kill.
     guest.suspend().await.unwrap();
     let ended = guest.destroy().await;
     assert_eq!(ended, Ok(()), "{}", pod.log());
@@ -196,7 +196,7 @@ async fn a_guest_that_crashes_is_told_of() {
     assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Crashed)));
 }
 
-/// Processes whose command line has this in it.
+/// Returns the processes whose command line contains this text.
 fn processes_with(words: &str) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries
@@ -223,7 +223,7 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
     let libvirtd = pod.libvirtd().await;
     nix::sys::signal::kill(libvirtd, Signal::SIGSTOP).unwrap();
 
-    // A call whose caller gives up is ended all the same, and the next one hears of it.
+    // A call whose caller gives up still ends, and the next call gets the error.
     let names = guest.names();
     tokio::select! {
         biased;
@@ -249,7 +249,7 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
     assert_eq!(events.recv().await, None);
     guest.ended().await;
 
-    // Opening hangs as well, and comes free as well.
+    // Opening a connection hangs too, and also ends at its deadline.
     let opening = DomainHandle::connect(&pod.folder(), SOCKET, NAME, SOON).await;
     assert!(matches!(opening, Err(CallError::TimedOut { .. })), "{opening:?}");
 
@@ -258,12 +258,12 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
     assert_eq!(guest.names().await, Ok(vec![]));
 }
 
-/// Connects to something that is not libvirt.
+/// Connects to a server that is not libvirt.
 async fn connect_to(answer: impl Fn(&mut UnixStream) + Send + 'static) -> CallError {
     let pod = Pod::empty();
     let folder = pod.volume().join("libvirt");
     std::fs::create_dir(&folder).unwrap();
-    // By its short name: the path is longer than a socket's may be.
+    // Through a short path, because the real one is too long for a socket.
     let short = std::fs::File::open(&folder).unwrap();
     let path = format!("/proc/self/fd/{}/libvirt-sock", std::os::fd::AsRawFd::as_raw_fd(&short));
     let listener = UnixListener::bind(path).unwrap();
@@ -299,7 +299,7 @@ async fn a_server_that_talks_garbage_is_hung_up_on() {
             "{error:?}"
         );
     }
-    // Well-formed, and nonsense: answers to calls that nobody made, and broken ones.
+    // Well-formed, but nonsense: replies to calls that were never made, and broken replies.
     for (program, serial, status) in [
         (0x2000_8086u32, 77u32, 0u32),
         (1, 0, 0),
@@ -347,11 +347,11 @@ async fn a_server_that_says_nothing_is_overdue() {
     assert!(matches!(error, CallError::TimedOut { .. }), "{error:?}");
 }
 
-/// libvirt's program for domains, and its call that closes a connection (`remote_protocol.x`).
+/// libvirt's program for domains, and its procedure that closes a connection (`remote_protocol.x`).
 const PROGRAM: u32 = 0x2000_8086;
 const CLOSE: u32 = 2;
 
-/// The procedures of all whole calls in what a client has sent.
+/// Returns the procedures of all complete calls in a client's data.
 fn calls(mut sent: &[u8]) -> Vec<u32> {
     let word = |bytes: &[u8], index: usize| u32::from_be_bytes(bytes[4 * index..4 * index + 4].try_into().unwrap());
     let mut calls = Vec::new();

@@ -1,6 +1,6 @@
 //! The inspection with a real libvirtd and QEMU, and with libvirtds that misbehave.
 //!
-//! Tests that need what is not installed say so by name and pass.
+//! Tests whose requirements are not installed print their name as skipped and pass.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
@@ -13,7 +13,7 @@ use drydock_host::{
     roots::Roots,
 };
 
-/// The first of these programs that is missing.
+/// Returns the first of these programs that is missing.
 fn missing(programs: &[&str]) -> Option<String> {
     let found = |program: &&str| {
         ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"]
@@ -26,7 +26,7 @@ fn missing(programs: &[&str]) -> Option<String> {
         .map(|program| (*program).to_owned())
 }
 
-/// Says that a test was skipped, and whether to skip it.
+/// Returns whether to skip a test, and prints that it is skipped.
 fn skipped(test: &str, programs: &[&str]) -> bool {
     match missing(programs) {
         Some(program) => {
@@ -37,7 +37,7 @@ fn skipped(test: &str, programs: &[&str]) -> bool {
     }
 }
 
-/// Emulation, whatever KVM this machine may have.
+/// Returns options for emulation, regardless of KVM on this machine.
 fn emulation() -> Options {
     Options {
         roots: Roots {
@@ -87,7 +87,7 @@ fn emulation_is_described_as_virsh_describes_it() {
     let found = report.facts.virtualization.unwrap();
     assert_eq!(found.virt_type, VirtType::Qemu);
 
-    // The same questions by virsh, to a libvirtd that knows as little.
+    // The same queries through virsh, to a freshly started libvirtd.
     let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
     let uri = daemon.uri();
@@ -150,7 +150,7 @@ fn emulation_is_described_as_virsh_describes_it() {
     assert!(version.contains(&format!("QEMU {}", found.qemu_version)), "{version}");
 }
 
-/// Whatever KVM this machine has: the report is consistent.
+/// The report is consistent, with or without KVM on this machine.
 #[test]
 fn this_machine_as_it_is() {
     if skipped("this_machine_as_it_is", NEEDED) {
@@ -173,7 +173,7 @@ fn this_machine_as_it_is() {
     assert!(!report.facts.kvm.message.is_empty());
 }
 
-/// A libvirt that runs is asked and left running.
+/// A running libvirt is queried and left running.
 #[test]
 fn a_given_libvirt_is_left_running() {
     if skipped("a_given_libvirt_is_left_running", NEEDED) {

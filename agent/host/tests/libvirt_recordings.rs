@@ -1,9 +1,9 @@
-//! libvirt's own recordings of machines, read by the agent's parsers and judged by its rules.
+//! libvirt's own recordings of machines, parsed by the agent's parsers and judged by its rules.
 //!
-//! libvirt's source has domain capabilities of many machines under `tests/domaincapsdata`, and its CPU
-//! map under `src/cpu_map`. Their licence is not this repository's, so they are not kept here: the
-//! test reads the source in the folder `DRYDOCK_LIBVIRT_SOURCE`, prints a line for each machine and fails
-//! where our verdict differs from libvirt's own. `hack/compare-libvirt-verdicts` runs it.
+//! libvirt's source has domain capabilities of many machines under `tests/domaincapsdata`, and its CPU map under
+//! `src/cpu_map`. Their licence is not this repository's, so they are not kept here. The test reads the source in the
+//! folder `DRYDOCK_LIBVIRT_SOURCE`, prints a line for each machine and fails where Drydock's verdict differs from
+//! libvirt's. `hack/compare-libvirt-verdicts` runs it.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
@@ -23,16 +23,16 @@ use drydock_host::{
 };
 use roxmltree::Document;
 
-/// The variable that names the folder of libvirt's source.
+/// The environment variable with the folder of libvirt's source.
 const SOURCE: &str = "DRYDOCK_LIBVIRT_SOURCE";
-/// Minimum models that are judged.
+/// The minimum models to judge.
 const MINIMA: [&str; 3] = ["Penryn", "Nehalem", "Haswell-noTSX"];
 
-/// Where the verdicts are known to differ, by recording and model: that old QEMU's emulation lists a feature of the model
-/// that libvirt's map does not have.
+/// Known differences, by recording and model: the emulation of that old QEMU lists a feature of the model that
+/// libvirt's map does not have.
 const KNOWN: [(&str, &str); 1] = [("qemu_4.2.0-tcg.x86_64", "Nehalem")];
 
-/// A machine of which libvirt has a recording.
+/// A machine that libvirt has recorded.
 struct Machine {
     name: String,
     kind: String,
@@ -68,7 +68,7 @@ fn machines(folder: &Path) -> Vec<Machine> {
         .collect()
 }
 
-/// Every feature that a guest can have: the host model, expanded as libvirt's baseline does it.
+/// Returns every feature that a guest can have: the host model, expanded like in libvirt's baseline.
 fn features(machine: &Machine, map: &CpuMap) -> Option<BTreeSet<String>> {
     let host = machine.found.host_model.as_ref()?;
     let mut features = map.features(&host.name)?;
@@ -77,7 +77,7 @@ fn features(machine: &Machine, map: &CpuMap) -> Option<BTreeSet<String>> {
     Some(features)
 }
 
-/// Whether the machine has a minimum model: libvirt's own verdict, and ours.
+/// Returns whether the machine satisfies a minimum model: libvirt's verdict, then Drydock's.
 fn verdicts(machine: &Machine, map: &CpuMap, model: &str) -> [Option<bool>; 2] {
     let listed = machine.found.models.iter().find(|known| known.name == model);
     let theirs = listed.and_then(|listed| match listed.usable {

@@ -1,4 +1,4 @@
-//! What a guest costs its agent in memory. In a process of its own, so that nothing else is measured.
+//! The memory that a guest costs its agent. This test has a process of its own, so that nothing else is measured.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 #![expect(dead_code, reason = "not all of the pod's helpers are needed here")]
@@ -8,13 +8,13 @@ mod pod;
 use drydock_host::domain::{Deadlines, DomainHandle};
 use pod::{Pod, SOCKET, skipped};
 
-/// Guests that are measured: as many as a large node has.
+/// Number of guests to measure, as on a large node.
 const GUESTS: u64 = 60;
 
-/// What each may cost, in KiB of anonymous memory.
+/// Limit per guest, in KiB of anonymous memory.
 const BUDGET: u64 = 1024;
 
-/// Anonymous memory of this process, in KiB.
+/// Returns this process's anonymous memory in KiB.
 fn anonymous() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -31,7 +31,7 @@ async fn a_guest_costs_less_than_its_budget() {
     let connect = async |name: &str| {
         let connected = DomainHandle::connect_when_open(&folder, SOCKET, name, Deadlines::default()).await;
         let (guest, events) = connected.unwrap();
-        // As an agent would, so that the thread has done some work.
+        // Calls as an agent makes them, so that the thread has done some work.
         assert_eq!(guest.names().await, Ok(vec![]));
         assert!(guest.versions().await.is_ok() && guest.state().await.is_err());
         (guest, events)
@@ -46,7 +46,7 @@ async fn a_guest_costs_less_than_its_budget() {
     println!("{each} KiB for each guest, {before} KiB without");
     assert!(each <= BUDGET, "{each} KiB for each guest");
 
-    // And nothing stays when they are gone.
+    // No memory is kept after the connections have ended.
     for (guest, _events) in &guests {
         guest.close();
         guest.ended().await;

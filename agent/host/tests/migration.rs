@@ -1,6 +1,6 @@
-//! Guests that move between the libvirtds of two pods: real QEMUs that get as far as their BIOS.
+//! Guests that migrate between the libvirtds of two pods: real QEMUs that only get as far as their BIOS.
 //!
-//! Tests that need what is not installed, or root, say so by name and pass.
+//! Tests whose requirements (programs, or root) are missing print their name as skipped and pass.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
 
@@ -37,7 +37,7 @@ fn xml(disk: &str) -> String {
     )
 }
 
-/// Two pods, and what goes on in them.
+/// Two pods: source and target.
 struct Pair {
     source: Side,
     target: Side,
@@ -60,7 +60,7 @@ impl Side {
         Self { pod, guest, events }
     }
 
-    /// The events up to and with this one, but for passes over the memory.
+    /// Returns the events up to and including this one, without those for passes over the memory.
     async fn until(&mut self, last: &str) -> Vec<String> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|event| event != last) {
@@ -84,7 +84,7 @@ impl Side {
 }
 
 impl Pair {
-    /// With a guest that runs in the first.
+    /// Creates both pods, with a guest running in the source.
     async fn new(disk: &str) -> Self {
         let (mut source, target) = (Side::new().await, Side::new().await);
         source.run(disk).await;
@@ -92,7 +92,7 @@ impl Pair {
     }
 }
 
-/// libvirt may also tell that QEMU was asked to end, if QEMU says so before it is gone.
+/// Removes shutdown events. libvirt may send one if QEMU reports the shutdown before it exits.
 fn without_shutdown(events: &[String]) -> Vec<&str> {
     let events = events.iter().map(String::as_str);
     events.filter(|event| !event.starts_with("Shutdown")).collect()
@@ -107,11 +107,11 @@ fn migration() -> Migration {
     }
 }
 
-/// A migration that goes on. Dropping it drops the call.
+/// A migration in progress. Dropping it drops the call.
 struct Moving(JoinSet<Result<(), CallError>>);
 
 impl Moving {
-    /// Begins it, and waits until that stream is connected.
+    /// Begins the migration, and waits until this stream is connected.
     async fn begin(guest: &DomainHandle, tunnel: &Tunnel, stream: Stream) -> Self {
         let guest = guest.clone();
         let mut moving = JoinSet::new();
@@ -123,13 +123,13 @@ impl Moving {
         Self(moving)
     }
 
-    /// How it ended.
+    /// Waits for the end and returns the result.
     async fn ended(mut self) -> Result<(), CallError> {
         self.0.join_next().await.unwrap().unwrap()
     }
 }
 
-/// A disk that both pods have at the same place, which each has for itself.
+/// A disk at the same path in both pods; each pod has its own file.
 fn disk(format: &str) -> String {
     format!(
         "<disk type='file' device='disk'><driver name='qemu' type='{format}' cache='none'/>\
@@ -147,7 +147,7 @@ async fn a_guest_stands_still_at_its_target_until_it_may_go_on_and_moves_back() 
     tunnel.hold(Stream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
 
-    // Everything else can be asked meanwhile, over the other connection.
+    // All other calls are possible meanwhile, over the other connection.
     let job = source.guest.job().await.unwrap().unwrap();
     assert!(job.is_active());
     assert_eq!(job.operation, JobOperation::OutgoingMigration);
@@ -201,7 +201,7 @@ async fn a_guest_stands_still_at_its_target_until_it_may_go_on_and_moves_back() 
     );
     assert_eq!(target.guest.state().await, Ok(State::Running(RunningReason::Unpaused)));
 
-    // Back, to where it is still defined.
+    // Migrate back to the source, where the domain is still defined.
     let _tunnel = Tunnel::new(&target.pod, &source.pod);
     target
         .guest
@@ -228,7 +228,7 @@ async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
     tunnel.hold(Stream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
     source.guest.abort_job().await.unwrap();
-    // Either "canceled by client" or what QEMU says of its socket.
+    // The message is either "canceled by client" or the error that QEMU got from its socket.
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
     assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
@@ -273,7 +273,7 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
         return;
     }
     let Pair { source, mut target } = Pair::new("").await;
-    // libvirt's words for a connection that ended are the same for both.
+    // libvirt's error for a closed connection is the same for both connections.
     let tunnel = Tunnel::new(&source.pod, &target.pod);
     tunnel.hold(Stream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
@@ -281,15 +281,15 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
     let gone = target.until("Stopped Destroyed").await;
     assert_eq!(without_shutdown(&gone), ["Started Migrated", "Stopped Destroyed"]);
     assert_eq!(target.guest.state().await, Err(CallError::NoDomain));
-    // A libvirt that misses the end of its connection sees it when it next hears of QEMU, which may stand still in
-    // a write for as long as nothing reads.
+    // A libvirt that misses the end of its connection notices it at QEMU's next message, and QEMU may block in a
+    // write for as long as nothing reads.
     tunnel.release(Stream::Memory);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
     assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
     drop(tunnel);
 
-    // And one that was never there.
+    // The same for a connection that could never be opened.
     let refused = source.guest.migrate(migration()).await.unwrap_err();
     assert!(matches!(refused, CallError::Refused(_)), "{refused:?}");
 }
@@ -303,14 +303,14 @@ async fn a_guest_that_stood_still_to_move_goes_on_if_it_cannot() {
     let tunnel = Tunnel::new(&source.pod, &target.pod);
     tunnel.hold(Stream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
-    // The call that would tell the target that everything is there does not get to it.
+    // The call that reports to the target that everything is there does not get through.
     tunnel.hold(Stream::Libvirt);
     tunnel.release(Stream::Memory);
     assert_eq!(source.until("Suspended Migrated").await, ["Suspended Migrated"]);
     tunnel.cut(Stream::Libvirt);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
-    // By QEMU itself, when it was not through yet, or by libvirt, which then names the migration.
+    // Resumed by QEMU itself, if it had not finished yet, or by libvirt, which then reports the cancelled migration.
     let resumed = loop {
         match source.events.recv().await.unwrap() {
             DomainEvent::Lifecycle(event) => break event,
@@ -367,18 +367,18 @@ async fn a_libvirtd_that_dies_ends_the_call_and_the_migration_and_not_the_guest(
     let lost = moving.ended().await.unwrap_err();
     assert!(!lost.is_answer(), "{lost:?}");
     target.until("Stopped Destroyed").await;
-    // QEMU would answer nobody for as long as it stands still in a write that nothing reads.
+    // QEMU does not respond while it blocks in a write that nothing reads.
     tunnel.release(Stream::Memory);
     let (guest, _events) = DomainHandle::connect_when_open(&source.pod.folder(), SOCKET, NAME, Deadlines::default())
         .await
         .unwrap();
-    // Waits until libvirtd has taken QEMU up again, and has given the migration up.
+    // Waits until libvirtd has reconnected to QEMU and has cancelled the migration.
     guest.suspend().await.unwrap();
     assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
     assert_eq!(guest.job().await, Ok(None));
 }
 
-/// Runs `qemu-img` and gives what it prints.
+/// Runs `qemu-img` and returns its output.
 fn qemu_img(arguments: &[&str]) -> String {
     let ran = Command::new("qemu-img").args(arguments).output().unwrap();
     assert!(
@@ -389,7 +389,7 @@ fn qemu_img(arguments: &[&str]) -> String {
     String::from_utf8(ran.stdout).unwrap()
 }
 
-/// Makes the disk of a pod: 1 MiB above an image that is the same in both, with that byte in all of its
+/// Creates the disk of a pod: 1 MiB on top of an image that is the same in both pods, with this byte in the whole
 /// third quarter.
 fn layered_disk(pod: &Pod, written: Option<u8>) {
     let disks = pod.scratch.join("disks");
@@ -397,7 +397,7 @@ fn layered_disk(pod: &Pod, written: Option<u8>) {
     fs::write(disks.join("base"), vec![b'b'; 1 << 20]).unwrap();
     let root = disks.join("root");
     let root_name = root.to_str().unwrap();
-    // The name is that of the pod's processes, and is not looked at here.
+    // The path is that of the pod's processes, and is not opened here.
     let base = format!("{MOUNT}/disks/base");
     qemu_img(&[
         "create", "-q", "-u", "-f", "qcow2", "-b", &base, "-F", "raw", root_name, "1M",
@@ -414,7 +414,7 @@ fn layered_disk(pod: &Pod, written: Option<u8>) {
     pod.own(&root);
 }
 
-/// The top layer of a pod's disk, by itself, or the whole disk.
+/// Returns the content of a pod's disk, with all its layers.
 fn content(pod: &Pod) -> Vec<u8> {
     let disks = pod.scratch.join("disks");
     let options = format!(
@@ -461,7 +461,7 @@ async fn copied(copied: CopiedContent) {
     target.guest.resume().await.unwrap();
     target.guest.destroy().await.unwrap();
     assert!(content(&target.pod) == expected, "the disk has changed on its way");
-    // The layer has what was written into it, and what is below only if that was copied too.
+    // The layer contains the written data, and the data of the layer below only if that was copied too.
     let layer = target.pod.scratch.join("disks/root");
     let map = qemu_img(&[
         "map",
@@ -511,7 +511,7 @@ async fn a_cpu_that_the_host_does_not_have_is_refused_by_the_name_of_the_feature
     let compare = async |cpu: &GuestCpu| side.guest.compare_cpu(&full_cpu(cpu).unwrap(), VirtType::Qemu).await;
     assert_eq!(compare(&cpu).await, Ok(CpuComparison::Fits));
 
-    // Emulation has no AVX-512.
+    // Emulation does not support AVX-512.
     cpu.required.push("avx512f".into());
     match compare(&cpu).await {
         Ok(CpuComparison::Incompatible { features, message }) => {

@@ -1,5 +1,4 @@
-//! Whatever a libvirt answers, the parsers end, do not panic, and give back no more than their
-//! bounds allow.
+//! For any response of a libvirt, the parsers terminate, do not panic, and return no more than their bounds allow.
 
 use drydock_api::facts::CpuModel;
 use drydock_host::{
@@ -33,7 +32,7 @@ fn bounded_model(model: &CpuModel) {
     bounded(model.vendor.as_slice());
 }
 
-/// Gives a document to every parser.
+/// Passes a document to every parser.
 fn feed(text: &str) {
     for architecture in ARCHITECTURES {
         if let Ok(found) = domain_capabilities::parse(text, &architecture) {
@@ -56,7 +55,7 @@ fn feed(text: &str) {
     }
 }
 
-/// A recording with a piece cut out, doubled or overwritten.
+/// Generates a recording with a piece cut out, duplicated or overwritten.
 fn mutated() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just(String::new()),
@@ -85,7 +84,7 @@ fn mutated() -> impl Strategy<Value = String> {
         })
 }
 
-/// Trees of the elements and attributes that the parsers look for, in any order and nesting.
+/// Generates trees of the elements and attributes that the parsers use, in any order and nesting.
 fn tree() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec![
         "cpu",
@@ -190,7 +189,7 @@ fn recordings_cut_anywhere() {
     }
 }
 
-/// On a thread with the stack that the inspection's threads have.
+/// Runs on a thread with the same stack size as the inspection's threads.
 #[test]
 fn deep_nesting() {
     for (root, element) in [

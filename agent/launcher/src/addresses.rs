@@ -1,8 +1,8 @@
-//! The pod's addresses, as passt would find them: of the interface that the default route goes through.
+//! The pod's addresses as passt would find them: those of the default route's interface.
 //!
 //! ```text
 //! /proc/net/route ──────┐
-//! /proc/net/ipv6_route ─┴▶ interface ─▶ its addresses, without those that are of no use elsewhere
+//! /proc/net/ipv6_route ─┴▶ interface ─▶ its addresses, without those that are only valid locally
 //! ```
 
 use std::{fs, net::IpAddr};
@@ -10,7 +10,7 @@ use std::{fs, net::IpAddr};
 use drydock_api::launcher::PodAddress;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
-/// The addresses; none if they cannot be found, where passt looks for itself.
+/// Returns the addresses. Returns none if they cannot be found; passt then looks for itself.
 pub(crate) fn of_pod() -> Vec<PodAddress> {
     let table = |name: &str| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
     let (ipv4, ipv6) = (default_ipv4(&table("route")), default_ipv6(&table("ipv6_route")));
@@ -24,13 +24,13 @@ pub(crate) fn of_pod() -> Vec<PodAddress> {
             (through.as_ref() == Some(&interface.interface_name)).then_some(address)
         })
         .collect();
-    // The first of each family is the one that counts.
+    // Only the first address of each family counts.
     found.sort_by_key(|address| address.address.is_ipv6());
     found.dedup_by_key(|address| address.address.is_ipv6());
     found
 }
 
-/// An address with its mask, if others can reach it.
+/// Returns an address with its prefix length, if others can reach it.
 fn pod_address(address: SockaddrStorage, mask: SockaddrStorage) -> Option<PodAddress> {
     let of = |address: &SockaddrStorage| -> Option<IpAddr> {
         let ipv4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
@@ -49,7 +49,7 @@ fn pod_address(address: SockaddrStorage, mask: SockaddrStorage) -> Option<PodAdd
     (!is_local && !address.is_unspecified() && !address.is_multicast()).then_some(PodAddress { address, prefix })
 }
 
-/// The interface of the kernel's first IPv4 route to everywhere.
+/// Returns the interface of the kernel's first IPv4 default route.
 fn default_ipv4(table: &str) -> Option<String> {
     // Iface Destination Gateway Flags RefCnt Use Metric Mask ..
     let mut routes = table.lines().skip(1).map(|line| line.split_whitespace());
@@ -59,7 +59,7 @@ fn default_ipv4(table: &str) -> Option<String> {
     })
 }
 
-/// The interface of the kernel's first IPv6 route to everywhere that is no refusal.
+/// Returns the interface of the kernel's first IPv6 default route, ignoring the unreachable route on `lo`.
 fn default_ipv6(table: &str) -> Option<String> {
     // destination, prefix, source, prefix, next hop, metric, references, use, flags, interface
     let mut routes = table.lines().map(|line| line.split_whitespace());

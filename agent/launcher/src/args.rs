@@ -1,4 +1,4 @@
-//! The command line. In a pod there is none: all that is to know comes by one variable.
+//! The command line. A pod uses no arguments: all input is in one environment variable.
 
 use std::{io, path::PathBuf, process::ExitCode};
 

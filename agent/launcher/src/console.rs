@@ -1,5 +1,5 @@
-//! The guest's first serial port: QEMU connects to a socket here, and whatever the guest writes is
-//! read at once, whether or not anybody takes it further. So the guest never waits for its console.
+//! The guest's first serial port. QEMU connects to a socket here, and the guest's output is read at once, even if the
+//! log's reader is slow or missing. So the guest never blocks on its console.
 
 use std::{
     fs,
@@ -19,19 +19,19 @@ use nix::poll::{PollFd, PollFlags};
 
 use crate::{console_lines::ConsoleLines, outlet::Outlet};
 
-/// A line without an end is shown after this silence: a prompt waits for an answer.
+/// An unfinished line is shown after this much idle time, because a prompt waits for input.
 const SILENCE: Duration = Duration::from_millis(500);
-/// How much is read at once.
+/// Size of one read in bytes.
 const BUFFER: usize = 8 * 1024;
 
-/// The socket, and the connection of the QEMU that is connected.
+/// The socket, and the connection of the current QEMU.
 #[derive(Debug)]
 pub(crate) struct Console {
     listener: UnixListener,
     connection: Option<UnixStream>,
     lines: ConsoleLines,
     buffer: Vec<u8>,
-    /// When the line without an end is shown.
+    /// When to show the unfinished line.
     finish_at: Option<Instant>,
 }
 
@@ -39,7 +39,7 @@ impl Console {
     /// Listens on a socket at this path.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the socket cannot be created.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         // Only for QEMU, which runs as the same user.
@@ -54,7 +54,7 @@ impl Console {
         })
     }
 
-    /// What to wait for.
+    /// Returns the descriptors to poll.
     pub(crate) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
         let connection = self
@@ -64,15 +64,15 @@ impl Console {
         [Some(listener), connection].into_iter().flatten()
     }
 
-    /// When to come back at the latest.
+    /// Returns when to call `work` again at the latest.
     pub(crate) fn wake(&self) -> Option<Instant> {
         self.finish_at
     }
 
-    /// Reads what the guest wrote, and hands on its lines.
+    /// Reads the guest's output and forwards its lines.
     pub(crate) fn work(&mut self, now: Instant, out: &mut Outlet) {
         self.read(now, out);
-        // One that connects again is a QEMU whose former connection is of no use.
+        // A new connection replaces the old one, which QEMU no longer uses.
         if let Ok((connection, _)) = self.listener.accept()
             && connection.set_nonblocking(true).is_ok()
         {
@@ -84,7 +84,7 @@ impl Console {
         }
     }
 
-    /// Shows what has no end.
+    /// Shows the unfinished line.
     pub(crate) fn finish(&mut self, out: &mut Outlet) {
         self.lines.finish(|line| out.line(line));
         self.finish_at = None;
@@ -109,9 +109,9 @@ impl Console {
         }
     }
 
-    /// Reads all that a QEMU wrote which has ended.
+    /// Reads the rest of the output of a QEMU that has ended.
     pub(crate) fn drain(&mut self, now: Instant, out: &mut Outlet) {
-        // Bounded by what a socket holds.
+        // Bounded by the size of a socket's buffer.
         for _ in 0..64 {
             self.work(now, out);
             out.flush();
@@ -136,7 +136,7 @@ mod tests {
     use super::Console;
     use crate::outlet::Outlet;
 
-    /// A console, its outlet, and what reads from that.
+    /// Returns a console, its outlet, and the reading end of the outlet.
     fn console(folder: &TempDir) -> (Console, Outlet, std::io::PipeReader) {
         let (reader, writer) = std::io::pipe().unwrap();
         let console = Console::listen(&folder.path().join("console.sock")).unwrap();
@@ -160,7 +160,7 @@ mod tests {
                 guest.write_all(format!("line {number}\r\n").as_bytes()).unwrap();
             }
         });
-        // Nobody reads, and yet the guest gets to its end, and hangs up.
+        // The guest finishes and disconnects although nothing reads the outlet.
         console.work(Instant::now(), &mut outlet);
         while console.connection.is_some() {
             wait(&console);
@@ -168,7 +168,7 @@ mod tests {
             outlet.flush();
         }
         writer.join().unwrap();
-        // Who comes late learns how much is missing.
+        // A late reader is informed how many lines are missing.
         let read = thread::spawn(move || {
             let mut all = String::new();
             reader.read_to_string(&mut all).unwrap();

@@ -1,39 +1,38 @@
-//! Makes lines that can be logged of whatever a guest, or a program, writes.
+//! Conversion of the output of a guest or a program to lines that can be logged.
 //!
 //! ```text
 //! bytes ──▶ characters ──▶ without escape sequences, controls as \xNN ──▶ `guest: ` + at most 1 KiB
 //! ```
 //!
-//! Each line begins with the prefix and holds nothing that a terminal or a log takes for the end of
-//! a line, so nothing that is written can look like a line of somebody else. At most one line is
-//! held, however long it gets.
+//! Each line begins with the prefix and contains nothing that a terminal or a log takes for the end of a line. So the
+//! output cannot imitate a line of another source. At most one line is buffered, even if it never ends.
 
 #[cfg(test)]
 mod tests;
 
-/// Longest text of a line, in bytes; what is longer continues in a line of its own.
+/// Maximum text of a line in bytes. Longer text continues on the next line.
 pub(crate) const LONGEST: usize = 1024;
 
-/// Where in an escape sequence (ECMA-48) the text is. Sequences colour and move; they are left out.
+/// Position within an escape sequence (ECMA-48). Sequences set colours and move the cursor; they are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sequence {
     None,
-    /// After ESC, and bytes that say that more follows.
+    /// After ESC and any intermediate bytes.
     Escape,
-    /// After ESC [, and so many bytes of parameters.
+    /// After ESC [ and this many bytes of parameters.
     Control(u8),
 }
 
-/// Longest parameters of a sequence; what is longer is no sequence.
+/// Maximum length of a sequence's parameters in bytes. With more, the text is not treated as a sequence.
 const PARAMETERS: u8 = 64;
 
-/// Text that becomes lines.
+/// Converts text to lines.
 #[derive(Debug)]
 pub(crate) struct ConsoleLines {
     prefix: &'static str,
-    /// The line so far, with its prefix.
+    /// The current line, with its prefix.
     line: String,
-    /// A character that is not complete.
+    /// The bytes of an incomplete character.
     partial: Vec<u8>,
     sequence: Sequence,
     /// Whether the last character was a carriage return that ended a line.
@@ -41,7 +40,7 @@ pub(crate) struct ConsoleLines {
 }
 
 impl ConsoleLines {
-    /// Lines that begin with `prefix`.
+    /// Creates a converter for lines that begin with `prefix`.
     pub(crate) fn new(prefix: &'static str) -> Self {
         Self {
             prefix,
@@ -52,7 +51,7 @@ impl ConsoleLines {
         }
     }
 
-    /// Takes in what was written; `emit` gets each complete line, with its end.
+    /// Processes output. Calls `emit` with each complete line, including its newline.
     pub(crate) fn feed(&mut self, bytes: &[u8], mut emit: impl FnMut(&str)) {
         for &byte in bytes {
             if byte.is_ascii() {
@@ -69,10 +68,10 @@ impl ConsoleLines {
                         self.character(character, &mut emit);
                     }
                 }
-                // More of it may follow.
+                // The character is incomplete so far.
                 Err(error) if error.error_len().is_none() => {}
                 Err(_) => {
-                    // The last byte may begin a character itself.
+                    // The last byte may be the start of a character.
                     self.partial.pop();
                     self.give_up_partial(&mut emit);
                     self.partial.push(byte);
@@ -84,12 +83,12 @@ impl ConsoleLines {
         }
     }
 
-    /// Whether there is text without an end.
+    /// Returns whether there is an unfinished line.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.line.len() > self.prefix.len() || !self.partial.is_empty()
     }
 
-    /// Ends the line as it is, if there is text.
+    /// Ends the current line, if it has text.
     pub(crate) fn finish(&mut self, mut emit: impl FnMut(&str)) {
         self.give_up_partial(&mut emit);
         if self.is_unfinished() {
@@ -97,7 +96,7 @@ impl ConsoleLines {
         }
     }
 
-    /// Bytes that are no character are shown as what they are.
+    /// Shows invalid bytes in escaped form.
     fn give_up_partial(&mut self, emit: &mut impl FnMut(&str)) {
         for byte in std::mem::take(&mut self.partial) {
             self.escaped(u32::from(byte), emit);
@@ -112,7 +111,7 @@ impl ConsoleLines {
         match character {
             '\n' if returned => {}
             '\n' => self.end_line(emit),
-            // A line that is drawn anew, as progress is, or half of the line's end.
+            // Either the line is redrawn, like a progress display, or this is the first half of CR LF.
             '\r' => {
                 if self.line.len() > self.prefix.len() {
                     self.end_line(emit);
@@ -128,7 +127,7 @@ impl ConsoleLines {
         }
     }
 
-    /// Whether the character belongs to an escape sequence.
+    /// Returns whether the character belongs to an escape sequence.
     fn in_sequence(&mut self, character: char) -> bool {
         let (next, belongs) = match (self.sequence, character) {
             (Sequence::None, _) => return false,
@@ -166,8 +165,8 @@ impl ConsoleLines {
     }
 }
 
-/// Characters that end lines, turn text round or hide it: controls, and those of Unicode that act
-/// as such.
+/// Returns whether a character ends lines, reverses text or hides it: control characters, and Unicode characters with
+/// such an effect.
 fn deceives(character: char) -> bool {
     character.is_control()
         || matches!(

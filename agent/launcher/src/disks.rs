@@ -1,16 +1,16 @@
-//! Makes a guest's disks before it starts, in a process of its own.
+//! Preparation of a guest's disks before its start, in a separate process.
 //!
 //! ```text
 //! containerDisk   /images/NAME/disk/*     ◀── read-only ── /var/lib/drydock/disks/NAME.qcow2
 //! cloud-init      /secrets/NAME, manifest ───────────────▶ /var/lib/drydock/disks/NAME.img
 //! emptyDisk                                                /var/lib/drydock/disks/NAME.qcow2
 //! blank           filled by a migration                    /var/lib/drydock/disks/NAME.img
-//! volume          /volumes/NAME/disk.img  as it is, made if it is not there
+//! volume          /volumes/NAME/disk.img  as it is, created if it does not exist
 //! block volume    /devices/NAME           as it is
 //! ```
 //!
-//! What the guest can write is never asked what format it has: a guest could write there the
-//! beginning of a qcow2 that names other files. It is raw, or a qcow2 that was made here.
+//! The format of a disk that the guest can write is never detected from its content, because a guest could write a
+//! qcow2 header that refers to other files. Such a disk is raw, or a qcow2 that was created here.
 
 pub(crate) mod cloud_init;
 pub(crate) mod container_disk;
@@ -26,10 +26,10 @@ pub(crate) use refusal::{Refusal, RefusedDisk};
 
 use crate::folders::Folders;
 
-/// Makes all disks of the guest.
+/// Prepares all disks of the guest.
 ///
 /// # Errors
-/// Which one cannot be made, and why.
+/// Returns the first disk that cannot be prepared, with the reason.
 pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Vec<PreparedDisk>, RefusedDisk> {
     let disks = guest.disks.iter().map(|disk| {
         prepare_one(disk, folders).map_err(|refusal| RefusedDisk {
@@ -41,7 +41,7 @@ pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Vec<PreparedDi
 }
 
 fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refusal> {
-    // Its name becomes part of paths.
+    // The name becomes part of paths.
     if disk.name.is_empty() || disk.name.starts_with('.') || disk.name.contains('/') {
         return Err(Refusal::VolumeName);
     }

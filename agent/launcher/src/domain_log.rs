@@ -1,5 +1,5 @@
-//! The end of a domain's log, in which libvirt writes why it ended a QEMU and QEMU writes its
-//! last words. It outlives libvirtd and the domain's definition.
+//! The end of a domain's log, in which libvirt writes why it stopped a QEMU and QEMU writes its last messages. The
+//! log outlives libvirtd and the domain's definition.
 //!
 //! ```text
 //! 2026-11-21 11:30:01.120+0000: starting up libvirt version: 11.3.0, ...
@@ -18,36 +18,36 @@ use std::{
 
 use crate::domain_state::OffReason;
 
-/// How much of the log is read.
+/// How many bytes of the log are read.
 const TAIL: u64 = 8 * 1024;
-/// How many of QEMU's lines are told, and how much of each.
+/// How many of QEMU's lines are kept, and below, how many characters of each.
 const LINES: usize = 3;
 const LINE: usize = 300;
 
-/// What the log of a domain's last process says.
+/// The data about a domain's last process from its log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DomainLog {
-    /// Why libvirt ended the process or found it ended.
+    /// Why libvirt stopped the process, or found it ended.
     pub(crate) reason: Option<OffReason>,
-    /// What QEMU said last.
+    /// QEMU's last messages.
     pub(crate) last_words: Vec<String>,
 }
 
 impl DomainLog {
-    /// Reads the end of a log; one that cannot be read says nothing.
+    /// Reads the end of a log. The result is empty if the log cannot be read.
     pub(crate) fn read(path: &Path) -> Self {
         tail(path).map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
 
     fn parse(text: &str) -> Self {
-        // Only what belongs to the last process.
+        // Only the part that belongs to the last process.
         let last = text.rfind(": starting up libvirt version").map_or(0, |at| at);
         let mut log = Self::default();
         for line in text[last..].lines() {
             if let Some((_, reason)) = line.split_once(": shutting down, reason=") {
                 log.reason = Some(OffReason::from_word(reason.trim()));
             } else if let Some(words) = words_of_qemu(line) {
-                // By characters: what QEMU says may have come from the guest.
+                // Filtered by character: QEMU's message may contain text from the guest.
                 log.last_words
                     .push(words.chars().filter(|c| !c.is_control()).take(LINE).collect());
             }
@@ -57,7 +57,7 @@ impl DomainLog {
     }
 }
 
-/// What QEMU says in a line, with its name, if it does.
+/// Returns QEMU's message in a line, with QEMU's name, if the line is one.
 fn words_of_qemu(line: &str) -> Option<&str> {
     let (stamp, words) = line.split_once(' ')?;
     (stamp.ends_with('Z') && words.starts_with("qemu-")).then_some(words)

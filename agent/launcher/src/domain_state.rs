@@ -1,32 +1,32 @@
-//! What libvirt says about the domain, as `virsh domstate --reason` prints it.
+//! The domain's state, as `virsh domstate --reason` prints it.
 
 /// A domain's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DomainState {
-    /// Its virtual CPUs run.
+    /// Its virtual CPUs are running.
     Running,
-    /// There is a QEMU whose virtual CPUs stand still, so that nothing in the guest hears anything.
+    /// A QEMU exists, but its virtual CPUs are paused, so the guest reacts to nothing.
     Paused,
     /// There is no QEMU.
     Off(OffReason),
-    /// libvirt knows no such domain.
+    /// libvirt does not know the domain.
     Absent,
 }
 
 /// Why a domain has no QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffReason {
-    /// libvirt does not know: it was never started, or ended while no libvirt looked.
+    /// Unknown to libvirt: it was never started, or ended while libvirtd was not running.
     Unknown,
     /// The guest shut itself down.
     Shutdown,
-    /// Somebody destroyed it.
+    /// It was destroyed.
     Destroyed,
     /// QEMU ended by itself.
     Crashed,
-    /// It went on elsewhere.
+    /// It was migrated away.
     Migrated,
-    /// Somebody saved it to a file.
+    /// It was saved to a file.
     Saved,
     /// It could not be started, or an incoming migration failed.
     Failed,
@@ -37,7 +37,7 @@ pub(crate) enum OffReason {
 }
 
 impl OffReason {
-    /// libvirt's word for it.
+    /// Returns libvirt's name of the reason.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -52,7 +52,7 @@ impl OffReason {
         }
     }
 
-    /// The reason by libvirt's word; a word of a later libvirt says nothing.
+    /// Converts libvirt's name of the reason. A name that a later libvirt added becomes `Unknown`.
     pub(crate) fn from_word(word: &str) -> Self {
         [
             Self::Shutdown,
@@ -71,10 +71,10 @@ impl OffReason {
 }
 
 impl DomainState {
-    /// Reads the answer of `virsh domstate --reason`.
+    /// Parses the output of `virsh domstate --reason`.
     ///
     /// # Errors
-    /// What virsh said, if that is not about the domain: libvirt could not be asked.
+    /// Returns virsh's error message if it is not about the domain: libvirt could not be queried.
     pub(crate) fn from_virsh(success: bool, said: &str, complaint: &str) -> Result<Self, String> {
         if !success {
             let absent = ["failed to get domain", "Domain not found"];
@@ -91,8 +91,8 @@ impl DomainState {
         };
         match state {
             "running" | "idle" | "no state" => Ok(Self::Running),
-            // In shutdown the guest is on its way; its CPUs no longer run, and no button helps.
-            // A crashed domain that is kept for inspection has a QEMU still.
+            // In shutdown the guest is already stopping; its CPUs no longer run, and the power button has no effect.
+            // A crashed domain that is kept for inspection still has a QEMU.
             "paused" | "in shutdown" | "pmsuspended" | "crashed" => Ok(Self::Paused),
             "shut off" => Ok(Self::Off(OffReason::from_word(reason))),
             _ => Err(format!("virsh said {said:?}")),
@@ -100,7 +100,7 @@ impl DomainState {
     }
 }
 
-/// Complaints of several lines as one, without virsh's own prefix.
+/// Joins error messages into one line, without virsh's prefix.
 fn one_line(text: &str) -> String {
     let lines: Vec<&str> = text
         .lines()

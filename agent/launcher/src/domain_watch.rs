@@ -1,15 +1,15 @@
-//! What libvirt's own folders tell of it: when its socket is there, when the domain has a QEMU, and
-//! when libvirt is done with it.
+//! Events from libvirt's own folders: its socket was created, the domain has a QEMU, libvirt has finished with the
+//! domain.
 //!
 //! ```text
-//! libvirt/libvirt-sock          made: libvirtd is about to accept connections
+//! libvirt/libvirt-sock          created: libvirtd is about to accept connections
 //! libvirt/qemu/run/NAME.pid     written: the PID of the domain's QEMU
-//! libvirt/qemu/run/NAME.xml     written anew: the domain's state or its job has changed
-//!                               removed: libvirt has dealt with the domain's end
-//! cache/.../NAME.log            written: libvirt or QEMU has something to say of it
+//! libvirt/qemu/run/NAME.xml     rewritten: the domain's state or its job has changed
+//!                               removed: libvirt has handled the domain's end
+//! cache/.../NAME.log            written: libvirt or QEMU has logged a message
 //! ```
 //!
-//! These are signs to look closer only: what has happened is asked of libvirt.
+//! These events only trigger a check: what has happened is then queried from libvirt.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -26,14 +26,14 @@ use nix::{
 
 use crate::folders::Folders;
 
-/// A sign.
+/// An event from libvirt's folders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
-    /// libvirt's socket was made.
+    /// libvirt's socket was created.
     Socket,
-    /// The domain has this process.
+    /// The domain has this QEMU process.
     Process(Pid),
-    /// libvirt has written the domain's state anew.
+    /// libvirt has rewritten the domain's state.
     StateWritten,
     /// libvirt has removed the domain's state.
     StateRemoved,
@@ -55,16 +55,16 @@ pub(crate) struct DomainWatch {
 }
 
 impl DomainWatch {
-    /// Begins to watch; the folders must be there.
+    /// Starts to watch. The folders must exist.
     ///
     /// # Errors
-    /// If the kernel does not let it.
+    /// If the kernel refuses the watches.
     pub(crate) fn new(domain: &str, folders: &Folders) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let sockets = inotify.add_watch(&folders.libvirt(), AddWatchFlags::IN_CREATE)?;
         inotify.add_watch(
             &folders.domains(),
-            // The file stays open as long as QEMU runs, so its closing is no sign.
+            // The PID file stays open as long as QEMU runs, so IN_CLOSE_WRITE would come too late.
             AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE,
         )?;
         let logs = inotify.add_watch(&folders.logs(), AddWatchFlags::IN_MODIFY)?;
@@ -81,10 +81,10 @@ impl DomainWatch {
         })
     }
 
-    /// The signs since the last time, in their order.
+    /// Returns the events since the last call, in order.
     ///
     /// # Errors
-    /// If the kernel cannot tell.
+    /// If the kernel's events cannot be read.
     pub(crate) fn read(&self) -> io::Result<Vec<Sign>> {
         let mut signs = Vec::new();
         loop {
@@ -97,7 +97,7 @@ impl DomainWatch {
             for event in events {
                 let name = event.name.as_deref().unwrap_or(OsStr::new(""));
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    // Whatever was missed, asking finds out.
+                    // Events were lost; these trigger queries that find out the current state.
                     signs.extend(self.process());
                     signs.extend([Sign::StateWritten, Sign::StateRemoved]);
                 } else if event.wd == self.sockets {
@@ -121,7 +121,7 @@ impl DomainWatch {
         }
     }
 
-    /// The domain's process, if it can still be read which.
+    /// Returns the domain's process, if its PID can still be read.
     fn process(&self) -> Option<Sign> {
         let text = fs::read_to_string(&self.pid_file).ok()?;
         let pid: i32 = text.trim().parse().ok()?;

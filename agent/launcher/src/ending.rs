@@ -1,39 +1,39 @@
-//! How the guest ended: one answer from what libvirt, its log and the kernel say.
+//! How the guest ended: one result, derived from libvirt, its log and the kernel.
 
 use drydock_api::launcher::{Ending, Outcome};
 
 use crate::{domain_log::DomainLog, domain_state::OffReason, process_end::ProcessEnd};
 
-/// Longest termination message that is written; the kubelet keeps 4096 bytes.
+/// Maximum length of the termination message in bytes. The kubelet keeps 4096.
 const MESSAGE: usize = 2000;
 
-/// What is known of an end.
+/// All that is known about the end of a guest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Circumstances {
-    /// libvirt's reason, if it could be asked and knows.
+    /// libvirt's reason, if it could be queried and is known.
     pub(crate) reason: Option<OffReason>,
     /// The domain's log.
     pub(crate) log: DomainLog,
-    /// How QEMU ended, if that was seen.
+    /// How QEMU ended, if observed.
     pub(crate) qemu: Option<ProcessEnd>,
-    /// Whether the pod was told to end before.
+    /// Whether termination was requested before the guest ended: by SIGTERM, or by a failed liveness probe.
     pub(crate) asked: bool,
-    /// Whether this launcher had begun to end the guest before it ended, as the pod was told to end.
+    /// Whether this launcher had started to stop the guest, because of such a request, before the guest ended.
     pub(crate) requested: bool,
-    /// Whether this launcher killed QEMU itself, past libvirt.
+    /// Whether this launcher killed QEMU directly, without libvirt.
     pub(crate) forced: bool,
-    /// Why libvirt could not be kept alive, if so.
+    /// Why libvirtd could not be kept running, if so.
     pub(crate) libvirt: Option<String>,
-    /// How the guest's liveness probe has failed, if it was ended for that.
+    /// How the guest's liveness probe has failed, if that is why the guest was stopped.
     pub(crate) unhealthy: Option<String>,
-    /// Whether the node's tunnel has proof that the guest went on elsewhere. What is left of it here may
-    /// then end in any way: a libvirtd that was lost meanwhile knows nothing of it.
+    /// Whether the node's tunnel has proof that the guest continues elsewhere. The remains of the guest here may then
+    /// end in any way: a libvirtd that was lost meanwhile has no record of the migration.
     pub(crate) has_left: bool,
-    /// Whether the kernel has killed a process of this pod for memory.
+    /// Whether the kernel's OOM killer has killed a process of this pod.
     pub(crate) out_of_memory: bool,
 }
 
-/// The ending, for the termination message.
+/// Returns the ending for the termination message.
 pub(crate) fn ending(seen: &Circumstances) -> Ending {
     if seen.has_left {
         let message = format!("The guest went on elsewhere{}.", detail(seen, Outcome::Migrated));
@@ -48,7 +48,7 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
         .or(seen.log.reason)
         .filter(|&reason| reason != OffReason::Unknown);
     let (outcome, sentence) = match reason {
-        // It is complete elsewhere, whatever was done to what remained here.
+        // The guest is complete elsewhere, regardless of how its remains here were stopped.
         Some(OffReason::Migrated) => (Outcome::Migrated, "The guest went on elsewhere"),
         _ if let Some(how) = &seen.unhealthy => {
             let message = format!("The guest was ended since its liveness probe {how}.");
@@ -87,7 +87,7 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
     )
 }
 
-/// What libvirt, the kernel and QEMU say, for people.
+/// Formats the data from libvirt, the kernel and QEMU for the message.
 fn detail(seen: &Circumstances, outcome: Outcome) -> String {
     let mut parts = Vec::new();
     if let Some(reason) = seen.reason.or(seen.log.reason) {
@@ -110,7 +110,7 @@ fn detail(seen: &Circumstances, outcome: Outcome) -> String {
     }
 }
 
-/// An ending whose message fits. `requested` as in [`Ending::requested`].
+/// Returns an ending with a message of limited length. `requested` as in [`Ending::requested`].
 pub(crate) fn bounded(outcome: Outcome, message: &str, requested: bool) -> Ending {
     let mut end = message.len().min(MESSAGE);
     while !message.is_char_boundary(end) {
@@ -123,7 +123,7 @@ pub(crate) fn bounded(outcome: Outcome, message: &str, requested: bool) -> Endin
     }
 }
 
-/// The exit code of the launcher: 0 if the guest ended as it should.
+/// Returns the launcher's exit code: 0 if the guest ended as intended.
 pub(crate) fn exit_code(outcome: Outcome, asked: bool) -> u8 {
     match outcome {
         Outcome::Shutdown | Outcome::Migrated => 0,
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn shutdown_is_requested_only_if_the_launcher_began_it() {
-        // The pod may be told to end just after the guest has powered itself off.
+        // SIGTERM may arrive just after the guest has powered itself off.
         for (asked, requested, words) in [
             (false, false, "The guest shut itself down"),
             (true, false, "The guest shut itself down"),

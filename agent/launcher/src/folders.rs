@@ -1,17 +1,17 @@
-//! Where things lie in the pod.
+//! Paths of all files in the pod.
 //!
 //! ```text
-//! /run/drydock                     the run volume, shared with the agent; home of everything here
+//! /run/drydock                     the run volume, shared with the agent; HOME of all programs here
 //!   ready.json  readiness.json  console.sock
 //!   libvirt/libvirt-sock           libvirt's socket
-//!   migration                      sockets through which the guest moves
+//!   migration                      sockets for the guest's migration
 //!   libvirt/qemu/run               one state file and one PID file for each live domain
 //!   cache/libvirt/qemu/log         one log for each domain
-//!   cache/libvirt/qemu/cache/capabilities  what libvirt knows of its QEMU
+//!   cache/libvirt/qemu/cache/capabilities  QEMU capabilities probed by libvirt
 //!   config  data  tmp
 //! /var/lib/drydock/disks           the disks volume
-//! /var/lib/drydock/capabilities    the same as the node knows it, from its agent
-//! /images  /volumes  /devices  /secrets      what the manifest names, by the names of its volumes
+//! /var/lib/drydock/capabilities    QEMU capabilities provided by the node's agent
+//! /images  /volumes  /devices  /secrets      the manifest's volumes, by their names
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ use drydock_api::launcher::{
     USERFAULTFD, VOLUMES_FOLDER,
 };
 
-/// The pod's folders, below `/` unless a test has its own root.
+/// The pod's folders, below `/` or below a test's own root.
 #[derive(Clone, Debug)]
 pub(crate) struct Folders {
     root: PathBuf,
 }
 
 impl Folders {
-    /// The folders below `root`.
+    /// Returns the folders below `root`.
     pub(crate) fn below(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
@@ -38,27 +38,27 @@ impl Folders {
         self.root.join(absolute.trim_start_matches('/'))
     }
 
-    /// Everything that is not a disk; shared with the agent.
+    /// Folder of everything that is not a disk; shared with the agent.
     pub(crate) fn run(&self) -> PathBuf {
         self.place(RUN_FOLDER)
     }
 
-    /// Says that the pod is ready.
+    /// File that marks the pod as ready.
     pub(crate) fn ready(&self) -> PathBuf {
         self.run().join(READY_FILE)
     }
 
-    /// The result of the guest's readiness probe.
+    /// File with the result of the guest's readiness probe.
     pub(crate) fn readiness(&self) -> PathBuf {
         self.run().join(READINESS_FILE)
     }
 
-    /// The device by which QEMU waits for memory.
+    /// The device that QEMU needs for post-copy.
     pub(crate) fn userfaultfd(&self) -> PathBuf {
         self.place(USERFAULTFD)
     }
 
-    /// The guest's first serial port is connected to it.
+    /// Socket for the guest's first serial port.
     pub(crate) fn console(&self) -> PathBuf {
         self.run().join(CONSOLE_SOCKET)
     }
@@ -73,27 +73,27 @@ impl Folders {
         self.run().join("libvirt")
     }
 
-    /// Sockets through which a guest moves; made by tunnel, libvirt and QEMU.
+    /// Folder of migration sockets, which are created by the tunnel, libvirt and QEMU.
     pub(crate) fn migration(&self) -> PathBuf {
         self.run().join(MIGRATION_FOLDER)
     }
 
-    /// Says that the guest has left for good.
+    /// File that marks that the guest has migrated away for good.
     pub(crate) fn left(&self) -> PathBuf {
         self.run().join(MIGRATION_LEFT_FILE)
     }
 
-    /// What libvirt keeps of live domains.
+    /// libvirt's state files of live domains.
     pub(crate) fn domains(&self) -> PathBuf {
         self.run().join("libvirt/qemu/run")
     }
 
-    /// What libvirt keeps of a live domain: its state, its job, and all about its QEMU.
+    /// libvirt's state file of a live domain: its state, its job, and its QEMU.
     pub(crate) fn state(&self, domain: &str) -> PathBuf {
         self.domains().join(format!("{domain}.xml"))
     }
 
-    /// libvirt's and QEMU's settings.
+    /// Settings of libvirt and QEMU.
     pub(crate) fn settings(&self) -> PathBuf {
         self.run().join("config")
     }
@@ -103,12 +103,12 @@ impl Folders {
         self.run().join("cache")
     }
 
-    /// Where libvirt keeps what it knows of its QEMU.
+    /// libvirt's cache of QEMU capabilities.
     pub(crate) fn capabilities(&self) -> PathBuf {
         self.cache().join(CAPABILITIES_IN_CACHE)
     }
 
-    /// What the node knows of it already; may not be there.
+    /// The QEMU capabilities that the node already has; may not exist.
     pub(crate) fn known_capabilities(&self) -> PathBuf {
         self.place(CAPABILITIES_FOLDER)
     }
@@ -123,17 +123,17 @@ impl Folders {
         self.run().join("tmp")
     }
 
-    /// What QEMU and libvirt write about the processes of domains.
+    /// Logs of libvirt and QEMU about the domains' processes.
     pub(crate) fn logs(&self) -> PathBuf {
         self.cache().join("libvirt/qemu/log")
     }
 
-    /// The same of one domain.
+    /// The log of one domain.
     pub(crate) fn log(&self, domain: &str) -> PathBuf {
         self.logs().join(format!("{domain}.log"))
     }
 
-    /// Disks that live as long as the pod.
+    /// Folder of disks that live as long as the pod.
     pub(crate) fn disks(&self) -> PathBuf {
         self.place(DISKS_FOLDER)
     }
@@ -153,7 +153,7 @@ impl Folders {
         self.place(DEVICES_FOLDER).join(volume)
     }
 
-    /// A volume's Secrets.
+    /// The Secrets of a volume.
     pub(crate) fn secrets(&self, volume: &str) -> PathBuf {
         self.place(SECRETS_FOLDER).join(volume)
     }

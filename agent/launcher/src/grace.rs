@@ -1,29 +1,29 @@
-//! How a grace period is divided.
+//! Division of the grace period.
 //!
 //! ```text
 //! SIGTERM                             destroy      kill   give up  SIGKILL by the kubelet
-//!    ├── press the power button, again ──┼── half ────┼─ quarter ┼─────────┤
+//!    ├── press power button repeatedly ──┼── half ────┼─ quarter ┼─────────┤
 //!    0                                grace - margin                     grace
 //! ```
 
 use std::time::Duration;
 
-/// Instants in a grace period, from its beginning.
+/// Points in time in a grace period, relative to its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grace {
-    /// The guest has had its time: libvirt destroys it.
+    /// libvirt destroys the guest, which has not shut down in time.
     pub(crate) destroy: Duration,
-    /// libvirt has had its time: QEMU is killed.
+    /// QEMU is killed, because libvirt has not destroyed the guest in time.
     pub(crate) kill: Duration,
-    /// Nothing helped: the pod ends and takes QEMU along.
+    /// The pod ends and takes QEMU along, because nothing else helped.
     pub(crate) give_up: Duration,
 }
 
 impl Grace {
-    /// Divides a period of so many seconds: a tenth of it, at least 2 s and at most 10 s, is kept
-    /// for destroying the guest and for saying so. A guest without a period is destroyed at once.
+    /// Divides a grace period of `seconds`. A tenth of it, at least 2 s and at most 10 s, is reserved for destroying
+    /// the guest and reporting its end. Without a grace period the guest is destroyed at once.
     pub(crate) fn divide(seconds: u64) -> Self {
-        /// How long destroying may take where no period bounds it.
+        /// How long destroying may take without a grace period.
         const UNBOUNDED: Duration = Duration::from_secs(10);
         let whole = Duration::from_secs(seconds);
         let margin = (whole / 10).clamp(Duration::from_secs(2), Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! What the guest does at present, as libvirt records it in the domain's state file.
+//! The guest's current activity, as libvirt records it in the domain's state file.
 //!
 //! ```text
 //! <domstatus state='running' reason='booted' pid='40'>
@@ -6,8 +6,8 @@
 //!   <job type='none' async='migration out' phase='perform3'/>
 //! ```
 //!
-//! libvirt writes the file anew at each change, and reading it waits for nothing: neither for a libvirtd that is busy
-//! with a migration, nor for one that starts again.
+//! libvirt rewrites the file at each change. Reading it never blocks on a libvirtd that is busy with a migration or
+//! is being restarted.
 
 use std::{
     fs::File,
@@ -15,27 +15,27 @@ use std::{
     path::Path,
 };
 
-/// Most of the file that is read, in bytes. A guest with a hundred disks has a quarter of it.
+/// Maximum size to read in bytes. A guest with a hundred disks needs a quarter of it.
 const MOST: u64 = 1 << 20;
 
-/// What a guest does.
+/// The activity of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GuestActivity {
-    /// There is none here, as far as can be read.
+    /// There is no guest here, as far as can be read.
     #[default]
     Absent,
-    /// Its virtual CPUs stand still: it is paused, or arrives.
+    /// Its virtual CPUs are paused: it was paused, or is arriving.
     Still,
-    /// It stands still so that the rest of it can be moved: another pod may have all of it, or be about to.
+    /// It is paused for the final phase of an outgoing migration: another pod may have all of it, or be about to.
     Leaving,
-    /// It runs while it is copied to or from another pod, which may slow it down as far as it takes.
+    /// It runs while it is copied to or from another pod. It may be throttled to any degree meanwhile.
     Moving,
     /// It runs.
     Running,
 }
 
 impl GuestActivity {
-    /// Reads a domain's state file; one that cannot be read shows no guest.
+    /// Reads a domain's state file. If it cannot be read, the guest counts as absent.
     pub(crate) fn read(path: &Path) -> Self {
         let text = || -> io::Result<String> {
             let mut bytes = Vec::new();
@@ -59,8 +59,8 @@ impl GuestActivity {
     }
 }
 
-/// The value of an attribute of the first element that begins so. libvirt escapes all text in the file, so that `<`
-/// begins an element only.
+/// Returns the value of an attribute of the first element with this beginning. libvirt escapes all text in the file,
+/// so `<` only occurs at the start of an element.
 fn attribute<'a>(text: &'a str, element: &str, name: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(element)?;
     let (attributes, _) = rest.split_once('>')?;

@@ -1,7 +1,7 @@
 //! libvirt's folders and settings in the pod, and the environment of all programs there.
 //!
-//! The pod is one guest's alone: what protects guests from each other on a host that they share
-//! (labels of disks, namespaces, cgroups) is the pod's own, and libvirt needs none of it.
+//! The pod contains a single guest. The isolation that libvirt needs between guests on a shared host (labels of
+//! disks, namespaces, cgroups) is provided by the pod.
 
 use std::{
     ffi::OsString,
@@ -16,18 +16,18 @@ use drydock_api::launcher::Guest;
 
 use crate::{folders::Folders, lifecycle::Question};
 
-/// Where programs are looked for.
+/// Search path of all programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How libvirtd's memory is kept. Reading what a QEMU can do takes 7 MiB of small pieces for a moment;
-/// without caches of pieces for each thread, and with one heap for all threads, they are one piece
-/// again when they are free, and go back to the kernel (10.3 MiB of its own become 3.2).
+/// glibc's malloc settings for libvirtd. Parsing QEMU's capabilities temporarily needs 7 MiB of small allocations.
+/// Without per-thread caches, and with one heap for all threads, freed memory is coalesced and returned to the kernel
+/// (libvirtd's own memory shrinks from 10.3 MiB to 3.2 MiB).
 const MEMORY: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=65536";
 
-/// Makes the folders and writes the settings.
+/// Creates the folders and writes the settings.
 ///
 /// # Errors
-/// If something cannot be written, with its path.
+/// If something cannot be written; the error contains its path.
 pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
     let settings = folders.settings().join("libvirt");
     for folder in [
@@ -46,7 +46,7 @@ pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))?;
     }
     for name in known_capabilities(folders) {
-        // libvirt finds out by itself what is not there.
+        // libvirt probes missing capabilities by itself.
         let _ = fs::copy(
             folders.known_capabilities().join(&name),
             folders.capabilities().join(&name),
@@ -62,8 +62,8 @@ pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
     Ok(())
 }
 
-/// Files with what the node knows of its QEMU, from which libvirt takes what it finds to be true of its own: it asks
-/// again if programs, kernel or processor are others.
+/// Returns the names of the files with the node's QEMU capabilities. libvirt validates them, and probes again if
+/// programs, kernel or processor differ.
 fn known_capabilities(folders: &Folders) -> Vec<OsString> {
     let entries = fs::read_dir(folders.known_capabilities());
     let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -72,11 +72,11 @@ fn known_capabilities(folders: &Folders) -> Vec<OsString> {
         .collect()
 }
 
-/// One agent and this launcher ask it, one thing at a time, and a migration's other side: few
-/// threads do, and each costs memory. Priority workers carry what must not wait for a worker that
-/// hangs (destroying, aborting a migration).
+/// Returns libvirtd's settings. Its clients are one agent and this launcher, each with one call at a time, and the
+/// other side of a migration. So it needs few threads, and each costs memory. Priority workers handle calls that must
+/// not wait for a worker that hangs (destroying, aborting a migration).
 fn libvirtd(host_uuid: &str) -> String {
-    // In quotes: nothing else may become a setting.
+    // Filtered, because it is put in quotes: it must not be able to add other settings.
     let host_uuid: String = host_uuid
         .chars()
         .filter(|c| c.is_ascii_hexdigit() || *c == '-')
@@ -96,10 +96,9 @@ admin_max_workers = 1
     )
 }
 
-/// QEMU's log is a file that libvirtd opens itself, as there is no virtlogd, and its processes keep
-/// their names, by which they are told apart when they end. Volumes may be of file systems that libvirt
-/// does not know to be shared; whether a claim is, its access modes say, and guests with others are not
-/// migrated.
+/// libvirtd opens QEMU's log file itself, because there is no virtlogd. Processes keep their names, by which they are
+/// recognised when they end. Volumes may be on file systems that libvirt does not know to be shared. Whether a claim
+/// is shared depends on its access modes, and guests with other claims are not migrated.
 const QEMU: &str = "\
 stdio_handler = \"file\"
 security_driver = \"none\"
@@ -110,15 +109,15 @@ dump_guest_core = 0
 shared_filesystems = [ \"/volumes\" ]
 ";
 
-/// A program in the environment of the pod's programs: nothing of the launcher's own is in it, which
-/// holds what the guest is to keep secret.
+/// Returns a command with the environment of the pod's programs. It inherits nothing from the launcher's own
+/// environment, which contains secrets of the guest.
 pub(crate) fn program(name: &str, folders: &Folders) -> Command {
     let mut command = Command::new(name);
     command
         .current_dir("/")
         .env_clear()
         .env("PATH", PATH)
-        // virsh's answers are read.
+        // virsh's output is parsed.
         .env("LC_ALL", "C")
         .env("HOME", folders.run())
         .env("XDG_RUNTIME_DIR", folders.run())
@@ -130,51 +129,51 @@ pub(crate) fn program(name: &str, folders: &Folders) -> Command {
     command
 }
 
-/// libvirtd, in the foreground and for as long as it is let.
+/// Returns the command for libvirtd, which runs in the foreground without a time limit.
 pub(crate) fn libvirtd_command(folders: &Folders) -> Command {
     let mut command = program("libvirtd", folders);
     command
-        // 0: never ends by itself, which a session's daemon does after two idle minutes.
+        // 0: libvirtd never exits by itself. By default a session daemon exits after two idle minutes.
         .args(["--timeout", "0", "--config"])
         .arg(folders.settings().join("libvirt/libvirtd.conf"))
         .env("GLIBC_TUNABLES", MEMORY);
     command
 }
 
-/// virsh, which links libvirt so that process 1 need not.
+/// Returns a virsh command. virsh links libvirt so that process 1 need not.
 fn virsh(folders: &Folders) -> Command {
     let mut command = program("virsh", folders);
     command
         .arg("--quiet")
         .arg("--connect")
         .arg(format!("qemu+unix:///session?socket={}", folders.socket().display()))
-        // A libvirtd of its own would be the wrong one.
+        // virsh must not start a libvirtd of its own.
         .env("LIBVIRT_AUTOSTART", "0");
     command
 }
 
-/// virsh with a question for which libvirt has to know all of its QEMU. The answer, some tens of
-/// kilobytes, is for whoever asks next.
+/// Returns a virsh command for which libvirt has to probe QEMU completely. Its output of some tens of kilobytes is
+/// discarded; libvirt caches the probed capabilities for later calls.
 pub(crate) fn learning_command(folders: &Folders) -> Command {
     let mut command = virsh(folders);
     command.arg("domcapabilities");
     command
 }
 
-/// virsh with a question about the domain.
+/// Returns a virsh command for the domain.
 pub(crate) fn virsh_command(question: Question, domain: &str, folders: &Folders) -> Command {
     let mut command = virsh(folders);
     match question {
         Question::State => command.args(["domstate", "--reason"]),
         Question::PowerButton => command.args(["shutdown", "--mode", "acpi"]),
         Question::Destroy => command.arg("destroy"),
-        // Keys change the domain, so libvirt first waits for whatever else changes it, a migration
-        // too, and then finds that there is nothing to press keys of.
+        // send-key changes the domain. So libvirt first waits for every other job on it, including a migration, and
+        // then fails because the domain is off.
         Question::Settled => command.arg("send-key"),
     };
     command.arg("--domain").arg(domain);
     if question == Question::Settled {
-        // The key that is none.
+        // Key code 0 is not a key.
         command.arg("0");
     }
     command

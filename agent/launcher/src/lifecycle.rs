@@ -1,29 +1,31 @@
-//! What the launcher does next, decided without doing it.
+//! The launcher's decisions, without their execution.
 //!
 //! ```text
-//!  libvirtd   Off ──start──▶ Starting ──socket──▶ Listening ──answer──▶ Up
+//!  libvirtd   Off ──start──▶ Starting ──socket──▶ Listening ──reply───▶ Up
 //!              ▲                 │                    │                 │
 //!              └───── back-off ──┴────────────────────┴──── ended ──────┘   too often: Failed
 //!
 //!  guest      Never ──its QEMU is seen──▶ Runs ──QEMU or its state file is gone──▶ Ended ──▶ Ending
 //!               │                          │
-//!  SIGTERM      └─ end libvirtd, and only  └─ power button, again and again; then destroy; then kill
-//!                  then say NotStarted        (so it is, too, once its liveness probe has failed)
+//!  SIGTERM      └─ stop libvirtd, and only └─ power button, repeatedly; then destroy; then kill
+//!                  then report NotStarted     (the same if its liveness probe has failed)
 //! ```
 //!
-//! **The end of QEMU** is the kernel's word: QEMU is this process' child once libvirtd has started it, and is reaped by
-//! it. libvirt may tell of that end much later while the guest moves. So it is waited for longer only where it alone
-//! knows what the end means: QEMU ended as it was told to (the guest shut down, has left, or was destroyed), or the guest
-//! stood still in order to leave. Of a QEMU that was killed or has failed otherwise, the kernel's word is enough: this
-//! process ends, and with it the pod, which is proof for all others that nothing here goes on.
+//! **The end of QEMU** is reported by the kernel: once libvirtd has started QEMU, it is this process's child, and
+//! this process reaps it. During a migration libvirt may report that end much later. So the launcher waits longer for
+//! libvirt only where libvirt alone knows the reason: QEMU ended regularly (the guest shut down, migrated away, or
+//! was destroyed), or the guest was paused for the final phase of its migration. If QEMU was killed or has failed
+//! otherwise, the kernel's report is sufficient. This process then ends, and with it the pod, which proves to all
+//! other components that nothing of the guest runs here.
 //!
-//! That a guest restarts or shuts down is known when libvirt tells it, and not before. Only QEMU knows, by its monitor
-//! (QMP), and libvirt has its only one: a second one would need a command line for QEMU in the domain, which libvirt calls
-//! tainted, and would be open to all in the pod. libvirt writes the domain's state file together with its event, and the
-//! domain's log after it; QEMU itself logs nothing, and goes on when the guest has shut down (`-no-shutdown`).
+//! The launcher learns of a restart or shutdown of the guest only from libvirt. Only QEMU's monitor (QMP) reports it,
+//! and libvirt holds the only monitor: a second one would need a QEMU command line in the domain, which libvirt marks
+//! as tainted, and would be accessible to every process in the pod. libvirt writes the domain's state file together
+//! with its event, and the domain's log after it. QEMU itself logs nothing, and keeps running when the guest has shut
+//! down (`-no-shutdown`).
 //!
-//! [`Lifecycle::step`] takes in what happened and says what is to be done; it is then called again
-//! at the latest at [`Lifecycle::wake`]. Time is counted from the launcher's start.
+//! [`Lifecycle::step`] processes an event and returns the actions to carry out. It must be called again at
+//! [`Lifecycle::wake`] at the latest. Times are relative to the launcher's start.
 
 mod happenings;
 mod stopping;
@@ -44,65 +46,65 @@ use crate::{
     process_end::ProcessEnd,
 };
 
-/// How long libvirtd may take from its start to its first answer.
+/// How long libvirtd may take from its start to its first response.
 const FIRST_ANSWER: Duration = Duration::from_secs(60);
-/// So often in a row libvirtd may end before it is given up.
+/// Maximum number of consecutive failures of libvirtd before it is given up.
 const FAILURES: u32 = 8;
-/// A libvirtd that lived so long was well: failures are counted anew.
+/// After this uptime a libvirtd counts as healthy, and its failure count is reset.
 const WELL: Duration = Duration::from_secs(120);
-/// Pause before libvirtd is started again; doubles with each failure in a row.
+/// Delay before libvirtd is restarted. It doubles with each consecutive failure.
 const BACK_OFF: Duration = Duration::from_millis(200);
-/// Longest such pause.
+/// Maximum restart delay.
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
-/// Pause before libvirt is asked again that did not answer.
+/// Delay before a failed query to libvirt is repeated.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Time between two presses of the power button: a guest that is booting misses one.
+/// Interval between two presses of the power button. Presses are repeated because a booting guest misses them.
 const PRESS_AGAIN: Duration = Duration::from_secs(5);
-/// The same once a guest has had the time to boot.
+/// Interval between later presses, after a guest has had enough time to boot.
 const PRESS_LATER: Duration = Duration::from_secs(30);
-/// How long libvirt may take to notice the end of a guest whose QEMU has ended.
+/// How long libvirt may take to notice that a guest's QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(30);
-/// The same if the kernel says that QEMU was killed or has failed: libvirt could add nothing but its own words.
+/// The same if the kernel reports that QEMU was killed or has failed: libvirt has nothing important to add.
 const NOTICE_OF_FAILURE: Duration = Duration::from_secs(3);
-/// How long libvirt may take to finish what others asked of a guest that has ended.
+/// How long libvirt may take to finish other clients' calls for a guest that has ended.
 const SETTLE: Duration = Duration::from_secs(5);
-/// The same if QEMU was killed or has failed: nobody moves what is gone, and the pod's end says the same.
+/// The same if QEMU was killed or has failed: such a guest is not being migrated, and the pod's end conveys the same.
 const SETTLE_AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// How long QEMU may take to end when asked to past libvirt.
+/// How long QEMU may take to end after a SIGTERM that was sent directly, without libvirt.
 const POLITE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Libvirtd {
-    /// Not running; started again then, if ever.
+    /// Not running. Restarted at `again`, if set.
     Off { again: Option<Duration> },
-    /// Running; answers by then or is killed.
+    /// Running. Killed if it has not responded by `by`.
     Starting {
         listens: bool,
         by: Duration,
         since: Duration,
     },
-    /// Has answered.
+    /// Has responded.
     Up { since: Duration },
-    /// Killed, and will not be started again.
+    /// Killed, and will not be restarted.
     Closing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guest {
-    /// No QEMU of the domain was ever seen.
+    /// No QEMU of the domain has been seen so far.
     Never,
-    /// It runs, for all that is known; libvirt's word came before its PID if there is none.
+    /// It runs, as far as known. Without a PID, libvirt's report came before the PID.
     Runs { pid: Option<Pid> },
     /// Its QEMU has ended.
     Ended { at: Duration, how: Option<ProcessEnd> },
 }
 
-/// Whether those who asked something of libvirt have their answers. Who moves a guest to another
-/// pod waits to hear that it has moved, which is some time after it has ended here.
+/// Whether other clients of libvirt have received their responses. The client that migrates the guest to another pod
+/// waits for libvirt's result, which comes some time after the guest has ended here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Settling {
     NotYet,
-    /// Asked, and waited for until then.
+    /// Queried, and waiting until this time.
     Asked(Duration),
     Done,
 }
@@ -124,25 +126,25 @@ pub(crate) struct Lifecycle {
     failures: u32,
     guest: Guest,
     stop: Option<Stop>,
-    /// What libvirt is being asked.
+    /// The call to libvirt in progress.
     asking: Option<Question>,
-    /// Whether libvirt has to be asked for the state, and not before when.
+    /// If set, libvirt's state of the domain has to be queried, but not before this time.
     ask: Option<Duration>,
-    /// Whether the button is to be pressed if the guest can hear it.
+    /// Whether to press the power button if the guest is running.
     press: bool,
-    /// That libvirt says that the domain is off, and why.
+    /// Set if libvirt reports that the domain is off, with its reason.
     off: Option<Option<OffReason>>,
-    /// When QEMU is killed, if it was ended past libvirt.
+    /// When to kill QEMU, if it was stopped without libvirt.
     kill_at: Option<Duration>,
     forced: bool,
-    /// The launcher has begun to end the guest: it has pressed the power button, or destroyed the guest.
+    /// Whether the launcher has started to stop the guest by the power button or by destroying it.
     ending_begun: bool,
     failed: Option<String>,
-    /// How the guest's liveness probe has failed, if that is why it is ended.
+    /// How the guest's liveness probe has failed, if that is why the guest is being stopped.
     unhealthy: Option<String>,
-    /// When the pod was given up for that.
+    /// When the pod was given up because libvirtd failed.
     given_up: Option<Duration>,
-    /// The guest stood still in order to move when its QEMU ended.
+    /// Whether the guest was paused for the final phase of its migration when its QEMU ended.
     leaves: bool,
     settling: Settling,
     concluding: Option<Option<OffReason>>,
@@ -150,7 +152,7 @@ pub(crate) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// The beginning: nothing runs yet.
+    /// Returns the initial state: nothing runs yet.
     pub(crate) fn new(grace: Grace) -> Self {
         Self {
             grace,
@@ -179,7 +181,7 @@ impl Lifecycle {
         }
     }
 
-    /// Takes in what happened and says what is to be done, in this order.
+    /// Processes an event and returns the actions to carry out, in order.
     pub(crate) fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
         if !self.over {
@@ -191,7 +193,7 @@ impl Lifecycle {
         actions
     }
 
-    /// When [`Self::step`] is to be called at the latest.
+    /// Returns when [`Self::step`] must be called at the latest.
     pub(crate) fn wake(&self) -> Option<Duration> {
         if self.over {
             return None;
@@ -223,7 +225,7 @@ impl Lifecycle {
         [libvirtd, ask, stop, ended, kill].into_iter().flatten().min()
     }
 
-    /// Whether the pod was told to end.
+    /// Returns whether termination was requested, by SIGTERM or by a failed liveness probe.
     pub(crate) fn told_to_end(&self) -> bool {
         self.stop.is_some()
     }
@@ -251,8 +253,8 @@ impl Lifecycle {
                 if let Libvirtd::Starting { listens, .. } = &mut self.libvirtd {
                     *listens = true;
                     self.ask = Some(now);
-                    // It asks QEMU itself at the first use, for half a second and more. A guest that is
-                    // there already needs nothing of it.
+                    // libvirt probes QEMU at the first use, which takes half a second and more. A guest that already
+                    // runs does not need it.
                     if self.guest == Guest::Never && self.stop.is_none() {
                         actions.push(Action::Learn);
                     }
@@ -273,8 +275,8 @@ impl Lifecycle {
                 }
                 self.ask = Some(now);
             }
-            // A start may fail before there is anything else to see of it. Once there is, the log says
-            // nothing new, and QEMU may write there as often as the guest likes.
+            // A start may fail before there is any other sign of it. Later the log adds nothing, and the guest can
+            // make QEMU write to it at any rate.
             Event::LogWritten => {
                 if self.guest == Guest::Never {
                     self.ask = Some(now);
@@ -286,7 +288,7 @@ impl Lifecycle {
         }
     }
 
-    /// Begins to end the guest, if that has not begun before.
+    /// Starts to stop the guest. Returns false if that has begun before.
     fn begin_stop(&mut self, now: Duration) -> bool {
         let begins = self.stop.is_none();
         if begins {
@@ -312,7 +314,7 @@ impl Lifecycle {
             self.failures = 0;
         }
         self.failures += 1;
-        // Whatever it was to say, the next one has to be asked.
+        // A pending query has to be repeated with the next libvirtd.
         self.ask = None;
         if let Some(question) = self.asking.take() {
             actions.push(Action::Abandon);
@@ -347,7 +349,7 @@ impl Lifecycle {
                 };
                 self.ask = Some(now);
             }
-            // libvirt may have ended it before its PID was read; or it was none of the guest's.
+            // Either libvirt stopped it before its PID was read, or it was not the guest's QEMU.
             Guest::Never => self.ask = Some(now),
             Guest::Ended { at, how: None } => self.guest = Guest::Ended { at, how: Some(how) },
             Guest::Ended { .. } => {}
@@ -386,8 +388,8 @@ impl Lifecycle {
                 self.press = false;
             }
             DomainState::Off(OffReason::Unknown) | DomainState::Absent if self.guest == Guest::Never => {}
-            // What is said of the time before a QEMU that lives, or while the kernel ends it. Its
-            // end, which the kernel tells, is what counts.
+            // The response refers to the time before the current QEMU, or the kernel is just ending QEMU. Only the
+            // end of the process, reported by the kernel, counts.
             DomainState::Off(_) | DomainState::Absent if matches!(self.guest, Guest::Runs { pid: Some(_) }) => {
                 self.ask = Some(now + ASK_AGAIN);
             }
@@ -470,7 +472,7 @@ impl Lifecycle {
                 actions.push(Action::StartLibvirtd);
             }
             Libvirtd::Starting { listens, by, since } if by <= now => {
-                // Asked for once; its end is an event.
+                // Killed only once; its end is an event.
                 self.libvirtd = Libvirtd::Starting {
                     listens,
                     by: now + FIRST_ANSWER,
@@ -486,8 +488,9 @@ impl Lifecycle {
         }
     }
 
-    /// How long libvirt may take to notice the end. It may be long in a migration, for which it holds back its events
-    /// and answers; whoever moves the guest needs its word on a guest that stood still to leave.
+    /// Returns how long libvirt may take to notice the end. This may be long during a migration, because libvirt
+    /// delays its events and responses. For a guest that was paused for the final phase, the migration's result must
+    /// come from libvirt.
     fn notice(&self) -> Duration {
         if self.has_failed() && !self.leaves {
             NOTICE_OF_FAILURE
@@ -496,7 +499,8 @@ impl Lifecycle {
         }
     }
 
-    /// The kernel says that QEMU was killed or has failed, and libvirt does not say that the guest has moved.
+    /// Returns whether the kernel reports that QEMU was killed or has failed, and libvirt does not report a completed
+    /// migration.
     fn has_failed(&self) -> bool {
         let Guest::Ended { how: Some(how), .. } = self.guest else {
             return false;
@@ -505,7 +509,7 @@ impl Lifecycle {
         !matches!(how, ProcessEnd::Exited(0) | ProcessEnd::Unknown) && !moved
     }
 
-    /// Whether the guest has ended, and libvirt's reason if it gave one.
+    /// Returns libvirt's reason, if it gave one, once the guest counts as ended; `None` before.
     fn verdict(&self, now: Duration) -> Option<Option<OffReason>> {
         let reason = self.off.flatten();
         match self.guest {
@@ -520,7 +524,7 @@ impl Lifecycle {
         }
     }
 
-    /// Whether libvirtd may end now that the guest has; asks it if that is not known.
+    /// Returns whether libvirtd may be stopped now that the guest has ended. Queries libvirt if that is unknown.
     fn is_settled(&mut self, now: Duration, actions: &mut Vec<Action>) -> bool {
         let waits = matches!(self.libvirtd, Libvirtd::Up { .. }) && self.off.is_some() && !self.forced;
         match self.settling {

@@ -1,5 +1,5 @@
-//! Drydock's launcher: process 1 of a virtual machine's pod. See [`lifecycle`] for what it decides,
-//! [`supervisor`] for how it does it, and [`disks`] for what it makes first.
+//! Drydock's launcher: process 1 of a virtual machine's pod. [`lifecycle`] makes its decisions, [`supervisor`]
+//! carries them out, and [`disks`] prepares the disks first.
 
 mod addresses;
 mod args;

@@ -1,7 +1,7 @@
-//! A way out for lines that nobody has to take: what does not fit is dropped and counted.
+//! A non-blocking output for lines: lines that do not fit are dropped and counted.
 //!
 //! ```text
-//! line ──▶ queue of at most 64 KiB ──▶ as much as the pipe takes now
+//! line ──▶ queue of at most 64 KiB ──▶ as much as the pipe accepts now
 //!   └─ no room: counted; `launcher: 17 lines were dropped here, ...` once there is room again
 //! ```
 
@@ -14,26 +14,26 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Most bytes that wait to be taken.
+/// Maximum number of queued bytes.
 const QUEUE: usize = 64 * 1024;
-/// Most that is written at once. A pipe that can be written to takes as much whole and without
-/// waiting (`PIPE_BUF` of pipe(7)), so the pipe, which others share, need not be made non-blocking.
+/// Maximum number of bytes written at once. A writable pipe accepts this much atomically and without blocking
+/// (`PIPE_BUF` of pipe(7)). So the pipe, which other processes share, need not be made non-blocking.
 const AT_ONCE: usize = 4096;
 
-/// Lines on their way out.
+/// A queue of lines for an output.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     to: File,
-    /// What the lines are, for the line that says how many were dropped.
+    /// The kind of lines, for the message about dropped lines.
     what: &'static str,
     queue: VecDeque<u8>,
     dropped: u64,
-    /// Whether it can be written to at all.
+    /// Whether writing has failed for good.
     broken: bool,
 }
 
 impl Outlet {
-    /// A way out to a pipe, a file or a terminal.
+    /// Creates an output to a pipe, a file or a terminal.
     pub(crate) fn new(to: File, what: &'static str) -> Self {
         Self {
             to,
@@ -44,7 +44,7 @@ impl Outlet {
         }
     }
 
-    /// Takes a whole line, with its end.
+    /// Queues a complete line, including its newline.
     pub(crate) fn line(&mut self, line: &str) {
         let note = self.note();
         let room = QUEUE.saturating_sub(self.queue.len());
@@ -59,7 +59,7 @@ impl Outlet {
         self.queue.extend(line.as_bytes());
     }
 
-    /// What says that lines are missing, if some are.
+    /// Returns the message about dropped lines; empty if there are none.
     fn note(&self) -> String {
         match self.dropped {
             0 => String::new(),
@@ -74,13 +74,13 @@ impl Outlet {
         }
     }
 
-    /// What to wait for, if anything waits to be taken.
+    /// Returns the descriptor to poll, if anything is left to write.
     pub(crate) fn waits(&self) -> Option<PollFd<'_>> {
         self.has_more()
             .then(|| PollFd::new(self.to.as_fd(), PollFlags::POLLOUT))
     }
 
-    /// Writes what is taken without waiting.
+    /// Writes as much as possible without blocking.
     pub(crate) fn flush(&mut self) {
         while self.can_be_written() {
             if self.queue.is_empty() {
@@ -93,7 +93,7 @@ impl Outlet {
                 Ok(written) => drop(self.queue.drain(..written)),
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock) => return,
-                // Nobody will ever read it.
+                // The reader is gone for good.
                 Err(_) => {
                     self.broken = true;
                     self.queue = VecDeque::new();
@@ -102,24 +102,24 @@ impl Outlet {
         }
     }
 
-    /// Waits a moment for what is left to be taken; the last lines are worth it.
+    /// Flushes, and waits a moment for the rest, because the last lines are important.
     pub(crate) fn flush_last(&mut self, milliseconds: u16) {
         self.flush();
         if let Some(wait) = self.waits() {
-            // Taken or not: it is tried once more.
+            // On a timeout too, one more attempt is made.
             let _ = poll(&mut [wait], PollTimeout::from(milliseconds));
             self.flush();
         }
     }
 
-    /// How much of the queue is whole lines that can be written at once.
+    /// Returns the length of the complete lines at the front of the queue that can be written at once.
     fn whole_lines(&self) -> usize {
         let most = self.queue.len().min(AT_ONCE);
         let end = self.queue.range(..most).rposition(|&byte| byte == b'\n');
         end.map_or(most, |at| at + 1)
     }
 
-    /// Whether something is still to be said, if only how much was dropped.
+    /// Returns whether anything is left to write, including the message about dropped lines.
     fn has_more(&self) -> bool {
         !self.broken && (!self.queue.is_empty() || self.dropped > 0)
     }
@@ -129,7 +129,7 @@ impl Outlet {
             return false;
         }
         let mut fds = [PollFd::new(self.to.as_fd(), PollFlags::POLLOUT)];
-        // A reader that is gone shows as an error of the write.
+        // A missing reader shows up as an error of the write.
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 }
@@ -151,7 +151,7 @@ mod tests {
         (Outlet::new(File::from(OwnedFd::from(writer)), "of the guest"), reader)
     }
 
-    /// Takes what is there, up to `most` bytes.
+    /// Reads the available data, up to `most` bytes.
     fn take(reader: &mut PipeReader, most: usize) -> Vec<u8> {
         use std::os::fd::AsFd;
 
@@ -222,7 +222,7 @@ mod tests {
         while !outlet.queue.is_empty() {
             outlet.queue.drain(..line.len());
         }
-        // It waits for the pipe though no line does.
+        // It waits for the pipe although no line is queued.
         assert!(outlet.waits().is_some());
         outlet.flush();
         assert!(outlet.waits().is_none());

@@ -1,9 +1,9 @@
-//! Making the disks, and looking for the pod's addresses, in a process of its own: process 1 stays small, reads no image, and goes on
-//! whatever a storage does.
+//! Preparation of the disks, and detection of the pod's addresses, in a process of its own. Process 1 stays small,
+//! reads no image, and keeps running even if the storage hangs.
 //!
 //! ```text
 //! process 1 ── drydock-launcher prepare ──▶ disks, .ready.json
-//!     └─ when libvirt answers too: .ready.json ─▶ ready.json
+//!     └─ once libvirt responds too: .ready.json ─▶ ready.json
 //! ```
 
 use std::{
@@ -17,13 +17,13 @@ use drydock_api::launcher::{GUEST_VARIABLE, Guest, Ready};
 
 use crate::{addresses, disks, folders::Folders, libvirt_settings, process_end::ProcessEnd};
 
-/// The argument that makes it this process.
+/// The subcommand for this process.
 pub(crate) const NAME: &str = "prepare";
 
-/// The process that makes the disks.
+/// Returns the command of the process that prepares the disks.
 ///
 /// # Errors
-/// If this program does not find itself.
+/// If the path of this program cannot be determined.
 pub(crate) fn command(guest: &Guest, root: &Path, folders: &Folders) -> io::Result<Command> {
     let own = std::env::current_exe()?;
     let mut command = libvirt_settings::program(&own.to_string_lossy(), folders);
@@ -35,10 +35,10 @@ pub(crate) fn command(guest: &Guest, root: &Path, folders: &Folders) -> io::Resu
     Ok(command)
 }
 
-/// What follows from its end.
+/// Converts the end of the process into a result.
 ///
 /// # Errors
-/// Why the disks are not there.
+/// Returns why the disks are not prepared.
 pub(crate) fn result(end: ProcessEnd, complaint: &str) -> Result<(), String> {
     if end.is_success() {
         return Ok(());
@@ -51,7 +51,7 @@ pub(crate) fn result(end: ProcessEnd, complaint: &str) -> Result<(), String> {
     })
 }
 
-/// Makes the disks; this is the other process.
+/// Prepares the disks. Runs in the separate process.
 pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
     let folders = Folders::below(root);
     let made = disks::prepare(guest, &folders)
@@ -67,22 +67,22 @@ pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
     match made {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            // Nobody else could be told that nobody listens.
+            // stderr is the only way to report the error, so an error of the write is ignored.
             let _ = io::stderr().write_all(why.as_bytes());
             ExitCode::FAILURE
         }
     }
 }
 
-/// QEMU will be able to open this device, as the same user.
+/// Returns whether QEMU, which runs as the same user, will be able to open this device.
 fn can_be_opened(device: &Path) -> bool {
     File::options().read(true).write(true).open(device).is_ok()
 }
 
-/// Says that the pod is ready: whoever sees the file sees all of it.
+/// Marks the pod as ready. The file appears atomically.
 ///
 /// # Errors
-/// If it cannot be said.
+/// If the file cannot be renamed.
 pub(crate) fn say_ready(folders: &Folders) -> io::Result<()> {
     fs::rename(unsaid(folders), folders.ready())
 }

@@ -1,23 +1,26 @@
 //! The guest's liveness and readiness probes, which this process carries out itself.
 //!
 //! ```text
-//!                    ┌── liveness fails ──▶ Lifecycle: the guest is ended ──▶ termination message
+//!                    ┌── liveness fails ──▶ Lifecycle: the guest is stopped ──▶ termination message
 //!  timers ─▶ probe ──┤
 //!                    └── readiness ───────▶ readiness.json ──▶ agent ──▶ the pod's gate, the instance's Ready
 //! ```
 //!
-//! The container has no probes for its kubelet, for three reasons. The kubelet cannot tell a guest that does not respond
-//! from a node that is too busy to start a process or to answer a request in time, so that load alone would end guests
-//! that are well, and their migrations with them. It does not know that a guest is paused, has not arrived yet, or is
-//! slowed down by its migration. And passt accepts each connection for the guest, so that a connection alone shows
-//! nothing. (A port of this process for the kubelet would cure the last two only, at the cost of an address that others
-//! can reach as well.) So:
+//! The container has no probes for the kubelet to carry out, for three reasons:
 //!
-//! - Probes begin when the guest runs in this pod, and pause while it stands still: [`schedule`]. Liveness pauses while
-//!   it moves, too.
-//! - A time-out counts time in which this process was scheduled: [`patience`].
-//! - Each probe has a short thread of its own, and no process; between two there is none.
-//! - A guest whose liveness probe fails is ended as its pod's deletion would: by its power button, then by force. The
+//! - The kubelet cannot distinguish a guest that does not respond from a node that is too busy to start a process or to
+//!   respond to a request in time. So load alone would end healthy guests, and their migrations with them.
+//! - The kubelet does not know that a guest is paused, has not arrived yet, or is throttled by its migration.
+//! - passt accepts each connection on behalf of the guest, so a successful connection shows nothing.
+//!
+//! (A port of this process for the kubelet would solve only the last two, and would need an address that others can
+//! also reach.) Therefore:
+//!
+//! - Probes begin when the guest runs in this pod, and stop while it is paused: [`schedule`]. Liveness probes also stop
+//!   while it migrates.
+//! - A time-out only counts time in which this process was scheduled: [`patience`].
+//! - Each probe runs in a short-lived thread, not in a process. Between probes there is no thread.
+//! - A guest whose liveness probe fails is stopped as on deletion of its pod: by its power button, then by force. The
 //!   pod fails with the reason in its termination message.
 //! - Readiness is a part of the pod's readiness gate, and shows in the instance's condition Ready with its reason.
 
@@ -44,7 +47,7 @@ use crate::{addresses, guest_activity::GuestActivity};
 use measure::measure;
 use schedule::{Kind, Schedule, Verdict};
 
-/// Stack of a probe's thread, in bytes. TLS has the deepest, below 100 KiB.
+/// Stack size of a probe's thread in bytes. TLS needs the most, below 100 KiB.
 const STACK: usize = 512 * 1024;
 
 type Outcome = Option<Result<(), String>>;
@@ -54,16 +57,16 @@ pub(crate) struct Probes {
     schedules: Vec<Schedule>,
     results: Receiver<(Kind, Outcome)>,
     sender: Sender<(Kind, Outcome)>,
-    /// A byte for each result.
+    /// Receives one byte per result.
     reader: UnixStream,
     writer: UnixStream,
 }
 
 impl Probes {
-    /// The probes; `None` if there are none.
+    /// Creates the probes; returns `None` if none are configured.
     ///
     /// # Errors
-    /// If the kernel has no sockets left.
+    /// If the kernel provides no more sockets.
     pub(crate) fn new(probes: &GuestProbes) -> io::Result<Option<Self>> {
         let liveness = probes
             .liveness
@@ -89,14 +92,14 @@ impl Probes {
         }))
     }
 
-    /// Takes in what the guest does now.
+    /// Updates the guest's current activity.
     pub(crate) fn observe(&mut self, activity: GuestActivity, now: Duration) {
         for schedule in &mut self.schedules {
             schedule.observe(activity, now);
         }
     }
 
-    /// Begins the probes that are due, and returns what has changed.
+    /// Starts the probes that are due, and returns the changed verdicts.
     pub(crate) fn work(&mut self, now: Duration) -> Vec<(Kind, Verdict)> {
         let mut buffer = [0; 16];
         while matches!((&self.reader).read(&mut buffer), Ok(length) if length > 0) {}
@@ -127,25 +130,25 @@ impl Probes {
                 .stack_size(STACK)
                 .spawn(move || {
                     let guest = addresses::of_pod().first().map(|pod| pod.address);
-                    // Both ends go with the launcher only.
+                    // The receiving ends live as long as the launcher, so errors are ignored.
                     let _ = sender.send((kind, Some(measure(&action, guest, timeout))));
                     let _ = writer.write_all(&[0]);
                 })
         });
         if begun.is_err() {
-            // That this process gets no thread says nothing of the guest.
+            // A failure to start a thread is no information about the guest.
             schedule.result(None);
         }
     }
 
-    /// When [`Self::work`] is to be called, beside when there is a result.
+    /// Returns when to call [`Self::work`]. It must also be called when a result is available.
     pub(crate) fn wake(&self) -> Option<Duration> {
         self.schedules.iter().filter_map(Schedule::wake).min()
     }
 }
 
 impl AsFd for Probes {
-    /// Readable when there is a result.
+    /// The descriptor is readable when a result is available.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.as_fd()
     }

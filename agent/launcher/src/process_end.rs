@@ -11,12 +11,12 @@ pub(crate) enum ProcessEnd {
     Exited(i32),
     /// By this signal.
     Killed(Signal),
-    /// In a way that the kernel does not tell.
+    /// The kernel does not report how.
     Unknown,
 }
 
 impl ProcessEnd {
-    /// The end that a wait tells of; `None` if the process has not ended.
+    /// Converts a wait status; `None` if the process has not ended.
     pub(crate) fn of(status: WaitStatus) -> Option<Self> {
         match status {
             WaitStatus::Exited(_, code) => Some(Self::Exited(code)),
@@ -25,7 +25,7 @@ impl ProcessEnd {
         }
     }
 
-    /// Whether the process says that all went well.
+    /// Returns whether the process reported success.
     pub(crate) fn is_success(self) -> bool {
         self == Self::Exited(0)
     }

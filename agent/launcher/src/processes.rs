@@ -1,4 +1,4 @@
-//! Processes that this one started or was left with: all of them are its to reap.
+//! Processes that this one started or adopted. It reaps all of them.
 
 use std::{
     fs,
@@ -20,17 +20,17 @@ use nix::{
 
 use crate::process_end::ProcessEnd;
 
-/// Most of what a short command says that is read.
+/// Maximum number of bytes read from a short command's output.
 const SAID: u64 = 16 * 1024;
 
 /// A process that has ended and was reaped.
 #[derive(Debug)]
 pub(crate) struct Reaped {
-    /// Which.
+    /// Process ID.
     pub(crate) pid: Pid,
-    /// The kernel's name of it.
+    /// The kernel's name of the process.
     pub(crate) name: String,
-    /// How.
+    /// How it ended.
     pub(crate) end: ProcessEnd,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Reaped {
 pub(crate) fn reap() -> Option<Reaped> {
     let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
     loop {
-        // Its name is gone once it is reaped.
+        // Waits without reaping first, because the name is no longer available after reaping.
         let pid = match waitid(Id::All, ended | WaitPidFlag::WNOWAIT) {
             Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return None,
             Err(Errno::EINTR) => continue,
@@ -58,12 +58,13 @@ pub(crate) fn reap() -> Option<Reaped> {
     }
 }
 
-/// Sends a signal to a process that has not been reaped. One that has ended no longer needs it.
+/// Sends a signal to a process that has not been reaped. Errors are ignored: a process that has ended no longer needs
+/// it.
 pub(crate) fn signal(pid: Pid, signal: Signal) {
     let _ = kill(pid, signal);
 }
 
-/// Starts a program and lets it go: its end is reaped like all others'.
+/// Starts a program without keeping a handle. Its end is reaped like that of any other process.
 ///
 /// # Errors
 /// If it cannot be started.
@@ -73,28 +74,28 @@ pub(crate) fn start(command: &mut Command) -> io::Result<(Pid, Option<ChildStdou
     Ok((Pid::from_raw(pid), child.stdout.take(), child.stderr.take()))
 }
 
-/// Makes reading return at once when there is nothing to read.
+/// Makes a descriptor non-blocking.
 ///
 /// # Errors
-/// If the kernel does not let it.
+/// If the kernel refuses it.
 pub(crate) fn without_waiting(fd: &impl AsFd) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
     Ok(())
 }
 
-/// A command that runs for a short while and says little.
+/// A command that runs for a short time and prints little.
 #[derive(Debug)]
 pub(crate) struct ShortCommand {
     pub(crate) pid: Pid,
-    /// When it is killed.
+    /// When to kill it.
     pub(crate) deadline: Instant,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
 }
 
 impl ShortCommand {
-    /// Starts it.
+    /// Starts the command.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -108,8 +109,7 @@ impl ShortCommand {
         })
     }
 
-    /// What it has said, once it has ended: answer and complaint. Who inherited its output from it
-    /// is not waited for.
+    /// Returns stdout and stderr of the ended command. Does not wait for processes that inherited its output.
     pub(crate) fn said(self) -> (String, String) {
         (all_of(self.stdout), all_of(self.stderr))
     }
@@ -120,7 +120,7 @@ fn all_of(from: Option<impl Read + AsFd>) -> String {
     if let Some(from) = from
         && without_waiting(&from).is_ok()
     {
-        // What could be read until then is there, whatever ended it.
+        // On an error, the data read so far is used.
         let _ = from.take(SAID).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -1,6 +1,7 @@
-//! Proves that a container's own image has the disk that a guest began with.
+//! Proof that a container's own image has the disk with which a guest started.
 //!
-//! Run in a container of the containerDisk's image, beside the volume of that image which the guest's disk lies upon:
+//! Runs in a container of the containerDisk's image, which also mounts the image volume on which the guest's disk is
+//! based:
 //!
 //! ```text
 //! /disk/*                   layers of the container's image ──┐
@@ -16,8 +17,8 @@ use std::{
 
 use crate::disks::container_disk;
 
-/// Says whether the disk in the image whose root is at `own` is the one in the image at `other`; fails if it is not,
-/// or if that cannot be told for sure.
+/// Checks whether the disk in the image at `own` is the one in the image at `other`. Fails if it is not, or if this
+/// cannot be determined for certain.
 pub(crate) fn run(own: &Path, other: &Path, disk: Option<&str>) -> ExitCode {
     let found = |root| -> Result<Metadata, String> {
         let disk = container_disk::find(root, disk).map_err(|refusal| refusal.to_string())?;
@@ -39,7 +40,7 @@ pub(crate) fn run(own: &Path, other: &Path, disk: Option<&str>) -> ExitCode {
     }
 }
 
-/// What tells a file from all others, wherever its layer is mounted.
+/// Properties that identify a file, regardless of where its layer is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct File {
     inode: u64,
@@ -60,10 +61,10 @@ impl File {
     }
 }
 
-/// An overlay shows the inode numbers of its layers' file system (`overlayfs`, "Inode properties"), but its own device
-/// number. Where each image has a file system of its own, numbers can be the same by chance: then the time at which
-/// the file was unpacked tells them apart, which nobody can set. In a file system that was built with the image it is
-/// no such time, but that of the content.
+/// Returns an error unless both are the same file. An overlay shows the inode numbers of its layers' file system
+/// (`overlayfs`, "Inode properties"), but its own device number. If each image has its own file system, inode numbers
+/// can coincide. Then the ctime, at which the file was unpacked and which cannot be set, distinguishes the files. In
+/// a file system that was built together with the image, the ctime is that of the content and proves nothing.
 fn same(own: &File, other: &File) -> Result<(), String> {
     if own != other {
         return Err(format!("they differ: {own:?}, {other:?}"));
@@ -114,12 +115,12 @@ mod tests {
         assert!(same(&built, &built).is_err_and(|why| why.contains("unpacked")));
     }
 
-    /// An image with that content in a disk of that name.
+    /// Creates an image with this content in a disk with this name.
     fn image(root: &Path, disk: &str, content: &[u8]) -> PathBuf {
         let file = root.join("disk").join(disk);
         fs::create_dir_all(root.join("disk")).unwrap();
         fs::write(&file, content).unwrap();
-        // Archives keep the time of the content.
+        // Archives preserve the content's modification time.
         let written = fs::File::options().write(true).open(&file).unwrap();
         written.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         file

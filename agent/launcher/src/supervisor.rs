@@ -1,14 +1,13 @@
-//! The loop of process 1: waits for whatever happens, asks [`Lifecycle`] what to do, and does it.
+//! The main loop of process 1: waits for events, passes them to [`Lifecycle`], and carries out its actions.
 //!
 //! ```text
 //! SIGCHLD, SIGTERM ─┐                                   ┌─▶ libvirtd, virsh, signals
 //! libvirt's folders ┼─▶ poll ─▶ events ─▶ Lifecycle ─▶ actions ─▶ ready.json
 //! times, probes     ┘    │                              └─▶ termination message, exit code
-//!                        └── console, libvirtd's complaints ─▶ stdout, stderr
+//!                        └── console, libvirtd's errors ─▶ stdout, stderr
 //! ```
 //!
-//! One thread, and nothing here waits for anything but in that one `poll`. (A probe of the guest waits in a thread of its
-//! own.)
+//! There is one thread, and it blocks only in that one `poll`. (A probe of the guest blocks in a thread of its own.)
 
 use std::{
     collections::VecDeque,
@@ -49,16 +48,16 @@ use crate::{
     processes::{self, Reaped, ShortCommand},
 };
 
-/// How long virsh may take; libvirt answers in milliseconds, or it hangs.
+/// Time limit for virsh. libvirt responds in milliseconds unless it hangs.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long making the disks may take.
+/// Time limit for preparing the disks.
 const DISKS: Duration = Duration::from_secs(120);
-/// How long the last lines may take to be taken, in milliseconds.
+/// How long to wait for the last lines to be written, in milliseconds.
 const LAST_LINES: u16 = 500;
-/// What the kernel's control group tells of its memory.
+/// The control group's memory events.
 const MEMORY_EVENTS: &str = "/sys/fs/cgroup/memory.events";
 
-/// Process 1 and all it has.
+/// Process 1 and its state.
 pub(crate) struct Supervisor {
     guest: Guest,
     folders: Folders,
@@ -87,11 +86,11 @@ struct Daemon {
     lines: ConsoleLines,
 }
 
-/// Signals, as bytes that can be waited for.
+/// Signals, converted to readable streams.
 struct Signals {
-    /// A child has ended.
+    /// Readable when a child has ended.
     child: UnixStream,
-    /// To end.
+    /// Readable when the launcher has to stop.
     end: UnixStream,
 }
 
@@ -111,7 +110,7 @@ impl Signals {
         })
     }
 
-    /// Whether one came since the last time.
+    /// Returns whether a signal has arrived since the last call.
     fn take(mut stream: &UnixStream) -> bool {
         let mut buffer = [0; 64];
         let mut came = false;
@@ -126,7 +125,7 @@ impl Signals {
 pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
     let mut own = match standard(&io::stderr()) {
         Ok(file) => Outlet::new(file, "of the launcher"),
-        // Without it nobody could be told anything.
+        // Without stderr no error can be reported.
         Err(_) => return 1,
     };
     let (ending, asked) = match Supervisor::new(guest, root) {
@@ -145,7 +144,7 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
     exit_code(ending.outcome, asked)
 }
 
-/// Writes the termination message, and says the same on the launcher's own output.
+/// Writes the termination message, and logs it to the launcher's own output.
 pub(crate) fn tell(ending: &Ending, termination_log: &Path, own: &mut Outlet) {
     let text = serde_json::to_string(ending).unwrap_or_default();
     let mut lines = ConsoleLines::new("launcher: ");
@@ -163,14 +162,14 @@ pub(crate) fn tell(ending: &Ending, termination_log: &Path, own: &mut Outlet) {
     own.flush_last(LAST_LINES);
 }
 
-/// Standard output or standard error as a file.
+/// Returns standard output or standard error as a file.
 pub(crate) fn standard(stream: &impl AsFd) -> io::Result<File> {
     Ok(File::from(stream.as_fd().try_clone_to_owned()?))
 }
 
 impl Supervisor {
     fn new(guest: Guest, root: &Path) -> io::Result<Self> {
-        // As process 1 it is that already.
+        // Only needed outside of a pod: process 1 adopts orphans anyway.
         prctl::set_child_subreaper(true)?;
         let folders = Folders::below(root);
         libvirt_settings::write(&guest, &folders)?;
@@ -216,12 +215,12 @@ impl Supervisor {
         }
     }
 
-    /// Takes in an event, later.
+    /// Queues an event.
     fn happened(&mut self, event: Event) {
         self.events.push_back(event);
     }
 
-    /// Does what follows from the events.
+    /// Passes the queued events to the lifecycle and carries out its actions.
     fn act(&mut self) {
         while let Some(event) = self.events.pop_front() {
             for action in self.lifecycle.step(event, self.started.elapsed()) {
@@ -230,7 +229,7 @@ impl Supervisor {
         }
     }
 
-    /// Sees what has happened.
+    /// Checks all sources for events.
     fn look(&mut self) {
         let now = Instant::now();
         Signals::take(&self.signals.child);
@@ -293,7 +292,7 @@ impl Supervisor {
         }
     }
 
-    /// Writes the result of the readiness probe for the agent, which sees all of the file or none.
+    /// Writes the result of the readiness probe for the agent. The file is replaced atomically.
     fn publish_readiness(&mut self, verdict: &Verdict) {
         let (ready, message) = match verdict {
             Verdict::Succeeds => (true, String::new()),
@@ -314,14 +313,14 @@ impl Supervisor {
         if self.libvirtd.as_ref().is_some_and(|libvirtd| libvirtd.pid == pid) {
             self.read_complaints();
             self.libvirtd = None;
-            // What it still did comes before its end.
+            // libvirtd's last events precede its end.
             self.read_signs();
             self.happened(Event::LibvirtdEnded(end.to_string()));
         } else if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
             let (answer, complaint) = command.said();
             self.answered(question, end.is_success(), &answer, &complaint);
         } else if self.learning.take_if(|learning| *learning == pid).is_some() {
-            // Whatever hinders it, the guest's start will say.
+            // A failure will show up again when the guest starts.
             let took = self.started.elapsed().as_secs_f64();
             self.say(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
@@ -351,7 +350,7 @@ impl Supervisor {
         });
     }
 
-    /// Ends what takes too long.
+    /// Kills commands that exceed their time limit.
     fn end_overdue(&mut self, now: Instant) {
         if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.deadline <= now) {
             processes::signal(command.pid, Signal::SIGKILL);
@@ -385,7 +384,7 @@ impl Supervisor {
             }
             Action::SignalQemu(pid, signal) => {
                 self.say(&format!("sends {signal} to QEMU"));
-                // Never a process that has taken its PID since.
+                // Checked, because another process may have got the PID meanwhile.
                 if self.qemu == Some(pid) {
                     processes::signal(pid, signal);
                 }
@@ -429,7 +428,7 @@ impl Supervisor {
     fn learn(&mut self) {
         let mut command = libvirt_settings::learning_command(&self.folders);
         let started = processes::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
-        // One that hangs, hangs with its libvirtd, and ends with it.
+        // If it hangs, its libvirtd hangs, and it ends together with libvirtd.
         self.learning = started.ok().map(|(pid, _, _)| pid);
     }
 
@@ -441,7 +440,7 @@ impl Supervisor {
         }
     }
 
-    /// libvirtd's own complaints are the launcher's, but for those that are none.
+    /// Logs libvirtd's own error messages, except irrelevant ones.
     fn read_complaints(&mut self) {
         let Some(libvirtd) = &mut self.libvirtd else { return };
         let Some(complaints) = &mut libvirtd.complaints else {
@@ -461,7 +460,7 @@ impl Supervisor {
     }
 
     fn say(&mut self, text: &str) {
-        // What it says may quote others.
+        // The text may quote untrusted output.
         let mut lines = ConsoleLines::new("launcher: ");
         lines.feed(text.as_bytes(), |line| self.own.line(line));
         lines.finish(|line| self.own.line(line));
@@ -484,10 +483,10 @@ impl Supervisor {
             .min()
     }
 
-    /// Waits until something happens.
+    /// Waits for the next event.
     fn wait(&self, until: Option<Instant>) {
         let timeout = until.map_or(PollTimeout::NONE, |until| {
-            // Up to the next millisecond, so that it is then really time.
+            // Rounded up to the next millisecond, so that the time has really come.
             let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
@@ -503,11 +502,11 @@ impl Supervisor {
         fds.extend(self.own.waits());
         let complaints = self.libvirtd.as_ref().and_then(|libvirtd| libvirtd.complaints.as_ref());
         fds.extend(complaints.map(|complaints| readable(complaints.as_fd())));
-        // A signal interrupts it, and that is what it waits for; what is ready is looked at anyway.
+        // An interruption by a signal is expected. All sources are checked afterwards in any case.
         let _ = poll(&mut fds, timeout);
     }
 
-    /// Ends what still runs: outside of a pod, the kernel would not.
+    /// Kills the remaining child processes, which outside of a pod the kernel does not do.
     fn farewell(&mut self) {
         self.console.drain(Instant::now(), &mut self.out);
         let commands = [self.virsh.take().map(|(_, command)| command), self.prepare.take()];
@@ -527,7 +526,7 @@ impl Supervisor {
     }
 }
 
-/// Whether the kernel has killed a process of the pod for memory.
+/// Returns whether the OOM killer has killed a process of the pod.
 fn out_of_memory() -> bool {
     let events = fs::read_to_string(MEMORY_EVENTS).unwrap_or_default();
     events
@@ -536,8 +535,9 @@ fn out_of_memory() -> bool {
         .any(|count| count.trim() != "0")
 }
 
-/// libvirtd asks KVM what the processor can do, several times for each guest, and complains if there
-/// is none: of no account where guests run by emulation, and where they do not, QEMU says it again.
+/// Returns whether an error message is irrelevant. libvirtd queries KVM for the processor's features several times
+/// for each guest, and logs an error if there is no KVM. This is irrelevant where guests are emulated; otherwise QEMU
+/// reports the same error.
 fn is_of_no_account(complaint: &str) -> bool {
     complaint.contains("Unable to open /dev/kvm")
 }

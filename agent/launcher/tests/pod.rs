@@ -1,4 +1,4 @@
-//! A launcher with the real libvirt and QEMU of this machine, as root or anybody, without KVM.
+//! A launcher with the real libvirt and QEMU of this machine, as root or any other user, without KVM.
 
 #![expect(
     clippy::unwrap_used,
@@ -126,7 +126,7 @@ fn a_guest_that_has_left_has_not_crashed_though_libvirtd_was_lost() {
     assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
 }
 
-/// A probe of a server of the test's own, each second.
+/// Returns a probe of the test's own server, with a period of one second.
 fn probe_of(server: &TcpListener, failure_threshold: u32) -> GuestProbe {
     GuestProbe {
         action: ProbeAction::Http {
@@ -144,7 +144,7 @@ fn probe_of(server: &TcpListener, failure_threshold: u32) -> GuestProbe {
     }
 }
 
-/// Takes the next probe, and responds with this status.
+/// Accepts the next probe, and responds with this status.
 fn respond(server: &TcpListener, status: &str) {
     let (mut stream, _) = server.accept().unwrap();
     let mut request = [0; 1024];
@@ -166,7 +166,7 @@ fn probes_follow_the_guest_and_failed_liveness_ends_it() {
         serde_json::from_slice(&fs::read(pod.path("run/drydock/readiness.json")).unwrap()).unwrap()
     };
     pod.virsh(&["start", "--paused", "default_vm1"]);
-    // Whatever came before it runs would be a probe of a guest that stands still.
+    // Any earlier connection would be a probe of a paused guest.
     for server in [&live, &ready] {
         server.set_nonblocking(true).unwrap();
         assert!(server.accept().is_err(), "a guest that stands still is not probed");
@@ -204,7 +204,7 @@ fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
 fn a_guest_that_cannot_be_started_has_failed_with_qemu_s_own_words() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.define();
-    // QEMU starts, and finds no disk in it.
+    // QEMU starts, but the file contains no disk.
     fs::write(pod.path("var/lib/drydock/disks/root.qcow2"), "no disk").unwrap();
     assert!(!pod.try_virsh(&["start", "default_vm1"]).status.success());
     let (ending, code) = pod.ended();
@@ -268,7 +268,7 @@ fn a_guest_that_moves_has_not_ended() {
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
     let disk = &target.ready().disks[0];
-    // As in pods, both have their disks at the same place: here, that of the source serves for both.
+    // As in pods, both have their disks at the same path: here, the source's disk serves both.
     assert_eq!(disk.virtual_size, 1 << 20);
     let moved = migrate(&source, &target, &[]);
     assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
@@ -287,7 +287,7 @@ fn a_guest_that_could_not_move_goes_on_where_it_was_and_the_target_says_so() {
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
     let disk = target.ready().disks[0].path.clone();
-    // The target's QEMU starts, and finds no disk in it.
+    // The target's QEMU starts, but the file contains no disk.
     fs::write(&disk, "no disk").unwrap();
     let source_disk = source.path("var/lib/drydock/disks/root.qcow2").display().to_string();
     let moved = migrate(&source, &target, &[(&source_disk, &disk)]);
@@ -308,7 +308,7 @@ fn what_the_node_knows_of_its_qemu_is_not_found_out_again_if_it_is_true() {
         let folder = pod.path("run/drydock/cache/libvirt/qemu/cache/capabilities");
         let mut files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
         let file = files.next().expect("libvirt writes down what it has learned");
-        // The launcher has written this after all that is there before libvirt begins.
+        // The launcher writes this file last before libvirt starts.
         let settings = fs::metadata(pod.path("run/drydock/config/libvirt/qemu.conf")).unwrap();
         let by_libvirt = file.metadata().unwrap().modified().unwrap() > settings.modified().unwrap();
         ((file.file_name(), fs::read(file.path()).unwrap()), by_libvirt)
@@ -318,7 +318,7 @@ fn what_the_node_knows_of_its_qemu_is_not_found_out_again_if_it_is_true() {
     assert!(by_libvirt);
     assert!(!learned(&mut Sandbox::start_on(std::slice::from_ref(&known), &image, 60)).1);
 
-    // Of another QEMU, or none at all.
+    // Capabilities of another QEMU, or invalid ones.
     let text = String::from_utf8(known.1.clone()).unwrap();
     let (before, after) = text.split_once("<qemuctime>").unwrap();
     let other = format!("{before}<qemuctime>1{after}");
@@ -328,7 +328,7 @@ fn what_the_node_knows_of_its_qemu_is_not_found_out_again_if_it_is_true() {
     }
 }
 
-/// Moves the guest to another pod, where its console is that pod's, and these texts are others.
+/// Migrates the guest to another pod, with that pod's console and with these replacements in the XML.
 fn migrate(source: &Sandbox, target: &Sandbox, changes: &[(&str, &str)]) -> Output {
     let console = |pod: &Sandbox| pod.path("run/drydock/console.sock").display().to_string();
     let mut xml = source

@@ -1,4 +1,4 @@
-//! What a plugin answers to the kubelet.
+//! A plugin's responses to the kubelet's calls.
 
 use std::{future::Future, path::PathBuf, pin::Pin, sync::Arc};
 
@@ -23,29 +23,29 @@ use super::{
     wire::codec,
 };
 
-/// What all connections of a plugin share.
+/// State that all connections of a plugin share.
 pub(super) struct Plugin {
-    /// What it is a plugin for.
+    /// The resource that the plugin offers.
     pub(super) resource: &'static Resource,
-    /// How many devices there are.
+    /// Number of devices.
     pub(super) count: u32,
-    /// The node that stands for a device on the host.
+    /// Maps a device to the device node that stands for it on the host.
     pub(super) nodes: Arc<dyn Fn(&str) -> String + Send + Sync>,
-    /// Folder of the host with what libvirt knows of its QEMU, if it is there.
+    /// Host folder with libvirt's cache of QEMU capabilities, if it exists.
     pub(super) capabilities: PathBuf,
-    /// What is offered now.
+    /// The current offer.
     pub(super) offers: watch::Receiver<Offer>,
-    /// The device for post-copy comes with it.
+    /// Whether the device for post-copy comes with it.
     pub(super) post_copy: watch::Receiver<bool>,
-    /// The registration that counts: streams of earlier ones end.
+    /// The current registration: streams of earlier ones end.
     pub(super) registration: watch::Sender<u64>,
-    /// Told when a stream of the registration that counts has ended.
+    /// Notified when a stream of the current registration has ended.
     pub(super) stream_ended: Notify,
 }
 
 type Answer<A> = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, Status>> + Send>>;
 
-/// Answers one call.
+/// Handles one call.
 pub(super) async fn answer(plugin: Arc<Plugin>, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
         paths::OPTIONS => unary(request, |_: Empty| Ok(Options::default())).await,
@@ -61,7 +61,7 @@ pub(super) async fn answer(plugin: Arc<Plugin>, request: Request<Incoming>) -> R
     }
 }
 
-/// Decodes a question, asks `answer` and encodes what it says.
+/// Decodes the request, calls `answer` and encodes the result.
 async fn unary<Q, A, F>(request: Request<Incoming>, answer: F) -> Response<Body>
 where
     Q: prost::Message + Default + 'static,
@@ -71,7 +71,7 @@ where
     Grpc::new(codec::<A, Q>()).unary(Once(Some(answer)), request).await
 }
 
-/// A function that is called for the one question that there is.
+/// A function for exactly one request.
 struct Once<F>(Option<F>);
 
 impl<Q, A, F> UnaryService<Q> for Once<F>
@@ -91,7 +91,7 @@ where
     }
 }
 
-/// Any devices are as good as any others.
+/// Returns the preferred devices. All devices are equivalent, so any will do.
 fn preferred(asked: PreferredRequest) -> Result<PreferredResponse, Status> {
     let containers = asked.containers.into_iter().map(|mut container| {
         let size = usize::try_from(container.size).unwrap_or(0);
@@ -107,7 +107,7 @@ fn preferred(asked: PreferredRequest) -> Result<PreferredResponse, Status> {
 }
 
 impl Plugin {
-    /// What containers are given with their devices.
+    /// Returns what containers get with their devices.
     fn allocate(&self, asked: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let offer = *self.offers.borrow();
         let Some(devices) = (self.resource.devices)(offer) else {
@@ -127,7 +127,7 @@ impl Plugin {
                 permissions: "rw".into(),
             })
             .collect();
-        // A runtime makes what is not there: then it is better to give nothing.
+        // A container runtime creates a missing mount source, so a folder that does not exist is left out.
         let mounts = self.capabilities.is_dir().then(|| Mount {
             container_path: CAPABILITIES_FOLDER.into(),
             host_path: self.capabilities.to_string_lossy().into_owned(),
@@ -142,7 +142,7 @@ impl Plugin {
         })
     }
 
-    /// All devices as they are under an offer.
+    /// Returns all devices with their health under an offer.
     fn list(&self, offer: Offer) -> Devices {
         let healthy = (self.resource.devices)(offer).is_some();
         let health = if healthy { HEALTHY } else { UNHEALTHY };
@@ -177,7 +177,7 @@ impl ServerStreamingService<Empty> for List {
     }
 }
 
-/// A kubelet that is told of the devices.
+/// A kubelet that watches the devices.
 struct Watching {
     plugin: Arc<Plugin>,
     offers: watch::Receiver<Offer>,
@@ -199,7 +199,7 @@ impl Watching {
         }
     }
 
-    /// The list, at once or when it is another one; `None` when there is nothing more to tell.
+    /// Returns the list, at once or when it has changed; `None` when the stream is to end.
     async fn next(&mut self) -> Option<Devices> {
         loop {
             if *self.registration.borrow_and_update() != self.began_with {

@@ -1,38 +1,38 @@
-//! The kubelet's device plugin API, version v1beta1, in as far as it is used: the messages, by the
-//! numbers of their fields, and the paths of the calls.
+//! The used part of the kubelet's device plugin API, version v1beta1: the messages with their field numbers, and the
+//! paths of the calls.
 //!
-//! What is not declared here (topologies, mounts, annotations) is neither sent nor looked at.
+//! Undeclared fields (topologies, mounts, annotations) are neither sent nor read.
 
-/// The API's version, which a registration names.
+/// The API version that a registration declares.
 pub(crate) const VERSION: &str = "v1beta1";
 /// The kubelet's socket, in the folder of the plugins' sockets.
 pub(crate) const KUBELET_SOCKET: &str = "kubelet.sock";
-/// A device that can be given to a pod.
+/// Health of a device that can be given to a pod.
 pub(crate) const HEALTHY: &str = "Healthy";
-/// A device that cannot.
+/// Health of a device that cannot.
 pub(crate) const UNHEALTHY: &str = "Unhealthy";
 
 /// Paths of the calls.
 pub(crate) mod paths {
-    /// Of the kubelet: a plugin is there.
+    /// Kubelet: registers a plugin.
     pub(crate) const REGISTER: &str = "/v1beta1.Registration/Register";
-    /// Of a plugin: what it wants to be asked.
+    /// Plugin: returns its options.
     pub(crate) const OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
-    /// Of a plugin: its devices, now and whenever they change.
+    /// Plugin: streams its devices, now and whenever they change.
     pub(crate) const LIST_AND_WATCH: &str = "/v1beta1.DevicePlugin/ListAndWatch";
-    /// Of a plugin: which devices it would take.
+    /// Plugin: returns the devices that it prefers.
     pub(crate) const PREFERRED: &str = "/v1beta1.DevicePlugin/GetPreferredAllocation";
-    /// Of a plugin: what a container is given with its devices.
+    /// Plugin: returns what a container gets with its devices.
     pub(crate) const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
-    /// Of a plugin: a container is about to start.
+    /// Plugin: prepares for the start of a container.
     pub(crate) const PRE_START: &str = "/v1beta1.DevicePlugin/PreStartContainer";
 }
 
-/// Nothing to say.
+/// An empty message.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Empty {}
 
-/// What a plugin wants to be asked.
+/// The optional calls that a plugin wants.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(crate) struct Options {
     /// `PreStartContainer` before a container starts.
@@ -43,19 +43,19 @@ pub(crate) struct Options {
     pub(crate) preferred_allocation_available: bool,
 }
 
-/// A plugin is there.
+/// Registers a plugin.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct RegisterRequest {
     /// The API's version.
     #[prost(string, tag = "1")]
     pub(crate) version: String,
-    /// Name of the plugin's socket, in the folder of the kubelet's.
+    /// Name of the plugin's socket, in the same folder as the kubelet's.
     #[prost(string, tag = "2")]
     pub(crate) endpoint: String,
     /// The extended resource.
     #[prost(string, tag = "3")]
     pub(crate) resource_name: String,
-    /// What it wants to be asked.
+    /// The optional calls that the plugin wants.
     #[prost(message, optional, tag = "4")]
     pub(crate) options: Option<Options>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct RegisterRequest {
 /// All devices of a plugin.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Devices {
-    /// Each of them.
+    /// The devices.
     #[prost(message, repeated, tag = "1")]
     pub(crate) devices: Vec<Device>,
 }
@@ -79,7 +79,7 @@ pub(crate) struct Device {
     pub(crate) health: String,
 }
 
-/// Which devices would be taken?
+/// Requests the preferred devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PreferredRequest {
     /// For each container.
@@ -90,18 +90,18 @@ pub(crate) struct PreferredRequest {
 /// The same for one container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PreferredForContainer {
-    /// What there is to choose from.
+    /// IDs of the available devices.
     #[prost(string, repeated, tag = "1")]
     pub(crate) available: Vec<String>,
-    /// What has to be among them.
+    /// IDs that must be part of the result.
     #[prost(string, repeated, tag = "2")]
     pub(crate) must_include: Vec<String>,
-    /// How many are wanted.
+    /// Number of devices to choose.
     #[prost(int32, tag = "3")]
     pub(crate) size: i32,
 }
 
-/// Which devices would be taken.
+/// The preferred devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PreferredResponse {
     /// For each container.
@@ -109,7 +109,7 @@ pub(crate) struct PreferredResponse {
     pub(crate) containers: Vec<DeviceIds>,
 }
 
-/// Devices of one container, by their IDs.
+/// IDs of devices for one container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct DeviceIds {
     /// The IDs.
@@ -117,7 +117,7 @@ pub(crate) struct DeviceIds {
     pub(crate) ids: Vec<String>,
 }
 
-/// Containers get these devices.
+/// Allocates devices to containers.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct AllocateRequest {
     /// For each container.
@@ -125,7 +125,7 @@ pub(crate) struct AllocateRequest {
     pub(crate) containers: Vec<DeviceIds>,
 }
 
-/// What comes with the devices.
+/// What containers get with the devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct AllocateResponse {
     /// For each container.
@@ -133,10 +133,10 @@ pub(crate) struct AllocateResponse {
     pub(crate) containers: Vec<Allocation>,
 }
 
-/// What one container is given.
+/// What one container gets.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Allocation {
-    /// Folders of the host.
+    /// Folders of the host to mount.
     #[prost(message, repeated, tag = "2")]
     pub(crate) mounts: Vec<Mount>,
     /// Device nodes.
@@ -153,7 +153,7 @@ pub(crate) struct Mount {
     /// Path on the host.
     #[prost(string, tag = "2")]
     pub(crate) host_path: String,
-    /// The container cannot change it.
+    /// Whether the container cannot write to it.
     #[prost(bool, tag = "3")]
     pub(crate) read_only: bool,
 }
@@ -167,7 +167,7 @@ pub(crate) struct DeviceNode {
     /// Path on the host.
     #[prost(string, tag = "2")]
     pub(crate) host_path: String,
-    /// Of `r`, `w` and `m` (make a node) those that the container may.
+    /// The container's permissions: any of `r`, `w` and `m` (mknod).
     #[prost(string, tag = "3")]
     pub(crate) permissions: String,
 }
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_bytes_that_the_kubelet_reads() {
-        // Written down by hand, from the numbers and types of the published API.
+        // Written by hand, from the field numbers and types of the published API.
         let register = RegisterRequest {
             version: "v1beta1".into(),
             endpoint: "a.sock".into(),

@@ -1,4 +1,4 @@
-//! The plugin and a kubelet that does what the real one does to plugins, its oddities included.
+//! The plugin against a fake kubelet that treats plugins as the real one does, quirks included.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use super::{
 
 const NAME: &str = "devices.kubevirt.io/kvm";
 
-/// What a kubelet shows of a resource: its healthy devices.
+/// The healthy devices of a resource, as a kubelet shows them.
 type Allocatable = watch::Sender<BTreeMap<String, usize>>;
 
-/// A kubelet: it lists a registered plugin's devices, and when a list ends it drops whatever plugin
-/// has that name.
+/// A kubelet: it lists the devices of a registered plugin. When a list ends, it drops the plugin that is registered
+/// under that name at the time.
 struct Kubelet {
     process: Process,
     folder: PathBuf,
@@ -31,7 +31,7 @@ struct Kubelet {
 }
 
 impl Kubelet {
-    /// Starts on a folder, from which it removes all sockets.
+    /// Starts in a folder, after removing all sockets from it.
     fn start(folder: &Path, allocatable: &Allocatable) -> Self {
         let sockets = folder.join(FOLDER);
         fs::create_dir_all(&sockets).unwrap();
@@ -70,7 +70,7 @@ impl Kubelet {
         }
     }
 
-    /// Ends at once, its socket left behind as by a kill.
+    /// Ends at once and leaves its socket behind, as after a kill.
     fn kill(self) {
         self.ending.cancel();
         self.process.stop();
@@ -85,13 +85,13 @@ impl Kubelet {
         seen.wait_for(|all| all.get(NAME) == Some(&devices)).await.unwrap();
     }
 
-    /// Drops the plugin of the name, without a word to it.
+    /// Drops the plugin of that name without notifying it.
     fn drop_plugin(&self) {
         self.state.allocatable.send_modify(BTreeMap::clear);
         self.state.clients.borrow()[NAME].cancel();
     }
 
-    /// Asks the plugin something.
+    /// Calls the plugin.
     async fn ask<Q, A>(&self, call: &'static str, question: Q) -> Result<A, Status>
     where
         Q: prost::Message + 'static,
@@ -115,7 +115,7 @@ struct State {
     sockets: PathBuf,
     ending: CancellationToken,
     allocatable: Allocatable,
-    /// The plugin of each name; cancelled to drop it.
+    /// The plugin of each name; its token is cancelled to drop it.
     clients: watch::Sender<BTreeMap<String, CancellationToken>>,
     registrations: mpsc::UnboundedSender<RegisterRequest>,
 }
@@ -147,7 +147,7 @@ impl UnaryService<RegisterRequest> for Register {
             process.spawn("list", async move {
                 dropped.run_until_cancelled(kept.list(&mut plugin, &name)).await;
                 drop(plugin);
-                // As the real one: whoever has the name now is dropped.
+                // As in the real kubelet: drops the plugin that has the name now.
                 kept.clients.send_modify(|all| {
                     if let Some(client) = all.remove(&name) {
                         client.cancel();
@@ -195,9 +195,9 @@ async fn watch_devices(plugin: &mut tonic::client::Grpc<wire::Channel>) -> Resul
     Ok(answer.into_inner())
 }
 
-/// A folder for a kubelet, and what it shows.
+/// Creates a folder for a kubelet, and the state that it shows.
 fn scene(name: &str) -> (PathBuf, Allocatable) {
-    // Short, since a socket's path has at most 108 bytes.
+    // Short, because the path of a unix socket is limited to 108 bytes.
     let folder = PathBuf::from(format!("/tmp/drydock-plugin-{}-{name}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join(FOLDER)).unwrap();
@@ -285,7 +285,7 @@ async fn a_kubelet_that_comes_later_or_again_is_registered_with() {
     let process = Process::new();
     let plugin = plugin(&process, &folder, Offer::Emulation);
     for _ in 0..3 {
-        // It removes the plugin's socket; the one that it leaves behind refuses connections.
+        // Each kubelet removes the plugin's socket, and leaves a socket of its own that refuses connections.
         let mut kubelet = Kubelet::start(&folder, &allocatable);
         kubelet.registered().await;
         kubelet.until(1000).await;
@@ -309,7 +309,7 @@ async fn a_plugin_that_the_kubelet_drops_registers_again() {
         kubelet.registered().await;
         kubelet.until(1000).await;
     }
-    // Somebody removes its socket.
+    // Something else removes the plugin's socket.
     fs::remove_file(folder.join(FOLDER).join("drydock-kvm.sock")).unwrap();
     kubelet.registered().await;
     kubelet.until(1000).await;
@@ -329,7 +329,7 @@ async fn an_agent_hands_over_to_the_next() {
         if let Some(old) = Option::take(&mut agent.1) {
             DevicePlugin::close(old).await;
         }
-        // The kubelet may take the old one's end for the new one's.
+        // The kubelet may attribute the end of the old plugin's stream to the new plugin.
         let new = plugin(&process, &folder, Offer::Emulation);
         kubelet.registered().await;
         kubelet.until(1000).await;
@@ -338,7 +338,7 @@ async fn an_agent_hands_over_to_the_next() {
     let (_process, Some(last)) = agent else {
         panic!("no agent")
     };
-    // What the kubelet asks reaches the last one.
+    // The kubelet's calls reach the last one.
     last.offer(Offer::Kvm);
     assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes.len(), 1);
     last.close().await;

@@ -1,7 +1,7 @@
-//! gRPC over unix sockets: connections of HTTP/2, served and made.
+//! gRPC over unix sockets: HTTP/2 connections, as server and as client.
 //!
-//! Written on hyper and tonic's codec rather than on tonic's transport, which brings a router, load
-//! shedding and a pool of connections that nothing here needs.
+//! Built on hyper and tonic's codec rather than on tonic's transport, which brings a router, load shedding and a
+//! connection pool that nothing here needs.
 
 use std::{convert::Infallible, future::Future, io, path::Path, pin::Pin, pin::pin, task, time::Duration};
 
@@ -13,12 +13,12 @@ use tokio::net::UnixStream;
 use tonic::{Status, body::Body, client::Grpc, client::GrpcService};
 use tonic_prost::ProstCodec;
 
-/// Buffers of a connection, in bytes. What is said here fits in; the defaults are made for more.
+/// Flow-control windows of a connection, in bytes. The messages here fit in; the defaults are meant for larger ones.
 const WINDOW: u32 = 64 * 1024;
-/// Longest wait for a peer that is to take leave.
+/// Timeout for a graceful shutdown of the connection.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Runs what a connection consists of as tasks of the process.
+/// Runs the futures of a connection as tasks of the process.
 #[derive(Clone)]
 struct Tasks(Process);
 
@@ -28,7 +28,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
     }
 }
 
-/// Answers the calls of one connection, until the peer closes it or `closing` is cancelled.
+/// Serves the calls of one connection until the peer closes it or `closing` is cancelled.
 pub(crate) async fn serve<A, F>(process: &Process, stream: UnixStream, closing: &CancellationToken, answer: A)
 where
     A: Fn(Request<Incoming>) -> F + Send + 'static,
@@ -57,24 +57,24 @@ where
     }
 }
 
-/// The path of a call.
+/// Returns the path of a call.
 pub(crate) fn path(path: &'static str) -> PathAndQuery {
     PathAndQuery::from_static(path)
 }
 
-/// A codec for answers of type `A` to questions of type `Q`.
+/// Returns a codec for responses of type `A` to requests of type `Q`.
 pub(crate) fn codec<A, Q>() -> ProstCodec<A, Q> {
     ProstCodec::default()
 }
 
-/// A connection to somebody who answers calls.
+/// A client connection to a server.
 pub(crate) struct Channel(client::SendRequest<Body>);
 
-/// Connects to the socket at `path`. The connection lasts as long as somebody holds the channel or
-/// a stream that came through it.
+/// Connects to the socket at `path`. The connection lasts until the channel and all streams that came through it are
+/// dropped.
 ///
 /// # Errors
-/// If nobody listens there, or it is not HTTP/2 that is spoken.
+/// If there is no listener, or it does not speak HTTP/2.
 pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<Channel>> {
     let stream = UnixStream::connect(path).await?;
     let (sender, connection) = client::Builder::new(Tasks(process.clone()))
@@ -85,7 +85,7 @@ pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<C
         .map_err(io::Error::other)?;
     let stopping = process.stopping();
     process.spawn("device plugin connection", async move {
-        // What broke is told to whoever waits for an answer.
+        // Pending calls return the connection's error.
         let _ = stopping.run_until_cancelled(connection).await;
     });
     Ok(Grpc::with_origin(Channel(sender), Uri::from_static("http://localhost")))
@@ -105,10 +105,10 @@ impl GrpcService<Body> for Channel {
     }
 }
 
-/// Calls and waits for one answer.
+/// Calls the server and waits for one response.
 ///
 /// # Errors
-/// What the other side says is wrong, or that it cannot be asked.
+/// The error that the server returns, or `Unavailable` if it cannot be reached.
 pub(crate) async fn call<Q, A>(channel: &mut Grpc<Channel>, to: &'static str, question: Q) -> Result<A, Status>
 where
     Q: prost::Message + 'static,

@@ -1,4 +1,4 @@
-//! What happens to a guest, as people are told of it.
+//! Kubernetes events for what happens to a guest.
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_host::domain::{DomainEvent, DomainEvents, Lifecycle, StoppedDetail, SuspendedDetail};
@@ -6,7 +6,8 @@ use drydock_runtime::{Events, Severity};
 
 use super::report::tell;
 
-/// Tells people of an event. `has_left`: the guest stands still in order to move, as far as events have told.
+/// Records a Kubernetes event for a libvirt event. `has_left` is whether the guest stands still in order to move,
+/// according to the events so far.
 pub(super) fn record_event(
     events: &Events,
     instance: &VirtualMachineInstance,
@@ -20,10 +21,10 @@ pub(super) fn record_event(
         DomainEvent::IoError { disk, reason, .. } => {
             say(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
         }
-        // What is known of a migration is asked for when something else has happened.
+        // The state of a migration is queried when something else has happened.
         DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
         DomainEvent::Lifecycle(event) => match event {
-            // It has left, which its migration tells; libvirt shuts down what it leaves behind.
+            // The guest has left, which its migration reports. libvirt shuts down the rest.
             Lifecycle::Stopped(StoppedDetail::Migrated) => {}
             Lifecycle::Shutdown(_) if *has_left => {}
             Lifecycle::Suspended(SuspendedDetail::Migrated) => *has_left = true,
@@ -41,8 +42,8 @@ pub(super) fn record_event(
     }
 }
 
-/// Waits for `work` and takes in at once what happens meanwhile: a call to a libvirt that is busy, or to a guest's agent
-/// that does not respond, may wait for half a minute. Returns also whether there can be further events.
+/// Waits for `work` and handles events that arrive meanwhile at once: a call to a busy libvirt, or to a guest agent
+/// that does not respond, may wait for half a minute. Also returns whether there can be further events.
 pub(super) async fn alongside<T, S: Source>(
     work: impl Future<Output = T>,
     source: &mut S,
@@ -60,11 +61,12 @@ pub(super) async fn alongside<T, S: Source>(
     }
 }
 
-/// Where events come from.
+/// A source of events.
 pub(super) trait Source {
     /// An event.
     type Event;
-    /// The next one; `None` if there can be none any more. Nothing is lost if the wait is given up.
+    /// Waits for the next event; `None` if there can be no more. Cancel safe: no event is lost if the future is
+    /// dropped.
     fn next(&mut self) -> impl Future<Output = Option<Self::Event>> + Send;
 }
 
@@ -101,7 +103,7 @@ mod tests {
         let mut taken = Vec::new();
         let done = alongside(answered, &mut queue, |event| {
             taken.push(event);
-            // The call has its answer after the event only.
+            // The call completes only after the event.
             answer.take().unwrap().send(7).unwrap();
         });
         assert_eq!(done.await, (Ok(7), true));

@@ -1,14 +1,14 @@
-//! From libvirt's words for a domain to those that decisions take.
+//! Converts what libvirt reports about a domain to the input of decisions.
 
 use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
 use drydock_core::guest::{GuestAgent, GuestState, PauseCause};
 use drydock_host::domain::{self, AddressBits, GuestInfo, PausedReason, ShutOffReason, State};
 
-/// Whether a guest runs, by the state of its domain.
+/// Returns whether a guest runs, according to the state of its domain.
 ///
-/// `None`: it is as it was reported until it goes on, here or there, or has ended. So it is of one that stands still in
-/// order to move, or has moved, which its migration tells; and of one whose QEMU is about to end, which libvirt says of
-/// one that is still arriving, too.
+/// `None` leaves the last report in force until the guest continues, here or elsewhere, or has ended. This applies to
+/// a guest that stands still in order to move, or has moved, which its migration reports. It also applies to a guest
+/// whose QEMU is about to end, which libvirt also reports for a guest that is still arriving.
 pub(super) fn guest_state(state: State) -> Option<GuestState> {
     Some(match state {
         State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
@@ -25,13 +25,13 @@ pub(super) fn guest_state(state: State) -> Option<GuestState> {
     })
 }
 
-/// A guest's CPU: what it has beyond its model, and what it lacks of it. `host_bits` are those of a
-/// physical address on this node.
+/// Converts a guest's CPU: the features that it has beyond its model, and the features of the model that it lacks.
+/// `host_bits` is the number of physical address bits on this node.
 pub(super) fn guest_cpu(cpu: &domain::GuestCpu, host_bits: Option<u32>) -> GuestCpu {
     let address_bits = match cpu.address_bits {
         None => None,
         Some(AddressBits::Emulated(bits)) => Some(bits),
-        // The limit alone, where the host's are not known: a guest has no more.
+        // Only the limit applies if the host's bits are unknown: a guest has no more.
         Some(AddressBits::OfHost(limit)) => [limit, host_bits].into_iter().flatten().min(),
     };
     let with = |lacks: bool| {
@@ -50,7 +50,7 @@ pub(super) fn guest_cpu(cpu: &domain::GuestCpu, host_bits: Option<u32>) -> Guest
     }
 }
 
-/// What a guest's agent says.
+/// Converts what a guest agent reports.
 pub(super) fn guest_agent(info: GuestInfo) -> GuestAgent {
     let os = info.os;
     GuestAgent {

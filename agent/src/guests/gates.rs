@@ -1,8 +1,8 @@
-//! The readiness gates of launcher pods, by which Kubernetes sends a Service's traffic to a pod only while its guest
-//! runs there, and its readiness probe, if it has one, succeeds.
+//! The readiness gates of launcher pods. Through them, Kubernetes sends a Service's traffic to a pod only while its
+//! guest runs there and its readiness probe, if it has one, succeeds.
 //!
-//! A guest's task and a migration's both set them, each as soon as it sees the guest, and a watch shows what was
-//! written only later. So what was written is kept by pod, and nothing is written twice.
+//! A guest's task and a migration's task both set a gate, each as soon as it sees the guest, and the watch shows a
+//! write only later. So the last write is kept for each pod, and nothing is written twice.
 
 use drydock_api::{AGENT_FIELD_MANAGER, kubevirt::names::GUEST_RUNNING};
 use drydock_core::conditions::whole_seconds;
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::LauncherPods;
 use crate::metrics::Metrics;
 
-/// The gates of this node's launcher pods. Clones are the same.
+/// The gates of this node's launcher pods. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Gates {
     client: Client,
@@ -26,12 +26,13 @@ pub(crate) struct Gates {
 }
 
 impl Gates {
-    /// The gates of these pods.
+    /// Creates the gates of these pods.
     pub(crate) fn new(client: Client, pods: LauncherPods, metrics: Metrics) -> Self {
         Self { client, pods, metrics }
     }
 
-    /// Opens or shuts a pod's gate, if it is not so already. A pod that is not there (any more) has none.
+    /// Opens or closes a pod's gate unless it is already in that state. A pod that does not exist (any more) has
+    /// none.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -39,7 +40,7 @@ impl Gates {
         let Some(written) = self.pods.written_gate(pod_uid) else {
             return Ok(());
         };
-        // Held while the API server is asked: whoever else wants it sees then what it has answered.
+        // Held during the request to the API server, so that a concurrent caller uses the result.
         let mut written = written.lock().await;
         let Some(shown) = self.pods.with_uid(pod_uid) else {
             return Ok(());
@@ -53,7 +54,7 @@ impl Gates {
         Ok(())
     }
 
-    /// What of the pod is kept after it; nothing if it has gone.
+    /// Writes the gate. Returns the part of the pod to keep; `None` if the pod is gone.
     async fn write(&self, pod: &Pod, open: bool) -> kube::Result<Option<Pod>> {
         let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
         let patch = json!({
@@ -79,13 +80,13 @@ impl Gates {
     }
 }
 
-/// Whether a pod's gate is open, as its status says.
+/// Returns whether a pod's gate is open according to its status.
 fn is_open(pod: &Pod) -> bool {
     let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.any(|one| one.type_ == GUEST_RUNNING && one.status == "True")
 }
 
-/// What of a pod tells of its gate.
+/// Reduces a pod to its gate.
 fn gate_only(pod: Pod) -> Pod {
     let mut conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
     conditions.retain(|one| one.type_ == GUEST_RUNNING);

@@ -1,4 +1,4 @@
-//! One instance on this node: its guest is started once, followed by libvirt's events, and reported.
+//! Serves one VMI on this node: starts its guest once, follows it with libvirt's events, and reports it.
 //!
 //! ```text
 //!  pod named ─▶ launcher is ready ─▶ connected ─▶ started (or found) ─▶ reported
@@ -6,9 +6,8 @@
 //!      └── changed ───┴── connection ────┘◀────── events, changes ───────┘
 //! ```
 //!
-//! A guest is only started where the controller has named this node and pod, and only while the
-//! instance has never been Running. Whatever is lost on the way, the task begins again and finds what
-//! is there.
+//! A guest is started only if the controller has named this node and pod, and only while the VMI has never been
+//! Running. If anything is lost on the way, the task starts over and continues from what it finds.
 
 mod node_deleted;
 
@@ -45,20 +44,20 @@ use super::{
     report::{self, tell},
 };
 
-/// Pause after something failed: first and at most.
+/// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Longest such pause while a guest has to be ended: it has less time than the pause may otherwise take.
+/// Maximum pause while a guest has to be ended, which leaves less time than the normal maximum.
 const RETRY_END: Duration = Duration::from_secs(2);
-/// Most that a launcher may say in its file.
+/// Maximum size of a launcher's ready file in bytes.
 const READY_BYTES: u64 = 64 << 10;
 
-/// The task of one instance.
+/// The task of one VMI.
 pub(super) struct GuestTask {
     shared: Shared,
     seen: watch::Receiver<Seen>,
-    /// The newest state that was read from answers to this task's own writes.
+    /// The newest state that the API server returned to this task's own writes.
     written: Option<VirtualMachineInstance>,
-    /// For writes that the API server did not take.
+    /// Back-off for writes that the API server refused.
     backoff: Backoff,
     retry: Option<clock::Instant>,
 }
@@ -98,28 +97,28 @@ impl Trouble {
     }
 }
 
-/// What to do after serving has come to an end.
+/// What to do after serving has ended.
 enum Then {
-    /// Begin again at once.
+    /// Start over at once.
     Again,
-    /// Begin again when something has changed.
+    /// Start over when something has changed.
     OnChange,
 }
 
-/// What is known of a guest over one connection.
+/// What is known about a guest over one connection.
 #[derive(Default)]
 struct Known {
     versions: Option<Versions>,
     live: Option<LiveDomain>,
     agent: Option<GuestAgent>,
-    /// The guest's agent came, went, or may know something new.
+    /// Whether the guest agent has to be queried, because it connected or may have new information.
     ask_agent: bool,
     /// The result of its readiness probe, if its launcher has one.
     readiness: Option<Readiness>,
 }
 
 impl GuestTask {
-    /// The task of the instance that `seen` shows.
+    /// Creates the task of the VMI that `seen` shows.
     pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>) -> Self {
         Self {
             shared,
@@ -157,7 +156,7 @@ impl GuestTask {
         }
     }
 
-    /// The instance as it was last seen or written.
+    /// Returns the VMI as it was last seen or written.
     fn instance(&self) -> VirtualMachineInstance {
         let seen = self.seen.borrow().instance.as_ref().clone();
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
@@ -200,7 +199,7 @@ impl GuestTask {
         self.attend(&handle, events, &ready, &folder, &pod_uid).await
     }
 
-    /// Follows a guest over a connection, until that ends or another pod is named.
+    /// Follows a guest over a connection, until the connection ends or another pod is named.
     async fn attend(
         &mut self,
         handle: &DomainHandle,
@@ -213,7 +212,7 @@ impl GuestTask {
             versions: Some(handle.versions().await?),
             ..Known::default()
         };
-        // It stands still in order to move, and has not gone on here.
+        // Whether the guest stands still in order to move, and was not resumed here.
         let mut has_left = false;
         loop {
             let seen = self.seen.borrow_and_update().clone();
@@ -221,7 +220,7 @@ impl GuestTask {
             else {
                 return Ok(Then::Again);
             };
-            // Watched before it is read: what changes meanwhile is seen.
+            // The watch starts before the read, so that no change is missed.
             let watched = ready
                 .probes_readiness
                 .then(|| folder.watch(READINESS_FILE))
@@ -250,7 +249,7 @@ impl GuestTask {
                         outdated.take_in(&event);
                         known.forget(&outdated);
                     }
-                    // libvirtd has gone; its launcher starts another one, or ends with its guest.
+                    // libvirtd is gone: its launcher starts another one, or ends with its guest.
                     None => return Ok(Then::Again),
                 },
                 changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
@@ -295,7 +294,7 @@ impl GuestTask {
             known.live = Some(live);
         }
         if running == GuestState::Running && std::mem::take(&mut known.ask_agent) {
-            // That there is no agent is no trouble, and asking is how that is found out.
+            // A missing guest agent is no error, and only a query reveals it.
             known.agent = handle.guest_info().await.ok().map(facts::guest_agent);
         }
         let domain = described(running, known, &self.seen.borrow().host, &instance);
@@ -351,8 +350,8 @@ impl GuestTask {
         Ok(())
     }
 
-    /// Writes what differs from what is reported already: the readiness gate, then the status. What
-    /// the API server does not take is tried again, and costs the guest nothing.
+    /// Writes what differs from the last report: the readiness gate and the status. Writes that the API server
+    /// refuses are retried, without any effect on the guest.
     async fn report(
         &mut self,
         instance: &VirtualMachineInstance,
@@ -390,7 +389,7 @@ impl GuestTask {
         self.remember(outcome);
     }
 
-    /// Writes a status if it differs. `None` if it does not.
+    /// Writes a status if it differs; returns `None` if it does not.
     async fn write(
         &self,
         instance: &VirtualMachineInstance,
@@ -404,7 +403,7 @@ impl GuestTask {
         Some(report::status(&self.shared.client, instance, wanted).await)
     }
 
-    /// Keeps what the API server answered; what it did not take is tried again.
+    /// Keeps the object that the API server returned, or schedules a retry of a refused write.
     fn remember(&mut self, written: Option<kube::Result<VirtualMachineInstance>>) {
         self.retry = None;
         match written {
@@ -413,7 +412,7 @@ impl GuestTask {
                 self.written = Some(instance);
                 self.backoff.reset();
             }
-            // Somebody was faster, and the watch is about to say so.
+            // Another writer was faster, and the watch is about to show it.
             Some(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_not_found() => {
                 self.retry = Some(clock::Instant::now() + self.backoff.delay());
             }
@@ -426,7 +425,7 @@ impl GuestTask {
         }
     }
 
-    /// Says on the instance what stands in the way of its guest.
+    /// Reports on the VMI why its guest cannot be served.
     async fn complain(&mut self, trouble: &Trouble, first: bool) {
         let instance = self.instance();
         let message = chain(trouble).to_string();
@@ -434,7 +433,7 @@ impl GuestTask {
             warn!(instance = instance.name_any(), reason = trouble.reason(), "{message}");
         }
         let before = instance.status.clone().unwrap_or_default();
-        // Of a guest that runs, a launcher that hangs says nothing.
+        // A launcher that hangs reveals nothing about a running guest.
         if before.phase.unwrap_or_default() >= Phase::Running {
             return;
         }
@@ -447,10 +446,10 @@ impl GuestTask {
         self.remember(written);
     }
 
-    /// A pod that was named is not among those that are watched. That nothing runs in it any more is
-    /// known when the kubelet has taken its folder away, which it does when its containers have ended,
-    /// and the API server itself says that there is no such pod: one that is only just made has no
-    /// folder either, and may not be among those that are watched yet.
+    /// Handles a named pod that the watch does not show. It is certain that nothing runs in it any more once the
+    /// kubelet has removed its folder, which it does after the pod's containers have ended, and the API server itself
+    /// has no such pod. The folder alone is not enough: a pod that was just created has none yet, and the watch may
+    /// not show it yet.
     async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str) -> Result<Then, Trouble> {
         tokio::select! {
             gone = node_deleted::folder_is_gone(kubelet, pod_uid) => gone?,
@@ -465,14 +464,14 @@ impl GuestTask {
     }
 }
 
-/// What events say that is to be found out anew: as much, however many there are.
+/// State that events have made outdated. Its size does not depend on the number of events.
 #[derive(Debug, Default)]
 struct Outdated {
-    /// There were events.
+    /// Whether there were events.
     any: bool,
-    /// The guest's agent came, went, or may know something new: whether it is there.
+    /// Set if the guest agent connected, disconnected, or may have new information: whether it is connected.
     agent: Option<bool>,
-    /// Another QEMU, or the same elsewhere.
+    /// Whether there is another QEMU, or the same one elsewhere.
     live: bool,
 }
 
@@ -489,7 +488,7 @@ impl Outdated {
 }
 
 impl Known {
-    /// Forgets what is outdated; the next look finds out all else anyway.
+    /// Drops what is outdated. The next reconcile reads everything else anyway.
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
             self.ask_agent = is_there;
@@ -503,8 +502,8 @@ impl Known {
     }
 }
 
-/// Whether a guest that has never run here may be started: it has run nowhere, nobody wants it gone, and
-/// nobody has been told that its pod has ended.
+/// Returns whether a guest that has never run here may be started: it has run nowhere, neither its VMI nor its pod is
+/// being deleted, and the end of its pod was not reported.
 fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     let status = instance.status.as_ref();
     let phase = status.and_then(|status| status.phase).unwrap_or_default();
@@ -522,7 +521,7 @@ fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
         && pod.metadata.deletion_timestamp.is_none()
 }
 
-/// A domain as decisions take it.
+/// Converts a domain to the input of decisions.
 fn described(state: GuestState, known: &Known, host: &Host, instance: &VirtualMachineInstance) -> Domain {
     let live = known.live.as_ref();
     Domain {

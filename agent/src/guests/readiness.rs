@@ -1,4 +1,4 @@
-//! The result of a guest's readiness probe, which its launcher carries out and writes into the pod's folder.
+//! The result of a guest's readiness probe, which its launcher executes and writes into the pod's folder.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use drydock_api::launcher::{READINESS_FILE, Readiness};
 use drydock_host::pod_folder::{FolderError, PodFolder, SMALL_FILE, Watched};
 use drydock_runtime::clock;
 
-/// Least time from one look at the result of a guest's readiness probe to the next: a pod may change it all the time.
+/// Minimum interval between two reads of the result of a guest's readiness probe: a pod may change it continuously.
 const READINESS_PAUSE: Duration = Duration::from_millis(200);
-/// Most characters of what a launcher says of it.
+/// Maximum length of a launcher's message about it, in characters.
 const READINESS_MESSAGE: usize = 300;
 
-/// The result of a guest's readiness probe, if there is one by now.
+/// Returns the result of a guest's readiness probe, if there is one yet.
 pub(super) fn read(folder: &PodFolder) -> Option<Readiness> {
     let read = match folder.read(READINESS_FILE, SMALL_FILE) {
         Err(FolderError::NotThere { .. }) => return None,
@@ -34,7 +34,7 @@ pub(super) fn read(folder: &PodFolder) -> Option<Readiness> {
     })
 }
 
-/// Ends when something that is watched has changed, and not at once again after the last time.
+/// Waits for a change of the watched file, and at least for [`READINESS_PAUSE`].
 pub(super) async fn changed(watched: Option<&Watched>) {
     let Some(watched) = watched else {
         return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! What an agent writes about its guests.
+//! The agent's writes about its guests.
 
 use drydock_api::{
     AGENT_FIELD_MANAGER,
@@ -12,11 +12,10 @@ use kube::{
 };
 use serde_json::json;
 
-/// Applies the agent's part of an instance's status, if the instance is still as it was looked at.
-/// Returns it as it is then.
+/// Applies the agent's part of a VMI's status, if the VMI is unchanged since it was read. Returns the patched VMI.
 ///
 /// # Errors
-/// If the API server does not do it; a conflict if the instance has changed.
+/// If the request to the API server fails; a conflict if the VMI has changed.
 pub(super) async fn status(
     client: &Client,
     instance: &VirtualMachineInstance,
@@ -41,11 +40,10 @@ pub(super) async fn status(
     Ok(answer)
 }
 
-/// Whether an instance's launcher pod with this UID exists, as the API server itself says, past every
-/// cache.
+/// Returns whether a VMI's launcher pod with this UID exists, read from the API server past every cache.
 ///
 /// # Errors
-/// If it does not say.
+/// If the request to the API server fails.
 pub(super) async fn launcher_exists(
     client: &Client,
     instance: &VirtualMachineInstance,
@@ -57,7 +55,7 @@ pub(super) async fn launcher_exists(
     Ok(pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(pod_uid)))
 }
 
-/// Tells people of an instance.
+/// Records an event on a VMI.
 pub(super) fn tell(
     events: &Events,
     instance: &VirtualMachineInstance,

@@ -1,5 +1,5 @@
-//! What an agent watches of guests: instances and launcher pods of its own node, and of no other,
-//! so that it costs the same however large the cluster is.
+//! The watches for guests: VMIs and launcher pods of this node only, so that the cost does not depend on the size of
+//! the cluster.
 
 use std::{
     collections::HashMap,
@@ -22,19 +22,19 @@ pub(crate) struct LauncherPods {
     by_uid: Arc<Mutex<HashMap<String, Known>>>,
 }
 
-/// A pod that is there.
+/// An existing pod.
 #[derive(Debug)]
 struct Known {
     key: Key,
     gate: WrittenGate,
 }
 
-/// A pod's readiness gate as the API server has answered it to this agent, if it has.
+/// A pod's readiness gate as returned by the API server after this agent's last write, if there was one.
 pub(super) type WrittenGate = Arc<tokio::sync::Mutex<Option<Pod>>>;
 
 impl LauncherPods {
-    /// Starts watching for `node`; each of `wakes` is notified of changes, `labels` of those that concern the labels of
-    /// the Node.
+    /// Starts watching for `node`. Notifies each of `wakes` of changes, and `labels` of those that concern the labels
+    /// of the Node.
     pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Trigger], labels: &Trigger) -> Self {
         let by_uid = Arc::new(Mutex::new(HashMap::new()));
         let (index, wakes, labels) = (Arc::clone(&by_uid), wakes.to_vec(), labels.clone());
@@ -62,12 +62,12 @@ impl LauncherPods {
         self.pods.wait_until_synced().await;
     }
 
-    /// All of them; `None` until the API server has listed them.
+    /// Returns all pods; `None` until the API server has listed them.
     pub(crate) fn listed(&self) -> Option<Vec<Arc<Pod>>> {
         self.pods.sync_state().synced.then(|| self.pods.all())
     }
 
-    /// The pod with this UID.
+    /// Returns the pod with this UID.
     pub(crate) fn with_uid(&self, uid: &str) -> Option<Arc<Pod>> {
         let key = lock(&self.by_uid).get(uid)?.key.clone();
         self.pods
@@ -75,18 +75,18 @@ impl LauncherPods {
             .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
     }
 
-    /// What has been written of the readiness gate of the pod with this UID.
+    /// Returns what was written to the readiness gate of the pod with this UID.
     pub(super) fn written_gate(&self, uid: &str) -> Option<WrittenGate> {
         Some(Arc::clone(&lock(&self.by_uid).get(uid)?.gate))
     }
 
-    /// Those that a test says there are.
+    /// Creates a cache with these pods.
     #[cfg(test)]
     pub(super) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
         Self::default().showing(pods)
     }
 
-    /// These when the watch has shown more.
+    /// Returns the state after the watch has shown these pods.
     #[cfg(test)]
     pub(super) fn showing(&self, pods: impl IntoIterator<Item = Pod>) -> Self {
         let pods = Cache::filled(pods);
@@ -105,7 +105,7 @@ impl LauncherPods {
     }
 }
 
-/// Caches of this node's instances and launcher pods.
+/// Caches of this node's VMIs and launcher pods.
 pub(crate) struct GuestWatches {
     instances: Cache<VirtualMachineInstance>,
     pods: LauncherPods,
@@ -113,7 +113,7 @@ pub(crate) struct GuestWatches {
 }
 
 impl GuestWatches {
-    /// Starts watching for `node`; `changed` is also told of changes of `pods`.
+    /// Starts watching for `node`; `changed` is also notified of changes of `pods`.
     pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Trigger) -> Self {
         let instances = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .optional()
@@ -132,17 +132,17 @@ impl GuestWatches {
         tokio::join!(self.instances.wait_until_synced(), self.pods.wait_until_synced());
     }
 
-    /// Waits for a change since the last time.
+    /// Waits for a change since the last call.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// The instances of this node.
+    /// Returns the VMIs of this node.
     pub(crate) fn instances(&self) -> Vec<Arc<VirtualMachineInstance>> {
         self.instances.all()
     }
 
-    /// The launcher pod with this UID, if it is on this node.
+    /// Returns the launcher pod with this UID, if it is on this node.
     pub(crate) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
         self.pods.with_uid(uid)
     }
@@ -166,8 +166,8 @@ fn observe(index: &Mutex<HashMap<String, Known>>, change: &Change<Pod>) {
     }
 }
 
-/// Whether a change makes a difference to the labels of the Node: a pod has come, ended or gone, or the pods are listed.
-/// Most changes of a pod are of its conditions and containers.
+/// Returns whether a change affects the labels of the Node: a pod was created, has ended or was deleted, or the pods
+/// were listed. Most changes of a pod concern its conditions and containers.
 fn concerns_labels(change: &Change<Pod>) -> bool {
     match change {
         Change::Object { old, new, .. } => {
@@ -186,8 +186,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps what is read of a launcher pod: its conditions, addresses, containers' states, which images
-/// its volumes name, and what else runs in it to tell more of them.
+/// Keeps only the fields of a launcher pod that are read: its conditions, addresses, containers' states, the images
+/// that its volumes name, and its ephemeral containers, which reveal more about those images.
 fn prune(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     pod.metadata.annotations = None;

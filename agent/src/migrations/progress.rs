@@ -1,4 +1,4 @@
-//! How far a guest has moved: libvirt's statistics as decisions take them.
+//! Progress of a migration: converts libvirt's statistics to the input of decisions.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use drydock_host::domain::JobInfo;
 
 use crate::metrics::Leaving;
 
-/// The same for whoever reads metrics.
+/// Converts libvirt's statistics to metrics.
 pub(super) fn measured(job: &JobInfo) -> Leaving {
     Leaving {
         processed: job.data.processed,
@@ -19,7 +19,7 @@ pub(super) fn measured(job: &JobInfo) -> Leaving {
     }
 }
 
-/// A sample for the monitor. `paused` and `post_copy` say how the guest moves.
+/// Converts libvirt's statistics to a sample for the monitor. `paused` and `post_copy` are the mode of the migration.
 pub(super) fn sample(job: &JobInfo, paused: bool, post_copy: bool) -> Sample {
     let rates = [job.memory_rate, job.disk_rate];
     Sample {

@@ -1,4 +1,4 @@
-//! From libvirt's, the tunnel's and the object's words to those that decisions take.
+//! Converts what libvirt, the tunnel and the object report to the input of decisions.
 
 use drydock_api::{kubevirt::VirtualMachineInstanceMigration, launcher::Outcome};
 use drydock_core::{
@@ -19,7 +19,7 @@ use crate::tunnel::{
     tunnels::Tunnels,
 };
 
-/// UID of the pod of that side.
+/// Returns the UID of the pod of that side.
 pub(super) fn pod_uid(migration: &VirtualMachineInstanceMigration, role: Role) -> Option<&str> {
     let status = migration.status.as_ref()?;
     match role {
@@ -29,12 +29,12 @@ pub(super) fn pod_uid(migration: &VirtualMachineInstanceMigration, role: Role) -
     }
 }
 
-/// Name of the libvirt domain that moves.
+/// Returns the name of the libvirt domain that moves.
 pub(super) fn domain_of(migration: &VirtualMachineInstanceMigration) -> String {
     domain_name(&migration.namespace().unwrap_or_default(), &migration.spec.vmi_name)
 }
 
-/// The guest on its source.
+/// Returns the state of the guest at its source.
 pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
     match state {
         Ok(State::Running(_) | State::Blocked | State::PmSuspended) => SourceDomain::Running,
@@ -42,10 +42,10 @@ pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
         Ok(State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)) => SourceDomain::PostCopy,
         Ok(State::Paused(_)) => SourceDomain::Paused,
         Ok(State::ShutOff(ShutOffReason::Migrated)) => SourceDomain::Left,
-        // Its QEMU is about to end, be it that the guest shuts down or that it has left: which of them is
-        // known once it has ended.
+        // Its QEMU is about to end, because the guest shuts down or because it has left. Which of the two is known
+        // only after QEMU has ended.
         Ok(State::ShuttingDown) => SourceDomain::Unknown,
-        // A libvirtd that was started anew has forgotten why. The pod's end tells.
+        // A restarted libvirtd has lost the reason. The pod's end reveals it.
         Ok(State::ShutOff(ShutOffReason::Unknown(_)) | State::NoState | State::Unknown { .. }) | Err(_) => {
             SourceDomain::Unknown
         }
@@ -53,7 +53,7 @@ pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
     }
 }
 
-/// The guest on its source, by the end of its pod; `None` if that has not ended.
+/// Returns the state of the guest at its source according to the end of its pod; `None` if the pod has not ended.
 pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
     Some(match ended(pod)?.outcome {
         Some(Outcome::Migrated) => SourceDomain::Left,
@@ -62,7 +62,7 @@ pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
     })
 }
 
-/// The job of a domain on its source.
+/// Returns the job of a domain at its source.
 pub(super) fn job(info: &Result<Option<JobInfo>, CallError>) -> Job {
     match info {
         Err(_) => Job::Unknown,
@@ -71,7 +71,7 @@ pub(super) fn job(info: &Result<Option<JobInfo>, CallError>) -> Job {
     }
 }
 
-/// The session of the source.
+/// Returns the state of the source's session.
 pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel {
     match session(tunnels, migration, Role::Source) {
         Found::Unknown => SourceTunnel::Unknown,
@@ -81,7 +81,7 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
                 return SourceTunnel::Unknown;
             }
             let reply_read = state.reply == Reply::Consumed;
-            // One that carries nothing any more still knows what it has seen.
+            // A session that carries nothing any more still has its observations.
             if state.ended.is_some() && !reply_read {
                 return SourceTunnel::Missing;
             }
@@ -94,15 +94,15 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
     }
 }
 
-/// The guest on its target.
+/// Returns the state of the guest at its target.
 pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
     match state {
         Err(CallError::NoDomain) => TargetDomain::Absent,
-        // Its QEMU is about to end. libvirt says so of one that is still arriving, too, which has never run.
+        // Its QEMU is about to end. libvirt also reports this for a guest that is still arriving and has never run.
         Ok(State::ShuttingDown) => TargetDomain::Unknown,
         Err(_) | Ok(State::NoState | State::Unknown { .. }) => TargetDomain::Unknown,
-        // libvirt says so once all of it has come. Before, it is paused for other reasons: it starts up,
-        // it migrates.
+        // libvirt reports this once all of the guest has arrived. Before that, the domain is paused for other
+        // reasons: starting up, or migrating.
         Ok(State::Paused(PausedReason::User)) => TargetDomain::Complete,
         Ok(
             State::Running(RunningReason::PostCopy | RunningReason::PostCopyFailed)
@@ -114,8 +114,8 @@ pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
     }
 }
 
-/// The connection by which the rest of a guest was to come is broken. libvirt knows no way to mend it over
-/// unix sockets (its own crashes its target's daemon), so such a guest does not go on.
+/// Returns whether the connection for the rest of a guest is broken. libvirt has no way to recover it over unix
+/// sockets (its own recovery crashes the target's daemon), so such a guest can never continue.
 pub(super) fn post_copy_is_broken(state: &Result<State, CallError>) -> bool {
     matches!(
         state,
@@ -123,7 +123,7 @@ pub(super) fn post_copy_is_broken(state: &Result<State, CallError>) -> bool {
     )
 }
 
-/// The guest on its target, by the end of its pod; `None` if that has not ended.
+/// Returns the state of the guest at its target according to the end of its pod; `None` if the pod has not ended.
 pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
     let ended = ended(pod)?;
     Some(match ended.outcome {
@@ -133,7 +133,7 @@ pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
     })
 }
 
-/// The session of the target.
+/// Returns the state of the target's session.
 pub(super) fn target_tunnel(tunnels: &Tunnels, migration: &str) -> TargetTunnel {
     match session(tunnels, migration, Role::Target) {
         Found::Unknown => TargetTunnel::Unknown,

@@ -1,8 +1,8 @@
-//! One migration on the node that the guest leaves.
+//! Executes one migration on the node that the guest leaves.
 //!
 //! ```text
 //!  object ───┐
-//!  libvirt ──┼─▶ look ─▶ core::migration::source::step ─▶ tunnel, libvirt, object
+//!  libvirt ──┼─▶ read ─▶ core::migration::source::step ─▶ tunnel, libvirt, object
 //!  tunnel ───┘    ▲
 //!                 └── job statistics, each second while the guest moves ─▶ convergence ─▶ libvirt
 //! ```
@@ -49,13 +49,13 @@ use crate::{
     },
 };
 
-/// How often a guest that moves is measured.
+/// Interval at which a guest that moves is measured.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
-/// Pause after something failed: first and at most.
+/// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// Why a guest stayed of which libvirt has the reason.
+/// Reason for a guest that stayed because libvirt gave up. The message is libvirt's error.
 const LIBVIRT_GAVE_UP: &str = "LibvirtGaveUp";
-/// So many steps are taken before anything else is heard: more than a migration has.
+/// Maximum number of steps before other events are handled: more than a migration has.
 const STEPS: usize = 16;
 
 /// The task of one migration.
@@ -64,22 +64,22 @@ pub(super) struct SourceTask {
     tunnels: Tunnels,
     seen: watch::Receiver<Seen>,
     written: Option<VirtualMachineInstanceMigration>,
-    /// The API server has to be asked what was said of it before.
+    /// Whether the status that an earlier process wrote has yet to be read from the API server.
     ask: bool,
     call: Call,
-    /// The call by which the guest moves, if it is under way.
+    /// The call that moves the guest, if it is pending.
     moving: JoinSet<Result<(), CallError>>,
-    /// Why it was given up here, or what libvirt said when it gave up.
+    /// Why this process gave the migration up, or libvirt's error if libvirt did.
     failure: Option<Failure>,
     stood_still: bool,
-    /// libvirt has told of the guest that it has left. Its launcher may end before libvirt can be asked.
+    /// Whether libvirt has reported that the guest has left. The launcher may end before libvirt can be queried.
     left: bool,
-    /// Nothing of the guest's pod is left, and its end was not seen.
+    /// Whether nothing of the guest's pod is left, without an observed end.
     gone: bool,
-    /// It has been said that libvirt cannot be reached.
+    /// Whether it has been logged that libvirt cannot be reached.
     unreachable: bool,
     keep_paused: Option<bool>,
-    /// The guest has been switched to post-copy.
+    /// Whether the guest has been switched to post-copy.
     switched: bool,
     monitor: Option<Monitor>,
     progress: Option<Written>,
@@ -87,13 +87,13 @@ pub(super) struct SourceTask {
     backoff: Backoff,
 }
 
-/// Why the guest does not move.
+/// Why the guest has not moved.
 struct Failure {
     reason: &'static str,
     message: String,
 }
 
-/// Why a step could not be taken now.
+/// Why a step could not be executed now.
 #[derive(Debug, Error)]
 enum Trouble {
     #[error(transparent)]
@@ -110,14 +110,14 @@ enum Trouble {
     Api(#[from] kube::Error),
 }
 
-/// What is there of the guest.
+/// The connection to the guest's libvirt.
 struct Guest {
     handle: DomainHandle,
     events: DomainEvents,
 }
 
 impl SourceTask {
-    /// The task of the migration that `seen` shows; `ask` if an earlier process may have served it.
+    /// Creates the task of the migration that `seen` shows. `ask` is whether an earlier process may have served it.
     pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, ask: bool) -> Self {
         Self {
             shared,
@@ -186,7 +186,7 @@ impl SourceTask {
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
-    /// The guest by the end of its pod; `None` if that has not ended.
+    /// Returns the state of the guest according to the end of its pod; `None` if the pod has not ended.
     fn by_pod(&self) -> Option<SourceDomain> {
         let ended = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
         let vanished = if self.left {
@@ -197,7 +197,7 @@ impl SourceTask {
         ended.or_else(|| self.gone.then_some(vanished))
     }
 
-    /// Connects to the guest's libvirt, if it listens now.
+    /// Connects to the guest's libvirt if it listens now.
     async fn connect(&mut self) -> Option<Guest> {
         let migration = self.migration();
         let uid = seen::pod_uid(&migration, Role::Source)?.to_owned();
@@ -242,10 +242,10 @@ impl SourceTask {
             Some(Err(error)) => Some(error),
             None => None,
         };
-        // Without an answer the migration may go on all the same; the job tells.
+        // Without a response the migration may continue nevertheless; the job shows it.
         let answer = error.as_ref().is_some_and(CallError::is_answer);
         self.call = if answer { Call::Failed } else { Call::Unknown };
-        // What it was given up for by this process is the better reason.
+        // The reason for which this process gave up takes precedence.
         self.failure = self.failure.take().or(error.map(|error| Failure {
             reason: LIBVIRT_GAVE_UP,
             message: chain(&error).to_string(),
@@ -283,7 +283,7 @@ impl SourceTask {
                 (None, Some(info)) => seen::job(info),
                 (None, None) => Job::Unknown,
             };
-            // libvirt may have let the guest go on before the job was read.
+            // libvirt may have resumed the guest before the job was read.
             let domain = match &handle {
                 Some(handle) if domain == SourceDomain::Leaving && job == Job::None => {
                     let again = seen::source_domain(&handle.state().await);
@@ -327,7 +327,7 @@ impl SourceTask {
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;
             }
-            // What waits for an answer from elsewhere is not asked for again at once.
+            // These steps wait for a result from elsewhere, so they are not repeated at once.
             if matches!(first, SourceStep::Abort | SourceStep::Release(_) | SourceStep::Close) {
                 return Ok(Some(MEASURED_EVERY));
             }
@@ -369,7 +369,7 @@ impl SourceTask {
             SourceStep::Abort => {
                 if let Some(handle) = handle {
                     info!(migration = migration.name_any(), "it is given up");
-                    // It may have ended meanwhile, which the next look shows.
+                    // The job may have ended meanwhile, which the next reconcile detects.
                     if let Err(error) = handle.abort_job().await {
                         info!(migration = migration.name_any(), error = %chain(&error), "libvirt does not give it up");
                     }
@@ -406,7 +406,7 @@ impl SourceTask {
         Ok(())
     }
 
-    /// Tells the tunnel whether the guest is to stay paused at its target.
+    /// Passes to the tunnel whether the guest is to stay paused at its target.
     async fn tell_whether_paused(
         &mut self,
         uid: &str,
@@ -431,7 +431,7 @@ impl SourceTask {
     }
 }
 
-/// The guest was paused so that it can move, not by its user.
+/// Returns whether the guest was paused so that it can move, not by its user.
 fn is_paused_to_move(migration: &VirtualMachineInstanceMigration) -> bool {
     let mode = migration
         .status
@@ -459,7 +459,7 @@ fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
     }
 }
 
-/// The next event of a guest that is connected.
+/// Waits for the next event of a connected guest.
 async fn hear(guest: &mut Option<Guest>) -> Option<DomainEvent> {
     match guest {
         Some(guest) => guest.events.recv().await,
@@ -467,7 +467,8 @@ async fn hear(guest: &mut Option<Guest>) -> Option<DomainEvent> {
     }
 }
 
-/// The answer to the call by which the guest moves; `None` if there is none to come.
+/// Waits for the result of the call that moves the guest, for ever if there is no such call. `None` if its task
+/// failed.
 async fn moved(moving: &mut JoinSet<Result<(), CallError>>) -> Option<Result<(), CallError>> {
     match moving.join_next().await {
         Some(result) => result.ok(),

@@ -1,4 +1,4 @@
-//! What a side says on the object.
+//! Status patches and events of one side of a migration.
 
 use drydock_api::{
     AGENT_FIELD_MANAGER,
@@ -23,11 +23,11 @@ use tracing::warn;
 use super::seen;
 use crate::{guests::Shared, tunnel::local::Role};
 
-/// A migration as the API server itself has it, past every cache; `None` if there is none any more. What
-/// an earlier process has said of a side must be known before anything is done for it.
+/// Returns a migration as the API server has it, past every cache; `None` if it no longer exists. What an earlier
+/// process has reported for a side must be known before anything is done for it.
 ///
 /// # Errors
-/// If the API server does not answer.
+/// If the request to the API server fails.
 pub(super) async fn now(
     client: &Client,
     migration: &VirtualMachineInstanceMigration,
@@ -41,12 +41,12 @@ pub(super) async fn now(
     }))
 }
 
-/// Whether nothing is left of the pod of a side, whose end nobody has seen then. That is known when the kubelet
-/// has taken its folder away, which it does when its containers have ended, and the API server itself says, past
-/// every cache, that there is no such pod.
+/// Returns whether nothing is left of the pod of a side. In that case its end was not observed. This is certain once
+/// the kubelet has removed the pod's folder, which it does after the pod's containers have ended, and the API server,
+/// read past every cache, has no such pod.
 ///
 /// # Errors
-/// If it does not say.
+/// If the request to the API server fails.
 pub(super) async fn pod_has_gone(
     shared: &Shared,
     migration: &VirtualMachineInstanceMigration,
@@ -65,20 +65,20 @@ pub(super) async fn pod_has_gone(
         return Ok(false);
     }
     let api = Api::<Pod>::namespaced(shared.client.clone(), &migration.namespace().unwrap_or_default());
-    // Agents may list pods, and read none alone.
+    // RBAC allows agents to list pods, but not to get a single one.
     let named = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = api.list_metadata(&named).await?.items;
     Ok(found.iter().all(|pod| pod.metadata.uid.as_deref() != Some(uid)))
 }
 
-/// Whether this migration's object says that post-copy is broken, whichever side has found that.
+/// Returns whether this migration's object reports that post-copy is broken, whichever side has found that.
 pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigration) -> bool {
     migration.status.as_ref().is_some_and(post_copy_is_told_to_be_broken)
 }
 
-/// Says of a side that the rest of the guest cannot come any more, unless either has said so; neither is touched. Returns
-/// the migration if it was changed. Each side looks for itself: the target's libvirtd may wait for a QEMU that waits for
-/// the rest, and the source's node may be gone.
+/// Reports for a side that the rest of the guest can no longer arrive, unless either side has already reported it.
+/// Leaves the guest on both sides alone. Returns the migration if it was changed. Each side checks for itself: the
+/// target's libvirtd may wait for a QEMU that waits for the rest, and the source's node may be gone.
 ///
 /// # Errors
 /// If the request to the API server fails.
@@ -87,7 +87,7 @@ pub(super) async fn tell_that_post_copy_is_broken(
     migration: &VirtualMachineInstanceMigration,
     role: Role,
 ) -> kube::Result<Option<VirtualMachineInstanceMigration>> {
-    // What a later version has said cannot be written here as it is.
+    // This version cannot write back unchanged what a later version has written.
     if that_post_copy_is_broken(migration) || Record::of(migration).is_unknown() {
         return Ok(None);
     }
@@ -128,7 +128,7 @@ pub(super) async fn source(
     side: &MigrationSource,
 ) -> kube::Result<VirtualMachineInstanceMigration> {
     let own = MigrationSource {
-        // How far it was when the guest stopped moving is no progress.
+        // Once the guest no longer moves, its last progress is obsolete.
         progress: side
             .progress
             .clone()
@@ -172,7 +172,7 @@ async fn apply(
         "metadata": {"name": migration.name_any(), "uid": migration.uid()},
         "status": status,
     });
-    // The agents of both sides apply to the same object, each its own part.
+    // The agents of both sides apply to the same object, each only its own part.
     let parameters = PatchParams::apply(&format!("{AGENT_FIELD_MANAGER}-{side}")).force();
     let mut answer: VirtualMachineInstanceMigration = api
         .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
@@ -181,7 +181,7 @@ async fn apply(
     Ok(answer)
 }
 
-/// Records an event on the instance that the migration names.
+/// Records an event on the VMI that the migration names.
 pub(super) fn record_event(
     events: &Events,
     migration: &VirtualMachineInstanceMigration,

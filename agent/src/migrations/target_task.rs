@@ -1,4 +1,4 @@
-//! One migration on the node that the guest comes to.
+//! Executes one migration on the node that the guest arrives at.
 
 use std::time::Duration;
 
@@ -39,17 +39,19 @@ use crate::{
     },
 };
 
-/// Pause before what is on its way is looked at again.
+/// Pause before the next reconcile while the guest or a step is in progress.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// A guest that is complete goes on within milliseconds. Only one that still waits after this is told of.
+/// A complete guest is resumed within milliseconds. It is reported as complete only if it still waits after this
+/// time.
 const COMPLETE_FOR: Duration = Duration::from_secs(1);
-/// A source says that it has handed the guest over once its QEMU has ended, which takes a few tenths of a second.
+/// Time after which the source's report is late. A source reports that it has handed the guest over once its QEMU has
+/// ended, which takes a few tenths of a second.
 const SOURCE_IS_LATE_AFTER: Duration = Duration::from_secs(2);
-/// Pause after something failed: first and at most.
+/// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// Most that a launcher may say in its file.
+/// Maximum size of a launcher's ready file in bytes.
 const READY_BYTES: u64 = 64 << 10;
-/// So many steps are taken before anything else is heard: more than a migration has.
+/// Maximum number of steps before other events are handled: more than a migration has.
 const STEPS: usize = 16;
 
 /// The task of one migration.
@@ -58,17 +60,17 @@ pub(super) struct TargetTask {
     tunnels: Tunnels,
     seen: watch::Receiver<Seen>,
     written: Option<VirtualMachineInstanceMigration>,
-    /// The API server has to be asked what was said of it before.
+    /// Whether the status that an earlier process wrote has yet to be read from the API server.
     ask: bool,
-    /// Whether the guest can run here: why not.
+    /// Whether the guest can run here, and if not, why. `None` if not checked yet.
     fits: Option<Result<(), Refusal>>,
     complete_since: Option<clock::Instant>,
     taken_over_since: Option<clock::Instant>,
-    /// The pod is not there any more, nor anything that ran in it.
+    /// Whether the pod no longer exists, nor anything that ran in it.
     gone: bool,
-    /// The pod can take a guest by post-copy.
+    /// Whether the pod can receive a guest by post-copy.
     post_copy: bool,
-    /// That the guest runs is all that its pod's readiness gate depends on. (The guest's own task follows its probe.)
+    /// Whether its pod's readiness gate depends only on the guest running. (The guest's own task follows its probe.)
     opens_gate: bool,
     backoff: Backoff,
 }
@@ -80,7 +82,7 @@ struct Refusal {
     message: String,
 }
 
-/// Whether a guest can go on here that has the CPU of its host, which no libvirt can compare.
+/// Checks whether a guest that has the CPU of its host, which libvirt cannot compare, can continue here.
 fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), Refusal> {
     match processor::refusal(guest.processor.as_deref(), host.processor.as_deref()) {
         Some((reason, message)) => Err(Refusal { reason, message }),
@@ -88,7 +90,7 @@ fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), Refusal> {
     }
 }
 
-/// Why a step could not be taken now.
+/// Why a step could not be executed now.
 #[derive(Debug, Error)]
 enum Trouble {
     #[error(transparent)]
@@ -105,14 +107,14 @@ enum Trouble {
     Api(#[from] kube::Error),
 }
 
-/// libvirt in the pod.
+/// The connection to libvirt in the pod.
 struct Guest {
     handle: DomainHandle,
     events: DomainEvents,
 }
 
 impl TargetTask {
-    /// The task of the migration that `seen` shows; `ask` if an earlier process may have served it.
+    /// Creates the task of the migration that `seen` shows. `ask` is whether an earlier process may have served it.
     pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, ask: bool) -> Self {
         Self {
             shared,
@@ -175,7 +177,7 @@ impl TargetTask {
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
-    /// The guest by the end of its pod; `None` if that has not ended.
+    /// Returns the state of the guest according to the end of its pod; `None` if the pod has not ended.
     fn by_pod(&self) -> Option<TargetDomain> {
         if self.gone {
             return Some(TargetDomain::Over);
@@ -183,7 +185,7 @@ impl TargetTask {
         self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
     }
 
-    /// Finds out whether the pod has gone before its end was seen: both may be shown at once.
+    /// Checks whether the pod was deleted before its end was observed: the watch may show both at once.
     async fn note_that_the_pod_has_gone(&mut self) -> Result<(), Trouble> {
         let migration = self.migration();
         if !self.gone && self.may_have_gone(&migration) {
@@ -192,13 +194,13 @@ impl TargetTask {
         Ok(())
     }
 
-    /// Whether the pod was there and is not shown any more. One that nothing was said of yet may not be shown yet.
+    /// Returns whether the pod existed and is no longer shown. A pod without any report so far may not be shown yet.
     fn may_have_gone(&self, migration: &VirtualMachineInstanceMigration) -> bool {
         let record = Record::of(migration);
         self.seen.borrow().pod.is_none() && (record.is_over() || record.target.is_some())
     }
 
-    /// Connects to the pod's libvirt once its launcher is ready; gives up when something changes.
+    /// Connects to the pod's libvirt once its launcher is ready. Stops waiting when something changes.
     async fn connect(&mut self) -> Option<Guest> {
         let migration = self.migration();
         let uid = seen::pod_uid(&migration, Role::Target)?.to_owned();
@@ -206,7 +208,7 @@ impl TargetTask {
         let connecting = async {
             let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
             let ready = folder.read_when_there(READY_FILE, READY_BYTES).await?;
-            // What else it says concerns guests that start here. A text of another form says nothing of this.
+            // The other fields concern guests that start here. A file in another format has nothing about this.
             let ready: Ready = serde_json::from_slice(&ready).unwrap_or_default();
             let connected =
                 DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await?;
@@ -221,7 +223,7 @@ impl TargetTask {
                 self.seen.mark_changed();
                 return None;
             }
-            // Of one that has gone nothing is left that could become ready.
+            // A pod that is gone can never become ready.
             () = clock::sleep_until_instant(again) => return None,
         };
         match connected {
@@ -249,7 +251,7 @@ impl TargetTask {
             }
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();
-            // Before the guest: a tunnel that has no session resumes nothing after this.
+            // Read before the guest: a tunnel without a session resumes nothing from now on.
             let tunnel = seen::target_tunnel(&self.tunnels, &uid);
             self.note_that_the_pod_has_gone().await?;
             let by_pod = self.by_pod();
@@ -265,7 +267,7 @@ impl TargetTask {
                     status_patch::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Target).await?;
                 self.written = written.or(self.written.take());
             }
-            // It may have been told to let the guest go on, which ran and ended meanwhile.
+            // The tunnel may have received the release and resumed the guest, which ran and ended meanwhile.
             let tunnel = match domain {
                 TargetDomain::Over => seen::target_tunnel(&self.tunnels, &uid),
                 _ => tunnel,
@@ -297,13 +299,13 @@ impl TargetTask {
         Ok(Some(LOOK_AGAIN))
     }
 
-    /// How long the source is waited for, once the guest has been shown here.
+    /// Returns the remaining time until the source is late, counted from when the guest was shown to run here.
     fn source_is_late_in(&self) -> Duration {
         let since = self.taken_over_since.map(|since| since.elapsed());
         SOURCE_IS_LATE_AFTER.saturating_sub(since.unwrap_or_default())
     }
 
-    /// Whether the guest was first seen complete within [`COMPLETE_FOR`].
+    /// Returns whether the guest was first seen complete less than [`COMPLETE_FOR`] ago.
     fn is_just_complete(&mut self) -> bool {
         let now = clock::Instant::now();
         let since = *self.complete_since.get_or_insert(now);
@@ -352,11 +354,11 @@ impl TargetTask {
                     .and_then(|status| status.source.clone())
                     .unwrap_or_default();
                 if source.keep_paused {
-                    // It stays as it is; that is all that there is to do.
+                    // The guest stays paused, so nothing else is to be done.
                     self.say(TargetState::Running, migration).await?;
                 } else if let Some(handle) = handle {
                     match handle.resume().await {
-                        // The tunnel was faster.
+                        // The tunnel has already resumed it.
                         Err(CallError::Refused(_))
                             if seen::target_domain(&handle.state().await) == TargetDomain::Running => {}
                         result => result?,
@@ -377,7 +379,7 @@ impl TargetTask {
         Ok(())
     }
 
-    /// Asks the pod's libvirt whether the guest can have its CPU here.
+    /// Checks with the pod's libvirt whether the guest can have its CPU here.
     async fn compare(
         &self,
         migration: &VirtualMachineInstanceMigration,
@@ -429,7 +431,7 @@ impl TargetTask {
         }
     }
 
-    /// Lets Services send to the guest. If that fails, the guest's own task tries it again.
+    /// Opens the readiness gate, so that Services reach the guest. If that fails, the guest's own task retries it.
     async fn open_gate(&self) {
         let pod_uid = self.seen.borrow().pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
         if let Some(pod_uid) = pod_uid.filter(|_| self.opens_gate)
@@ -439,7 +441,7 @@ impl TargetTask {
         }
     }
 
-    /// Says how far the target is.
+    /// Reports the state of the target.
     async fn say(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
         let before = migration
             .status
@@ -454,7 +456,7 @@ impl TargetTask {
         match state {
             TargetState::Prepared => {
                 let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
-                // The session is there: this only tells its fingerprint and address.
+                // The session exists: this call only returns its fingerprint and address.
                 let prepared = session.tunnel.prepare(self::session(migration)).await?;
                 side.fingerprint = Some(prepared.fingerprint);
                 side.address = Some(prepared.address);
@@ -466,7 +468,7 @@ impl TargetTask {
                     side.message = Some(refusal.message.clone());
                 }
             }
-            // Whatever was in the way is over.
+            // Earlier problems are over.
             TargetState::Running => (side.reason, side.message) = (None, None),
             TargetState::Complete | TargetState::Gone | TargetState::Ended | TargetState::Unknown => {}
         }

@@ -1,4 +1,5 @@
-//! Which migrations concern this node: the API server selects them, so that all others cost nothing.
+//! The watches for migrations from and to this node. The API server selects these, so that other migrations cost
+//! nothing.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub(crate) struct MigrationWatches {
 }
 
 impl MigrationWatches {
-    /// Starts watching for `node`; `changed` is also told of changes of `pods`.
+    /// Starts watching for `node`; `changed` is also notified of changes of `pods`.
     pub(crate) fn start(client: &Client, watches: &Watches, node: &str, pods: LauncherPods, changed: Trigger) -> Self {
         let side = |name: &'static str, field: &str| {
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), name)
@@ -44,12 +45,12 @@ impl MigrationWatches {
         );
     }
 
-    /// Waits for a change since the last time.
+    /// Waits for a change since the last call.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// The migrations of which this node is that side.
+    /// Returns the migrations in which this node has that role.
     pub(crate) fn migrations(&self, role: Role) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         match role {
             Role::Source => self.from.all(),
@@ -58,7 +59,7 @@ impl MigrationWatches {
         }
     }
 
-    /// The launcher pod with this UID, if it is on this node.
+    /// Returns the launcher pod with this UID, if it is on this node.
     pub(crate) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
         self.pods.with_uid(uid)
     }

@@ -1,4 +1,4 @@
-//! The agent's end of the conversation with one tunnel.
+//! The agent's client of one tunnel.
 
 use std::{collections::HashMap, io, path::Path, sync::Arc, time::Duration};
 
@@ -18,39 +18,39 @@ use tracing::warn;
 
 use super::local::{Answer, Call, LINE, Peer, Prepared, Request, Said, SessionSpec, SessionState};
 
-/// How long a tunnel may take to answer. What it is asked for takes milliseconds.
+/// Timeout of a call. Calls take milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// Calls that wait to be sent.
+/// Maximum number of calls that wait to be sent.
 const WAITING: usize = 16;
 
-/// Why a tunnel did not do what it was asked to.
+/// Why a call to a tunnel failed.
 #[derive(Debug, Error)]
 pub(crate) enum TunnelError {
     /// Its process is gone, and all its sessions with it.
     #[error("the tunnel's process is gone")]
     Gone,
-    /// It says no.
+    /// It refused the call.
     #[error("{message}")]
     Refused {
-        /// Why, in one CamelCase word.
+        /// The reason in CamelCase.
         reason: String,
-        /// The same for people.
+        /// The reason as a message for users.
         message: String,
     },
-    /// It did not answer in time. Whether it has done it is not known.
+    /// It did not respond in time. Whether it has executed the call is unknown.
     #[error("the tunnel has not answered within {ANSWER_WITHIN:?}")]
     Silent,
     /// It cannot be reached.
     #[error("the tunnel cannot be reached")]
     Unreachable(#[source] io::Error),
-    /// It said something that this version does not understand.
+    /// Its response is not understood by this version.
     #[error("the tunnel's answer is not understood")]
     NotUnderstood,
 }
 
 impl TunnelError {
-    /// A stable word for it, for conditions.
+    /// Returns a stable reason for conditions.
     pub(crate) fn reason(&self) -> &str {
         match self {
             Self::Gone => "TunnelGone",
@@ -62,20 +62,20 @@ impl TunnelError {
     }
 }
 
-/// A connection to one tunnel of this node; clones share it. It ends with the last of them.
+/// A connection to one tunnel of this node; clones share it. It ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct TunnelClient {
     calls: mpsc::Sender<(Call, oneshot::Sender<Answer>)>,
     sessions: watch::Receiver<Vec<SessionState>>,
-    /// Ends the conversation when the last clone is dropped.
+    /// The task of the connection, aborted when the last clone is dropped.
     _conversation: Arc<JoinSet<()>>,
 }
 
 impl TunnelClient {
-    /// Connects to the tunnel that listens at `path`, and knows its sessions when it returns.
+    /// Connects to the tunnel that listens at `path`. Its sessions are known when this returns.
     ///
     /// # Errors
-    /// If nobody listens there, or what listens does not speak as a tunnel does, or not in time.
+    /// If there is no listener, or it does not follow the tunnel's protocol, or it does not respond in time.
     pub(crate) async fn connect(path: &Path) -> Result<Self, TunnelError> {
         let connecting = async {
             let stream = UnixStream::connect(path).await.map_err(TunnelError::Unreachable)?;
@@ -102,17 +102,17 @@ impl TunnelClient {
         })
     }
 
-    /// All sessions of the tunnel's process, as it tells them. The channel is closed when the process
-    /// is gone, or has stopped speaking as a tunnel does: then none of its sessions can be relied on.
+    /// Returns the states of all sessions of the tunnel's process, with later changes. The channel is closed when the
+    /// process is gone or no longer follows the protocol: then none of its sessions can be relied on.
     pub(crate) fn sessions(&self) -> watch::Receiver<Vec<SessionState>> {
         self.sessions.clone()
     }
 
-    /// Makes a session, or finds the one that was made before for the same.
+    /// Creates a session, or returns the existing session with the same specification.
     ///
     /// # Errors
-    /// `Draining` if the tunnel is about to end; `OtherSession` if there is one of the migration for
-    /// another role, pod or domain; `TooManySessions`; and what hinders the sockets in the pod.
+    /// `Draining` if the tunnel is about to end; `OtherSession` if the migration has a session for another role, pod
+    /// or domain; `TooManySessions`; and failures to create the sockets in the pod.
     pub(crate) async fn prepare(&self, spec: SessionSpec) -> Result<Prepared, TunnelError> {
         match self.ask(Call::Prepare(spec)).await? {
             Answer::Prepared(prepared) => Ok(prepared),
@@ -120,27 +120,27 @@ impl TunnelClient {
         }
     }
 
-    /// Tells a session who the other side is. From then on it carries streams.
+    /// Sets the other side of a session. From then on the session carries streams.
     ///
     /// # Errors
-    /// `NoSession`; `OtherPeer` if it was paired with another; `BadPeer` if fingerprint or address is
-    /// not one.
+    /// `NoSession`; `OtherPeer` if it was paired with another; `BadPeer` if the fingerprint or the address is
+    /// invalid.
     pub(crate) async fn pair(&self, migration: &str, peer: Peer) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
         self.done(Call::Pair { migration, peer }).await
     }
 
-    /// Says whether the guest stays paused at the target. The last word counts until the guest is
-    /// released. For a source only.
+    /// Sets whether the guest stays paused at the target. The last value before the release counts. Only for a
+    /// source.
     ///
     /// # Errors
-    /// `NoSession`; `NotSource`; `AlreadyReleased` if the target has been told the contrary.
+    /// `NoSession`; `NotSource`; `AlreadyReleased` if the opposite has already been sent to the target.
     pub(crate) async fn keep_paused(&self, migration: &str, keep_paused: bool) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
         self.done(Call::KeepPaused { migration, keep_paused }).await
     }
 
-    /// Releases the guest, with a proof that the tunnel cannot see. For a source only.
+    /// Releases the guest, with a proof that the tunnel cannot find by itself. Only for a source.
     ///
     /// # Errors
     /// `NoSession`; `NotSource`.
@@ -149,10 +149,10 @@ impl TunnelClient {
         self.done(Call::Release { migration, proof }).await
     }
 
-    /// Ends a session and its streams, and forgets it. It is no error if there is none.
+    /// Ends a session and its streams, and removes it. A missing session is no error.
     ///
     /// # Errors
-    /// If the tunnel cannot be asked.
+    /// If the call to the tunnel fails.
     pub(crate) async fn close(&self, migration: &str) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
         self.done(Call::Close { migration }).await
@@ -181,7 +181,7 @@ impl TunnelClient {
 
 type Lines = Framed<UnixStream, LinesCodec>;
 
-/// Sends calls and hears answers and sessions until the tunnel is gone.
+/// Sends calls, and receives responses and sessions, until the tunnel is gone.
 async fn converse(
     mut lines: Lines,
     mut calls: mpsc::Receiver<(Call, oneshot::Sender<Answer>)>,
@@ -205,12 +205,12 @@ async fn converse(
                         told.send_replace(sessions);
                     }
                     Ok(Said::Answer { id, result }) => {
-                        // Whoever asked may wait no more.
+                        // The caller may have stopped waiting.
                         let _ = waiting.remove(&id).map(|answered: oneshot::Sender<Answer>| answered.send(result));
                     }
                     Err(error) => {
                         warn!(error = %chain(&error), "a tunnel said something that is not understood");
-                        // Its sessions are not as they are known any more.
+                        // The known states of its sessions are out of date.
                         if tells_of_sessions(&line) {
                             return;
                         }
@@ -226,7 +226,7 @@ async fn converse(
     }
 }
 
-/// A line that is not understood is about the tunnel's sessions, or no JSON at all.
+/// Returns whether a line that is not understood concerns the tunnel's sessions, or is no JSON at all.
 fn tells_of_sessions(line: &str) -> bool {
     serde_json::from_str(line).map_or(true, |said: Value| said.get("sessions").is_some())
 }

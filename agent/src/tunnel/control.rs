@@ -1,19 +1,19 @@
-//! The control channel of a migration: what the two tunnels say to each other of the guest.
+//! The control channel of a migration, on which the two tunnels hand the guest over.
 //!
 //! ```text
-//!  source ── {"ping":{"version":2}} ──▶ target    at once, and as long as nothing else is said
+//!  source ── {"ping":{"version":2}} ──▶ target    at once, and then every 5 s
 //!         ◀── {"pong":{"version":2}} ──
 //!         ── {"release":{"proof":"ReplyConsumed","keepPaused":false}} ──▶   until it is acknowledged
 //!         ◀── {"takenOver":"Resumed"} ──
-//!         ◀── {"closed":{}} ──▶        the session is over on the side that says so
-//!         ◀── {"notUnderstood":{"word":"release"}} ──▶    nothing is done about the last such line
+//!         ◀── {"closed":{}} ──▶        the session is over on the sending side
+//!         ◀── {"notUnderstood":{"word":"release"}} ──▶    the last line with this key was ignored
 //! ```
 //!
-//! Both sides say their version of this, which lets a later one know what an earlier one understands. What is not
-//! understood is answered so, and nothing is concluded from it.
+//! Both sides send their protocol version, so that a later version knows what an earlier one understands. A line that
+//! is not understood gets a `notUnderstood` in response, and nothing is concluded from it.
 //!
-//! One JSON object a line. The source dials again as long as its session lives, and says again what has
-//! not been acknowledged; a newer channel takes the older one's place at the target.
+//! One JSON object per line. The source redials as long as its session lives, and sends again what was not
+//! acknowledged. At the target, a newer channel replaces the older one.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -31,60 +31,60 @@ use tracing::{debug, info, warn};
 
 use super::session::Session;
 
-/// Most bytes of a line.
+/// Maximum length of a line in bytes.
 const LINE: usize = 4096;
-/// How often the source says something.
+/// Interval between the source's pings.
 const PING_EVERY: Duration = Duration::from_secs(5);
-/// After so long without a word the channel counts as broken.
+/// The channel counts as broken after this time without a message.
 const SILENT: Duration = Duration::from_secs(16);
-/// How long the last words may take.
+/// Timeout for sending the last message.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Version of what is said here. The first had no version in its lines, and no answer to what is not understood.
+/// Version of this protocol. Version 1 had no version in its lines, and no response to lines that are not understood.
 const VERSION: u16 = 2;
-/// Most characters of a word that is not understood, in its answer.
+/// Maximum length, in characters, of an unknown key that is returned in `notUnderstood`.
 const WORD: usize = 40;
-/// Why a session carries nothing any more: the other side has closed it.
+/// Reason why a session ended: the other side has closed it.
 pub(super) const PEER_CLOSED: &str = "PeerClosed";
 
-/// What one side says to the other.
+/// A message from one tunnel to the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Word {
-    /// The source is there.
+    /// Keep-alive of the source.
     Ping {
-        /// What the source speaks.
+        /// Protocol version of the source.
         #[serde(default = "first_version")]
         version: u16,
     },
-    /// So is the target.
+    /// Response of the target.
     Pong {
-        /// What the target speaks.
+        /// Protocol version of the target.
         #[serde(default = "first_version")]
         version: u16,
     },
-    /// The guest is the target's.
+    /// The source releases the guest to the target.
     Release(Release),
-    /// The target has made this of it.
+    /// The target has taken the guest over, in this way.
     TakenOver(TakenOver),
-    /// The session is over here.
+    /// The session is over on the sending side.
     Closed {},
-    /// Nothing is done about the last line with this word.
+    /// The last line with this key was ignored.
     NotUnderstood {
-        /// Its first key.
+        /// The first key of that line.
         word: String,
     },
-    /// Something of a later version: its first key.
+    /// A message of a later version: its first key.
     #[serde(skip)]
     Unknown(String),
 }
 
-/// Version of a side that says none.
+/// Returns the version of a side that sends none.
 fn first_version() -> u16 {
     1
 }
 
 impl Word {
-    /// The word in a line.
+    /// Parses a line.
     pub(super) fn of_line(line: &str) -> Self {
         serde_json::from_str(line).unwrap_or_else(|_| {
             let value: Value = serde_json::from_str(line).unwrap_or_default();
@@ -94,7 +94,7 @@ impl Word {
     }
 }
 
-/// Why a channel is no more.
+/// Why a channel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// It broke; there may be another.
@@ -106,7 +106,7 @@ pub(super) enum Left {
 struct Channel<S> {
     lines: Framed<S, LinesCodec>,
     heard: Instant,
-    /// The log has a line of the other side that was not understood.
+    /// Whether a line of the other side that was not understood has been logged.
     warned: bool,
 }
 
@@ -119,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         }
     }
 
-    /// The next word; `None` at the end. Nothing is lost if the wait is given up.
+    /// Receives the next message; `None` at the end. Cancel safe: no message is lost if the future is dropped.
     async fn hear(&mut self) -> Result<Option<Word>, LinesCodecError> {
         let Some(line) = self.lines.next().await.transpose()? else {
             return Ok(None);
@@ -128,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         Ok(Some(Word::of_line(&line)))
     }
 
-    /// Answers that nothing is done about a line with this word. The log has the first of a channel.
+    /// Responds that a line with this key was ignored. Logs the first one of each channel.
     async fn not_understood(&mut self, session: &Session, word: String) -> Result<(), LinesCodecError> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
@@ -145,7 +145,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// Says that the session is over here, if the other side listens.
+    /// Notifies the other side that the session is over here, if it still reads.
     async fn farewell(&mut self) {
         let saying = async {
             self.say(Word::Closed {}).await?;
@@ -157,7 +157,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     }
 }
 
-/// Speaks as the source over one connection.
+/// Runs the source's side of the protocol over one connection.
 pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) -> Left {
     let mut channel = Channel::new(stream);
     let left = speak_as_source(session, &mut channel).await;
@@ -170,8 +170,8 @@ pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<S
     conclude(session, left, &mut channel, was_connected).await
 }
 
-/// How the channel broke, for people. A target that refuses this side does so only when the channel is
-/// open: TLS 1.3 lets the dialling side begin before its certificate has been looked at.
+/// Describes how the channel broke, for users. A target that refuses this side does so only after the channel is
+/// open: in TLS 1.3, the client may send before the server has verified its certificate.
 fn broken(left: &Result<Left, LinesCodecError>) -> Option<String> {
     match left {
         Ok(Left::Over) => None,
@@ -185,7 +185,7 @@ async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
     channel: &mut Channel<S>,
 ) -> Result<Left, LinesCodecError> {
     let mut facts = session.facts();
-    // What the target answers says that it lets this side in.
+    // Only a response from the target shows that it accepts this side.
     channel.say(Word::Ping { version: VERSION }).await?;
     let mut tick = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut said = None;
@@ -207,7 +207,7 @@ async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
             () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
             _ = tick.tick() => {
                 channel.say(Word::Ping { version: VERSION }).await?;
-                // Again, with the same words.
+                // Send the same release again.
                 said = None;
             }
             word = channel.hear() => match word? {
@@ -230,7 +230,7 @@ fn heard_from_target(session: &Session, word: &Word) {
             }
             Word::Pong { version } => {
                 facts.peer_version = Some(*version);
-                // It may go on to say that it does not understand the release.
+                // The target may continue to refuse the release as not understood.
                 if facts.trouble.as_deref() != Some(NOT_UNDERSTOOD_THERE) {
                     facts.trouble = None;
                 }
@@ -252,17 +252,17 @@ fn heard_from_target(session: &Session, word: &Word) {
     }
 }
 
-/// What hinders a source whose target is of an earlier version.
+/// The problem of a source whose target is of an earlier version.
 const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel does not understand what it is told: it is of another version";
 
-/// Speaks as the target over one connection, until another takes its place.
+/// Runs the target's side of the protocol over one connection, until another connection replaces it.
 pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) {
     let mine = session.take_control();
     session.update(|facts| facts.connected = true);
     let mut channel = Channel::new(stream);
     let left = speak_as_target(session, &mut channel, &mine).await;
     if mine.is_cancelled() && !session.closed.is_cancelled() {
-        // Another one is in its place.
+        // Another channel has replaced this one.
         return;
     }
     session.update(|facts| facts.connected = false);
@@ -292,7 +292,7 @@ async fn speak_as_target<S: AsyncRead + AsyncWrite + Unpin>(
                     channel.say(Word::Pong { version: VERSION }).await?;
                 }
                 Some(Word::Release(release)) => {
-                    // What is said again is answered again.
+                    // A repeated release gets another response.
                     said = false;
                     if session.update(|facts| facts.target.released(release)).is_err() {
                         channel.not_understood(session, "release".to_owned()).await?;
@@ -311,7 +311,7 @@ fn silent() -> LinesCodecError {
     io::Error::new(io::ErrorKind::TimedOut, "the other tunnel is silent").into()
 }
 
-/// The other side has closed the session.
+/// Ends the session because the other side has closed it.
 fn ended(session: &Session) -> Left {
     info!(
         migration = session.spec.migration,
@@ -341,7 +341,7 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
             if was_connected {
                 info!(migration, error = %chain(&error), "the control channel is broken");
             } else {
-                // It is dialled again and again, and its session says what is wrong.
+                // The source redials repeatedly, and the session's state contains the reason.
                 debug!(migration, error = %chain(&error), "the target does not let this side in");
             }
             Left::Broken

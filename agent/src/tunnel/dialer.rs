@@ -1,4 +1,4 @@
-//! The source's side: listens in the pod, and dials the target for each connection and for control.
+//! The source's side: listens in the pod, and dials the target for each connection and for the control channel.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,21 +26,21 @@ use super::{
 
 use drydock_core::migration::hand_over::Proof;
 
-/// How long one attempt to reach the target may take, handshake included.
+/// Timeout of one attempt to dial the target, including the handshake.
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
-/// How long a connection of the pod may wait for the target.
+/// How long a connection from the pod waits for the target.
 const REACH_WITHIN: Duration = Duration::from_secs(20);
 /// First pause before the target is dialled again. It doubles.
 const AGAIN: Duration = Duration::from_millis(50);
 /// Longest such pause.
 const AGAIN_AT_MOST: Duration = Duration::from_secs(3);
-/// The wait after a connection could not be accepted, as when no descriptor is left.
+/// Pause after a connection could not be accepted, for example because no file descriptor is left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// Carries what comes to the session's sockets to the target at `address`, until it is closed.
+/// Carries connections to the session's sockets to the target at `address`, until the session is closed.
 ///
 /// # Errors
-/// If the sockets cannot be listened at.
+/// If listening on the sockets fails.
 pub(super) fn start(
     session: &Arc<Session>,
     address: SocketAddr,
@@ -65,7 +65,7 @@ pub(super) fn start(
     Ok(())
 }
 
-/// Where the streams of a session go.
+/// The destination of a session's streams.
 #[derive(Clone)]
 struct Target {
     address: SocketAddr,
@@ -73,7 +73,7 @@ struct Target {
 }
 
 impl Target {
-    /// Connects, shows who this is, and says what the connection is for.
+    /// Connects, authenticates, and sends the header of the stream.
     async fn dial(&self, migration: &str, stream: Stream) -> io::Result<TlsStream<TcpStream>> {
         let dialling = async {
             let connection = TcpStream::connect(self.address).await?;
@@ -88,7 +88,7 @@ impl Target {
         dialled.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// The same, tried again for a while: whoever connected in the pod waits.
+    /// Like [`dial`](Self::dial), but retries for a while. The connection in the pod waits meanwhile.
     async fn reach(&self, migration: &str, stream: Stream) -> io::Result<TlsStream<TcpStream>> {
         let until = Instant::now() + REACH_WITHIN;
         let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
@@ -104,7 +104,7 @@ impl Target {
     }
 }
 
-/// Takes connections at one of the pod's sockets.
+/// Accepts connections on one of the pod's sockets.
 async fn accept(session: &Arc<Session>, stream: Stream, listener: &UnixListener, target: &Target, process: &Process) {
     let mut number = 0_u16;
     while let Some(accepted) = session.closed.run_until_cancelled(listener.accept()).await {
@@ -169,7 +169,7 @@ async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, t
     }
 }
 
-/// Notes what the libvirt connection proves.
+/// Records what the libvirt connection proves.
 struct LibvirtProof<'a>(&'a Session);
 
 impl Proving for LibvirtProof<'_> {
@@ -200,7 +200,7 @@ impl Proving for LibvirtProof<'_> {
     }
 }
 
-/// Keeps a control channel to the target as long as the session lives on both sides.
+/// Keeps a control channel to the target open while the session lives on both sides.
 async fn keep_control(session: &Arc<Session>, target: &Target) {
     let migration = session.spec.migration.as_str();
     let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);

@@ -1,12 +1,12 @@
-//! Finds, in what two libvirts say to each other, the reply after which the source never resumes.
+//! Finds, in the traffic between two libvirts, the reply after which the source never resumes.
 //!
 //! ```text
 //!  source's libvirtd ── call 306 or 217, serial n, cancelled = 0 ──▶ target's libvirtd
 //!                    ◀── reply, serial n, status 0 ─────────────────
 //! ```
 //!
-//! It only reads along: whatever comes, it never fails. What is not libvirt's protocol proves nothing,
-//! also not later.
+//! It only observes, and never fails, whatever the data is. Data that is not libvirt's protocol proves nothing, and
+//! neither does any data after it.
 
 use drydock_host::rpc::{CALL, FrameParser, Header, OK, Part, REPLY};
 
@@ -14,30 +14,30 @@ use drydock_host::rpc::{CALL, FrameParser, Header, OK, Part, REPLY};
 /// (`REMOTE_PROC_DOMAIN_MIGRATE_FINISH3_PARAMS`, `REMOTE_PROC_DOMAIN_MIGRATE_FINISH3`).
 pub(super) const LAST_CALLS: [u32; 2] = [306, 217];
 
-/// Reads along on one connection between two libvirts.
+/// Observes one connection between two libvirts.
 #[derive(Debug, Default)]
 pub(super) struct FinalReply {
     calls: Frames,
     replies: Frames,
-    /// Procedure and serial of the last call, if it says that the migration has not been cancelled.
+    /// Procedure and serial of the last call, if the call declares that the migration was not cancelled.
     awaited: Option<(u32, u32)>,
     came: bool,
 }
 
 impl FinalReply {
-    /// The source's libvirtd is about to send this.
+    /// Observes data that is about to be forwarded from the source's libvirtd.
     pub(super) fn called(&mut self, bytes: &[u8]) {
         let awaited = &mut self.awaited;
         self.calls.feed(bytes, |header, last| {
             if header.is_remote() && header.kind == CALL && LAST_CALLS.contains(&header.procedure) {
-                // The later one is the one that counts.
+                // A later call replaces an earlier one.
                 *awaited = (last == Some(0)).then_some((header.procedure, header.serial));
             }
         });
     }
 
-    /// The source's libvirtd is about to be given this. Whether the reply has been seen to its end: by
-    /// now, or before.
+    /// Observes data that is about to be forwarded to the source's libvirtd. Returns whether the whole reply has been
+    /// seen, now or before.
     pub(super) fn replied(&mut self, bytes: &[u8]) -> bool {
         let (awaited, came) = (self.awaited, &mut self.came);
         self.replies.feed(bytes, |header, _| {
@@ -48,22 +48,22 @@ impl FinalReply {
     }
 }
 
-/// Cuts one direction into frames. Holds no more of one than its header and its last 4 bytes.
+/// Splits one direction into frames. Holds no more of a frame than its header and its last 4 bytes.
 #[derive(Debug, Default)]
 struct Frames {
     parser: FrameParser,
-    /// The frame that is being read.
+    /// Header of the current frame.
     header: Option<Header>,
-    /// Bytes of its body that were seen, 4 at most.
+    /// Number of body bytes seen so far, at most 4.
     seen: usize,
     last: [u8; 4],
 }
 
 impl Frames {
-    /// Takes what comes next, in pieces of any size. `complete` gets each frame that is complete, with the last 4
-    /// bytes of its body.
+    /// Feeds the next bytes, in pieces of any size. Calls `complete` for each complete frame, with the last 4 bytes
+    /// of its body.
     fn feed(&mut self, mut bytes: &[u8], mut complete: impl FnMut(Header, Option<u32>)) {
-        // After an invalid length there are no more frames: nothing is proven any more.
+        // After an invalid length there are no more frames, so nothing can be proven any more.
         while let Ok(Some(part)) = self.parser.next(&mut bytes) {
             match part {
                 Part::Header(header) => (self.header, self.seen) = (Some(header), 0),

@@ -1,13 +1,13 @@
-//! The guest that arrives: waits for its release, and lets it go on when it is complete. And the guest that
-//! leaves, of which only one thing is asked: whether it was switched to post-copy.
+//! The guest that arrives: waits for its release, and resumes it once it is complete. And the guest that leaves, for
+//! which the only query is whether it was switched to post-copy.
 //!
 //! ```text
 //!  release over the control channel ─┐
 //!  libvirt's events ─────────────────┴▶ look ─▶ core's TargetSide::step ─▶ resume ─▶ acknowledged
 //! ```
 //!
-//! The connection to the pod's libvirt is made when the session is paired, so that between a release
-//! and the guest's next step there are two short calls and nothing else.
+//! The connection to the pod's libvirt is opened when the session is paired. So a release is followed by only two
+//! short calls before the guest continues.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -23,30 +23,31 @@ use tracing::{info, warn};
 
 use super::{last_call::GuestLeft, session::Session};
 
-/// First pause before libvirt is asked again after it refused. It doubles.
+/// First pause before retrying a call that libvirt refused. It doubles.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Longest such pause.
 const ASK_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 
-/// How guests are asked.
+/// Access to guests.
 pub(super) trait Guests: fmt::Debug + Send + Sync {
-    /// The guest of this domain that arrives in this pod's folder.
+    /// Returns the guest of this domain that arrives in this pod's folder.
     fn incoming(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest>;
-    /// How the guest of this domain is that leaves.
+    /// Returns the state of the leaving guest of this domain.
     fn leaving<'a>(&'a self, folder: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft>;
 }
 
-/// One guest that arrives, or is to arrive.
+/// One guest that arrives or is going to arrive.
 pub(super) trait IncomingGuest: Send {
-    /// What its libvirt says of it. Waits until that can be asked.
+    /// Returns the guest's state as libvirt reports it. Waits until libvirt can be called.
     fn look(&mut self) -> BoxFuture<'_, GuestHere>;
-    /// Ends when something may have changed since the last look. Nothing is lost if it is dropped.
+    /// Waits until something may have changed since the last call of `look`. Cancel safe: no change is lost if it is
+    /// dropped.
     fn changed(&mut self) -> BoxFuture<'_, ()>;
-    /// Lets it go on. After an error it is not known whether it does.
+    /// Resumes the guest. After an error it is unknown whether it was resumed.
     fn resume(&mut self) -> BoxFuture<'_, Result<(), String>>;
 }
 
-/// Guests behind libvirt.
+/// Access to guests through libvirt.
 #[derive(Debug)]
 pub(super) struct LibvirtGuests;
 
@@ -77,8 +78,8 @@ impl Guests for LibvirtGuests {
     }
 }
 
-/// What a state of the source's domain says of a guest that leaves. libvirt never resumes one that is paused
-/// for post-copy, whatever fails, and refuses to when it is asked.
+/// Interprets a state of the source's domain for a guest that leaves. libvirt never resumes a guest that is paused
+/// for post-copy, whatever fails, and rejects requests to do so.
 fn left_in(state: State) -> GuestLeft {
     match state {
         State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed) => GuestLeft::Switched,
@@ -95,7 +96,7 @@ struct LibvirtGuest {
 }
 
 impl LibvirtGuest {
-    /// The connection, made anew if there is none.
+    /// Returns the connection, after opening one if there is none.
     async fn connected(&mut self) -> &mut (DomainHandle, DomainEvents) {
         loop {
             if self.connection.is_some() {
@@ -116,7 +117,7 @@ impl LibvirtGuest {
         }
     }
 
-    /// What an answer to a look means; a connection that gives none is given up.
+    /// Interprets the result of a query, and drops the connection if it did not respond.
     fn seen(&mut self, answer: Result<State, CallError>) -> GuestHere {
         match answer {
             Ok(state) => {
@@ -173,10 +174,10 @@ impl IncomingGuest for LibvirtGuest {
     }
 }
 
-/// What a state of the target's domain says of a guest whose migration leaves it paused (libvirt's
-/// `VIR_MIGRATE_PAUSED`): it is paused as migrating until it is complete, then as by a user. One that
-/// shuts down tells nothing: libvirt says so of any whose QEMU is about to end. Any other state has a
-/// guest only after it was let go on.
+/// Interprets a state of the target's domain for a guest whose migration leaves it paused (libvirt's
+/// `VIR_MIGRATE_PAUSED`): it is paused as migrating until it is complete, then as by a user. The state of shutting
+/// down reveals nothing: libvirt reports it for any domain whose QEMU is about to end. A guest has any other state
+/// only after it was resumed.
 fn of_state(state: State) -> GuestHere {
     match state {
         State::Paused(PausedReason::User) => GuestHere::Complete,
@@ -201,7 +202,7 @@ fn of_state(state: State) -> GuestHere {
     }
 }
 
-/// Looks after the guest of a session until that is closed.
+/// Takes over the guest of a session until the session is closed.
 pub(super) fn start(session: &Arc<Session>, process: &Process) {
     let guest = session.guests.incoming(&session.folder, &session.spec.domain);
     let session = Arc::clone(session);
@@ -211,7 +212,7 @@ pub(super) fn start(session: &Arc<Session>, process: &Process) {
     });
 }
 
-/// Waits for the release, lets the guest go on, and ends when it has been taken over.
+/// Waits for the release, resumes the guest, and returns when it has been taken over.
 async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
     let mut facts = session.facts();
     let mut pause = Backoff::new(ASK_AGAIN, ASK_AGAIN_AT_MOST);
@@ -242,7 +243,7 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
                 }
             },
             TargetStep::TakeOver(how) => taken_over(session, how),
-            // Whoever speaks on the control channel does that.
+            // The task of the control channel does that.
             TargetStep::Acknowledge(_) => return,
         }
     }
@@ -256,7 +257,7 @@ fn taken_over(session: &Session, how: TakenOver) {
     });
 }
 
-/// What a released guest waits for, for people.
+/// Returns what a released guest waits for, as a message for users.
 fn waits_for(guest: GuestHere) -> Option<&'static str> {
     match guest {
         GuestHere::Unknown => Some("it cannot be told whether the guest is complete"),

@@ -1,9 +1,9 @@
-//! Who a side of a migration is: a key made for this one migration, known to the other side by its
-//! certificate's fingerprint.
+//! The identity of one side of a migration: a key that is generated for this migration only, and known to the other
+//! side by its certificate's fingerprint.
 //!
-//! There is no authority and nothing to renew. Each side accepts exactly one certificate, whatever is
-//! written in it; that the other side holds its key is proven by the signature of the handshake,
-//! which rustls checks. Keys are in memory only, and go with the session.
+//! There is no certificate authority and nothing to renew. Each side accepts exactly one certificate, whatever its
+//! fields contain. The signature in the handshake, which rustls verifies, proves that the other side holds the key.
+//! Keys exist only in memory, and are dropped with the session.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -25,12 +25,12 @@ use rustls::{
 };
 use thiserror::Error;
 
-/// What the names of sessions end with: `<UID of the migration>.migration.drydock.dev`.
+/// Suffix of sessions' server names: `<UID of the migration>.migration.drydock.dev`.
 const DOMAIN: &str = ".migration.drydock.dev";
 
-/// What this side speaks above TLS (ALPN, RFC 7301), the preferred first. The handshake agrees on the first of the target's
-/// that the source offers too, and fails if there is none: a later version offers this one as well, for as long as
-/// nodes of both are in a cluster.
+/// Protocols above TLS (ALPN, RFC 7301), in order of preference. The handshake selects the first of the target's
+/// protocols that the source offers too, and fails if there is none. A later version also offers this one, for as
+/// long as nodes of both versions are in a cluster.
 const PROTOCOLS: [&[u8]; 1] = [b"drydock-migration/1"];
 
 /// SHA-256 of a certificate.
@@ -38,7 +38,7 @@ const PROTOCOLS: [&[u8]; 1] = [b"drydock-migration/1"];
 pub(super) struct Fingerprint([u8; SHA256_OUTPUT_LEN]);
 
 impl Fingerprint {
-    /// The fingerprint of this certificate.
+    /// Returns the fingerprint of a certificate.
     pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
         let mut bytes = [0; SHA256_OUTPUT_LEN];
         bytes.copy_from_slice(digest(&SHA256, certificate).as_ref());
@@ -58,7 +58,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Not a fingerprint.
+/// The text is not a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a fingerprint is the 64 hexadecimal digits of a SHA-256")]
 pub(super) struct NoFingerprint;
@@ -78,28 +78,28 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// The name by which a target's tunnel finds the session that a connection is for.
+/// Returns the server name by which a target's tunnel finds the session of a connection.
 pub(super) fn server_name(migration: &str) -> String {
     format!("{migration}{DOMAIN}")
 }
 
-/// The migration that such a name is of.
+/// Returns the migration that a server name contains.
 pub(super) fn migration_of(server_name: &str) -> Option<&str> {
     server_name.strip_suffix(DOMAIN)
 }
 
-/// An identity cannot be made.
+/// Why an identity could not be created or used.
 #[derive(Debug, Error)]
 pub(super) enum IdentityError {
-    /// The certificate.
+    /// The key pair or its certificate could not be created.
     #[error("could not make a key pair and its certificate")]
     Certificate(#[from] rcgen::Error),
-    /// What TLS makes of it.
+    /// TLS could not be set up with it.
     #[error("could not set up TLS")]
     Tls(#[from] Error),
 }
 
-/// A key pair and its certificate, made for one session.
+/// A key pair and its certificate, generated for one session.
 #[derive(Debug)]
 pub(super) struct Identity {
     certificate: CertificateDer<'static>,
@@ -108,10 +108,10 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Makes one for a migration.
+    /// Generates an identity for a migration.
     ///
     /// # Errors
-    /// If the machine gives no random numbers.
+    /// If the machine provides no random numbers.
     pub(super) fn new(migration: &str) -> Result<Self, IdentityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let certificate = CertificateParams::new([server_name(migration)])?.self_signed(&key)?;
@@ -122,12 +122,12 @@ impl Identity {
         })
     }
 
-    /// By which the other side knows it.
+    /// Returns the fingerprint by which the other side knows this identity.
     pub(super) fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// How the target accepts connections of the source with this fingerprint, and of nobody else.
+    /// Returns the configuration with which a target accepts only the source with this fingerprint.
     ///
     /// # Errors
     /// If rustls cannot use the key.
@@ -137,7 +137,7 @@ impl Identity {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(pinned)
             .with_single_cert(vec![self.certificate.clone()], self.key())?;
-        // Each connection proves anew who it is.
+        // No resumption: each connection has to prove its identity.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
@@ -145,7 +145,7 @@ impl Identity {
         Ok(Arc::new(config))
     }
 
-    /// How the source connects to the target with this fingerprint, and to nobody else.
+    /// Returns the configuration with which a source connects only to the target with this fingerprint.
     ///
     /// # Errors
     /// If rustls cannot use the key.
@@ -177,7 +177,7 @@ fn pinned(peer: Fingerprint) -> (Arc<CryptoProvider>, Arc<Pinned>) {
     (Arc::new(provider), Arc::new(Pinned { peer, algorithms }))
 }
 
-/// Accepts one certificate. Names and dates in it say nothing: it was made for this session.
+/// Accepts exactly one certificate. Ignores names and dates in it, because it was created for this session.
 #[derive(Debug)]
 struct Pinned {
     peer: Fingerprint,
@@ -203,7 +203,7 @@ impl Pinned {
     }
 }
 
-/// TLS 1.2 is not spoken, so nothing of it is ever right.
+/// Returns the error for any use of TLS 1.2, which is disabled.
 fn no_tls12() -> Error {
     Error::General("TLS 1.2 is not spoken here".to_owned())
 }

@@ -1,25 +1,25 @@
-//! Sees to it that the target lets its guest go on only when the source cannot.
+//! Ensures that the target resumes its guest only when the source cannot.
 //!
 //! ```text
 //!  source's libvirtd ── a call of a migration ─────▶│ passes
-//!                    ── last call, "not paused" ──▶│ held: how is the guest here?
-//!                                                   ├─ switched to post-copy ─▶ as it is: it goes on there
-//!                                                   └─ anything else ─────────▶ "paused": it stands still there
-//!                    ── anything else ────────────▶│ held: how is the guest here?
-//!                                                   ├─ switched to post-copy ─▶ as it is, and all that follows
+//!                    ── last call, "not paused" ──▶│ held: state of the guest here?
+//!                                                   ├─ switched to post-copy ─▶ unchanged: it is resumed there
+//!                                                   └─ anything else ─────────▶ "paused": it stays paused there
+//!                    ── anything else ────────────▶│ held: state of the guest here?
+//!                                                   ├─ switched to post-copy ─▶ unchanged, and all that follows
 //!                                                   └─ not ──────────────────▶ the session ends
 //! ```
 //!
-//! libvirt does not take `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED` when it is asked to move
-//! a guest. But it is its last call that says whether the target lets the guest go on, and in that call both
-//! are what libvirt itself says of a guest that was paused when it began to move. So a migration that may be
-//! switched is begun without that flag, and has it in its last call unless it was switched: whoever was
-//! not, arrives as all others do, and goes on by proof. One that was switched can never go on at its
-//! source, so nothing needs to be proven.
+//! libvirt rejects `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED` in a request to migrate a guest. But its
+//! last call decides whether the target resumes the guest, and for a guest that was paused when its migration began,
+//! libvirt itself sets both flags in that call. So a migration that may be switched to post-copy starts without
+//! `VIR_MIGRATE_PAUSED`, and the flag is added to its last call unless the guest was switched. A guest that was not
+//! switched arrives paused like all others, and is resumed by proof. A guest that was switched can never resume at
+//! its source, so no proof is needed.
 //!
-//! This fails closed. What a source's libvirtd sends is passed on only if it is known not to let a guest go on: a
-//! later libvirt might have another last call, or other arguments of this one. A guest whose session ends stays
-//! at its source.
+//! This fails closed. Data from a source's libvirtd is passed on only if it is known not to resume a guest: a later
+//! libvirt might have another last call, or other arguments for this one. A guest whose session ends stays at its
+//! source.
 
 use drydock_host::rpc::{CALL, FrameParser, HEADER, Header, InvalidLength, MESSAGE, Part};
 use thiserror::Error;
@@ -28,15 +28,15 @@ use super::final_reply::LAST_CALLS;
 
 mod arguments;
 
-/// The target leaves the guest paused (`VIR_MIGRATE_PAUSED`).
+/// Flag that makes the target leave the guest paused (`VIR_MIGRATE_PAUSED`).
 const PAUSED: u32 = 1 << 5;
-/// Longest body of a last call that is held, in bytes: libvirt's longest cookie (`REMOTE_MIGRATE_COOKIE_MAX`, 4 MiB)
-/// and as much for the parameters.
+/// Maximum length of the body of a held last call, in bytes: libvirt's longest cookie (`REMOTE_MIGRATE_COOKIE_MAX`, 4
+/// MiB) and the same amount for the parameters.
 const LONGEST_HELD: usize = 8 << 20;
 
-/// Calls by which a source's libvirtd opens and closes its connection, asks about the other, and prepares
-/// a migration (`enum remote_procedure` of `remote_protocol.x`). None of them lets a guest run. Those of libvirt 9.0
-/// and 11.3 are in recorded migrations; the others are the same questions in other versions.
+/// Calls by which a source's libvirtd opens and closes its connection, queries the other libvirtd, and prepares a
+/// migration (`enum remote_procedure` of `remote_protocol.x`). None of them starts or resumes a guest. The calls of
+/// libvirt 9.0 and 11.3 occur in recorded migrations; the others are the same queries in other versions.
 const HARMLESS: [u32; 20] = [
     1,   // CONNECT_OPEN
     2,   // CONNECT_CLOSE
@@ -60,24 +60,24 @@ const HARMLESS: [u32; 20] = [
     361, // CONNECT_UNREGISTER_CLOSE_CALLBACK
 ];
 
-/// How the guest is at the source.
+/// The state of the guest at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GuestLeft {
-    /// It has been switched to post-copy: nothing resumes it here.
+    /// It has been switched to post-copy: it can never resume here.
     Switched,
-    /// It may go on here.
+    /// It may resume here.
     MayReturn,
-    /// Its libvirt does not answer.
+    /// Its libvirt does not respond.
     Unknown,
 }
 
-/// Why something of a source's libvirtd is not passed on: it may let the guest go on at the target.
+/// Why data from a source's libvirtd is not passed on: it may resume the guest at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum NotUnderstood {
-    /// It is not cut into frames as libvirt's protocol is.
+    /// It is not divided into frames of libvirt's protocol.
     #[error("the source's libvirt does not send frames of its protocol: {0}")]
     Frame(InvalidLength),
-    /// It belongs to another protocol than that for domains.
+    /// It belongs to a protocol other than the one for domains.
     #[error("the source's libvirt uses program {program:#x} in version {version}, which no migration needs")]
     Program {
         /// The program.
@@ -85,37 +85,37 @@ pub(super) enum NotUnderstood {
         /// Its version.
         version: u32,
     },
-    /// It is no plain call.
+    /// It is not a plain call.
     #[error("the source's libvirt sends a frame of type {kind}, where it sends calls (0)")]
     Kind {
         /// The type of the frame.
         kind: u32,
     },
-    /// It is a call that no known libvirt makes.
+    /// It is a call that no known libvirt makes during a migration.
     #[error("the source's libvirt makes a call that no migration is known to need: procedure {procedure}")]
     Procedure {
         /// The procedure.
         procedure: u32,
     },
-    /// It is a last call without the flags where they belong.
+    /// It is a last call whose flags are not where they belong.
     #[error("the source's libvirt makes the last call {procedure} with unknown arguments, of {bytes} bytes")]
     Arguments {
         /// The procedure.
         procedure: u32,
-        /// Bytes of its arguments.
+        /// Size of its arguments in bytes.
         bytes: usize,
     },
 }
 
-/// What is to be sent on.
+/// A piece of data to forward.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// What lets no guest go on.
+    /// Data that resumes no guest.
     Other(Vec<u8>),
-    /// The call by which the target would let the guest go on. It waits for a decision.
+    /// The call that would make the target resume the guest. It waits for a decision.
     LetsGoOn(LastCall),
-    /// It may let the guest go on, and is the last piece. It is sent on only if the guest has been switched, after
-    /// [`LastCalls::pass_all`].
+    /// Data that may resume the guest. It is the last piece, and is forwarded only if the guest has been switched,
+    /// after [`LastCalls::pass_all`].
     NotUnderstood(NotUnderstood, Vec<u8>),
 }
 
@@ -128,7 +128,7 @@ pub(super) struct LastCall {
 }
 
 impl LastCall {
-    /// What is sent, as the guest is.
+    /// Returns the bytes to send, depending on the state of the guest.
     pub(super) fn decided(mut self, guest: GuestLeft) -> Vec<u8> {
         if guest != GuestLeft::Switched {
             let flags = (self.flags | PAUSED).to_be_bytes();
@@ -138,33 +138,33 @@ impl LastCall {
     }
 }
 
-/// What becomes of the frame that comes just now.
+/// What happens to the current frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// It passes as it comes.
+    /// It is forwarded as it arrives.
     Passes,
     /// It is held until it is complete.
     IsHeld(Header),
 }
 
-/// What a source's libvirtd sends, cut so that its last call can be held. What has not come to its end when the
-/// connection ends is dropped, if nothing of it has been passed on.
+/// Splits the data from a source's libvirtd so that its last call can be held. A frame that is incomplete when the
+/// connection ends is dropped, unless a part of it has been forwarded.
 #[derive(Debug, Default)]
 pub(super) struct LastCalls {
     parser: FrameParser,
     course: Option<Course>,
-    /// A last call, as far as it has come.
+    /// The received part of a last call.
     held: Vec<u8>,
-    /// A last call has been complete.
+    /// Whether a last call has been received completely.
     seen: bool,
-    /// Something came that is not passed on.
+    /// Why data is no longer forwarded, if so.
     refused: Option<NotUnderstood>,
-    /// Everything passes: the guest has been switched.
+    /// Whether all data is forwarded, because the guest has been switched.
     passes_all: bool,
 }
 
 impl LastCalls {
-    /// Takes what comes next, in pieces of any size. What is not complete comes out later.
+    /// Feeds the next bytes, in pieces of any size. Bytes that are not complete are returned later.
     pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Vec<Piece> {
         let mut pieces = Pieces::default();
         if self.passes_all {
@@ -179,7 +179,7 @@ impl LastCalls {
             let refused = match self.parser.next(&mut bytes) {
                 Ok(None) => break,
                 Ok(Some(part)) => self.part(part, &mut pieces),
-                // The other libvirtd hangs up on such a frame, whatever of it arrives.
+                // libvirtd at the target closes the connection on such a frame, however much of it arrives.
                 Err(error) => Err(NotUnderstood::Frame(error)),
             };
             if let Err(why) = refused {
@@ -193,12 +193,12 @@ impl LastCalls {
         pieces.0
     }
 
-    /// From now on everything passes. What was not passed on so far is left to the caller.
+    /// Forwards all data from now on. The caller is responsible for data that was not forwarded so far.
     pub(super) fn pass_all(&mut self) {
         self.passes_all = true;
     }
 
-    /// A last call has been seen, whatever it says.
+    /// Returns whether a last call has been seen, whatever its content.
     pub(super) fn has_seen_last_call(&self) -> bool {
         self.seen
     }
@@ -223,7 +223,7 @@ impl LastCalls {
                     bytes: header.body(),
                 })?;
                 let bytes = std::mem::take(&mut self.held);
-                // One that is cancelled, or leaves the guest paused, lets nothing go on.
+                // A call that is cancelled, or leaves the guest paused, resumes nothing.
                 if decision.cancelled || decision.flags & PAUSED != 0 {
                     pieces.pass(&bytes);
                 } else {
@@ -240,7 +240,7 @@ impl LastCalls {
     }
 }
 
-/// What becomes of a frame with this header.
+/// Returns what happens to a frame with this header.
 fn course(header: &Header) -> Result<Course, NotUnderstood> {
     if header.is_keepalive() && header.kind == MESSAGE {
         return Ok(Course::Passes);

@@ -1,4 +1,4 @@
-//! The one port of a tunnel: lets in the peers of its sessions, and nobody else.
+//! The port of a tunnel, which accepts the peers of its sessions and no other connections.
 //!
 //! ```text
 //!  TCP ─▶ limits ─▶ name of the session ─▶ handshake with its peer's certificate ─▶ header ─▶ control, or
@@ -37,22 +37,22 @@ use super::{
     streams,
 };
 
-/// How long a connection may take to say who it is and what for.
+/// Timeout for the handshake and the header of a connection.
 const SAY_WITHIN: Duration = Duration::from_secs(5);
-/// Connections that have not said so yet.
+/// Maximum number of connections that are not identified yet.
 const UNKNOWN: usize = 64;
-/// Of these, connections from one address: one that floods the port keeps no other out.
+/// Maximum number of those from one address: a client that floods the port cannot lock out others.
 const UNKNOWN_FROM_ONE: usize = 16;
-/// The wait after a connection could not be accepted, as when no descriptor is left.
+/// Pause after a connection could not be accepted, for example because no file descriptor is left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// What the port needs.
+/// State of the port.
 #[derive(Debug)]
 pub(super) struct Port {
     sessions: Sessions,
     process: Process,
     unknown: Arc<Semaphore>,
-    /// Connections that have not said who they are, by address.
+    /// Number of connections that are not identified yet, by address.
     by_address: Mutex<HashMap<IpAddr, usize>>,
     from_one: usize,
     log: RefusalLog,
@@ -60,7 +60,7 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// A port for the peers of these sessions.
+    /// Creates a port for the peers of these sessions.
     pub(super) fn new(sessions: &Sessions, process: &Process) -> Self {
         Self {
             sessions: sessions.clone(),
@@ -73,7 +73,7 @@ impl Port {
         }
     }
 
-    /// The same with other limits.
+    /// Returns the port with other limits.
     #[cfg(test)]
     pub(super) fn with_limits(mut self, unknown: usize, from_one: usize, say_within: Duration) -> Self {
         self.unknown = Arc::new(Semaphore::new(unknown));
@@ -82,7 +82,7 @@ impl Port {
         self
     }
 
-    /// Takes connections until the process has drained.
+    /// Accepts connections until the process has drained.
     pub(super) async fn accept(self, listener: TcpListener) {
         let port = Arc::new(self);
         let drained = port.sessions.drained();
@@ -113,7 +113,7 @@ impl Port {
         });
     }
 
-    /// A place for a connection that has not said who it is, if there is one.
+    /// Reserves a place for a connection that is not identified yet, if there is one.
     fn place(self: &Arc<Self>, from: IpAddr) -> Option<UnknownPlace> {
         let permit = Arc::clone(&self.unknown).try_acquire_owned().ok()?;
         let mut by_address = lock(&self.by_address);
@@ -129,7 +129,7 @@ impl Port {
         })
     }
 
-    /// Finds out who it is and what for.
+    /// Identifies the peer of a connection and the stream that it carries.
     async fn let_in(
         &self,
         connection: TcpStream,
@@ -147,7 +147,7 @@ impl Port {
         let session = session
             .filter(|session| session.spec.role == Role::Target)
             .ok_or_else(unknown)?;
-        // A source dials as soon as it has said who it is, which this side's agent may not have heard yet.
+        // A source dials as soon as it has published its fingerprint, which may reach this side's agent later.
         let Some((_, Paired::Source { tls })) = session.peer_when_known().await else {
             return Err(unknown());
         };
@@ -202,7 +202,7 @@ impl Port {
     }
 }
 
-/// The place of a connection that has not said who it is, until this is dropped.
+/// The place of a connection that is not identified yet; free again when dropped.
 #[derive(Debug)]
 struct UnknownPlace {
     port: Arc<Port>,
@@ -231,7 +231,7 @@ async fn connect(session: &Session, socket: &str) -> Result<UnixStream, FolderEr
     })
 }
 
-/// Why a handshake failed.
+/// Returns why a handshake failed.
 fn refused_handshake(error: &io::Error) -> StreamRefusal {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {

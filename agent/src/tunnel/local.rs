@@ -1,4 +1,4 @@
-//! What the agent and a tunnel of its node say to each other.
+//! The protocol between the agent and a tunnel of its node.
 //!
 //! ```text
 //!  agent  ── {"id":1,"call":{"prepare":{...}}} ──────────────▶ tunnel
@@ -6,38 +6,38 @@
 //!         ◀── {"answer":{"id":1,"result":{"prepared":{...}}}} ──
 //! ```
 //!
-//! One JSON object a line, over the unix socket of the tunnel's process, which root alone can reach.
-//! What a call has changed is told before its answer. Agent and tunnel may be of different versions
-//! during an update, so fields that one does not know are left out, and values that it does not know are
-//! [`Role::Unknown`], [`Reply::Unknown`] and their like, by which nothing is concluded; a call that a tunnel does
-//! not know is refused. `agent/testdata/wire` has what earlier versions write.
+//! One JSON object per line, over the unix socket of the tunnel's process, which only root can reach. Changes caused
+//! by a call are sent before its response. Agent and tunnel may have different versions during an update: unknown
+//! fields are ignored, and unknown values become [`Role::Unknown`], [`Reply::Unknown`] and the like, from which
+//! nothing is concluded. A tunnel refuses calls that it does not know. `agent/testdata/wire` contains lines that
+//! earlier versions write.
 
 use drydock_core::migration::hand_over::Proof;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// Most bytes of a line.
+/// Maximum length of a line in bytes.
 pub(crate) const LINE: usize = 1024 * 1024;
 
-/// Why a session carries nothing any more ([`SessionState::ended`]): the source's libvirt has sent something that
-/// might let the guest go on at the target without proof.
+/// Reason why a session ended ([`SessionState::ended`]): the source's libvirt has sent something that might resume
+/// the guest at the target without proof.
 pub(crate) const LIBVIRT_NOT_UNDERSTOOD: &str = "LibvirtNotUnderstood";
 
-/// Which side of a migration a session is.
+/// The role of a session in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Role {
-    /// The guest leaves.
+    /// The guest leaves this side.
     Source,
-    /// The guest comes.
+    /// The guest arrives at this side.
     Target,
-    /// A side of a later version: it is left alone.
+    /// A role of a later version: the session is left alone.
     #[serde(other)]
     Unknown,
 }
 
 impl Role {
-    /// The word for it, for logs.
+    /// Returns the name of the role, for logs.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -53,7 +53,7 @@ impl Role {
 pub(crate) struct SessionSpec {
     /// UID of the VirtualMachineInstanceMigration.
     pub(crate) migration: String,
-    /// Which side.
+    /// Role of this side.
     pub(crate) role: Role,
     /// UID of the guest's pod on this node.
     pub(crate) pod_uid: String,
@@ -61,14 +61,13 @@ pub(crate) struct SessionSpec {
     pub(crate) domain: String,
 }
 
-/// What the other side has to know of a session.
+/// What the other side needs to know about a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Prepared {
-    /// SHA-256 of the certificate that this side shows, in lower-case hexadecimal digits.
+    /// SHA-256 of this side's certificate, in lower-case hexadecimal digits.
     pub(crate) fingerprint: String,
-    /// Where this tunnel listens: address and port. A source does not listen; its target has no use
-    /// for this.
+    /// Address and port at which this tunnel listens. Unused if this side is the source, since a target never dials.
     pub(crate) address: String,
 }
 
@@ -76,87 +75,87 @@ pub(crate) struct Prepared {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Peer {
-    /// SHA-256 of the certificate that it shows, in hexadecimal digits.
+    /// SHA-256 of its certificate, in hexadecimal digits.
     pub(crate) fingerprint: String,
-    /// Where its tunnel listens: address and port. A source needs it; a target has no use for it.
+    /// Address and port at which its tunnel listens. Required by a source, unused by a target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<String>,
 }
 
-/// How far the reply is by which a migration succeeds, as the source's side sees it.
+/// How far the reply that completes a migration has come, as seen by the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
-    /// It has not come.
+    /// It has not arrived.
     #[default]
     None,
-    /// All of it has been given to the source's libvirtd.
+    /// It has been written completely to the source's libvirtd.
     Forwarded,
     /// The source's libvirtd has read all of it.
     Consumed,
-    /// Something of a later version, by which nothing is known of it.
+    /// A value of a later version, from which nothing is concluded.
     #[serde(other)]
     Unknown,
 }
 
-/// A session as it is.
+/// The state of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SessionState {
     /// UID of the migration.
     pub(crate) migration: String,
-    /// Which side.
+    /// Role of this side.
     pub(crate) role: Role,
     /// UID of the guest's pod.
     pub(crate) pod_uid: String,
     /// Name of the domain.
     pub(crate) domain: String,
-    /// It knows the other side's fingerprint.
+    /// Whether the other side's fingerprint is known.
     #[serde(default)]
     pub(crate) paired: bool,
-    /// The control channel to the other side is open, and the other side has answered.
+    /// Whether the control channel to the other side is open and the other side has responded.
     #[serde(default)]
     pub(crate) connected: bool,
-    /// Version of the control channel that the other side speaks, once it has said something.
+    /// Protocol version of the other side's control channel, once it has sent a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer_version: Option<u16>,
-    /// Bytes of the guest and of libvirt that went to the other side. Told once a second at most.
+    /// Bytes of the guest and of libvirt that were sent to the other side. Updated at most once per second.
     #[serde(default)]
     pub(crate) sent: u64,
-    /// Bytes that came from it. Told once a second at most.
+    /// Bytes received from it. Updated at most once per second.
     #[serde(default)]
     pub(crate) received: u64,
-    /// Source: how far the last reply is.
+    /// Source: how far the last reply has come.
     #[serde(default)]
     pub(crate) reply: Reply,
-    /// Source: the proof on which the guest was released. Target: that on which it may go on.
+    /// Source: the proof with which the guest was released. Target: the proof with which it may be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) released: Option<Proof>,
-    /// Source: the target has said that it took the guest over.
+    /// Source: whether the target has confirmed that it took the guest over.
     #[serde(default)]
     pub(crate) acknowledged: bool,
-    /// Target: it has resumed the guest, or left it paused as told.
+    /// Target: whether it has resumed the guest, or left it paused as requested.
     #[serde(default)]
     pub(crate) resumed: bool,
-    /// What hinders it just now, for people. It goes on trying.
+    /// The current problem, as a message for users. The session keeps trying.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) trouble: Option<String>,
-    /// Why it carries nothing any more, in one CamelCase word. It stays in the list until it is closed.
+    /// Why the session carries nothing any more, in CamelCase. The session stays in the list until it is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<String>,
-    /// Source: libvirt's last call has the target leave the guest paused, unless it was switched to post-copy.
-    /// Tunnels of earlier versions do not see to that.
+    /// Source: whether the tunnel makes libvirt's last call leave the guest paused at the target, unless the guest
+    /// was switched to post-copy. Tunnels of earlier versions do not do this.
     #[serde(default)]
     pub(crate) holds_last_call: bool,
 }
 
-/// What a tunnel is asked to do. Each may be asked again.
+/// A call to a tunnel. Each call may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Call {
-    /// Make a session.
+    /// Creates a session.
     Prepare(SessionSpec),
-    /// Tell a session who the other side is.
+    /// Sets the other side of a session.
     #[serde(rename_all = "camelCase")]
     Pair {
         /// UID of the migration.
@@ -164,23 +163,23 @@ pub(crate) enum Call {
         /// The other side.
         peer: Peer,
     },
-    /// Source: say whether the guest stays paused at the target.
+    /// Source: sets whether the guest stays paused at the target.
     #[serde(rename_all = "camelCase")]
     KeepPaused {
         /// UID of the migration.
         migration: String,
-        /// It stays paused.
+        /// Whether the guest stays paused.
         keep_paused: bool,
     },
-    /// Source: the guest can never go on here.
+    /// Source: releases the guest, because it can never resume here.
     #[serde(rename_all = "camelCase")]
     Release {
         /// UID of the migration.
         migration: String,
-        /// How that is known.
+        /// The proof of that.
         proof: Proof,
     },
-    /// End a session and forget it.
+    /// Ends a session and removes it.
     #[serde(rename_all = "camelCase")]
     Close {
         /// UID of the migration.
@@ -191,28 +190,28 @@ pub(crate) enum Call {
 /// A line to the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// By which the answer is known.
+    /// ID to match the response to the request.
     pub(crate) id: u64,
-    /// What is to be done.
+    /// The call to execute.
     pub(crate) call: Call,
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Answer {
-    /// There is a session.
+    /// The session exists.
     Prepared(Prepared),
-    /// It is done, or was so already.
+    /// The call was executed, now or before.
     Done {},
-    /// It is not done.
+    /// The call was refused.
     Refused {
-        /// Why, in one CamelCase word.
+        /// The reason in CamelCase.
         reason: String,
-        /// The same for people.
+        /// The reason as a message for users.
         message: String,
     },
-    /// Something of a later version.
+    /// A result of a later version.
     #[serde(skip)]
     Unknown,
 }
@@ -221,19 +220,20 @@ pub(crate) enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Said {
-    /// All sessions of the process, as they are.
+    /// The states of all sessions of the process.
     Sessions(Vec<SessionState>),
-    /// What came of a call.
+    /// The result of a call.
     Answer {
-        /// The call.
+        /// ID of the call.
         id: u64,
-        /// What came of it.
+        /// Its result.
         #[serde(deserialize_with = "answer")]
         result: Answer,
     },
 }
 
-/// Whoever waits for an answer gets one, also of a tunnel of a later version.
+/// Deserializes a result. An unknown one, of a tunnel of a later version, becomes [`Answer::Unknown`], so that each
+/// caller gets a response.
 fn answer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Answer, D::Error> {
     let value = Value::deserialize(deserializer)?;
     Ok(serde_json::from_value(value).unwrap_or(Answer::Unknown))

@@ -1,4 +1,4 @@
-//! What a tunnel counts. The names are documented in `deploy/docs/troubleshooting.md`.
+//! The tunnel's metrics. The names are documented in `deploy/docs/troubleshooting.md`.
 
 use std::sync::atomic::AtomicI64;
 
@@ -23,22 +23,22 @@ struct Kind {
 /// All of the tunnel's metrics.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TunnelMetrics {
-    /// Sessions that there are.
+    /// Number of sessions.
     pub(super) sessions: Gauge<i64, AtomicI64>,
-    /// Bytes that went to other nodes.
+    /// Bytes sent to other nodes.
     pub(super) sent: Counter,
-    /// Bytes that came from other nodes.
+    /// Bytes received from other nodes.
     pub(super) received: Counter,
-    /// Sessions that ended since a source's libvirt sent something unknown.
+    /// Sessions that ended because a source's libvirt sent something unknown.
     pub(super) not_understood: Counter,
-    /// Guests that left without a last call that was seen.
+    /// Guests that left without an observed last call.
     pub(super) missed: Counter,
     streams: Family<Kind, Counter>,
     refusals: Family<Reason, Counter>,
 }
 
 impl TunnelMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         for refusal in StreamRefusal::ALL {
@@ -84,12 +84,12 @@ impl TunnelMetrics {
         metrics
     }
 
-    /// A connection began.
+    /// Counts a connection that began.
     pub(super) fn began(&self, stream: Stream) {
         self.streams.get_or_create(&Kind { kind: stream.as_str() }).inc();
     }
 
-    /// A connection was refused.
+    /// Counts a refused connection.
     pub(super) fn refused(&self, refusal: StreamRefusal) {
         self.refusals
             .get_or_create(&Reason {
@@ -98,7 +98,7 @@ impl TunnelMetrics {
             .inc();
     }
 
-    /// How often this was refused.
+    /// Returns how often connections were refused for this reason.
     #[cfg(test)]
     pub(super) fn refusals(&self, refusal: StreamRefusal) -> u64 {
         self.refusals

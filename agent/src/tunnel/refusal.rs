@@ -1,4 +1,4 @@
-//! What a tunnel refuses: to agents of its node, and to whoever connects from elsewhere.
+//! What a tunnel refuses: calls of agents of its node, and connections from other nodes.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,13 @@ use thiserror::Error;
 
 use super::identity::IdentityError;
 
-/// Why a call of an agent is refused.
+/// Why an agent's call is refused.
 #[derive(Debug, Error)]
 pub(super) enum CallRefusal {
     /// The process is about to end.
     #[error("the tunnel is about to end and takes no new sessions")]
     Draining,
-    /// More sessions than a node can have guests on the move.
+    /// The maximum number of sessions exists, which is more than a node can have migrating guests.
     #[error("there are {0} sessions already")]
     TooManySessions(usize),
     /// Not a UID.
@@ -28,40 +28,40 @@ pub(super) enum CallRefusal {
     /// Neither source nor target.
     #[error("the role of the session is neither source nor target")]
     UnknownRole,
-    /// The migration has a session, for something else.
+    /// The migration has a session with another specification.
     #[error("there is a session of migration {0} for another role, pod or domain")]
     OtherSession(String),
     /// There is no such session.
     #[error("there is no session of migration {0}")]
     NoSession(String),
-    /// The session has a peer, which is another.
+    /// The session is paired with another peer.
     #[error("migration {0} is paired with another peer")]
     OtherPeer(String),
-    /// Fingerprint or address are none.
+    /// The fingerprint or the address is invalid.
     #[error("{0}")]
     BadPeer(String),
-    /// Only a source can be asked this.
+    /// The call is only for a source.
     #[error("this side of migration {0} is not its source")]
     NotSource(String),
-    /// Too late.
+    /// The hand-over does not allow it any more.
     #[error(transparent)]
     HandOver(#[from] HandOverRefusal),
-    /// The sockets in the pod cannot be made.
+    /// The sockets in the pod could not be created.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// No key can be made.
+    /// No key could be generated.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The line was no call.
+    /// The line was not a call.
     #[error("not understood: {0}")]
     NotUnderstood(String),
-    /// The kernel refuses.
+    /// The kernel refused the listener.
     #[error("could not listen: {0}")]
     Listen(#[from] std::io::Error),
 }
 
 impl CallRefusal {
-    /// A stable word for it.
+    /// Returns a stable reason.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Draining => "Draining",
@@ -85,37 +85,37 @@ impl CallRefusal {
 /// Why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub(super) enum StreamRefusal {
-    /// Too many have not said yet who they are.
+    /// Too many connections are not identified yet.
     #[error("too many connections have not said yet who they are")]
     TooManyConnections,
-    /// It did not say who it is and what for in time.
+    /// The handshake and the header did not arrive in time.
     #[error("it did not say in time who it is and what for")]
     TooSlow,
-    /// It does not speak TLS 1.3, or not as a tunnel does.
+    /// It does not use TLS 1.3, or not with a tunnel's parameters.
     #[error("the handshake failed")]
     HandshakeFailed,
-    /// It asks for no session that there is, or that has a peer.
+    /// It names no session that exists, or one without a peer.
     #[error("it asks for a session that there is not")]
     UnknownSession,
-    /// It is not the peer of the session that it asks for.
+    /// It is not the peer of the session that it names.
     #[error("its certificate is not that of the session's peer")]
     WrongCertificate,
-    /// It closed before it said what it is for.
+    /// It closed before its header arrived.
     #[error("it closed before it said what it is for")]
     ClosedEarly,
-    /// It says that it is for something that there is not.
+    /// Its header names no known stream.
     #[error("it does not say which stream it is")]
     BadHeader,
-    /// There is such a stream already, or as many as there may be.
+    /// The session has the maximum number of such streams.
     #[error("there are as many of these streams as there may be")]
     StreamTaken,
-    /// Nothing in the pod takes it.
+    /// There is no listener for it in the pod.
     #[error("nothing in the pod takes the stream")]
     NobodyInPod,
 }
 
 impl StreamRefusal {
-    /// All of them, so that each is counted from the start.
+    /// All reasons, so that each is counted from the start.
     pub(super) const ALL: [Self; 9] = [
         Self::TooManyConnections,
         Self::TooSlow,
@@ -128,7 +128,7 @@ impl StreamRefusal {
         Self::NobodyInPod,
     ];
 
-    /// A stable word for it.
+    /// Returns a stable reason.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::TooManyConnections => "TooManyConnections",
@@ -144,18 +144,19 @@ impl StreamRefusal {
     }
 }
 
-/// How often one reason is logged.
+/// Minimum interval between two log lines for the same reason.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Keeps whoever is refused from filling the log.
+/// Limits the log lines about refused connections.
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
-    /// When each reason was last logged, and how often it was not since then.
+    /// When each reason was last logged, and the number of refusals not logged since.
     last: Mutex<BTreeMap<StreamRefusal, (Instant, u64)>>,
 }
 
 impl RefusalLog {
-    /// Whether to log a refusal now, and how many of its kind were not logged since the last time.
+    /// Returns whether to log a refusal now; if so, the number of refusals of its kind that were not logged since the
+    /// last one.
     pub(super) fn admits(&self, refusal: StreamRefusal, now: Instant) -> Option<u64> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match last.get_mut(&refusal) {

@@ -1,4 +1,4 @@
-//! `drydock-agent tunnel`: puts the parts of the process together.
+//! `drydock-agent tunnel`: wires the parts of the process together.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -19,11 +19,11 @@ use crate::args::TunnelArgs;
 const COMPONENT: &str = "drydock-tunnel";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How long sessions may go on after the order to stop. A guest that has half arrived is lost if its
-/// tunnel ends, so this is as long as the pod has (`terminationGracePeriodSeconds`), less a little.
+/// How long sessions may continue after the signal to stop. A guest that has half arrived is lost if its tunnel ends,
+/// so this is nearly as long as the pod's grace period (`terminationGracePeriodSeconds`).
 const DRAIN: Duration = Duration::from_secs(24 * 3600 - 60);
 
-/// The port cannot be opened.
+/// The port could not be opened.
 #[derive(Debug, Error)]
 #[error("could not open the port for other tunnels {address}")]
 struct PortError {
@@ -31,7 +31,7 @@ struct PortError {
     source: std::io::Error,
 }
 
-/// Runs until told to stop, and until its last session has ended.
+/// Runs until it is signalled to stop and its last session has ended.
 pub(crate) fn run(args: TunnelArgs) -> ExitCode {
     let start = Start {
         component: COMPONENT,

@@ -1,4 +1,4 @@
-//! The tunnel's end of the conversation with agents of its node.
+//! The tunnel's server for agents of its node.
 
 use std::{
     fs, io,
@@ -21,10 +21,10 @@ use super::{
     sessions::Sessions,
 };
 
-/// What the names of the sockets of tunnels end with.
+/// Suffix of the names of tunnels' sockets.
 pub(super) const SUFFIX: &str = ".sock";
 
-/// Agents cannot be listened to.
+/// The socket for agents could not be opened.
 #[derive(Debug, Error)]
 #[error("could not listen at {}", path.display())]
 pub(crate) struct ServerError {
@@ -35,7 +35,7 @@ pub(crate) struct ServerError {
 /// Listens for agents at `<pod UID>.sock` in `folder`, until the process has drained.
 ///
 /// # Errors
-/// If the folder cannot be made or written to.
+/// If the folder cannot be created or written to.
 pub(super) fn serve(sessions: &Sessions, folder: &Path, pod_uid: &str, process: &Process) -> Result<(), ServerError> {
     let path = folder.join(format!("{pod_uid}{SUFFIX}"));
     let listener = listen(folder, pod_uid, &path).map_err(|source| ServerError {
@@ -64,7 +64,7 @@ pub(super) fn serve(sessions: &Sessions, folder: &Path, pod_uid: &str, process: 
     Ok(())
 }
 
-/// Listens under another name first: who finds the socket shall find somebody listening.
+/// Creates the socket under another name first, so that a socket under the final name always has a listener.
 fn listen(folder: &Path, pod_uid: &str, path: &Path) -> io::Result<UnixListener> {
     fs::create_dir_all(folder)?;
     let new = folder.join(format!(".{pod_uid}.new"));
@@ -80,7 +80,7 @@ fn listen(folder: &Path, pod_uid: &str, path: &Path) -> io::Result<UnixListener>
 
 type Lines = Framed<UnixStream, LinesCodec>;
 
-/// Does what one agent says, and tells it of all sessions.
+/// Serves one agent: executes its calls and sends it the state of all sessions.
 async fn converse(sessions: &Sessions, stream: UnixStream, drained: &CancellationToken) -> Result<(), LinesCodecError> {
     let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
     let mut told = sessions.told();
@@ -99,7 +99,7 @@ async fn converse(sessions: &Sessions, stream: UnixStream, drained: &Cancellatio
                     return Ok(());
                 };
                 let (id, result) = answer(sessions, &line);
-                // What the call has changed comes before its answer.
+                // Changes caused by the call are sent before its response.
                 sessions.tell_now();
                 if told.has_changed().unwrap_or(false) {
                     tell(&mut lines, &mut told).await?;
@@ -122,7 +122,7 @@ fn answer(sessions: &Sessions, line: &str) -> (u64, Answer) {
     (id, result)
 }
 
-/// The number of a call that is not understood.
+/// Returns the ID of a call that could not be parsed.
 fn id_of(line: &str) -> u64 {
     let value: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
     value["id"].as_u64().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! One side of one migration: what it is, what is known of it, and how much it has carried.
+//! One side of one migration: its purpose, its state, and the number of bytes that it has carried.
 
 use std::{
     net::SocketAddr,
@@ -24,40 +24,40 @@ use super::{
     stream_header::Stream,
 };
 
-/// Connections for memory and disks that a session may have at once, of each. QEMU opens one for the
-/// memory, libvirt one for each disk.
+/// Maximum number of memory connections of a session at a time, and of disk connections. QEMU opens one for the
+/// memory, and libvirt one for each disk.
 const PARALLEL: usize = 32;
 
-/// What changes in a session's life.
+/// The part of a session's state that changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The control channel is open, and the other side has answered.
+    /// Whether the control channel is open and the other side has responded.
     pub(super) connected: bool,
-    /// Version of the control channel that the other side speaks, once it has said something.
+    /// Protocol version of the other side's control channel, once it has sent a message.
     pub(super) peer_version: Option<u16>,
-    /// Source: libvirt has made its last call.
+    /// Source: whether libvirt has made its last call.
     pub(super) last_call: bool,
-    /// How far the last reply is.
+    /// How far the last reply has come.
     pub(super) reply: Reply,
-    /// The hand-over, as a source sees it.
+    /// The source's view of the hand-over.
     pub(super) source: SourceSide,
-    /// The hand-over, as a target sees it.
+    /// The target's view of the hand-over.
     pub(super) target: TargetSide,
-    /// What hinders it just now.
+    /// The current problem.
     pub(super) trouble: Option<String>,
-    /// Why it carries nothing any more.
+    /// Why the session carries nothing any more.
     pub(super) ended: Option<&'static str>,
 }
 
-/// That something has changed, for whoever tells the agents.
+/// Notifications of changes, for the task that reports to the agents.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Something to tell at once.
+    /// A change to report at once.
     pub(super) facts: Notify,
-    /// Bytes, which can wait.
+    /// New byte counts, which can wait.
     pub(super) bytes: Notify,
     bytes_told: AtomicBool,
-    /// A guest has left whose last call this process has not seen.
+    /// Whether a guest has left whose last call this process has not seen.
     last_call_missed: AtomicBool,
 }
 
@@ -68,7 +68,7 @@ impl Changes {
         }
     }
 
-    /// Bytes are told now: the next ones are new.
+    /// Marks the byte counts as reported: the next bytes notify again.
     pub(super) fn telling(&self) {
         self.bytes_told.store(false, Ordering::Relaxed);
     }
@@ -77,21 +77,21 @@ impl Changes {
 /// The other side of a session.
 #[derive(Clone, Debug)]
 pub(super) enum Paired {
-    /// The target, which is dialled.
+    /// The target, which this side dials.
     Target {
-        /// Where.
+        /// Its address and port.
         address: SocketAddr,
-        /// How.
+        /// TLS configuration for dialling it.
         tls: Arc<ClientConfig>,
     },
-    /// The source, which dials.
+    /// The source, which dials this side.
     Source {
-        /// How it is let in.
+        /// TLS configuration for accepting it.
         tls: Arc<ServerConfig>,
     },
 }
 
-/// How many streams there are, which have to be as few as said.
+/// Number of open streams of each limited kind.
 #[derive(Debug, Default)]
 struct Open {
     libvirt: AtomicUsize,
@@ -99,7 +99,7 @@ struct Open {
     disks: AtomicUsize,
 }
 
-/// A stream that counts as one of its session's, until this is dropped.
+/// An open stream, counted against the limit of its session until dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     session: Arc<Session>,
@@ -117,32 +117,32 @@ impl Drop for Place {
 /// A session.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// What it is for.
+    /// Migration, role, pod and domain of the session.
     pub(super) spec: SessionSpec,
     /// The pod's folder.
     pub(super) folder: PodFolder,
-    /// Who this side is.
+    /// The identity of this side.
     pub(super) identity: Identity,
-    /// How its guest is asked.
+    /// Access to the guest.
     pub(super) guests: Arc<dyn Guests>,
-    /// What is counted.
+    /// The metrics.
     pub(super) metrics: TunnelMetrics,
-    /// Cancelled when it is closed.
+    /// Cancelled when the session is closed.
     pub(super) closed: CancellationToken,
-    /// A source's sockets in the pod, until somebody listens.
+    /// A source's sockets in the pod, until a task takes them over.
     pub(super) sockets: Mutex<Vec<(Stream, PodListener)>>,
     facts: watch::Sender<Facts>,
     changes: Arc<Changes>,
     peer: watch::Sender<Option<(Fingerprint, Paired)>>,
     open: Open,
-    /// The control channel that is in use: a newer one takes its place.
+    /// The current control channel: a newer one replaces it.
     control: Mutex<CancellationToken>,
     sent: AtomicU64,
     received: AtomicU64,
 }
 
 impl Session {
-    /// A session without a peer.
+    /// Creates a session without a peer.
     pub(super) fn new(
         spec: SessionSpec,
         folder: PodFolder,
@@ -170,12 +170,12 @@ impl Session {
         }
     }
 
-    /// What is known, and what will be.
+    /// Returns the facts, with later changes.
     pub(super) fn facts(&self) -> watch::Receiver<Facts> {
         self.facts.subscribe()
     }
 
-    /// Changes what is known, and tells everybody if that is news.
+    /// Changes the facts, and notifies all receivers if they differ afterwards.
     pub(super) fn update<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
         let mut result = None;
         let changed = self.facts.send_if_modified(|facts| {
@@ -192,13 +192,13 @@ impl Session {
         }
     }
 
-    /// The guest goes on elsewhere by this proof, and never here again.
+    /// Records the proof that the guest continues elsewhere and can never resume here.
     pub(super) fn prove(&self, proof: Proof, more: impl FnOnce(&mut Facts)) {
         self.update(|facts| {
             more(facts);
             facts.source.prove(proof);
         });
-        // However what is left of it ends, it has not crashed.
+        // Whatever is left of the guest here and however that ends, it is not a crash.
         if let Err(error) = self.folder.mark(MIGRATION_LEFT_FILE) {
             info!(
                 migration = self.spec.migration,
@@ -208,7 +208,7 @@ impl Session {
         }
     }
 
-    /// Ends the session here: nothing is carried any more, and the other side is told so.
+    /// Ends the session: nothing is carried any more, and the other side is notified.
     pub(super) fn end(&self, reason: &'static str, message: String) {
         warn!(
             migration = self.spec.migration,
@@ -223,8 +223,8 @@ impl Session {
         self.closed.cancel();
     }
 
-    /// The agent has proven by libvirt's word that the guest has left. If this process has not seen the last call by
-    /// which it did, it does not understand this libvirt, and no more guests begin to move in a way that depends
+    /// Checks a proof by libvirt's state that the guest has left. If this process has not seen the last call of that
+    /// migration, it does not understand this libvirt. From then on, no guest starts to migrate in a way that depends
     /// on that call.
     pub(super) fn check_last_call(&self, proof: Proof) {
         let facts = self.facts.borrow().clone();
@@ -241,19 +241,19 @@ impl Session {
         self.changes.facts.notify_one();
     }
 
-    /// The peer, if it is known.
+    /// Returns the peer, if it is known.
     pub(super) fn peer(&self) -> Option<(Fingerprint, Paired)> {
         self.peer.borrow().clone()
     }
 
-    /// The peer, once it is known; none if the session is closed before that.
+    /// Waits for the peer and returns it; `None` if the session is closed before that.
     pub(super) async fn peer_when_known(&self) -> Option<(Fingerprint, Paired)> {
         let mut peer = self.peer.subscribe();
         let known = peer.wait_for(Option::is_some);
         self.closed.run_until_cancelled(known).await?.ok()?.clone()
     }
 
-    /// Notes the peer.
+    /// Sets the peer.
     pub(super) fn paired(&self, fingerprint: Fingerprint, peer: Paired) {
         self.peer.send_replace(Some((fingerprint, peer)));
         self.changes.facts.notify_one();
@@ -268,7 +268,7 @@ impl Session {
         }
     }
 
-    /// A place for one more stream, if there may be one.
+    /// Reserves a place for one more stream, if the limit allows it.
     pub(super) fn place(self: &Arc<Self>, stream: Stream) -> Option<Place> {
         if let Some((open, most)) = self.places(stream) {
             let one_more = |count: usize| (count < most).then_some(count + 1);
@@ -281,28 +281,28 @@ impl Session {
         })
     }
 
-    /// Makes a new control channel the one that counts: the one before it ends.
+    /// Makes a new control channel the current one, and ends the previous one.
     pub(super) fn take_control(&self) -> CancellationToken {
         let mine = self.closed.child_token();
         std::mem::replace(&mut *lock(&self.control), mine.clone()).cancel();
         mine
     }
 
-    /// Bytes went to the other side.
+    /// Counts bytes sent to the other side.
     pub(super) fn sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         self.metrics.sent.inc_by(bytes as u64);
         self.changes.more_bytes();
     }
 
-    /// Bytes came from the other side.
+    /// Counts bytes received from the other side.
     pub(super) fn received(&self, bytes: usize) {
         self.received.fetch_add(bytes as u64, Ordering::Relaxed);
         self.metrics.received.inc_by(bytes as u64);
         self.changes.more_bytes();
     }
 
-    /// The session as agents are told of it.
+    /// Returns the state of the session, as agents receive it.
     pub(super) fn state(&self) -> SessionState {
         let facts = self.facts.borrow().clone();
         let SessionSpec {
@@ -336,13 +336,13 @@ impl Session {
     }
 }
 
-/// libvirt says that the guest has left, and has made no last call. A guest that was released before, by another proof,
-/// was switched to post-copy, or its libvirtd was lost.
+/// Returns whether a last call was missed: libvirt reports that the guest has left, but no last call was seen. A
+/// guest that was released before, with another proof, was switched to post-copy, or its libvirtd was lost.
 fn is_missed(proof: Proof, facts: &Facts) -> bool {
     proof == Proof::SourceStopped && facts.source.proof().is_none() && !facts.last_call
 }
 
-/// Takes a lock that a panic elsewhere may have poisoned: what these guard is whole at any time.
+/// Takes a lock even if a panic elsewhere has poisoned it: the data behind these locks is consistent at any time.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

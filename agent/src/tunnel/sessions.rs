@@ -1,4 +1,4 @@
-//! All sessions of the process: made, paired and closed as agents say, and told to them.
+//! All sessions of the process: created, paired and closed by agents' calls, and reported to agents.
 
 use std::{
     collections::BTreeMap,
@@ -28,10 +28,10 @@ use super::{
     stream_header::Stream,
 };
 
-/// Sessions that there may be at once.
+/// Maximum number of sessions at a time.
 const MOST: usize = 64;
 
-/// How often bytes are told.
+/// Minimum interval between two reports of changed byte counts to agents.
 const TELL_BYTES_EVERY: Duration = Duration::from_secs(1);
 
 /// What all sessions of a process have in common.
@@ -39,24 +39,24 @@ const TELL_BYTES_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Setting {
     /// The kubelet's root.
     pub(super) kubelet: PathBuf,
-    /// Where this tunnel listens.
+    /// Address at which this tunnel listens.
     pub(super) address: SocketAddr,
     /// User of processes in launcher pods.
     pub(super) owner: u32,
-    /// How guests are asked.
+    /// Access to guests.
     pub(super) guests: Arc<dyn Guests>,
-    /// What is counted.
+    /// The metrics.
     pub(super) metrics: TunnelMetrics,
 }
 
 impl Setting {
-    /// The user of all launcher pods.
+    /// Returns the user of all launcher pods.
     pub(super) fn launcher_user() -> u32 {
         u32::try_from(UID).unwrap_or_default()
     }
 }
 
-/// The table of sessions; clones are the same.
+/// The table of sessions; clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Sessions(Arc<Inner>);
 
@@ -72,7 +72,7 @@ struct Inner {
 }
 
 impl Sessions {
-    /// No sessions yet. What changes is told as long as the process has not drained.
+    /// Creates an empty table. Its changes are reported until the process has drained.
     pub(super) fn new(setting: Setting, process: &Process) -> Self {
         let sessions = Self(Arc::new(Inner {
             setting,
@@ -86,30 +86,30 @@ impl Sessions {
         sessions
     }
 
-    /// The sessions as they are told to agents.
+    /// Returns the states of the sessions, as agents receive them.
     pub(super) fn told(&self) -> watch::Receiver<Vec<SessionState>> {
         self.0.told.subscribe()
     }
 
-    /// Cancelled when the process is stopping and its last session has ended.
+    /// Returns a token that is cancelled when the process is stopping and its last session has ended.
     pub(super) fn drained(&self) -> CancellationToken {
         self.0.drained.clone()
     }
 
-    /// The session of a migration.
+    /// Returns the session of a migration.
     pub(super) fn get(&self, migration: &str) -> Option<Arc<Session>> {
         lock(&self.0.table).get(migration).cloned()
     }
 
-    /// What is counted.
+    /// Returns the metrics.
     pub(super) fn metrics(&self) -> &TunnelMetrics {
         &self.0.setting.metrics
     }
 
-    /// Does what an agent asks for.
+    /// Executes an agent's call.
     ///
     /// # Errors
-    /// If it is refused.
+    /// If the call is refused.
     pub(super) fn call(&self, call: Call) -> Result<Answer, CallRefusal> {
         match call {
             Call::Prepare(spec) => return self.prepare(spec).map(Answer::Prepared),
@@ -134,7 +134,7 @@ impl Sessions {
         if self.0.process.stopping().is_cancelled() {
             return Err(CallRefusal::Draining);
         }
-        // It becomes a label of a DNS name.
+        // The UID becomes a label of a DNS name.
         let is_uid = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
         if !(1..=63).contains(&spec.migration.len()) || !spec.migration.bytes().all(is_uid) {
             return Err(CallRefusal::BadMigration(spec.migration.chars().take(100).collect()));
@@ -168,7 +168,7 @@ impl Sessions {
         Ok(prepared)
     }
 
-    /// A source's sockets, for libvirt and QEMU in its pod.
+    /// Creates a source's sockets for libvirt and QEMU in its pod.
     fn sockets(&self, folder: &PodFolder) -> Result<Vec<(Stream, PodListener)>, FolderError> {
         [
             (Stream::Libvirt, MIGRATION_LIBVIRT_SOCKET),
@@ -248,7 +248,7 @@ impl Sessions {
         if let Some(session) = session {
             info!(migration, "session closed");
             session.closed.cancel();
-            // What nobody listens at any more goes at once.
+            // Removes at once the sockets that no task has taken over.
             lock(&session.sockets).clear();
             self.changed();
         }
@@ -274,7 +274,7 @@ impl Sessions {
         self.0.changes.facts.notify_one();
     }
 
-    /// Brings what is told up to date, and says whether that changed anything.
+    /// Updates the reported states. Returns whether that changed anything.
     pub(super) fn tell_now(&self) -> bool {
         self.0.changes.telling();
         let states: Vec<SessionState> = lock(&self.0.table).values().map(|session| session.state()).collect();
@@ -285,7 +285,7 @@ impl Sessions {
         })
     }
 
-    /// Tells of changes, and of the drain's end.
+    /// Reports changes until the process has drained.
     async fn tell(self) {
         let (changes, stopping) = (&self.0.changes, self.0.process.stopping());
         let mut bytes_at = Instant::now();
@@ -301,7 +301,7 @@ impl Sessions {
                 () = stopping.cancelled(), if !self.0.drained.is_cancelled() && self.is_empty() => {
                     self.tell_now();
                     self.0.drained.cancel();
-                    // What the other sides have closed ends here too.
+                    // Sessions that the other side has closed end here too.
                     lock(&self.0.table).values().for_each(|session| session.closed.cancel());
                     return;
                 }
@@ -309,14 +309,14 @@ impl Sessions {
             more_bytes = false;
             bytes_at = Instant::now() + TELL_BYTES_EVERY;
             self.tell_now();
-            // What the last guest needed is not needed any more.
+            // Returns the memory that the last session needed.
             if lock(&self.0.table).is_empty() {
                 drydock_host::memory::trim();
             }
         }
     }
 
-    /// No session carries anything.
+    /// Returns whether no session carries anything any more.
     fn is_empty(&self) -> bool {
         let table = lock(&self.0.table);
         table.values().all(|session| session.facts().borrow().ended.is_some())

@@ -1,33 +1,33 @@
-//! What a connection is for: the first bytes after the handshake, from the source.
+//! The header that declares the purpose of a connection: the first bytes that the source sends after the handshake.
 
 use thiserror::Error;
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub(super) const BYTES: usize = 8;
 
-/// How each begins.
+/// The first bytes of each header.
 const MAGIC: [u8; 4] = *b"dryd";
 
-/// What a connection carries.
+/// The content of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Stream {
-    /// What the two tunnels say to each other.
+    /// Messages between the two tunnels.
     Control,
-    /// What the source's libvirtd says to the target's.
+    /// The connection of the source's libvirtd to the target's.
     Libvirt,
-    /// The guest's memory. The number tells several connections apart, in logs.
+    /// The guest's memory. The number distinguishes several connections in logs.
     Memory(u16),
-    /// The guest's disks, likewise.
+    /// The guest's disks; the number as for the memory.
     Disks(u16),
 }
 
-/// Bytes that are no header.
+/// The bytes are not a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("what comes first is not the header of a stream")]
 pub(super) struct NoHeader;
 
 impl Stream {
-    /// The word for it, for logs and metrics.
+    /// Returns the name of the stream, for logs and metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Control => "control",
@@ -37,7 +37,7 @@ impl Stream {
         }
     }
 
-    /// Its header.
+    /// Returns the header of the stream.
     pub(super) fn header(self) -> [u8; BYTES] {
         let (kind, number) = match self {
             Self::Control => (0, 0),
@@ -50,10 +50,10 @@ impl Stream {
         [m0, m1, m2, m3, 0, kind, high, low]
     }
 
-    /// The stream with this header.
+    /// Parses a header.
     ///
     /// # Errors
-    /// If it is none.
+    /// If it is not a valid header.
     pub(super) fn of_header(header: [u8; BYTES]) -> Result<Self, NoHeader> {
         let [_, _, _, _, _, kind, high, low] = header;
         let number = u16::from_be_bytes([high, low]);

@@ -1,11 +1,12 @@
-//! Carries one unix connection over one TLS connection, both ways, until both sides have ended.
+//! Carries one unix connection over one TLS connection, in both directions, until both sides have ended.
 //!
 //! ```text
 //!  libvirt or QEMU ◀──unix──▶ │ 64 KiB each way │ ◀──TLS──▶ the other tunnel
 //! ```
 //!
-//! What one side has not taken is not read from the other. The end of one direction is passed on, and
-//! the other goes on. An end without TLS's own farewell is an error, not an end: it may have been cut.
+//! Data is read from one side only after the other side has taken what came before. The end of one direction is
+//! passed on, while the other direction continues. An end without a TLS `close_notify` is an error: the connection
+//! may have been cut.
 
 use std::{
     io::{self, ErrorKind},
@@ -31,28 +32,29 @@ use super::{
     session::Session,
 };
 
-/// Size of the buffer of each direction. rustls holds as much again until TCP has taken it.
+/// Buffer size of each direction in bytes. rustls holds the same amount again until TCP has taken it.
 const BUFFER: usize = 64 * 1024;
 
-/// How long a connection may be quiet until the kernel asks whether the other side is there.
+/// Idle time of a connection before the kernel sends a keep-alive probe.
 const QUIET: Duration = Duration::from_secs(60);
-/// How long between such questions.
+/// Interval between keep-alive probes.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
-/// How many of them may be unanswered: cutting a stream may cost a guest, so there are many.
+/// Number of probes that may be lost. It is high because cutting a stream may cost a guest.
 const UNANSWERED: u32 = 12;
 
-/// First wait until it is looked again whether a reply has been read. It doubles. The kernel wakes who
-/// waits for that as well; this is for one that does not.
+/// First interval for polling whether a reply has been read. It doubles. The kernel also wakes the waiting task;
+/// polling covers kernels that do not.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// Longest such wait.
+/// Longest such interval.
 const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(256);
 
-/// First pause before a source's libvirt that did not answer is asked again how its guest is. It doubles.
+/// First pause before retrying to query the guest's state from a source's libvirt that did not respond. It doubles.
 const ASK_GUEST_AGAIN: Duration = Duration::from_millis(50);
 /// Longest such pause.
 const ASK_GUEST_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 
-/// Sets up a connection between tunnels: answers are awaited, and who is gone is noticed.
+/// Configures a connection between tunnels: without delay, as each side waits for responses, and with keep-alive,
+/// which detects a dead peer.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -65,7 +67,7 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&keep_alive)
 }
 
-/// Reads along on a source's libvirt connection, for the reply that proves.
+/// Observes a source's libvirt connection to find the reply that is the proof.
 #[derive(Debug, Default)]
 pub(super) struct Follower {
     reply: Mutex<FinalReply>,
@@ -82,25 +84,25 @@ impl Follower {
     }
 }
 
-/// What a source's libvirt connection tells of the reply that proves.
+/// Receives what a source's libvirt connection reveals about the reply that is the proof.
 pub(super) trait Proving: Sync {
-    /// libvirtd has been given all of it.
+    /// The whole reply has been written to libvirtd.
     fn forwarded(&self);
-    /// libvirtd has read all of it.
+    /// libvirtd has read the whole reply.
     fn consumed(&self);
-    /// How the guest is here: libvirtd is about to have the target let it go on.
+    /// Returns the state of the guest here. Called when libvirtd is about to make the target resume the guest.
     fn guest(&self) -> BoxFuture<'_, GuestLeft>;
     /// libvirtd has made its last call.
     fn last_call(&self);
-    /// libvirtd has sent something that might let the guest go on at the target, though it may go on here.
+    /// libvirtd has sent something that might resume the guest at the target, although it may resume here too.
     fn refused(&self, why: NotUnderstood);
 }
 
-/// Carries a stream. With `proving`, the unix side is a source's libvirtd, and it is told when that
-/// has the reply that proves, and asked before the target lets the guest go on.
+/// Carries a stream. With `proving`, the unix side is a source's libvirtd: `proving` is notified when libvirtd has
+/// read the reply that is the proof, and is queried before the target may resume the guest.
 ///
 /// # Errors
-/// If either side fails, or is cut.
+/// If either side fails or is cut.
 pub(super) async fn carry<S>(
     unix: &UnixStream,
     tls: S,
@@ -127,7 +129,7 @@ where
                 proving.consumed();
             }
         }
-        // What carries decides when it ends.
+        // `carried` decides when the stream ends.
         std::future::pending::<io::Result<()>>().await
     };
     tokio::select! {
@@ -187,8 +189,8 @@ async fn outward<S: AsyncWrite>(
     to_peer.shutdown().await
 }
 
-/// Whether the guest has been switched to post-copy, asked until its libvirt answers: a guest that has needs its
-/// session, and what it sends waits meanwhile.
+/// Returns whether the guest has been switched to post-copy. Retries until its libvirt responds, because a switched
+/// guest needs its session. Data of the guest waits meanwhile.
 async fn is_switched(proving: &dyn Proving) -> bool {
     let mut pause = Backoff::new(ASK_GUEST_AGAIN, ASK_GUEST_AGAIN_AT_MOST);
     loop {
@@ -242,12 +244,12 @@ async fn write(unix: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until all that was written has been read; `false` if the other side closed before that could
-/// be seen.
+/// Waits until everything that was written has been read. Returns `false` if the other side closed before that could
+/// be confirmed.
 async fn until_read(unix: &UnixStream) -> io::Result<bool> {
     let mut wait = LOOK_AGAIN;
     loop {
-        // Each piece that is read makes the socket writable anew.
+        // Each piece that is read makes the socket writable again.
         let look = unix.async_io(Interest::WRITABLE, || match unread(unix.as_fd())? {
             Unread::Some => Err(ErrorKind::WouldBlock.into()),
             Unread::Nothing => Ok(true),

@@ -1,5 +1,5 @@
-//! All tunnels of this node, as an agent sees them: its own pod's, and those of older pods that still
-//! carry guests.
+//! All tunnels of this node, as an agent sees them: that of its own pod, and those of older pods that still carry
+//! guests.
 //!
 //! ```text
 //!  /var/lib/drydock/tunnels/<pod UID>.sock ─▶ TunnelClient ─▶ sessions ─┐
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::folder_watch::FolderWatch;
 
-/// First pause before a tunnel that cannot be talked to is tried again. It doubles.
+/// First pause before connecting to a tunnel is retried. It doubles.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Longest such pause.
 const AGAIN_AT_MOST: Duration = Duration::from_secs(10);
@@ -35,35 +35,36 @@ const AGAIN_AT_MOST: Duration = Duration::from_secs(10);
 /// A session, and the tunnel that carries it.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownSession {
-    /// As the tunnel says it is.
+    /// Its state, as reported by the tunnel.
     pub(crate) state: SessionState,
-    /// Whom to ask about it.
+    /// Client of the tunnel.
     pub(crate) tunnel: TunnelClient,
 }
 
 /// All sessions of this node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownSessions {
-    /// By the UID of the migration.
+    /// Sessions by the UID of the migration.
     pub(crate) sessions: BTreeMap<String, KnownSession>,
-    /// The tunnel of this agent's own pod, for new sessions, if it can be talked to.
+    /// The tunnel of this agent's own pod, for new sessions, if there is a connection.
     pub(crate) own: Option<TunnelClient>,
-    /// Every tunnel that there is has been heard. Only then does a session that is not here not exist.
+    /// Whether every existing tunnel has reported its sessions. Only then does a session that is not listed not
+    /// exist.
     pub(crate) is_complete: bool,
 }
 
-/// Follows the tunnels of this node; clones are the same.
+/// Follows the tunnels of this node; clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnels {
     known: watch::Receiver<KnownSessions>,
 }
 
 impl Tunnels {
-    /// Follows the tunnels with sockets in `folder`, of which `own_pod_uid` is this agent's, until the
-    /// process stops.
+    /// Follows the tunnels whose sockets are in `folder`, until the process stops. `own_pod_uid` is the UID of this
+    /// agent's pod.
     ///
     /// # Errors
-    /// If there is no such folder and it cannot be made, or it cannot be watched.
+    /// If the folder does not exist and cannot be created, or it cannot be watched.
     pub(crate) fn follow(folder: &Path, own_pod_uid: &str, process: &Process) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let watch = FolderWatch::all(folder)?;
@@ -81,42 +82,42 @@ impl Tunnels {
         Ok(Self { known })
     }
 
-    /// What is known of all sessions. The channel is closed when the process stops.
+    /// Returns the state of all sessions, with later changes. The channel is closed when the process stops.
     pub(crate) fn sessions(&self) -> watch::Receiver<KnownSessions> {
         self.known.clone()
     }
 
-    /// The tunnel for new sessions.
+    /// Returns the tunnel for new sessions.
     pub(crate) fn own(&self) -> Option<TunnelClient> {
         self.known.borrow().own.clone()
     }
 
-    /// The session of a migration.
+    /// Returns the session of a migration.
     pub(crate) fn session(&self, migration: &str) -> Option<KnownSession> {
         self.known.borrow().sessions.get(migration).cloned()
     }
 }
 
-/// How it is with one tunnel.
+/// The state of one tunnel.
 #[derive(Clone, Debug)]
 enum Tunnel {
-    /// It is being connected to, or tried again.
+    /// The agent is connecting to it, or waits to retry.
     Unheard,
-    /// It tells of its sessions.
+    /// It reports its sessions.
     Heard(TunnelClient),
 }
 
-/// What the connection to a tunnel comes to.
+/// A change in the connection to a tunnel.
 enum News {
     Heard(TunnelClient),
     Changed,
-    /// Its process is gone; its socket is removed, or was there no more.
+    /// Its process is gone. Its socket is removed, or was already missing.
     Gone,
 }
 
 struct Follower {
     folder: PathBuf,
-    /// Name of the own tunnel's socket.
+    /// Name of the socket of the agent's own tunnel.
     own: String,
     tunnels: BTreeMap<String, Tunnel>,
     told: watch::Sender<KnownSessions>,
@@ -138,7 +139,7 @@ impl Follower {
             tokio::select! {
                 happened = watch.next() => {
                     if let Err(error) = happened {
-                        // Without events nothing new is seen: the process that starts anew looks anew.
+                        // Without events, new tunnels are not found before this process restarts.
                         warn!(error = %chain(&error), "the folder of tunnels cannot be watched any more");
                         std::future::pending::<()>().await;
                     }
@@ -167,7 +168,7 @@ impl Follower {
         }
     }
 
-    /// Sockets of tunnels that are not followed yet.
+    /// Returns the names of tunnels' sockets that are not followed yet.
     fn unknown(&self) -> Vec<String> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -226,7 +227,7 @@ async fn follow_one(name: String, path: PathBuf, is_own: bool, news: Arc<NewsSen
                 break;
             }
             Err(TunnelError::Unreachable(error)) if error.kind() == ErrorKind::NotFound => break,
-            // The own one's process is being started again, and removes it itself.
+            // The process of the agent's own tunnel is being restarted, and removes the socket itself.
             Err(TunnelError::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused && !is_own => {
                 remove(&path, inode);
                 break;
@@ -244,7 +245,7 @@ fn inode(path: &Path) -> Option<u64> {
     fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
 }
 
-/// Removes the socket of a dead process, unless it is another one by now.
+/// Removes the socket of a dead process, unless another socket has replaced it.
 fn remove(path: &Path, inode_then: Option<u64>) {
     if inode_then.is_some()
         && inode(path) == inode_then

@@ -1,5 +1,4 @@
-//! Prints a CustomResourceDefinition by the name of its kind, or all of them to a folder:
-//! `cargo run -p drydock-api --example crds -- deploy/crds`.
+//! Writes all CustomResourceDefinitions to a folder: `cargo run -p drydock-api --example crds -- deploy/crds`.
 
 use std::{env, error::Error, fs, path::Path};
 

@@ -1,7 +1,7 @@
-//! What a node is able to do, as its agent found out: the agreement between the inspection
-//! (which fills it in), the decisions (which read it) and the Hypervisor object (which shows it).
+//! The capabilities of a node as found by its agent: shared by the inspection (which fills them in), the decisions
+//! (which read them) and the Hypervisor object (which publishes them).
 //!
-//! Nothing in here is a guess: a source that did not answer leaves its field empty.
+//! Nothing here is a guess: a source that does not respond leaves its field empty.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,7 +28,8 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Bits of a physical address that guests have with KVM: libvirt's limit, else the processor's own.
+    /// Returns the number of bits of a physical address that guests have with KVM: libvirt's limit, or else that of
+    /// the processor.
     pub fn guest_address_bits(&self) -> Option<u32> {
         let limit = self
             .virtualization
@@ -136,7 +137,7 @@ pub enum VirtType {
 }
 
 impl VirtType {
-    /// libvirt's name of the virt type.
+    /// Returns libvirt's name of the virt type.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",

@@ -1,8 +1,8 @@
-//! HyperConverged: the cluster's configuration, with the field names of the HyperConverged
-//! Cluster Operator's `v1beta1` API.
+//! HyperConverged: the configuration of the cluster, with the field names of the `v1beta1` API of the HyperConverged
+//! Cluster Operator.
 //!
-//! Only what Drydock carries out is typed and checked; other fields of that API are kept as they
-//! are, so that an existing object can be applied unchanged.
+//! Only fields that Drydock implements are typed and validated. Other fields of that API are preserved, so that an
+//! existing object can be applied unchanged.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;

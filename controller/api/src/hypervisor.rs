@@ -1,4 +1,4 @@
-//! Hypervisor: what a node is, in one object named after it.
+//! Hypervisor: the properties of a node, in an object of the same name.
 
 use std::sync::Arc;
 
@@ -206,7 +206,7 @@ pub struct ConfigurationObject {
     pub refused: Vec<String>,
 }
 
-/// Schema of a list of conditions that several writers may apply to.
+/// Returns the schema of a list of conditions to which several field managers may apply.
 pub(crate) fn conditions(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     let mut schema = generator.subschema_for::<Vec<Condition>>();
     schema.insert("x-kubernetes-list-type".into(), "map".into());

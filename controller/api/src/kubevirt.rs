@@ -1,8 +1,7 @@
-//! Virtual machines, with the names of KubeVirt's API (`kubevirt.io/v1`; `v1alpha3` is served with
-//! the same schema).
+//! Virtual machines, with the names of KubeVirt's API (`kubevirt.io/v1`; `v1alpha3` is served with the same schema).
 //!
-//! Only what Drydock carries out is typed. Objects keep fields that are not, so that admission can
-//! refuse each of them by name instead of losing it in silence.
+//! Only fields that Drydock implements are typed. Objects preserve all other fields, so that admission can reject each
+//! of them by name instead of dropping it silently.
 //!
 //! ```text
 //! VirtualMachine ─────────────┐ template
@@ -39,12 +38,12 @@ pub use status::{Phase, VirtualMachineInstanceStatus};
 
 /// The API group.
 pub const GROUP: &str = "kubevirt.io";
-/// The version that is stored.
+/// The storage version.
 pub const VERSION: &str = "v1";
-/// Version that older manifests name; it is served with the same schema.
+/// Version in older manifests; served with the same schema.
 pub const OLD_VERSION: &str = "v1alpha3";
 
-/// The definitions of the four kinds.
+/// Returns the CRDs of the four kinds.
 pub(crate) fn definitions() -> [CustomResourceDefinition; 4] {
     let mut definitions = [
         VirtualMachine::crd(),
@@ -85,12 +84,12 @@ pub struct Condition {
     pub last_transition_time: Option<Timestamp>,
 }
 
-/// Schema of a list of conditions that several writers may apply to.
+/// Returns the schema of a list of conditions to which several field managers may apply.
 pub(crate) fn conditions(generator: &mut SchemaGenerator) -> Schema {
     list_map::<Vec<Condition>>(generator, &["type"])
 }
 
-/// Schema of a list of things with names, which several writers may apply to.
+/// Returns the schema of a list keyed by name to which several field managers may apply.
 pub(crate) fn by_name<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     list_map::<Vec<T>>(generator, &["name"])
 }
@@ -102,7 +101,8 @@ fn list_map<T: JsonSchema>(generator: &mut SchemaGenerator, keys: &[&str]) -> Sc
     schema
 }
 
-/// A text or word of which an empty one means the same as none: as in KubeVirt, whose types cannot hold the difference.
+/// Deserializes an optional text or enum value. An empty text means none, as in KubeVirt, whose types cannot represent
+/// the difference.
 pub(crate) fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     struct UnlessEmpty<T>(PhantomData<T>);
     impl<'de, T: Deserialize<'de>> de::Visitor<'de> for UnlessEmpty<T> {
@@ -130,7 +130,7 @@ pub(crate) fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from:
     from.deserialize_any(UnlessEmpty(PhantomData))
 }
 
-/// Schema of a word that may be empty, which means that there is none.
+/// Returns the schema of an enum whose value may be empty, which means none.
 pub(crate) fn or_empty<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = T::json_schema(generator);
     let words = schema.remove("oneOf").or_else(|| schema.remove("anyOf"));
@@ -147,17 +147,17 @@ pub(crate) fn or_empty<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema
     schema
 }
 
-/// Schema of a time that may be absent.
+/// Returns the schema of an optional time.
 pub(crate) fn optional_time(_: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({"type": "string", "format": "date-time", "nullable": true})
 }
 
-/// Schema of a time.
+/// Returns the schema of a time.
 pub(crate) fn time(_: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({"type": "string", "format": "date-time"})
 }
 
-/// Schema of metadata in a template: labels, annotations and whatever else there is.
+/// Returns the schema of metadata in a template: labels, annotations and any other field.
 pub(crate) fn template_metadata(_: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({
         "type": "object",

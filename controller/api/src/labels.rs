@@ -1,12 +1,12 @@
 //! Label keys on Node objects.
 //!
-//! Three groups have rules of their own: CPU labels ([`OWNED_PREFIXES`], [`OWNED_KEYS`]), readiness ([`READINESS_KEYS`])
-//! and the launcher pods of the node ([`GUEST`]). An agent may write these and no others; the admission policy
-//! `drydock-agent-nodes` lists the same keys.
+//! Three groups have rules of their own: CPU labels ([`OWNED_PREFIXES`], [`OWNED_KEYS`]), readiness
+//! ([`READINESS_KEYS`]) and the launcher pods of the node ([`GUEST`]). An agent may write these and no others; the
+//! admission policy `drydock-agent-nodes` lists the same keys.
 //!
-//! Keys and values are KubeVirt's node-labeller contract; `cpu-minimum` is Drydock's own.
-//! A key is *owned* when it starts with one of [`OWNED_PREFIXES`] (each ends in `/`) or equals one
-//! of [`OWNED_KEYS`]; only owned keys are ever added, changed or removed by the labeller.
+//! Keys and values are KubeVirt's node-labeller contract; `cpu-minimum` is Drydock's own. A key is *owned* if it
+//! starts with one of [`OWNED_PREFIXES`] (each ends in `/`) or equals one of [`OWNED_KEYS`]. The labeller adds,
+//! changes and removes only owned keys.
 
 use crate::removal::UNINSTALL;
 
@@ -14,11 +14,11 @@ use crate::removal::UNINSTALL;
 pub const CPU_FEATURE: &str = "cpu-feature.node.kubevirt.io/";
 /// Prefix: CPU models that guests on this node can have.
 pub const CPU_MODEL: &str = "cpu-model.node.kubevirt.io/";
-/// Prefix: CPU models a guest may have been started with elsewhere and still run here.
+/// Prefix: CPU models with which a guest may have been started elsewhere and still run here.
 pub const CPU_MODEL_MIGRATION: &str = "cpu-model-migration.node.kubevirt.io/";
-/// Prefix: the model libvirt uses for `host-model` guests on this node.
+/// Prefix: the model that libvirt uses for `host-model` guests on this node.
 pub const HOST_MODEL: &str = "host-model-cpu.node.kubevirt.io/";
-/// Prefix: features a `host-model` guest of this node needs beyond the minimum CPU model.
+/// Prefix: features that a `host-model` guest of this node needs beyond the minimum CPU model.
 pub const HOST_MODEL_REQUIRED_FEATURE: &str = "host-model-required-features.node.kubevirt.io/";
 /// Prefix: the CPU's vendor as libvirt names it.
 pub const CPU_VENDOR: &str = "cpu-vendor.node.kubevirt.io/";
@@ -32,9 +32,9 @@ pub const TSC_SCALABLE: &str = "cpu-timer.node.kubevirt.io/tsc-scalable";
 pub const HYPERV: &str = "hyperv.node.kubevirt.io/";
 /// Prefix: machine types of the native architecture.
 pub const MACHINE_TYPE: &str = "machine-type.node.kubevirt.io/";
-/// Prefix: `<model>=true` when the node has every feature of the configured minimum CPU model.
+/// Prefix: `<model>=true` if the node has every feature of the configured minimum CPU model.
 ///
-/// The features themselves get no labels; whatever needs one of them selects on this key.
+/// These features get no labels of their own; workloads that need one of them select on this key.
 pub const CPU_MINIMUM: &str = "cpu-minimum.node.drydock.dev/";
 /// The host model is an obsolete model.
 pub const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
@@ -61,22 +61,22 @@ pub const VM_ARCH_S390X: &str = "kubevirt.io/vm-arch-s390x";
 pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 /// The kubelet pins CPUs (static CPU manager policy): `true` or `false`.
 pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
-/// Guests of this node can have a network: `true` or `false`. Pods of guests with one select on it.
+/// Guests on this node can have a network: `true` or `false`. Pods of guests with a network select on it.
 pub const GUEST_NETWORK: &str = "drydock.dev/guest-network";
 
-/// Prefix: the name is a launcher pod's own identity, the value of its label
-/// [`LAUNCHER`](crate::kubevirt::names::LAUNCHER). The pod is bound to this node and not final.
+/// Prefix: the name is the identity of a launcher pod, the value of its label
+/// [`LAUNCHER`](crate::kubevirt::names::LAUNCHER). The pod is bound to this node and has not ended.
 ///
-/// The pod's required node affinity accepts a node with this label whatever the other labels are, so that a kubelet
-/// that restarts admits the pod again.
+/// The pod's required node affinity accepts a node with this label regardless of its other labels, so that a restarted
+/// kubelet admits the pod again.
 pub const GUEST: &str = "guest.node.drydock.dev/";
 
-/// The value of every label that only says "yes".
+/// The value of labels that are either present or absent.
 pub const TRUE: &str = "true";
-/// The opposite of [`TRUE`] where a label has two values.
+/// The opposite of [`TRUE`], for labels with two values.
 pub const FALSE: &str = "false";
 
-/// Every key below one of these belongs to the labeller.
+/// Key prefixes that belong to the labeller.
 pub const OWNED_PREFIXES: [&str; 10] = [
     CPU_FEATURE,
     CPU_MODEL,
@@ -90,7 +90,7 @@ pub const OWNED_PREFIXES: [&str; 10] = [
     CPU_MINIMUM,
 ];
 
-/// Keys outside the prefixes that belong to the labeller.
+/// Keys without these prefixes that belong to the labeller.
 pub const OWNED_KEYS: [&str; 10] = [
     OBSOLETE_HOST_MODEL,
     REALTIME,
@@ -104,19 +104,19 @@ pub const OWNED_KEYS: [&str; 10] = [
     VM_ARCH_S390X,
 ];
 
-/// Keys that say whether the node is ready for virtual machines; the agent writes them even where
-/// CPU labels are frozen.
+/// Keys that state whether the node is ready for virtual machines; the agent writes them even if CPU labels are
+/// frozen.
 pub const READINESS_KEYS: [&str; 3] = [SCHEDULABLE, CPU_MANAGER, GUEST_NETWORK];
 
-/// Whether the labeller owns `key`: exact keys and exact prefixes only, so that look-alikes such
-/// as `kubevirt.io/sev-custom` or `cpu-model.node.kubevirt.io.example/x` stay foreign.
+/// Returns whether the labeller owns `key`. Only exact keys and prefixes match, so that look-alikes such as
+/// `kubevirt.io/sev-custom` or `cpu-model.node.kubevirt.io.example/x` remain foreign.
 pub fn is_owned(key: &str) -> bool {
     OWNED_KEYS.contains(&key) || OWNED_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// Whether Drydock has put the label `key` on a node, whichever of its parts.
+/// Returns whether the label `key` on a node was set by any part of Drydock.
 ///
-/// A NodeMaintenance's label is not among them: it goes when the maintenance ends.
+/// The label of a NodeMaintenance is not included: it is removed when the maintenance ends.
 pub fn is_of_drydock(key: &str) -> bool {
     is_owned(key) || READINESS_KEYS.contains(&key) || key.starts_with(GUEST) || key == UNINSTALL
 }

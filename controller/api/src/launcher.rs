@@ -1,5 +1,5 @@
-//! The agreement about a virtual machine's pod: the controller makes it, the launcher is process 1
-//! in it, and the agent of its node runs the guest through it.
+//! The contract about the pod of a virtual machine: the controller creates it, the launcher is its process 1, and the
+//! agent of its node runs the guest through it.
 //!
 //! ```text
 //! controller ── DRYDOCK_GUEST: Guest ─▶ launcher ── ready.json: Ready ─▶ agent ── libvirt ─▶ guest
@@ -7,97 +7,97 @@
 //!                                          └── termination message: Ending ─▶ kubelet ─▶ controller
 //! ```
 //!
-//! What comes out of a pod is the pod's word only: whoever reads it checks it.
+//! Data from a pod is untrusted: every reader validates it.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The container in which the guest runs, by KubeVirt's name.
+/// The container in which the guest runs (KubeVirt's name).
 pub const CONTAINER: &str = "compute";
-/// The launcher in its image.
+/// Path of the launcher in its image.
 pub const PROGRAM: &str = "/usr/bin/drydock-launcher";
-/// Its argument that compares the disk in its container's own image with the one in the image whose root follows; the
-/// disk's path in both may follow that.
+/// Subcommand of the launcher that compares the disk in the image of its own container with that in the image whose
+/// root directory follows; the path of the disk in both images may follow that.
 pub const SAME_DISK: &str = "same-disk";
-/// Where the launcher's image is mounted in containers of other images, and what of it runs there: images of disks
-/// have no libraries. Paths are those of Debian on amd64, of which the launcher's image is made.
+/// Mount point of the launcher's image in containers of other images. Disk images have no libraries, so the launcher
+/// runs from there with its own. Paths are those of Debian on amd64, the base of the launcher's image.
 pub const LAUNCHER_FOLDER: &str = "/launcher";
-/// The launcher in its image.
+/// Path of the launcher in its image.
 pub const LAUNCHER_PROGRAM: &str = "/usr/bin/drydock-launcher";
-/// What runs it with libraries that are somewhere else (`ld.so(8)`), in that image.
+/// Path in that image of the dynamic loader (`ld.so(8)`), which runs the launcher with libraries in another directory.
 pub const LOADER: &str = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-/// Where these libraries are.
+/// Directory of these libraries.
 pub const LOADER_LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
-/// User and group of everything in the pod, which the image names `qemu`.
+/// User and group of all processes in the pod, called `qemu` in the image.
 pub const UID: i64 = 107;
 /// Environment variable with the [`Guest`] as JSON.
 pub const GUEST_VARIABLE: &str = "DRYDOCK_GUEST";
 /// The pod's volume that launcher and agent share.
 pub const RUN_VOLUME: &str = "run";
-/// Where that volume is mounted; also `XDG_RUNTIME_DIR`.
+/// Mount point of that volume; also `XDG_RUNTIME_DIR`.
 pub const RUN_FOLDER: &str = "/run/drydock";
-/// The pod's volume for disks that live as long as it.
+/// The pod's volume for disks with the lifetime of the pod.
 pub const DISKS_VOLUME: &str = "disks";
-/// Where that volume is mounted.
+/// Mount point of that volume.
 pub const DISKS_FOLDER: &str = "/var/lib/drydock/disks";
-/// Where the node's agent has what libvirt knows of its QEMU mounted into the pod, if it can: libvirt need not find it
-/// out again. A file for each QEMU, named by libvirt.
+/// Mount point in the pod of libvirt's cached QEMU capabilities, which the node's agent provides if it can, so that
+/// libvirt need not probe again. One file per QEMU, named by libvirt.
 pub const CAPABILITIES_FOLDER: &str = "/var/lib/drydock/capabilities";
-/// Where a session's libvirt keeps the same, below its `XDG_CACHE_HOME`.
+/// Location of the same cache of a session libvirt, below its `XDG_CACHE_HOME`.
 pub const CAPABILITIES_IN_CACHE: &str = "libvirt/qemu/cache/capabilities";
-/// Images of containerDisks are mounted below this folder, by the names of their volumes.
+/// Folder below which the images of containerDisks are mounted, by volume name.
 pub const IMAGES_FOLDER: &str = "/images";
-/// Volumes with a file system are mounted below this folder, by their names.
+/// Folder below which filesystem volumes are mounted, by volume name.
 pub const VOLUMES_FOLDER: &str = "/volumes";
-/// The file in such a volume that is the disk.
+/// The disk's file in such a volume.
 pub const DISK_FILE: &str = "disk.img";
-/// Block volumes are devices below this folder, by their names.
+/// Folder below which block volumes appear as devices, by volume name.
 pub const DEVICES_FOLDER: &str = "/devices";
-/// Secrets are mounted below this folder, by the names of their volumes.
+/// Folder below which Secrets are mounted, by volume name.
 pub const SECRETS_FOLDER: &str = "/secrets";
-/// The folder of a Secret that holds user data.
+/// The folder of a Secret with user data.
 pub const SECRET_USER: &str = "user";
-/// The folder of a Secret that holds network data.
+/// The folder of a Secret with network data.
 pub const SECRET_NETWORK: &str = "network";
 /// libvirt's socket, below the run folder.
 pub const LIBVIRT_SOCKET: &str = "libvirt/libvirt-sock";
-/// The folder, below the run folder, of the sockets through which a guest moves. Its launcher makes it.
+/// The folder, below the run folder, of the sockets for migrations. The launcher creates it.
 pub const MIGRATION_FOLDER: &str = "migration";
-/// Socket in that folder: a tunnel carries it to the libvirt of the target.
+/// Socket in that folder; a tunnel connects it to the target's libvirt.
 pub const MIGRATION_LIBVIRT_SOCKET: &str = "migration/libvirt.sock";
-/// Socket in that folder: the guest's memory.
+/// Socket in that folder, for the guest's memory.
 pub const MIGRATION_MEMORY_SOCKET: &str = "migration/memory.sock";
-/// Socket in that folder: the guest's disks.
+/// Socket in that folder, for the guest's disks.
 pub const MIGRATION_DISKS_SOCKET: &str = "migration/disks.sock";
-/// File in that folder: the guest has left for good. The node's tunnel makes it once it has proof.
+/// File in that folder that marks the guest as migrated away for good. The node's tunnel creates it once it has proof.
 pub const MIGRATION_LEFT_FILE: &str = "migration/left";
-/// The device by which QEMU waits for memory that comes after the guest, by post-copy (`userfaultfd(2)`).
+/// The device with which QEMU waits for memory that arrives later, in post-copy (`userfaultfd(2)`).
 pub const USERFAULTFD: &str = "/dev/userfaultfd";
-/// The file, below the run folder, that says that the pod is ready for its guest.
+/// The file, below the run folder, that marks the pod as ready for its guest.
 pub const READY_FILE: &str = "ready.json";
 /// The file, below the run folder, with the result of the guest's readiness probe: a [`Readiness`].
 pub const READINESS_FILE: &str = "readiness.json";
-/// The socket, below the run folder, that the guest's first serial port is connected to.
+/// The socket, below the run folder, to which the guest's first serial port is connected.
 pub const CONSOLE_SOCKET: &str = "console.sock";
-/// The seccomp profile, below the kubelet's folder of them.
+/// The seccomp profile, relative to the kubelet's profile directory.
 pub const SECCOMP_PROFILE: &str = "drydock/launcher.json";
-/// The extended resource by which a pod gets its share of hardware virtualization.
+/// The extended resource with which a pod requests KVM.
 pub const KVM_RESOURCE: &str = "devices.kubevirt.io/kvm";
 
-/// The guest that a pod is for.
+/// The guest of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Guest {
     /// Name of the libvirt domain.
     pub domain: String,
-    /// Identity of this pod's libvirt: two that are alike refuse to migrate to each other.
+    /// Host UUID of this pod's libvirt: two instances with equal UUIDs refuse to migrate to each other.
     pub host_uuid: String,
-    /// How long the guest may take to shut down, in seconds, the launcher's margin included.
+    /// How long the guest may take to shut down, in seconds, including the launcher's margin.
     pub grace_period_seconds: u64,
-    /// What becomes a disk, in the order of the manifest.
+    /// The sources of the disks, in the order of the manifest.
     pub disks: Vec<GuestDisk>,
-    /// How the launcher finds out whether the guest is well; never, where there is none.
+    /// The probes with which the launcher checks the guest, if any.
     #[serde(default, skip_serializing_if = "GuestProbes::is_empty")]
     pub probes: GuestProbes,
 }
@@ -106,46 +106,46 @@ pub struct Guest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuestProbes {
-    /// The guest is ended when this fails.
+    /// A failure of this probe ends the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub liveness: Option<GuestProbe>,
-    /// Services do not send to the guest while this fails.
+    /// Services do not route to the guest while this probe fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readiness: Option<GuestProbe>,
 }
 
 impl GuestProbes {
-    /// The guest has no probe.
+    /// Returns whether the guest has no probe.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A probe of a guest: Kubernetes' fields, their defaults applied.
+/// A probe of a guest: Kubernetes' fields, with defaults applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestProbe {
-    /// What is done.
+    /// The check.
     pub action: ProbeAction,
     /// Time between the guest's start in this pod and the first probe, in seconds.
     pub initial_delay_seconds: u32,
     /// How long the guest may take to respond, in seconds.
     pub timeout_seconds: u32,
-    /// Time from one probe to the next, in seconds.
+    /// Interval of the probe, in seconds.
     pub period_seconds: u32,
-    /// How many probes must succeed in a row.
+    /// Number of consecutive successes after which the probe succeeds.
     pub success_threshold: u32,
-    /// How many probes must fail in a row.
+    /// Number of consecutive failures after which the probe fails.
     pub failure_threshold: u32,
 }
 
-/// What a probe does.
+/// The check of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProbeAction {
     /// A TCP connection.
     Tcp {
-        /// The host that is connected to; the guest if not given.
+        /// The host to connect to; the guest if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         /// The port.
@@ -153,9 +153,9 @@ pub enum ProbeAction {
     },
     /// An HTTP request.
     Http {
-        /// By TLS, whose certificate is not checked.
+        /// Whether to use TLS; the certificate is not verified.
         tls: bool,
-        /// The host that is connected to; the guest if not given.
+        /// The host to connect to; the guest if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         /// The port.
@@ -174,56 +174,56 @@ pub enum ProbeAction {
 pub struct Readiness {
     /// The guest is ready.
     pub ready: bool,
-    /// For people: why it is not.
+    /// Why the guest is not ready, for users.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// Something that becomes a disk of the guest.
+/// A disk of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestDisk {
     /// Name of the volume.
     pub name: String,
-    /// What it is.
+    /// The source of the disk.
     #[serde(flatten)]
     pub source: DiskSource,
 }
 
-/// Where a disk comes from.
+/// The source of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DiskSource {
-    /// A read-only image with a layer above it that the guest writes to.
+    /// A read-only image with a writable overlay.
     #[serde(rename_all = "camelCase")]
     ContainerDisk {
-        /// The disk in the image; the only file in its folder `/disk` if not given.
+        /// Path of the disk in the image; the only file in its folder `/disk` if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         path: Option<String>,
-        /// Size in bytes of the layer above the image, where it is not the image's: that of the
-        /// disk whose content comes from elsewhere.
+        /// Size of the overlay in bytes, if it differs from the image's: that of the disk whose content is migrated
+        /// from another pod.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
     },
     /// NoCloud data.
     CloudInitNoCloud(CloudInit),
-    /// An empty disk that lives as long as the pod.
+    /// An empty disk with the lifetime of the pod.
     EmptyDisk {
         /// Size in bytes.
         capacity: u64,
     },
-    /// A raw disk whose content comes with the guest, from where it ran before.
+    /// A raw disk whose content is migrated with the guest from its source.
     Blank {
         /// Size in bytes.
         size: u64,
     },
-    /// The file `disk.img` of a volume with a file system.
+    /// The file `disk.img` of a filesystem volume.
     Filesystem {},
     /// A block device.
     Block {},
 }
 
-/// NoCloud data, from the manifest or from Secrets that are mounted into the pod.
+/// NoCloud data, from the manifest or from Secrets mounted into the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CloudInit {
@@ -243,38 +243,38 @@ pub struct CloudInit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CloudInitText {
-    /// As it is.
+    /// Plain text.
     Plain(String),
     /// Encoded in base64.
     Base64(String),
     /// From the Secret that is mounted for it.
     Secret {
-        /// Its name, for people; controllers of earlier versions do not say.
+        /// The Secret's name, for users; absent from controllers of earlier versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
     },
 }
 
-/// What a launcher says when libvirt answers and all disks are there.
+/// The launcher's report that libvirt responds and all disks exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
     /// The disks, in the order of [`Guest::disks`].
     pub disks: Vec<PreparedDisk>,
-    /// The pod's addresses: the guest that starts here has them, and keeps them wherever it goes.
+    /// The pod's addresses: a guest that starts here has them, and keeps them on other nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<PodAddress>,
-    /// A guest may come here by post-copy: [`USERFAULTFD`] can be opened.
+    /// Whether a guest may migrate to this pod by post-copy: [`USERFAULTFD`] can be opened.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub post_copy: bool,
-    /// The guest has a readiness probe that the launcher carries out: [`READINESS_FILE`] has its result. (A launcher of
-    /// an earlier release leaves it to the kubelet.)
+    /// Whether the guest has a readiness probe that the launcher runs: [`READINESS_FILE`] has its result. (Launchers
+    /// of earlier releases leave it to the kubelet.)
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probes_readiness: bool,
 }
 
 impl Ready {
-    /// The first disk whose content is in a format that this version does not know. A guest is not started on it.
+    /// Returns the first disk with a format that this version does not know. A guest must not be started on it.
     pub fn unknown_disk(&self) -> Option<&PreparedDisk> {
         self.disks.iter().find(|disk| {
             let below = disk.backing.as_ref().map(|backing| backing.format);
@@ -283,13 +283,13 @@ impl Ready {
     }
 }
 
-/// An address of a pod, with the network that it is in.
+/// An address of a pod, with its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodAddress {
     /// The address.
     pub address: IpAddr,
-    /// Length of its network's prefix, in bits.
+    /// Prefix length of its network, in bits.
     pub prefix: u8,
 }
 
@@ -299,13 +299,13 @@ pub struct PodAddress {
 pub struct PreparedDisk {
     /// Name of the volume.
     pub name: String,
-    /// File or device in the pod.
+    /// Path of the file or device in the pod.
     pub path: String,
-    /// How its content is read.
+    /// The format of its content.
     pub format: DiskFormat,
-    /// Size that the guest sees, in bytes.
+    /// Size for the guest, in bytes.
     pub virtual_size: u64,
-    /// The read-only image below it.
+    /// The read-only image below the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<BackingImage>,
 }
@@ -314,9 +314,9 @@ pub struct PreparedDisk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackingImage {
-    /// File in the pod.
+    /// Path of the file in the pod.
     pub path: String,
-    /// How its content is read.
+    /// The format of its content.
     pub format: DiskFormat,
     /// Size in bytes.
     pub virtual_size: u64,
@@ -326,17 +326,17 @@ pub struct BackingImage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskFormat {
-    /// QEMU's own format.
+    /// QEMU's qcow2 format.
     Qcow2,
-    /// The bytes themselves.
+    /// Raw bytes.
     Raw,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     Unknown,
 }
 
 impl DiskFormat {
-    /// QEMU's and libvirt's name of the format.
+    /// Returns QEMU's and libvirt's name of the format.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Qcow2 => "qcow2",
@@ -350,12 +350,13 @@ impl DiskFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ending {
-    /// What happened.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The same for people, with libvirt's detail.
+    /// The outcome for users, with details from libvirt.
     pub message: String,
-    /// The launcher was told to end its pod, and had pressed the guest's power button or begun to destroy it before
-    /// the guest ended: the end is not the guest's own decision. `None` of a launcher that does not tell.
+    /// Whether the launcher was requested to end its pod and had pressed the guest's power button or begun to destroy
+    /// the guest before it ended: the end was then not the guest's own decision. `None` if the launcher does not
+    /// report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<bool>,
 }
@@ -363,25 +364,25 @@ pub struct Ending {
 /// How a guest ended in this pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
-    /// The guest shut itself down, by itself or asked by its power button.
+    /// The guest shut down, by itself or after its power button was pressed.
     Shutdown,
     /// QEMU ended by itself, or the guest crashed.
     Crashed,
-    /// It was ended from outside.
+    /// The guest was destroyed from outside.
     Destroyed,
-    /// It went on elsewhere.
+    /// The guest continued on another node.
     Migrated,
-    /// It could not be started, libvirt could not be kept alive, or its liveness probe failed.
+    /// The guest could not be started, libvirt could not be kept running, or the liveness probe failed.
     Failed,
-    /// The pod was told to end before a guest ran in it.
+    /// The pod was requested to end before a guest ran in it.
     NotStarted,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     Unknown,
 }
 
 impl Outcome {
-    /// libvirt's or Drydock's word for it, as it is written in the message.
+    /// Returns libvirt's or Drydock's name of the outcome, as in the termination message.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Shutdown => "Shutdown",

@@ -1,8 +1,8 @@
-//! The agreement between Drydock's binaries and everyone who talks to them: kinds, label keys,
-//! annotation keys, condition and event reasons, and the configuration objects.
+//! The contract between Drydock's binaries and their users: kinds, label keys, annotation keys, condition and event
+//! reasons, and the configuration objects.
 //!
-//! Names are KubeVirt's wherever KubeVirt has one, so that existing manifests, schedulers and
-//! dashboards keep working; Drydock's own names are under `drydock.dev`.
+//! Names are KubeVirt's wherever KubeVirt has one, so that existing manifests, schedulers and dashboards keep working;
+//! Drydock's own names are under `drydock.dev`.
 
 pub mod annotations;
 pub mod facts;
@@ -27,9 +27,9 @@ pub use hyperconverged::{HyperConverged, HyperConvergedSpec, HyperConvergedStatu
 pub use hypervisor::{Hypervisor, HypervisorSpec, HypervisorStatus};
 pub use maintenance::NodeMaintenance;
 
-/// The definitions of all kinds, as `deploy/crds` has them.
+/// Returns the CRDs of all kinds, as in `deploy/crds`.
 ///
-/// The schemas name no formats that Kubernetes does not know (`uint32`, ...), which it would warn of.
+/// The schemas contain no formats that Kubernetes does not know (`uint32`, ...); it would warn about them.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut definitions = vec![Hypervisor::crd(), HyperConverged::crd()];
     definitions.extend(kubevirt::definitions());
@@ -65,7 +65,7 @@ fn without_foreign_formats(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// A reference to a Node, for events. Nodes are of the whole cluster.
+/// Returns a reference to a Node, which is cluster-scoped, for events.
 pub fn node_reference(name: &str, uid: Option<String>) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
@@ -76,11 +76,11 @@ pub fn node_reference(name: &str, uid: Option<String>) -> ObjectReference {
     }
 }
 
-/// Field manager of everything the node agent applies.
+/// Field manager of everything that the node agent applies.
 pub const AGENT_FIELD_MANAGER: &str = "drydock-agent";
 
-/// Field manager of everything the controller applies.
+/// Field manager of everything that the controller applies.
 pub const CONTROLLER_FIELD_MANAGER: &str = "drydock-controller";
 
-/// Namespace that Drydock is installed into by its own manifests.
+/// Namespace into which Drydock's own manifests install it.
 pub const NAMESPACE: &str = "drydock";

@@ -1,8 +1,8 @@
-//! NodeMaintenance: a node that is emptied and kept empty while the object exists.
+//! NodeMaintenance: a node that is drained and kept empty while the object exists.
 //!
-//! The kind and its contents are those of the node maintenance operators, which serve it in two API
-//! groups; what they do not have is optional. One Rust type stands for both kinds: which of them an
-//! object is, its [`Group`] says, as kube's dynamic type.
+//! The kind and its schema are those of the node maintenance operators, which serve it in two API groups; Drydock's
+//! additional fields are optional. One Rust type represents both kinds; the [`Group`] of an object, kube's dynamic
+//! type, distinguishes them.
 //!
 //! ```text
 //!  nodemaintenance.medik8s.io/v1beta1   ─┐
@@ -22,21 +22,21 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the kind in both groups.
 pub const KIND: &str = "NodeMaintenance";
-/// Its name in paths.
+/// Plural name of the kind, for paths.
 pub const PLURAL: &str = "nodemaintenances";
-/// The version that both groups serve.
+/// The version, the same in both groups.
 pub const VERSION: &str = "v1beta1";
-/// Finalizer of both operators: the node is given back before the object goes.
+/// Finalizer of both operators: restores the node before the object is deleted.
 pub const FINALIZER: &str = "foregroundDeleteNodeMaintenance";
-/// Label of a node in maintenance, by which NodeHealthCheck leaves it alone; its value is `true`.
+/// Label of a node in maintenance that excludes it from NodeHealthCheck; its value is `true`.
 pub const EXCLUDE_FROM_REMEDIATION: &str = "remediation.medik8s.io/exclude-from-remediation";
-/// Taint that Kubernetes too gives cordoned nodes; without value, effect NoSchedule.
+/// Taint that Kubernetes also sets on cordoned nodes; without value, effect NoSchedule.
 pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 /// Holder of a node's Lease while it is in maintenance.
 pub const LEASE_HOLDER: &str = "node-maintenance";
-/// Namespace of these Leases unless configured: those of the remediators that heed them.
+/// Default namespace of these Leases: that of the remediators that respect them.
 pub const LEASE_NAMESPACE: &str = "medik8s-leases";
-/// Condition of a Node (KEP-5683): somebody has it in maintenance.
+/// Condition of a Node (KEP-5683): the node is in maintenance.
 pub const IN_PROGRESS: &str = "MaintenanceInProgress";
 /// Field manager of that condition.
 pub const FIELD_MANAGER: &str = "drydock-maintenance";
@@ -55,10 +55,10 @@ pub enum Group {
 }
 
 impl Group {
-    /// Both.
+    /// Both groups.
     pub const ALL: [Self; 2] = [Self::Medik8s, Self::KubeVirt];
 
-    /// As the API writes it.
+    /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Medik8s => "nodemaintenance.medik8s.io",
@@ -66,13 +66,13 @@ impl Group {
         }
     }
 
-    /// The group of this name.
+    /// Returns the group with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|group| group.as_str() == name)
     }
 
-    /// The taint by which a node is known to be drained, which each operator named after itself;
-    /// without value, effect NoSchedule.
+    /// Returns the key of the taint that marks a node as being drained, named after the operator; without value,
+    /// effect NoSchedule.
     pub fn drain_taint(self) -> &'static str {
         match self {
             Self::Medik8s => "medik8s.io/drain",
@@ -81,14 +81,14 @@ impl Group {
     }
 }
 
-/// A node that is emptied and kept empty, of either group.
+/// A node that is drained and kept empty, of either group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeMaintenance {
-    /// Its name and the like.
+    /// The object's metadata.
     pub metadata: ObjectMeta,
-    /// What is wanted.
+    /// The desired state.
     pub spec: NodeMaintenanceSpec,
-    /// What is reported.
+    /// The reported state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeMaintenanceStatus>,
 }
@@ -245,7 +245,7 @@ pub struct NodeMaintenanceStatus {
     pub node_uid: Option<String>,
 }
 
-/// Lists may be written as null by other implementations.
+/// Deserializes a list; other implementations may write an empty one as null.
 fn none_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -254,7 +254,7 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Schema of a list that is keyed by pod.
+/// Returns the schema of a list that is keyed by pod.
 fn pods(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<Vec<PendingPod>>();
     schema.insert("x-kubernetes-list-type".into(), "map".into());
@@ -316,7 +316,7 @@ pub struct Blocker {
     pub expected_pods: i32,
 }
 
-/// The definitions of both kinds. Only the newer group has the short name, so that it is not ambiguous.
+/// Returns the CRDs of both kinds. Only the newer group has the short name, so that it is not ambiguous.
 pub(crate) fn definitions() -> [CustomResourceDefinition; 2] {
     Group::ALL.map(|group| {
         let mut definition = Definition::crd();
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn what_the_operators_write_can_be_read() {
-        // As node-maintenance-operator stores it: no namespace in pendingPods, nothing that is zero.
+        // As stored by node-maintenance-operator: no namespace in pendingPods, zero values omitted.
         let status: NodeMaintenanceStatus = serde_json::from_value(serde_json::json!({
             "phase": "Running", "lastError": "", "totalpods": 7, "pendingPods": null,
             "pendingPodsRefs": [{"name": "a", "namespace": "b"}], "evictionPods": 2, "drainProgress": 50,

@@ -2,13 +2,13 @@
 
 /// Conditions of a Hypervisor.
 pub mod hypervisor {
-    /// The facts are those of the machine as it is now.
+    /// The facts describe the current state of the machine.
     pub const INSPECTED: &str = "Inspected";
-    /// The node's CPU labels are what facts and configuration say.
+    /// The node's CPU labels match the facts and the configuration.
     pub const LABELLED: &str = "Labelled";
     /// Guests can use hardware virtualization.
     pub const KVM_AVAILABLE: &str = "KVMAvailable";
-    /// Guests can have the pod network.
+    /// Guests can use the pod network.
     pub const GUEST_NETWORK: &str = "GuestNetwork";
     /// The node accepts virtual machines.
     pub const READY: &str = "Ready";
@@ -18,11 +18,11 @@ pub mod hypervisor {
 
 /// Conditions of a Node, as KEP-5683 names them.
 pub mod node {
-    /// It is being emptied.
+    /// The node is being drained.
     pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
-    /// Nothing is on it any more that a drain would have to move: it is safe to switch it off.
+    /// No drainable workload is left on the node: it is safe to power off.
     pub const DRAINED: &str = "Drained";
-    /// It is in maintenance.
+    /// The node is in maintenance.
     pub const MAINTENANCE_IN_PROGRESS: &str = "MaintenanceInProgress";
 }
 
@@ -30,22 +30,22 @@ pub mod node {
 pub mod hyperconverged {
     /// This object is the cluster's configuration and every node follows it.
     pub const IN_FORCE: &str = "InForce";
-    /// Nodes offer the CPU model of virtual machines that name none.
+    /// Nodes offer the CPU model of virtual machines that specify none.
     pub const DEFAULT_CPU_MODEL_OFFERED: &str = "DefaultCPUModelOffered";
 }
 
 /// Reasons of events.
 pub mod events {
-    /// CPU labels of a node changed; the message counts them.
+    /// CPU labels of a node changed; the message has the number of changes.
     pub const LABELS_CHANGED: &str = "CPULabelsChanged";
-    /// The host could not be inspected; the message says why.
+    /// The host could not be inspected; the message has the reason.
     pub const INSPECTION_FAILED: &str = "InspectionFailed";
-    /// The host's CPU model is an obsolete one (KubeVirt's name for it).
+    /// The host's CPU model is obsolete (KubeVirt's name).
     pub const HOST_MODEL_OBSOLETE: &str = "HostModelIsObsolete";
-    /// Guests of a node can have no network; the message says why.
+    /// Guests on a node can have no network; the message has the reason.
     pub const GUEST_NETWORK_UNAVAILABLE: &str = "GuestNetworkUnavailable";
-    /// A configuration object holds a value that is not allowed.
+    /// A configuration object contains an invalid value.
     pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";
-    /// A node's agent has stopped answering (KubeVirt's name for it).
+    /// The agent of a node has stopped responding (KubeVirt's name).
     pub const NODE_UNRESPONSIVE: &str = "NodeUnresponsive";
 }

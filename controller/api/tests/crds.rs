@@ -1,4 +1,4 @@
-//! The manifests that users apply are the ones this crate describes.
+//! Checks that the CRD manifests match the types of this crate.
 
 use std::{fs, path::Path};
 
@@ -23,7 +23,7 @@ fn committed_definitions_are_current_and_small_enough_for_client_side_apply() {
     }
 }
 
-/// Paths of fields without a description.
+/// Collects the paths of fields without a description.
 fn undescribed(schema: &JSONSchemaProps, at: &str, found: &mut Vec<String>) {
     for (name, field) in schema.properties.iter().flatten() {
         let at = format!("{at}.{name}");
@@ -58,7 +58,7 @@ fn every_field_has_its_description() {
     }
 }
 
-/// The schema of a field, by its path with `[]` for lists.
+/// Returns the schema of the field at a path, with `[]` for lists.
 fn at<'a>(schema: &'a JSONSchemaProps, path: &str) -> Option<&'a JSONSchemaProps> {
     path.split('.').try_fold(schema, |schema, part| {
         let field = schema.properties.as_ref()?.get(part.trim_end_matches("[]"))?;

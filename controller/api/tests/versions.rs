@@ -1,5 +1,5 @@
-//! What processes of other versions write is read: what earlier ones wrote, as it was meant, and what later ones
-//! write, as unknown.
+//! Checks that data of other versions can be read: that of earlier versions with its meaning, and values of later
+//! versions as unknown.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
@@ -22,10 +22,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// What no version writes so far.
+/// A value that no version writes so far.
 const LATER: &str = "ValueOfALaterVersion";
 
-/// Earlier values are read and written as they were, and a later one is unknown.
+/// Checks that earlier values are read and written unchanged, and that a later value is read as unknown.
 fn check<T>(name: &str, earlier: &[String], unknown: &T)
 where
     T: Debug + PartialEq + Serialize + DeserializeOwned,
@@ -64,7 +64,7 @@ fn values_of_other_versions_are_read_in_every_enumeration() {
     }
 }
 
-/// A file of the previous release is read, and written as it was.
+/// Checks that a file of the previous release is read and written unchanged.
 fn same<T: Serialize + DeserializeOwned>(bytes: &str) -> T {
     let read: T = serde_json::from_str(bytes).unwrap();
     assert_eq!(serde_json::to_string(&read).unwrap(), bytes.trim_end());
@@ -101,7 +101,7 @@ fn ready_pod_with_a_disk_of_an_unknown_format_is_told_apart() {
     assert_eq!(later("qcow2", "vhdx"), Some("root".into()));
 }
 
-/// A value that the schema allows.
+/// Returns a value that the schema allows.
 fn sample(schema: &JSONSchemaProps) -> Value {
     if let Some(first) = schema.enum_.iter().flatten().next() {
         return first.0.clone();
@@ -123,7 +123,7 @@ fn sample(schema: &JSONSchemaProps) -> Value {
     }
 }
 
-/// Calls `found` with each object that has a later value in one of its enumerations, and with the path of that.
+/// Calls `found` for each enumeration: with its path, and with an object that has a later value there.
 fn later_values(
     schema: &JSONSchemaProps,
     path: &str,
@@ -158,7 +158,7 @@ fn is_read<T: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> 
     serde_json::from_value::<T>(object).map(drop)
 }
 
-/// One object with a value that its reader does not know would else be no object at all to that reader.
+/// Without tolerance for unknown values, a single one would make the whole object unreadable.
 #[test]
 fn status_with_a_value_of_a_later_version_is_read() {
     use drydock_api::{

@@ -1,17 +1,17 @@
-//! Admission of virtual machines: what may be created and changed, and what is filled in.
+//! Admission of virtual machines: validates creations and changes, and fills in defaults.
 //!
 //! ```text
 //!  manifest ─▶ defaults ─▶ schema and CEL (API server) ─▶ review() ─▶ nothing, or every Refusal at once
-//!                                                          ├ fields: carried out, a hint, or refused by name
+//!                                                          ├ fields: implemented, a hint, or refused by name
 //!                                                          └ rules: values that could never work
 //! ```
 //!
-//! - [`fields`]: which fields may be there at all.
-//! - [`annotations`]: which annotations ask for what is not done.
-//! - [`rules`]: what their values have to be.
-//! - [`defaults`]: what an instance has that its manifest does not say.
-//! - [`migration`]: what a migration may ask for.
-//! - [`change`]: what may change afterwards.
+//! - [`fields`]: which fields are allowed.
+//! - [`annotations`]: which annotations are refused because they request unsupported behaviour.
+//! - [`rules`]: which values the fields may have.
+//! - [`defaults`]: what is filled in where the manifest leaves a field unset.
+//! - [`migration`]: what a migration may request.
+//! - [`change`]: what may change after creation.
 
 pub mod annotations;
 pub mod change;
@@ -30,10 +30,10 @@ use serde_json::Value;
 use refusal::{At, Refusals};
 pub use refusal::{MAX_REFUSALS, Reason, Refusal, sentence};
 
-/// Version of Drydock, as refusals name it.
+/// Drydock's version, named in refusals.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The kinds of KubeVirt's group that are admitted.
+/// The admitted kinds of KubeVirt's API group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// VirtualMachine.
@@ -47,10 +47,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All admitted kinds.
     pub const ALL: [Self; 4] = [Self::Machine, Self::Instance, Self::ReplicaSet, Self::Migration];
 
-    /// Name of the kind.
+    /// Returns the name of the kind.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Machine => "VirtualMachine",
@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// Its name in paths of the API.
+    /// Returns the resource's plural name, as used in API paths.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Machine => "virtualmachines",
@@ -71,9 +71,9 @@ impl Kind {
     }
 }
 
-/// Everything that is wrong with an object, as it would be created; empty if it may be.
+/// Returns every reason to refuse the creation of an object; empty if it is admitted.
 ///
-/// `raw` is the whole object. The order is that of the rules, fields first.
+/// `raw` is the whole object. Refusals are in the order of the checks: fields first, then rules.
 pub fn review(raw: &Value, kind: Kind) -> Vec<Refusal> {
     let mut refusals = Refusals::default();
     fields::check(raw, kind, &mut refusals);

@@ -1,11 +1,11 @@
-//! CPU models that have two names: QEMU's versioned one (`Haswell-v1`) and the one that manifests
-//! use (`Haswell`). libvirt gives the former as the `canonical` attribute of the latter.
+//! CPU models with two names: QEMU's versioned name (`Haswell-v1`) and the name in manifests (`Haswell`). libvirt
+//! reports the versioned name as the `canonical` attribute of the unversioned model.
 
 use std::collections::BTreeSet;
 
 use drydock_api::facts::CpuModel;
 
-/// The versioned name of the model called `name`: its canonical name, or the name itself.
+/// Returns the versioned name of the model called `name`: its canonical name, or the name itself.
 pub fn canonical<'a>(name: &'a str, models: &'a [CpuModel]) -> &'a str {
     models
         .iter()
@@ -14,7 +14,7 @@ pub fn canonical<'a>(name: &'a str, models: &'a [CpuModel]) -> &'a str {
         .unwrap_or(name)
 }
 
-/// All names of the model called `name`, itself included.
+/// Returns all names of the model called `name`, including `name`.
 pub fn names_of<'a>(name: &'a str, models: &'a [CpuModel]) -> impl Iterator<Item = &'a str> {
     let version = canonical(name, models);
     std::iter::once(name).chain(
@@ -27,8 +27,8 @@ pub fn names_of<'a>(name: &'a str, models: &'a [CpuModel]) -> impl Iterator<Item
     )
 }
 
-/// The names of `chosen` under which labels are written: a model that has an unversioned name is
-/// written by that name only, unless `all` asks for every name.
+/// Returns the names of `chosen` under which labels are written: a model with an unversioned name is written under
+/// that name only, unless `all` is set.
 pub fn published<'a>(chosen: &[&'a CpuModel], all: bool) -> BTreeSet<&'a str> {
     let shadowed: BTreeSet<&str> = if all {
         BTreeSet::new()

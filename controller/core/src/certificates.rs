@@ -1,27 +1,27 @@
-//! How the certificates of the webhooks are renewed without refusing anybody in between.
+//! Renewal of the webhooks' certificates without refusing requests in between.
 //!
-//! The controller is its own certificate authority. One Secret holds everything; API servers trust
-//! the bundle that is written into the webhook configurations; all replicas serve what the Secret
-//! offers. A new authority comes in by stages, each of which is seen before the next begins:
+//! The controller is its own certificate authority. One Secret holds everything; API servers trust the bundle that is
+//! written into the webhook configurations; all replicas serve the certificate in the Secret. A new authority is
+//! introduced in stages; each stage must be observed before the next begins:
 //!
 //! ```text
 //!              Secret                              webhook configurations     replicas serve
 //!   (1) ca.crt: NEW, old   tls.crt by old          old                        by old
 //!   (2)                                            NEW, old                   by old
-//!        ... until API servers have certainly heard of it ([`Lifetimes::settle`])
+//!        ... until every API server has certainly seen it ([`Lifetimes::settle`])
 //!   (3)                    tls.crt by NEW                                     by NEW
 //!   (4) ca.crt: NEW        once old has expired ──▶ NEW
 //! ```
 //!
-//! - [`plan`]: what the leader does next, one step at a time. It keeps nothing between two calls
-//!   but what the API server holds, so it can be cut short anywhere.
+//! - [`plan`]: what the leader does next, one step at a time. It is stateless: all state is in the API server, so it
+//!   can be interrupted at any point.
 //! - [`choose`]: whether a replica takes the certificate that the Secret offers.
-//! - [`Trust`]: what API servers trust, and since when this process has seen them do so.
+//! - [`Trust`]: what API servers trust, and since when this process has observed it.
 //!
-//! No certificate outlives its authority, so an authority that has expired signed nothing that
-//! anybody can still serve, however far behind a replica is: that alone is when it leaves the
-//! bundle. For the same reason every valid authority of ours that is found in a webhook
-//! configuration stays in the bundle even if the Secret was lost or replaced.
+//! No certificate outlives its authority. So once an authority has expired, no replica can still serve a certificate
+//! signed by it, however far behind the replica is; an authority leaves the bundle only then. For the same reason
+//! every valid authority of ours that is found in a webhook configuration stays in the bundle even if the Secret was
+//! lost or replaced.
 
 mod lifetimes;
 mod replica;
@@ -37,31 +37,31 @@ pub use lifetimes::Lifetimes;
 pub use replica::{Choice, choose};
 pub use trust::{Place, Trust};
 
-/// As many authorities as a bundle holds: beyond that, those that expire first are left out. Only
-/// somebody who keeps deleting the Secret gets there.
+/// Maximum number of authorities in a bundle; beyond that, those that expire first are left out. Reached only if the
+/// Secret is deleted again and again.
 pub const MOST_AUTHORITIES: usize = 32;
 
-/// Certificates end at whole seconds; they are rounded up.
+/// Certificate end times are rounded up to whole seconds.
 const ROUNDING: Duration = Duration::from_secs(1);
 
-/// A certificate, by all its bytes.
+/// A certificate, identified by all its bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(Arc<[u8]>);
 
 impl Id {
-    /// The certificate that is encoded so.
+    /// Returns the ID of the certificate with this DER encoding.
     pub fn new(der: &[u8]) -> Self {
         Self(der.into())
     }
 
-    /// Its encoding.
+    /// Returns the DER encoding.
     pub fn der(&self) -> &[u8] {
         &self.0
     }
 }
 
 impl fmt::Debug for Id {
-    /// The last bytes: those of the signature, which differ most.
+    /// Formats the last bytes: those of the signature, which differ most.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = self.0.len().saturating_sub(6);
         self.0[from..].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -71,7 +71,7 @@ impl fmt::Debug for Id {
 /// The certificate of an authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// Which.
+    /// Its ID.
     pub id: Id,
     /// Valid from.
     pub from: Timestamp,
@@ -82,9 +82,9 @@ pub struct Authority {
 /// A certificate to serve, with its key at hand and the right names in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// Which.
+    /// Its ID.
     pub id: Id,
-    /// Who signed it.
+    /// The authority that signed it.
     pub authority: Id,
     /// Valid from.
     pub from: Timestamp,
@@ -98,43 +98,43 @@ impl Serving {
     }
 }
 
-/// What a Secret holds that can be used. Of one that is missing or holds garbage, that is nothing.
+/// The usable content of a Secret; empty if the Secret is missing or holds garbage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// The authority whose key is there: the newest.
+    /// The newest authority, whose key is in the Secret.
     pub signer: Option<Authority>,
-    /// All authorities, the signer among them.
+    /// All authorities, including the signer.
     pub bundle: Vec<Authority>,
     /// The certificate to serve.
     pub serving: Option<Serving>,
 }
 
-/// What a plan is made from.
+/// Input of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
-    /// What the Secret holds; `None`: not known yet.
+    /// Content of the Secret; `None`: not known yet.
     pub held: Option<&'a Held>,
-    /// What this replica serves.
+    /// The certificate that this replica serves.
     pub served: Option<&'a Serving>,
     /// What API servers trust.
     pub trust: &'a Trust,
 }
 
-/// Why a certificate is made.
+/// Why a certificate is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
-    /// There is none that can be used.
+    /// No usable certificate exists.
     Missing,
-    /// It ends soon.
+    /// The previous certificate expires soon.
     Due,
-    /// It is valid for longer than is now configured.
+    /// The previous certificate is valid for longer than is now configured.
     TooLong,
-    /// Its authority has been replaced.
+    /// The authority of the previous certificate has been replaced.
     AuthorityReplaced,
 }
 
 impl Cause {
-    /// As logs and metrics have it.
+    /// Returns the reason for logs and metrics.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Missing => "Missing",
@@ -144,7 +144,7 @@ impl Cause {
         }
     }
 
-    /// The same for people.
+    /// Returns the reason as a sentence for people.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Missing => "there is none that can be used",
@@ -155,55 +155,55 @@ impl Cause {
     }
 }
 
-/// A certificate to make.
+/// A certificate to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Make {
     /// Valid until, a whole second.
     pub until: Timestamp,
-    /// Why.
+    /// Why it is created.
     pub cause: Cause,
 }
 
-/// The certificate to serve, in a Secret to be written.
+/// What to do with the serving certificate in a Secret to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServingChange {
-    /// As it is.
+    /// Keep it.
     Keep,
-    /// The one that this replica serves: the Secret has lost it, or has one that nobody trusts.
+    /// Write the one that this replica serves: the Secret has lost it, or holds one that API servers do not trust.
     Carry,
-    /// A new one, signed by the signer that the Secret will hold.
+    /// Create one, signed by the signer that the Secret will hold.
     Sign(Make),
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Write the Secret, unless it has changed since it was looked at.
+    /// Write the Secret, unless it has changed since it was read.
     Write {
-        /// A new signer, if one is to be made. It comes first in the bundle.
+        /// A new signer, if one is to be created. It comes first in the bundle.
         signer: Option<Make>,
         /// The other authorities, the signer first if it stays.
         bundle: Vec<Id>,
         /// The certificate to serve.
         serving: ServingChange,
     },
-    /// Write this bundle to every place that holds another.
+    /// Write this bundle to every place that holds a different one.
     Publish {
         /// All authorities, the signer first.
         bundle: Vec<Id>,
     },
 }
 
-/// What the leader does.
+/// The leader's next action and wake-up time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What to do now; after that, plan again.
+    /// The action to do now; after that, plan again.
     pub step: Option<Step>,
     /// When to plan again, even if nothing changes.
     pub wake: Option<Timestamp>,
 }
 
-/// What the leader does next. While something is not known it does nothing.
+/// Returns the leader's next action. Does nothing while the Secret or the trust is unknown.
 pub fn plan(now: Timestamp, facts: Facts<'_>, lifetimes: &Lifetimes) -> Plan {
     let (Some(held), true) = (facts.held, facts.trust.is_known()) else {
         return Plan::default();
@@ -251,9 +251,8 @@ pub fn plan(now: Timestamp, facts: Facts<'_>, lifetimes: &Lifetimes) -> Plan {
     Plan { step, wake }
 }
 
-/// Whether the signer has yet to sign what is served, and will help when it does. Another in its
-/// place would have to settle from the beginning, and if that went on the served certificate would
-/// expire meanwhile.
+/// Returns whether the signer has not signed the served certificate yet and outlives it. Replacing such a signer
+/// would restart settling; repeated, that could last until the served certificate expires.
 fn is_coming_in(now: Timestamp, signer: &Authority, held: &Held) -> bool {
     let helps = |serving: &Serving| serving.authority != signer.id && serving.until < signer.until;
     held.serving
@@ -261,8 +260,8 @@ fn is_coming_in(now: Timestamp, signer: &Authority, held: &Held) -> bool {
         .is_some_and(|serving| serving.is_valid(now) && helps(serving))
 }
 
-/// The authorities that have to be trusted, as far as they exist: signer first, then by the end of
-/// their lives, so that the same ones always make the same bundle.
+/// Returns the authorities that must be trusted, among those that exist: the signer first, then those in use, then by
+/// end of validity, latest first. The order is fixed, so that the same authorities always produce the same bundle.
 fn authorities(now: Timestamp, held: &Held, facts: Facts<'_>, lifetimes: &Lifetimes) -> Vec<Authority> {
     let mut all: Vec<Authority> = Vec::new();
     for authority in held.bundle.iter().chain(facts.trust.authorities()) {
@@ -290,7 +289,7 @@ fn authorities(now: Timestamp, held: &Held, facts: Facts<'_>, lifetimes: &Lifeti
     all
 }
 
-/// What becomes of the certificate that is served, and when that changes by itself.
+/// Returns what to do with the serving certificate, and when that changes with time alone.
 fn serving(
     now: Timestamp,
     held: &Held,
@@ -322,7 +321,7 @@ fn serving(
         (ServingChange::Sign(make), None)
     };
     match (current, make_signer, &held.signer) {
-        // Nobody can serve anything: better a certificate that is not trusted yet than none.
+        // No replica can serve anything: a certificate that is not trusted yet is better than none.
         (None, Some(new), _) => sign(Cause::Missing, new.until),
         (None, None, Some(signer)) => sign(Cause::Missing, signer.until),
         (None, None, None) | (Some(_), Some(_), _) | (Some(_), None, None) => (ServingChange::Keep, None),
@@ -345,8 +344,8 @@ fn serving(
     }
 }
 
-/// Whether a certificate has to be renewed. One that lives longer than it would if it were made now
-/// is from before a change of the configuration.
+/// Returns why a certificate has to be renewed, if so. One that is valid for longer than a new one would be was
+/// created under an earlier configuration.
 fn due(now: Timestamp, until: Timestamp, duration: Duration, renew_before: Duration) -> Option<Cause> {
     if earlier(until, renew_before) <= now {
         Some(Cause::Due)
@@ -357,7 +356,7 @@ fn due(now: Timestamp, until: Timestamp, duration: Duration, renew_before: Durat
     }
 }
 
-/// So much later; the end of time if that is beyond it, which only a forged certificate gets to.
+/// Returns `at + by`; the maximum timestamp if that overflows, which only a forged certificate causes.
 fn later(at: Timestamp, by: Duration) -> Timestamp {
     at.checked_add(by).unwrap_or(Timestamp::MAX)
 }

@@ -1,4 +1,4 @@
-//! Conditions whose time changes only when their status does.
+//! Conditions whose transition time changes only with their status.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -6,16 +6,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// A condition's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It holds.
+    /// The condition holds.
     True,
-    /// It does not hold.
+    /// The condition does not hold.
     False,
-    /// It cannot be told.
+    /// It is unknown whether the condition holds.
     Unknown,
 }
 
 impl Status {
-    /// As the API writes it.
+    /// Returns the API's string.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -31,17 +31,17 @@ impl From<bool> for Status {
     }
 }
 
-/// The condition of this type among `conditions`.
+/// Returns the condition of this type.
 pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// Whether the condition of this type holds.
+/// Returns whether the condition of this type is `True`.
 pub fn holds(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
 }
 
-/// A condition as it should be now; its time is that of `previous` if the status is the same.
+/// Returns a condition in its current state. Its transition time is that of `previous` if the status is the same.
 pub fn condition(
     previous: &[Condition],
     type_: &str,
@@ -63,7 +63,8 @@ pub fn condition(
     }
 }
 
-/// The API keeps whole seconds; with more, what was written would differ from what is read back.
+/// Truncates to whole seconds. The API stores no fractions; with them, the written value would differ from the one
+/// read back.
 pub fn whole_seconds(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }

@@ -1,9 +1,8 @@
-//! What the cluster's administrators want: built-in defaults, then the legacy ConfigMap, then
-//! HyperConverged, each overriding the one before, field by field.
+//! The cluster's configuration: built-in defaults, then the legacy ConfigMap, then HyperConverged; each overrides the
+//! previous one, field by field.
 //!
-//! An object with a value that is not allowed is refused whole: it is reported with field, value
-//! and what is allowed, and the configuration that was last in force stays. So no node ever
-//! follows half of a change.
+//! An object with an invalid value is refused as a whole: it is reported with field, value and the allowed values,
+//! and the last configuration in force stays. So no node ever applies half of a change.
 
 pub mod default_model;
 pub mod gathering;
@@ -24,60 +23,60 @@ use crate::minimum;
 
 pub use selection::{Choice, NotInForce, Reference, choose};
 
-/// Feature gate: the kubelet's static CPU manager is looked for (KubeVirt's `CPUManager`).
+/// Feature gate: nodes detect the kubelet's static CPU manager (KubeVirt's `CPUManager`).
 pub const GATE_CPU_MANAGER: &str = "CPUManager";
-/// Feature gate: nodes say which guest architectures they run (KubeVirt's name).
+/// Feature gate: nodes publish which guest architectures they run (KubeVirt's name).
 pub const GATE_CROSS_ARCHITECTURE: &str = "CrossArchitectureVirtualization";
 
-/// The configuration in force, complete.
+/// The complete configuration in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     /// Obsolete CPU models beyond the built-in ones.
     pub obsolete_cpu_models: BTreeSet<String>,
     /// The minimum CPU model.
     pub min_cpu_model: String,
-    /// CPU model of virtual machines that name none.
+    /// CPU model of virtual machines that set none.
     pub default_cpu_model: Option<String>,
-    /// Eviction strategy of virtual machines that name none.
+    /// Eviction strategy of virtual machines that set none.
     pub eviction_strategy: EvictionStrategy,
-    /// How virtual machines are migrated.
+    /// Configuration of live migration.
     pub migrations: Migrations,
-    /// Lifetimes of the certificates Drydock makes.
+    /// Lifetimes of the certificates that Drydock issues.
     pub certificates: Certificates,
-    /// Feature gates that were set, by name.
+    /// Explicitly set feature gates, by name.
     pub feature_gates: BTreeMap<String, bool>,
-    /// Guests may run by emulation where KVM is not usable.
+    /// Whether guests run in emulation where KVM is not usable.
     pub use_emulation: bool,
 }
 
-/// How virtual machines are migrated.
+/// Configuration of live migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migrations {
-    /// At once in the cluster.
+    /// Maximum number of parallel migrations in the cluster.
     pub per_cluster: u32,
-    /// At once leaving a node.
+    /// Maximum number of parallel migrations from a node.
     pub outbound_per_node: u32,
-    /// At once arriving at a node.
+    /// Maximum number of parallel migrations to a node.
     pub inbound_per_node: u32,
-    /// Bytes a second for each migration; `None`: no limit.
+    /// Bytes per second for each migration; `None`: no limit.
     pub bandwidth: Option<u64>,
-    /// Time for each GiB to copy; `None`: no limit.
+    /// Time allowed per GiB to copy; `None`: no limit.
     pub completion_timeout_per_gib: Option<Duration>,
     /// Time without progress before a migration is aborted; `None`: never.
     pub progress_timeout: Option<Duration>,
-    /// How long the guest may stand still at the end.
+    /// How long the guest may be paused for the switch-over.
     pub max_downtime: Duration,
-    /// The guest may be slowed down.
+    /// Whether the guest may be throttled.
     pub auto_converge: bool,
-    /// The guest may be moved before its memory.
+    /// Whether the guest may be switched to the target before all its memory is copied.
     pub post_copy: bool,
-    /// The guest may be paused.
+    /// Whether the guest may be paused.
     pub workload_disruption: bool,
-    /// Key of the taint that empties a node.
+    /// Key of the taint that drains a node.
     pub drain_taint_key: String,
 }
 
-/// Lifetimes of the certificates Drydock makes.
+/// Lifetimes of the certificates that Drydock issues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Certificates {
     /// The certificate authority.
@@ -89,7 +88,7 @@ pub struct Certificates {
 /// Lifetime of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lifetime {
-    /// How long it is valid.
+    /// Validity of the certificate.
     pub duration: Duration,
     /// How long before its end it is renewed.
     pub renew_before: Duration,
@@ -98,8 +97,8 @@ pub struct Lifetime {
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Default for Configuration {
-    /// KubeVirt's built-in values; certificates as the HyperConverged documentation gives them:
-    /// valid for two days and renewed daily, serving ones for one day and renewed every half.
+    /// KubeVirt's built-in values; certificates as in the HyperConverged documentation: the authority is valid for
+    /// two days and renewed daily, serving certificates are valid for one day and renewed every half day.
     fn default() -> Self {
         Self {
             obsolete_cpu_models: BTreeSet::new(),
@@ -136,25 +135,25 @@ impl Default for Configuration {
 }
 
 impl Configuration {
-    /// Whether a feature gate is on.
+    /// Returns whether a feature gate is on.
     pub fn gate(&self, name: &str) -> bool {
         self.feature_gates.get(name).copied().unwrap_or(false)
     }
 }
 
-/// A value that is not allowed.
+/// An invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The field, as a path a person finds in the object.
+    /// Path of the field, as a person finds it in the object.
     pub field: String,
-    /// Its value, cut to a readable length.
+    /// Its value, truncated to a readable length.
     pub value: String,
     /// What is allowed.
     pub allowed: String,
 }
 
 impl Problem {
-    /// A problem of `field` with `value`, of which at most 80 characters are kept.
+    /// Returns a problem of `field` with `value`, of which at most 80 characters are kept.
     pub fn new(field: impl Into<String>, value: impl AsRef<str>, allowed: impl Into<String>) -> Self {
         let value: String = value.as_ref().chars().take(80).collect();
         Self {
@@ -175,7 +174,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What one object says, with the fields it does not mention left out.
+/// The settings of one object; unset fields are `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
     pub(crate) obsolete_cpu_models: BTreeSet<String>,
@@ -199,17 +198,17 @@ pub struct Layer {
     pub(crate) use_emulation: Option<bool>,
 }
 
-/// A layer as read from an object, with what is wrong in it.
+/// A layer as read from an object, with its problems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// What the object says where it is right.
+    /// The valid settings.
     pub layer: Layer,
-    /// What is wrong.
+    /// The invalid settings.
     pub problems: Vec<Problem>,
 }
 
 impl Parsed {
-    /// The minimum CPU model that the object names.
+    /// Returns the minimum CPU model that the object sets.
     pub fn min_cpu_model(&self) -> Option<&str> {
         self.layer.min_cpu_model.as_deref()
     }
@@ -219,7 +218,8 @@ impl Parsed {
     }
 }
 
-/// The defaults with `layers` over them, the last one on top. Obsolete models add up.
+/// Returns the defaults with `layers` applied on top, the last one with the highest precedence. Obsolete models
+/// accumulate.
 pub fn merge<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Configuration {
     let mut all = Configuration::default();
     let seconds = |value: u32| (value > 0).then(|| Duration::from_secs(value.into()));
@@ -250,7 +250,7 @@ pub fn merge<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Configuration {
         set(&mut migrations.max_downtime, layer.max_downtime_ms.map(milliseconds));
         set(&mut migrations.auto_converge, layer.auto_converge);
         set(&mut migrations.post_copy, layer.post_copy);
-        // Where only post-copy is decided, disruption follows it (KubeVirt's rule).
+        // If only post-copy is set, disruption follows it (KubeVirt's rule).
         set(
             &mut migrations.workload_disruption,
             layer.workload_disruption.or(layer.post_copy),
@@ -271,13 +271,13 @@ fn set<T>(field: &mut T, value: Option<T>) {
 pub struct Source {
     /// `HyperConverged` or `ConfigMap`.
     pub kind: &'static str,
-    /// Which one.
+    /// Name of the object.
     pub reference: Reference,
-    /// What it says.
+    /// Its settings and problems.
     pub parsed: Parsed,
 }
 
-/// What came of all objects together.
+/// The result of merging all objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resolution {
     /// The configuration in force.
@@ -287,17 +287,16 @@ pub struct Resolution {
 }
 
 impl Resolution {
-    /// Whether an object was refused.
+    /// Returns whether an object was refused.
     pub fn refused(&self) -> bool {
         self.sources.iter().any(|source| !source.parsed.problems.is_empty())
     }
 }
 
-/// Brings the objects in force (lowest layer first) together.
+/// Merges the objects in force (lowest layer first).
 ///
-/// `knows_model` says whether the node's CPU map has a minimum model (`None`: cannot tell, which
-/// is no reason to refuse). If any object is refused, `last_good` stays in force; without one, the
-/// objects that are not refused are.
+/// `knows_model` returns whether the node's CPU map has a minimum model (`None`: unknown, which is no reason to
+/// refuse). If any object is refused, `last_good` stays in force; without one, the other objects apply.
 pub fn resolve(
     mut sources: Vec<Source>,
     knows_model: impl Fn(&str) -> Option<bool>,
@@ -333,9 +332,8 @@ pub fn resolve(
     Resolution { configuration, sources }
 }
 
-/// How long a node waits before it follows a changed configuration, so that `nodes` of them do
-/// not all write at the same instant: up to `most`, and up to 5 ms for each node. `fraction` is
-/// the node's own random number from 0 to 1.
+/// Returns how long a node waits before it applies a changed configuration, so that `nodes` nodes do not all write at
+/// the same time: up to `most`, and up to 5 ms per node. `fraction` is the node's own random number from 0 to 1.
 pub fn spread(nodes: u64, most: Duration, fraction: f64) -> Duration {
     let share = Duration::from_millis(nodes.saturating_mul(5)).min(most);
     share.mul_f64(fraction.clamp(0.0, 1.0))

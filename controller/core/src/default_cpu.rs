@@ -1,17 +1,17 @@
-//! The CPU of a virtual machine whose manifest names none, and what the names mean that are no model.
+//! The default CPU of a virtual machine whose manifest sets no model, and the special names that are not CPU models.
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 
 use crate::configuration::Configuration;
 
-/// The host's CPU, which libvirt spells out as a model and features when the guest starts.
+/// The host's CPU, which libvirt expands into a model and features when the guest starts.
 pub const HOST_MODEL: &str = "host-model";
-/// The host's CPU itself.
+/// The host's CPU, passed through unchanged.
 pub const HOST_PASSTHROUGH: &str = "host-passthrough";
-/// Everything that the emulator, or the host with KVM, can give: QEMU's `max`.
+/// Everything that the emulator, or the host with KVM, supports: QEMU's `max`.
 pub const MAXIMUM: &str = "max";
 
-/// The CPU model of guests of this architecture (Kubernetes' name) that name none.
+/// Returns the CPU model of guests of this architecture (Kubernetes' name) whose manifest sets none.
 ///
 /// | architecture | configured | with KVM | by emulation |
 /// |---|---|---|---|
@@ -19,8 +19,8 @@ pub const MAXIMUM: &str = "max";
 /// | s390x | the configured one | host-model | max |
 /// | arm64 | only host-passthrough or max | host-passthrough | max |
 ///
-/// libvirt has no host-model for arm64, nor named models that KVM could give there, and none for
-/// emulated s390x. `use_emulation` of the configuration decides, since the node is not known yet.
+/// libvirt has neither host-model nor named models that KVM could provide on arm64, and no host-model for emulated
+/// s390x. `use_emulation` of the configuration decides, since the node is not known yet.
 pub fn default_model<'a>(architecture: &str, configuration: &'a Configuration) -> &'a str {
     let configured = configuration.default_cpu_model.as_deref();
     let exists = |model: &&str| architecture != "arm64" || is_hosts_own(model);
@@ -32,13 +32,13 @@ pub fn default_model<'a>(architecture: &str, configuration: &'a Configuration) -
     configured.filter(exists).unwrap_or(own)
 }
 
-/// Whether a guest with this model has what its host has, so that libvirt never spells it out.
+/// Returns whether the model means the host's own CPU, which libvirt never expands into a model and features.
 pub fn is_hosts_own(model: &str) -> bool {
     [HOST_PASSTHROUGH, MAXIMUM].contains(&model)
 }
 
-/// Whether the guest of an instance that runs has its host's own CPU: its manifest says so, and libvirt has
-/// not spelled it out (which it does by emulation, where `host-passthrough` is `host-model`).
+/// Returns whether the guest of a running instance has its host's own CPU: its manifest requests that, and libvirt
+/// has not expanded it (which it does in emulation, where `host-passthrough` is `host-model`).
 pub fn has_hosts_own(instance: &VirtualMachineInstance) -> bool {
     let model = instance.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref());
     let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());

@@ -1,21 +1,21 @@
-//! What the device plugin of a node offers to the pods of guests.
+//! What a node's device plugin offers to the pods of guests.
 
 use crate::readiness::Readiness;
 
-/// How guests run on a node, which decides what a pod is given for its share.
+/// How guests run on a node; this decides what a pod is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// By KVM: a pod is given its device.
+    /// With KVM: a pod gets the KVM device.
     Kvm,
-    /// By emulation, which needs no device; a share is counted all the same, so that the same pod
-    /// fits both kinds of nodes.
+    /// In emulation, which needs no device. Shares are counted all the same, so that the same pod fits both kinds of
+    /// nodes.
     Emulation,
-    /// Not at all: all shares are unhealthy, and the kubelet says that there are none.
+    /// Not at all: all shares are unhealthy, and the kubelet reports none.
     Nothing,
 }
 
 impl Offer {
-    /// What a node that is ready in this way offers.
+    /// Returns what a node with this readiness offers.
     pub fn of(readiness: Readiness) -> Self {
         match readiness {
             Readiness::Ready => Self::Kvm,

@@ -1,15 +1,14 @@
-//! A guest as libvirt is told of it: a VirtualMachineInstance becomes the XML of a libvirt domain.
+//! Generation of the domain XML: a VirtualMachineInstance becomes the XML of a libvirt domain.
 //!
 //! ```text
 //!  instance's spec ───────┐
 //!  prepared disks ────────┼─▶ domain_xml() ─▶ libvirt defines and starts it
 //!  masked CPU features ───┘        │
-//!                                  └─▶ or why not
+//!                                  └─▶ or an error
 //! ```
 //!
-//! The same input gives the same text, down to the address of each device on the guest's buses. What
-//! is left to libvirt is what belongs to its version: the path of QEMU, and which version of a
-//! machine type `q35` is.
+//! The same input produces the same text, down to the address of each device on the guest's buses. Only what depends
+//! on the libvirt version is left to libvirt: the path of QEMU, and the version of a machine type such as `q35`.
 
 mod boot;
 mod clock;
@@ -49,13 +48,13 @@ use cpu::{Mask, Topology};
 use element::Element;
 use pci::Places;
 
-/// The namespace of what a domain's metadata says about its instance.
+/// XML namespace of the domain metadata that identifies the instance.
 pub const METADATA_NAMESPACE: &str = "https://drydock.dev/libvirt/v1";
 
-/// The machine type of a guest that asks for none.
+/// Machine type of a guest that sets none.
 const MACHINE: &str = "q35";
 
-/// The guest that is to be described.
+/// The guest to generate the domain XML for.
 #[derive(Clone, Copy, Debug)]
 pub struct DomainInput<'a> {
     /// Namespace of the instance.
@@ -64,34 +63,34 @@ pub struct DomainInput<'a> {
     pub name: &'a str,
     /// UID of the instance.
     pub uid: &'a str,
-    /// What it asks for. Where it is silent the same holds as where admission has filled it in.
+    /// Its spec. Unset fields have the same defaults as those that admission fills in.
     pub spec: &'a VirtualMachineInstanceSpec,
-    /// By hardware virtualization or by emulation.
+    /// Hardware virtualization or emulation.
     pub virt_type: VirtType,
-    /// libvirt's name of the architecture.
+    /// libvirt's name for the architecture.
     pub architecture: &'a str,
-    /// Features that no guest shall have.
+    /// Features that are withheld from all guests.
     pub masked_features: &'a BTreeSet<String>,
-    /// Features that a guest could have on this node, masked or not: no other need be withheld.
-    /// `None` if they are not known; then libvirt must know the name of each masked feature.
+    /// Features that a guest could have on this node, masked or not: no others need to be disabled. `None` if
+    /// unknown; then libvirt must know the name of each masked feature.
     pub host_features: Option<&'a BTreeSet<String>>,
-    /// Whether libvirt can leave out of the host's own CPU what cannot be migrated (the enum
-    /// `hostPassthroughMigratable`). `None` if it is not known: then it is asked for on x86_64 only, where
-    /// every QEMU can.
+    /// Whether libvirt can omit features that cannot be migrated from the host's own CPU (the enum
+    /// `hostPassthroughMigratable`). `None` if unknown: then it is requested on x86_64 only, where every QEMU
+    /// supports it.
     pub host_passthrough_migratable: Option<bool>,
-    /// What the launcher has prepared.
+    /// The disks as prepared by the launcher.
     pub disks: &'a [PreparedDisk],
     /// Addresses of the pod that the guest starts in.
     pub addresses: &'a [PodAddress],
 }
 
-/// The name of the domain of that instance, by KubeVirt's rule.
+/// Returns the domain name of the instance, by KubeVirt's rule.
 pub fn domain_name(namespace: &str, name: &str) -> String {
     format!("{namespace}_{name}")
 }
 
-/// What the machine has. By emulation, the cache of translated code is as large as the pod's memory
-/// has room for: QEMU would let it grow to 1 GiB.
+/// Returns the element `features`. In emulation, the cache of translated code is limited to the room for it in the
+/// pod's memory: QEMU would let it grow to 1 GiB.
 fn features(virt_type: VirtType) -> Element {
     let cache = || {
         let kib = (TRANSLATION_CACHE << 10).to_string();
@@ -103,11 +102,11 @@ fn features(virt_type: VirtType) -> Element {
         .children((virt_type == VirtType::Qemu).then(cache))
 }
 
-/// The domain, as libvirt reads it.
+/// Returns the domain XML.
 ///
 /// # Errors
-/// If the guest cannot be described: what it asks for cannot be had, or the launcher has not
-/// prepared what it needs.
+/// If the domain XML cannot be generated: the spec is impossible, or the launcher has not prepared something that it
+/// needs.
 pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
     if input.architecture != "x86_64" {
         return Err(DomainProblem::UnsupportedArchitecture(input.architecture.into()));
@@ -156,7 +155,7 @@ fn uuid(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
     }
 }
 
-/// Tells the domain of this instance from that of another of the same name.
+/// Identifies the instance's domain, to distinguish it from that of another instance of the same name.
 fn metadata(uid: &str) -> Element {
     let instance = Element::new("drydock:instance")
         .with("xmlns:drydock", METADATA_NAMESPACE)
@@ -187,7 +186,7 @@ fn os(input: &DomainInput<'_>, system_information: bool) -> Result<Element, Doma
     Ok(Element::new("os").child(type_).children(smbios))
 }
 
-/// A guest that put itself to sleep would look stopped, and nobody would wake it.
+/// Disables guest-initiated suspend: a suspended guest would look stopped, and nothing would wake it.
 fn power_management() -> Element {
     Element::new("pm")
         .child(Element::new("suspend-to-mem").with("enabled", "no"))
@@ -214,8 +213,8 @@ fn devices(input: &DomainInput<'_>) -> Result<Element, DomainProblem> {
         .children(wanted.rng.as_ref().map(|_| random_numbers())))
 }
 
-/// Pages that the guest frees go back to the node at once, and a migration need not carry them. No
-/// statistics: they would wake guest and libvirt for nobody.
+/// Pages that the guest frees return to the node immediately, and a migration need not copy them. Statistics are off:
+/// they would wake guest and libvirt without being used.
 fn balloon() -> Element {
     Element::new("memballoon")
         .with("model", "virtio")

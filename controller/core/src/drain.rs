@@ -1,16 +1,16 @@
-//! How nodes are emptied of virtual machines: one plan for all of them.
+//! Drains virtual machines from nodes: one plan for all nodes.
 //!
 //! ```text
-//!  taint, NodeMaintenance ─▶ mark all that should move ─┐
-//!  eviction ─▶ webhook marks one                        ▼
+//!  taint, NodeMaintenance ─▶ mark all that must move ─┐
+//!  eviction ─▶ webhook marks one                      ▼
 //!                                            marked guests ─▶ [`guest::state`] ─▶ Blocked  (and why)
-//!                  asker gone, guest gone ─▶ mark taken away                   ├▶ Waiting  (for what)
-//!                                                                              ├▶ Moving
-//!                                                                              └▶ may go ─▶ [`order`] ─▶ migration
+//!           requester gone, guest gone ─▶ mark removed                          ├▶ Waiting  (for what)
+//!                                                                               ├▶ Moving
+//!                                                                               └▶ may go ─▶ [`order`] ─▶ migration
 //! ```
 //!
-//! A plain cordon moves nothing: it only says that nothing new is to come. But what is evicted on a
-//! cordoned node is taken for a part of one drain, and is called off when the node is uncordoned.
+//! A plain cordon moves nothing: it only keeps new pods away. But evictions on a cordoned node count as parts of one
+//! drain, which is canceled when the node is uncordoned.
 
 pub mod estimate;
 pub mod guest;
@@ -50,27 +50,27 @@ use guest::{Situation, State};
 
 pub use target::{Competing, competing};
 
-/// The taint that a NodeMaintenance sets (that of its operator).
+/// The taint that a NodeMaintenance sets (the one of its operator).
 pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
-/// An eviction alone belongs to a cordon of its node that is seen within this time. `kubectl drain`
-/// cordons before it evicts, but the watches that show both are not in step.
+/// An eviction without other request belongs to a cordon of its node that is observed within this time. `kubectl drain`
+/// cordons before it evicts, but the watches for both are not synchronized.
 pub const CORDON_SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// At most this many guests are listed by name in `status.drain.remaining`.
 const MAX_GUESTS_LISTED: usize = 100;
 
-/// What a Node says about being emptied.
+/// The drain-related state of a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeMarks {
-    /// It is cordoned.
+    /// The node is cordoned.
     pub cordoned: bool,
-    /// It has the drain taint.
+    /// The node has the drain taint.
     pub tainted: bool,
-    /// It is in maintenance.
+    /// The node is in maintenance.
     pub in_maintenance: bool,
 }
 
 impl NodeMarks {
-    /// What a Node says; `key` is the drain taint's, whose effect has to be NoSchedule.
+    /// Reads the state of a Node. `key` is the key of the drain taint, whose effect must be NoSchedule.
     pub fn of(node: &Node, key: &str) -> Self {
         let spec = node.spec.as_ref();
         let has = |key: &str| {
@@ -86,7 +86,7 @@ impl NodeMarks {
         }
     }
 
-    /// The node itself asks for all guests to go.
+    /// Returns the node's own request for all guests to leave, if there is one.
     fn asks(self) -> Option<DrainRequest> {
         if self.in_maintenance {
             Some(DrainRequest::Maintenance)
@@ -95,10 +95,10 @@ impl NodeMarks {
         }
     }
 
-    /// Who asked for a guest to go still wants that.
+    /// Returns whether the given request for a guest to leave is still in force.
     fn holds(self, by: DrainRequest) -> bool {
         match by {
-            // What is not known may still want it.
+            // An unknown requester may still want it.
             DrainRequest::Eviction | DrainRequest::Unknown => true,
             DrainRequest::Cordon => self.cordoned || self.asks().is_some(),
             DrainRequest::Taint | DrainRequest::Maintenance => self.asks().is_some(),
@@ -106,74 +106,74 @@ impl NodeMarks {
     }
 }
 
-/// Whether a guest must not go to a node because it is being emptied, or is about to be, and nothing else
+/// Returns whether a guest must not go to a node because the node is being drained or is about to be, and nothing else
 /// keeps a pod with these tolerations off it.
 pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerations: &[Toleration]) -> bool {
     (maintenance_requested || NodeMarks::of(node, key) != NodeMarks::default()) && !keeps_off(node, tolerations)
 }
 
-/// What is known when a plan is made.
+/// Inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// The nodes that are being emptied, or that marked guests are on.
+    /// Nodes that are being drained, or that have marked guests.
     pub nodes: &'a [DrainingNode<'a>],
     /// The limits of migrations.
     pub limits: &'a Migrations,
-    /// How failed migrations are followed by others.
+    /// The retry policy for failed migrations.
     pub attempts: Attempts,
-    /// How fast guests have moved so far.
+    /// The measured speed of migrations so far.
     pub rate: Option<Rate>,
 }
 
-/// A node with the guests that are on it.
+/// A node with its guests.
 #[derive(Clone, Debug)]
 pub struct DrainingNode<'a> {
-    /// Its name.
+    /// The node's name.
     pub name: &'a str,
-    /// What it says.
+    /// Its drain-related state.
     pub marks: NodeMarks,
-    /// The guests that are on it.
+    /// The guests on it.
     pub guests: Vec<Guest<'a>>,
-    /// Guests are about to arrive on it.
+    /// Number of guests that are about to arrive on it.
     pub arriving: usize,
-    /// Other pods on it that a drain would evict; `None` if nobody knows.
+    /// Number of other pods on it that a drain would evict; `None` if unknown.
     pub evictable: Option<usize>,
-    /// What was reported last.
+    /// The last reported status.
     pub before: Option<&'a DrainStatus>,
 }
 
 /// A guest on a node.
 #[derive(Clone, Debug)]
 pub struct Guest<'a> {
-    /// The instance.
+    /// The VMI.
     pub instance: &'a VirtualMachineInstance,
-    /// What an eviction does.
+    /// The eviction strategy in force.
     pub strategy: EvictionStrategy,
-    /// When its pod was made.
+    /// Creation time of its pod.
     pub made: Option<Timestamp>,
     /// Its migrations.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-    /// What was last done about it was refused.
+    /// The refusal of the last step for it.
     pub refused: Option<Refused>,
-    /// Name of somebody else's PodDisruptionBudget that allows no eviction of its pod now.
+    /// Name of a foreign PodDisruptionBudget that allows no eviction of its pod now.
     pub held_by: Option<String>,
-    /// Whether there is room for it elsewhere, beside the others that leave.
+    /// Whether another node has room for it, in addition to the other guests that leave.
     pub outlook: Outlook,
-    /// Digest of what decides about its next migration, if the last one has failed.
+    /// Digest of the circumstances that affect its next migration, if the last one has failed.
     pub circumstances: Option<String>,
 }
 
 impl DrainingNode<'_> {
-    /// Whether a guest of this node is to leave it.
+    /// Returns whether a guest of this node is to leave it.
     pub fn leaves(&self, guest: &Guest<'_>) -> bool {
         self.marks.asks().is_some() || mark::of(guest.instance) == Some(self.name)
     }
 }
 
 impl Guest<'_> {
-    /// Namespace and name of the instance.
+    /// Returns namespace and name of the VMI.
     fn key(&self) -> (&str, &str) {
         let metadata = &self.instance.metadata;
         (
@@ -183,90 +183,90 @@ impl Guest<'_> {
     }
 }
 
-/// That the API server has refused a step: by a quota, a webhook or a policy of the cluster.
+/// The API server has refused a step, because of a quota, a webhook or a policy of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What it says.
+    /// The API server's message.
     pub message: String,
-    /// When a step about that guest is tried again.
+    /// When a step for that guest is retried.
     pub again_at: Timestamp,
 }
 
-/// What is to be done.
+/// Steps to take and reports to write.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Each of these once.
+    /// Steps, each to be executed once.
     pub steps: Vec<Step>,
-    /// What is reported of each node, in the order of the nodes.
+    /// One report per node, in the order of the nodes.
     pub reports: Vec<Report>,
-    /// The guests, by namespace and name, about which something is to be done that has been refused.
+    /// Guests, by namespace and name, with a pending step that has been refused.
     pub refused: BTreeSet<(String, String)>,
-    /// When the plan is to be made anew though nothing has changed.
+    /// When to plan again without a change.
     pub wake: Option<Timestamp>,
 }
 
-/// What is reported of a node.
+/// The report about a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The node.
     pub node: String,
-    /// How it is being emptied; `None`: it is not.
+    /// Status of the drain; `None` if the node is not being drained.
     pub drain: Option<DrainStatus>,
-    /// It is being emptied, and something is left.
+    /// The node is being drained, and guests are left.
     pub in_progress: bool,
-    /// Whether it is safe to switch it off.
+    /// Whether it is safe to power the node off.
     pub drained: node::Drained,
 }
 
-/// One thing to do.
+/// One step of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// An instance is marked to leave its node, or its mark changes.
+    /// Marks a VMI to leave its node, or updates its mark.
     Mark {
-        /// Namespace of the instance.
+        /// Namespace of the VMI.
         namespace: String,
-        /// Its name.
+        /// Name of the VMI.
         name: String,
         /// The node.
         node: String,
-        /// What the mark says.
+        /// Contents of the mark.
         evacuation: Evacuation,
     },
-    /// The mark of an instance is taken away.
+    /// Removes the mark of a VMI.
     Unmark {
-        /// Namespace of the instance.
+        /// Namespace of the VMI.
         namespace: String,
-        /// Its name.
+        /// Name of the VMI.
         name: String,
     },
-    /// A migration is made.
+    /// Creates a migration.
     Migrate {
-        /// Namespace of the instance.
+        /// Namespace of the VMI.
         namespace: String,
-        /// Its name.
+        /// Name of the VMI.
         name: String,
-        /// The node that it leaves.
+        /// The node that the guest leaves.
         node: String,
-        /// How urgent it is.
+        /// Priority of the migration.
         priority: MigrationPriority,
-        /// Its place among those that are as urgent.
+        /// Position among migrations of the same priority.
         order: usize,
     },
-    /// A migration that has not begun is called off.
+    /// Cancels a migration that has not begun.
     Cancel {
-        /// Namespace of the instance and of the migration.
+        /// Namespace of the VMI and of the migration.
         namespace: String,
-        /// Name of the instance.
+        /// Name of the VMI.
         instance: String,
         /// Name of the migration.
         name: String,
-        /// Its UID.
+        /// UID of the migration.
         uid: String,
     },
 }
 
 impl Step {
-    /// Namespace and name of the instance that it is about.
+    /// Returns namespace and name of the VMI that the step is about.
     pub fn instance(&self) -> (&str, &str) {
         match self {
             Self::Cancel {
@@ -279,8 +279,8 @@ impl Step {
     }
 }
 
-/// The plan for all nodes that are being emptied. Carried out in full and made again, it does nothing
-/// until something changes.
+/// Returns the plan for all nodes that are being drained. Once a plan is carried out completely, planning again returns
+/// no steps until something changes.
 pub fn plan(cluster: &Cluster<'_>) -> Plan {
     let mut plan = Plan::default();
     let mut candidates = Vec::new();
@@ -316,7 +316,7 @@ pub fn plan(cluster: &Cluster<'_>) -> Plan {
         .into_iter()
         .map(|(node, askers, told)| report(node, askers, &told, cluster))
         .collect();
-    // An estimate that has passed is made anew.
+    // Plans again when an estimate has passed.
     let drains = plan.reports.iter().filter_map(|report| report.drain.as_ref());
     let ends = drains.filter_map(|drain| drain.estimated_end.as_ref()).map(|end| end.0);
     plan.wake = earlier(plan.wake, ends.min());
@@ -327,7 +327,7 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
     one.into_iter().chain(other).min()
 }
 
-/// What is reported of a node.
+/// Returns the report about a node.
 fn report(
     node: &DrainingNode<'_>,
     askers: Vec<DrainRequest>,
@@ -340,11 +340,11 @@ fn report(
         .iter()
         .filter_map(|(guest, situation)| Some((*guest, situation.remaining(guest)?)))
         .collect();
-    // What was moved off a cordoned node stays to be read until it is uncordoned.
+    // The status of a past drain is kept on a cordoned node until it is uncordoned.
     let before = node
         .before
         .filter(|before| asked || (node.marks.cordoned && before.total > 0));
-    // A cordon alone empties nothing, but what is on the node has to leave before it can be switched off.
+    // A cordon alone moves nothing, but the guests on the node have to leave before it can be powered off.
     let listed = node.marks.cordoned && !left.is_empty();
     let drain = (asked || before.is_some() || listed).then(|| {
         let count = |state| number(left.iter().filter(|(_, guest)| guest.state == state).count());
@@ -357,9 +357,9 @@ fn report(
         });
         remaining.truncate(MAX_GUESTS_LISTED);
         let over_before = before.and_then(|before| before.finished_at.clone());
-        // One that has ended and begins again is another.
+        // A drain that restarts after completion is a new drain.
         let again = over_before.is_some() && !is_over;
-        // Nor is one that is requested the cordon before it.
+        // A requested drain is also distinct from the cordon before it.
         let begins = asked && before.is_some_and(|before| before.requested_by.is_empty());
         let since = before.filter(|_| !again && !begins);
         DrainStatus {

@@ -1,26 +1,25 @@
-//! What an eviction of a launcher pod is answered.
+//! Decides about evictions of launcher pods.
 //!
 //! ```text
 //!  pod ended, or no launcher ─▶ allowed          strategy │ migratable │ not migratable      │ not known yet
-//!  instance gone, over, moved ─▶ allowed         ─────────┼────────────┼─────────────────────┼──────────────
+//!  VMI gone, over, or moved ──▶ allowed          ─────────┼────────────┼─────────────────────┼──────────────
 //!  target of a migration ─────▶ refused          None     │ allowed    │ allowed             │ allowed
-//!  anything not known ────────▶ refused          Possible │ mark, 429  │ allowed             │ mark, 429 for GRACE
+//!  state unknown ─────────────▶ refused          Possible │ mark, 429  │ allowed             │ mark, 429 for GRACE
 //!                                                Migrate  │ mark, 429  │ 429 (or: fallback)  │ mark, 429
 //!                                                External │ mark, 429  │ mark, 429           │ mark, 429
 //! ```
 //!
-//! Where no other node can take a guest that is migrated only if that is possible, its eviction is allowed some
-//! seconds after it was marked ([`no_target`]).
+//! If no other node can take a guest with the strategy `LiveMigrateIfPossible`, its eviction is allowed some seconds
+//! after it was marked ([`no_target`]).
 //!
-//! The texts are KubeVirt's, byte for byte, because drainers and the descheduler compare them. What
-//! KubeVirt does not do: an eviction is allowed when the instance is provably gone (KubeVirt refuses
-//! it for ever) or has moved elsewhere, and an instance of which nobody has said yet whether it can
-//! be migrated is neither killed nor refused for ever.
+//! The texts are KubeVirt's, byte for byte, because drainers and the descheduler compare them. Two differences to
+//! KubeVirt: An eviction is allowed when the VMI is provably gone (KubeVirt refuses it for ever) or has moved
+//! elsewhere. And a VMI whose migratability is not reported yet is neither killed nor refused for ever.
 //!
-//! A cache may be behind, and one kind's further than another's: a guest is shown where it was before it
-//! came into this very pod, while its migration is shown to be over. So what may have been otherwise
-//! since is confirmed by the API server before it speaks for letting a pod go ([`Allowed::AsShown`]): what
-//! ends stays ended, and a guest that has left a pod by a migration never comes back into it.
+//! Caches may be stale, and not all to the same degree: they may show a guest where it was before it arrived in this
+//! very pod, while they already show its migration as over. So a state that may have changed since is confirmed with
+//! the API server before it allows an eviction ([`Allowed::AsShown`]). Final states need no confirmation: an ended pod
+//! stays ended, and a guest that has migrated away from a pod never returns to it.
 
 pub mod budget;
 pub mod budgets;
@@ -47,39 +46,39 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{conditions::Status, instance::ending::ended, vm_conditions::find};
 
-/// How long after its pod was made an instance may leave open whether it can be migrated. Agents say
-/// so within a moment after the guest has started; a minute covers the slowest start that was seen.
+/// How long after its pod's creation a VMI's migratability may be unknown. Agents report it within a moment after the
+/// guest has started; a minute covers the slowest start observed.
 pub const GRACE: Duration = Duration::from_secs(60);
 
-/// An object, or what is known of its absence.
+/// An object, or what is known about its absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known<T> {
-    /// It is there.
+    /// The object exists.
     There(T),
-    /// The API server says that there is none.
+    /// The API server confirmed that the object does not exist.
     Absent,
-    /// Nobody could say.
+    /// The object could not be read.
     Unknown,
 }
 
-/// Whether a guest can be migrated, as its agent says.
+/// Whether a guest can be migrated, as its agent reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Migratable {
-    /// It can.
+    /// It can be migrated.
     Yes,
-    /// It cannot.
+    /// It cannot be migrated.
     No {
         /// CamelCase reason.
         reason: String,
-        /// For people.
+        /// Human-readable message.
         message: String,
     },
-    /// Nobody has said yet.
+    /// Not reported yet.
     NotKnown,
 }
 
 impl Migratable {
-    /// What an instance says of itself.
+    /// Reads the `LiveMigratable` condition of a VMI.
     pub fn of(instance: &VirtualMachineInstance) -> Self {
         let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice());
         match find(conditions.unwrap_or_default(), types::LIVE_MIGRATABLE) {
@@ -93,63 +92,63 @@ impl Migratable {
     }
 }
 
-/// What is known when an eviction is to be answered.
+/// Inputs for the decision about an eviction.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// The pod.
+    /// The pod to evict.
     pub pod: &'a Pod,
-    /// The instance that it was made for.
+    /// The VMI for which the pod was created.
     pub instance: Known<&'a VirtualMachineInstance>,
-    /// Its strategy, or that of the cluster where it has none.
+    /// The VMI's eviction strategy, or the cluster's where the VMI has none.
     pub strategy: EvictionStrategy,
-    /// A migration that has not ended is to bring the guest into this pod, or may be.
+    /// An unfinished migration is to bring the guest into this pod, or may be.
     pub is_target: bool,
 }
 
-/// The answer to an eviction.
+/// The decision about an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It may be evicted.
+    /// The pod may be evicted.
     Allow(Allowed),
-    /// It may not; nothing is to be done.
+    /// The pod may not be evicted; no action follows.
     Refuse(Refusal),
-    /// It may not, and the instance is marked so that it moves.
+    /// The pod may not be evicted. The VMI is marked for evacuation, so that it moves.
     Mark,
 }
 
-/// How long what lets a pod go stays true.
+/// How long the reason for an allowed eviction stays true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// For good: it may be believed wherever it was read.
+    /// For good: it may be trusted wherever it was read.
     ForGood,
-    /// As long as pod and instance are as they are shown: a cache may show what was before, so that the API server is to
-    /// be asked.
+    /// As long as pod and VMI are in the given state. A cache may show an older state, so the API server must confirm
+    /// it.
     AsShown,
 }
 
-/// Why a pod may not be evicted. [`Refusal::text`] is what is answered.
+/// Why a pod may not be evicted. [`Refusal::text`] is the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is not known whether there is such an instance.
+    /// It is unknown whether the VMI exists.
     InstanceUnknown,
-    /// A guest is about to arrive in it.
+    /// A guest is about to arrive in the pod.
     TargetPod,
-    /// Its instance is marked already.
+    /// Its VMI is already marked.
     InProgress,
-    /// Its instance has just been marked.
+    /// Its VMI has just been marked.
     Triggered,
-    /// Its instance is to be migrated and cannot be.
+    /// Its VMI must be migrated and cannot be.
     NotMigratable,
-    /// Its instance could not be marked.
+    /// Its VMI could not be marked.
     NotMarked,
-    /// The Eviction could not be read.
+    /// The Eviction object could not be parsed.
     Unreadable,
 }
 
 impl Refusal {
-    /// The stable word, for metrics and logs.
+    /// Returns the stable reason for metrics and logs.
     pub fn reason(self) -> &'static str {
         match self {
             Self::InstanceUnknown => "InstanceUnknown",
@@ -162,7 +161,7 @@ impl Refusal {
         }
     }
 
-    /// What is answered (KubeVirt's words). `detail` is what went wrong, where something did.
+    /// Returns the response text (KubeVirt's). `detail` is the error, if there is one.
     pub fn text(self, namespace: &str, instance: &str, detail: &str) -> String {
         match self {
             Self::InstanceUnknown => format!("kubevirt failed getting the vmi: {detail}"),
@@ -179,13 +178,13 @@ impl Refusal {
         }
     }
 
-    /// Whether the pod may be evicted soon, so that waiting for that is worth while.
+    /// Returns whether the pod may be evicted soon, so that waiting is worthwhile.
     pub fn may_pass(self) -> bool {
         matches!(self, Self::InProgress | Self::Triggered)
     }
 }
 
-/// Whether a pod is a launcher by its labels. Others are never looked at.
+/// Returns whether a pod is a launcher by its labels. Other pods are ignored.
 pub fn is_launcher(pod: &Pod) -> bool {
     let labels = pod.metadata.labels.as_ref();
     labels
@@ -193,10 +192,10 @@ pub fn is_launcher(pod: &Pod) -> bool {
         .is_some_and(|value| value == VIRT_LAUNCHER)
 }
 
-/// What an eviction of a pod is answered.
+/// Returns the decision about an eviction of a pod.
 pub fn answer(asked: &Asked<'_>) -> Answer {
     let pod = asked.pod;
-    // One that is on its way out anyway loses nothing by being told so again.
+    // A pod that is already being deleted may be evicted again.
     if !is_launcher(pod) || ended(pod).is_some() || is_over(pod) || pod.metadata.deletion_timestamp.is_some() {
         return Answer::Allow(Allowed::ForGood);
     }
@@ -236,8 +235,7 @@ pub fn answer(asked: &Asked<'_>) -> Answer {
     Answer::Mark
 }
 
-/// Whether an instance is marked, rather than shut down, when its pod is evicted. `made` is when the
-/// pod was.
+/// Returns whether a VMI is marked, rather than shut down, when its pod is evicted. `made` is the pod's creation time.
 pub fn wants_mark(
     instance: &VirtualMachineInstance,
     strategy: EvictionStrategy,
@@ -252,36 +250,36 @@ pub fn wants_mark(
     }
 }
 
-/// When an instance whose pod was made at this time has had its [`GRACE`].
+/// Returns when the [`GRACE`] of a pod created at `made` ends.
 pub fn grace_end(made: Option<Timestamp>) -> Option<Timestamp> {
     made?.checked_add(GRACE).ok()
 }
 
-/// When a pod was made.
+/// Returns the creation time of a pod.
 pub fn made(pod: &Pod) -> Option<Timestamp> {
     pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// Whether an instance that should be migrated and cannot be may be shut down instead.
+/// Returns whether a VMI that should be migrated and cannot be may be shut down instead.
 pub fn falls_back(instance: &VirtualMachineInstance) -> bool {
     let annotations = instance.metadata.annotations.as_ref();
     let value = annotations.and_then(|annotations| annotations.get(EVACUATION_FALLBACK));
     value.is_some_and(|value| value == RESTART)
 }
 
-/// Whether nothing of an instance is to be protected any more.
+/// Returns whether a VMI needs no protection any more.
 pub fn is_finished(instance: &VirtualMachineInstance) -> bool {
     let phase = instance.status.as_ref().and_then(|status| status.phase);
     instance.metadata.deletion_timestamp.is_some() || phase.is_some_and(Phase::is_final)
 }
 
-/// An instance is on another node than a pod of it: it has left it, or is about to arrive.
+/// Returns whether a VMI is on another node than its pod: it has left the pod, or is about to arrive.
 pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
     here.is_some() && here != pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
 }
 
-/// The guest of a pod has moved away from it, and never comes back: the newest migration has taken it from there.
+/// Returns whether the guest of a pod has migrated away and never returns: the newest migration moved it from there.
 pub fn has_left(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     let state = instance
         .status
@@ -291,7 +289,7 @@ pub fn has_left(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     left && pod.metadata.name.is_some() && is_elsewhere(instance, pod)
 }
 
-/// The kubelet says that a pod is over.
+/// Returns whether the kubelet reports the pod as over.
 fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))

@@ -1,4 +1,4 @@
-//! Why a CPU model can or cannot be had on a node.
+//! Explanations why guests can or cannot have a CPU model on a node.
 
 use std::fmt;
 
@@ -9,37 +9,37 @@ use crate::{
     labels::{self, LabelPolicy},
 };
 
-/// Everything there is to say about one model on one node.
+/// All information about one model on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The model that was asked about.
+    /// The requested model.
     pub model: String,
-    /// What is known of it; `None` if libvirt does not know the model.
+    /// The information about it; `None` if libvirt does not know the model.
     pub known: Option<Known>,
-    /// Names that are like the one asked about, where it is not known.
+    /// Similar names, if the model is unknown.
     pub similar: Vec<String>,
 }
 
-/// What is known of a model.
+/// Information about a model that libvirt knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// libvirt's answer.
+    /// Usability as reported by libvirt.
     pub usable: Usable,
-    /// How guests run that the answer is about.
+    /// The virtualization type that the usability applies to.
     pub virt_type: VirtType,
-    /// Features it needs that guests cannot have here.
+    /// Features that the model needs and guests cannot have here.
     pub missing: Vec<String>,
-    /// It, or another name of it, is on the list of obsolete models.
+    /// Whether the model, under any of its names, is on the list of obsolete models.
     pub obsolete: bool,
     /// Other names of the same model.
     pub other_names: Vec<String>,
-    /// `host-model` guests get this model.
+    /// Whether this is the model of `host-model` guests.
     pub host_model: bool,
-    /// Label keys that name the model on this node.
+    /// Label keys for the model on this node.
     pub labels: Vec<String>,
 }
 
-/// Explains `model` on a node with these facts.
+/// Explains `model` for a node with these facts.
 pub fn explain(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> Explanation {
     let nothing = |similar| Explanation {
         model: model.into(),

@@ -1,7 +1,7 @@
-//! What an agent reports of a guest that runs on its node.
+//! The agent's report on a guest that runs on its node.
 //!
 //! ```text
-//!  domain as libvirt tells ─┐
+//!  domain from libvirt ─────┐
 //!  the pod ─────────────────┼─▶ report() ─▶ the agent's part of the instance's status
 //!  the instance ────────────┘
 //! ```
@@ -29,12 +29,12 @@ use crate::{
     vm_conditions::condition,
 };
 
-/// A domain as libvirt tells.
+/// A domain as reported by libvirt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Domain {
-    /// Whether its guest runs.
+    /// State of the guest.
     pub state: GuestState,
-    /// Its CPU in full.
+    /// Its complete CPU.
     pub cpu: Option<GuestCpu>,
     /// Its versioned machine type.
     pub machine: Option<String>,
@@ -46,11 +46,11 @@ pub struct Domain {
     pub qemu_version: Option<String>,
     /// Version of libvirt.
     pub libvirt_version: Option<String>,
-    /// What the guest's agent says, if it is there.
+    /// Data from the guest agent, if it is connected.
     pub agent: Option<GuestAgent>,
 }
 
-/// What a guest's agent says.
+/// Data from a guest agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestAgent {
     /// The operating system.
@@ -59,30 +59,30 @@ pub struct GuestAgent {
     pub interfaces: Vec<(String, String)>,
 }
 
-/// Whether a guest runs.
+/// State of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestState {
-    /// It runs.
+    /// The guest runs.
     Running,
-    /// It is paused.
+    /// The guest is paused.
     Paused(PauseCause),
-    /// It has ended, or never began.
+    /// The guest has ended, or was never started.
     Off,
 }
 
 /// Why a guest is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseCause {
-    /// Somebody asked for it, or it started so.
+    /// It was paused on request, or started paused.
     User,
-    /// A disk failed.
+    /// A disk had an I/O error.
     IoError,
-    /// libvirt gave another reason.
+    /// libvirt reported another reason.
     Other(&'static str),
 }
 
 impl PauseCause {
-    /// KubeVirt's reason and sentence.
+    /// Returns KubeVirt's reason and message.
     fn words(self) -> (&'static str, String) {
         match self {
             Self::User => ("PausedByUser", "VMI was paused by user".into()),
@@ -92,28 +92,28 @@ impl PauseCause {
     }
 }
 
-/// What the agent sees.
+/// The agent's observations.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
     /// The pod that its guest runs in.
     pub pod: &'a Pod,
-    /// What its launcher has prepared.
+    /// What the launcher has prepared.
     pub ready: &'a Ready,
     /// The domain.
     pub domain: &'a Domain,
     /// The result of the guest's readiness probe, if its launcher has written one.
     pub readiness: Option<&'a Readiness>,
-    /// Names of disks in the guest's hardware, by volume.
+    /// The disks' names in the guest's hardware, by volume: (volume, name).
     pub targets: &'a [(String, String)],
-    /// libvirt knows a host model on this node.
+    /// Whether libvirt has a host model on this node.
     pub host_model_known: bool,
 }
 
-/// Types of conditions that the agent writes.
+/// Condition types that the agent writes.
 pub const OWN_CONDITIONS: [&str; 5] = [
     types::READY,
     types::PAUSED,
@@ -122,7 +122,7 @@ pub const OWN_CONDITIONS: [&str; 5] = [
     types::AGENT_CONNECTED,
 ];
 
-/// The agent's part of the status, whole.
+/// Returns the agent's complete part of the status.
 pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
     let before = observed.instance.status.clone().unwrap_or_default();
     let spec = &observed.instance.spec;
@@ -148,8 +148,8 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
         }),
         ..VirtualMachineInstanceStatus::default()
     };
-    // A final phase is the controller's and is never taken back. That it was Running is said for
-    // as long as it is not final: what is left out of an apply would be removed.
+    // Only the controller sets a final phase, and it is never taken back. While the phase is not final, `Running` is
+    // applied again and again: a server-side apply removes fields that it omits.
     let phase = before.phase.unwrap_or_default();
     if phase == Phase::Running || (domain.state != GuestState::Off && !phase.is_final()) {
         run(&mut wanted, &before, observed.now);
@@ -157,14 +157,14 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
     wanted
 }
 
-/// That the guest of this pod has ended stays reported.
+/// Keeps the report that the guest in this pod has ended.
 fn ended_pods(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<String> {
     let reported = before.drydock.iter().flat_map(|drydock| &drydock.ended_pods);
     let is_of_this_pod = |uid: &&String| observed.pod.metadata.uid.as_ref() == Some(uid);
     reported.filter(is_of_this_pod).cloned().collect()
 }
 
-/// Says that the guest runs, since when it was first said.
+/// Reports that the guest runs, with the time of the first such report.
 fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanceStatus, now: Timestamp) {
     wanted.phase = Some(Phase::Running);
     wanted.phase_transition_timestamps = vec![PhaseTransition {
@@ -180,7 +180,8 @@ fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanc
     }];
 }
 
-/// What was reported, and that nothing runs in a pod any more that was deleted by force, or whose Node was deleted.
+/// Returns the previous report, extended by the fact that nothing runs any more in a pod that was force-deleted or
+/// whose Node was deleted.
 pub fn with_ended_pod(
     before: &VirtualMachineInstanceStatus,
     pod_uid: &str,
@@ -222,7 +223,7 @@ pub fn with_ended_pod(
     wanted
 }
 
-/// What a guest that could not be started reports instead.
+/// Returns the report for a guest that could not be started.
 pub fn failed_to_start(
     before: &VirtualMachineInstanceStatus,
     reason: &str,
@@ -242,7 +243,7 @@ pub fn failed_to_start(
     }
 }
 
-/// Whether writing `wanted` would change `current`.
+/// Returns whether writing `wanted` would change `current`.
 pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
     let conditions = wanted
         .conditions
@@ -320,7 +321,7 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
     conditions
 }
 
-/// Whether the guest can be used, and if not, why.
+/// Returns whether the guest is ready, and if not, why.
 fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
     if observed.pod.metadata.deletion_timestamp.is_some() {
         return (false, "PodTerminating", "virt-launcher pod is terminating".into());
@@ -335,14 +336,15 @@ fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
     }
 }
 
-/// Whether the pod's readiness gate is open: the guest runs here and is not paused, and its readiness probe succeeds where its launcher carries it
-/// out. (A kubelet that does, for a launcher of an earlier release, leaves the pod unready by itself.)
+/// Returns whether the pod's readiness gate is open: the guest runs here and is not paused, and its readiness probe
+/// succeeds if the launcher runs that probe. (With a launcher of an earlier release the kubelet runs the probe; the
+/// pod is then unready by itself.)
 pub fn gate_is_open(domain: &Domain, ready: &Ready, readiness: Option<&Readiness>) -> bool {
     let is_ready = !ready.probes_readiness || readiness.is_some_and(|readiness| readiness.ready);
     domain.state == GuestState::Running && is_ready
 }
 
-/// Why the guest's readiness probe does not succeed; `None` if it does, or there is none.
+/// Returns why the guest's readiness probe does not succeed; `None` if it does, or there is none.
 fn probe_failure(observed: &Observed<'_>) -> Option<String> {
     observed.instance.spec.readiness_probe.as_ref()?;
     let not_yet = "its readiness probe has not succeeded";
@@ -389,8 +391,8 @@ fn memory(bytes: u64) -> MemoryStatus {
     }
 }
 
-/// A guest is reached by its pod's addresses, whatever it takes for its own: it keeps those of the pod that it began in
-/// when it moves. Its agent knows what it calls its interfaces.
+/// A guest is reached by its pod's addresses, whatever addresses it has itself: when it moves, it keeps those of the
+/// pod in which it started. The guest agent reports the names of the interfaces inside the guest.
 fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
     let status = observed.pod.status.as_ref();
     let addresses: Vec<String> = status
@@ -449,7 +451,7 @@ fn volumes(observed: &Observed<'_>) -> Vec<VolumeStatus> {
         .collect()
 }
 
-/// The images below containerDisks, as they were at the first start.
+/// Returns the images below containerDisks, as they were at the first start.
 fn images(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<ImageRecord> {
     let ids = image_identity::image_ids(&observed.instance.spec, observed.pod);
     if let Some(recorded) = before.drydock.as_ref().filter(|drydock| !drydock.images.is_empty()) {

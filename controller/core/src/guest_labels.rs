@@ -1,4 +1,4 @@
-//! The Node labels by which a kubelet that restarts admits the node's launcher pods again.
+//! The Node labels that let a restarting kubelet admit the node's launcher pods again.
 //!
 //! ```text
 //!  pod bound to this node, not final ──▶ guest.node.drydock.dev/<launcher>=true   1 s later, together with others
@@ -6,9 +6,9 @@
 //!  watch of pods not synced ───────────▶ labels stay
 //! ```
 //!
-//! Why pods need them is explained at [`launcher_pod`](crate::launcher_pod): any label of this kind is harmless to every
-//! other pod, so a late removal costs nothing, while each write of a Node reaches everything that watches nodes. CPU
-//! labels that are frozen or withheld make no difference here.
+//! [`launcher_pod`](crate::launcher_pod) explains why pods need these labels. They are harmless to all other pods, so
+//! a late removal costs nothing, while each write of a Node reaches all watchers of nodes. Frozen or withheld CPU
+//! labels do not affect these labels.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,10 +24,10 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{label_keys, labels, launcher_pod::guest_label};
 
-/// Pods that are bound within this time share one write. A kubelet admits a pod that has just been bound by the ordinary
-/// terms of its affinity, so the label is not needed at once.
+/// Delay of additions, so that pods bound within this time share one write. A kubelet admits a newly bound pod by the
+/// ordinary terms of its affinity, so the label is not needed immediately.
 const ADD_AFTER: SignedDuration = SignedDuration::from_secs(1);
-/// A label without its pod is removed after this time. Drains and restarts of machines end many pods within a minute.
+/// Delay of removals. Drains and reboots end many pods within a minute.
 const REMOVE_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
 /// The launcher pods of a node.
@@ -35,36 +35,36 @@ const REMOVE_AFTER: SignedDuration = SignedDuration::from_secs(60);
 pub struct Guests<'a> {
     /// Name of the node.
     pub node: &'a str,
-    /// Launcher pods; `None` until the API server has listed them.
+    /// Launcher pods; `None` until the cache has synced.
     pub pods: Option<&'a [Arc<Pod>]>,
-    /// Which changes wait, as the last plan returned it.
+    /// Pending changes, as returned by the last plan.
     pub waiting: Waiting,
 }
 
-/// Since when changes of these labels wait for others.
+/// Since when changes of these labels have been pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// A pod's label is missing since then.
+    /// Since when a pod's label has been missing.
     pub missing: Option<Timestamp>,
-    /// A label without a pod is there since then.
+    /// Since when a label has had no pod.
     pub left: Option<Timestamp>,
 }
 
-/// What is to be done about these labels.
+/// The changes to make now and later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Changes that are due: key to new value, or to `None` where the key has to go.
+    /// Changes that are due: key to new value, or to `None` where the key must be removed.
     pub changes: BTreeMap<String, Option<String>>,
-    /// Which changes wait. It stays as it is until the labels are right, so that a write that failed is due at once.
+    /// Pending changes. Unchanged until the labels are right, so that a failed write is due immediately.
     pub waiting: Waiting,
-    /// When the next change is due, if one waits.
+    /// When the next pending change is due.
     pub wake: Option<Timestamp>,
 }
 
-/// What is to be done about the labels in `current`. With `write_now` the Node is written anyway, or cannot be written
+/// Plans the changes of the labels in `current`. With `write_now`, the Node is written anyway or cannot be written
 /// later: all changes are due.
 pub fn plan(guests: &Guests<'_>, current: &BTreeMap<String, String>, write_now: bool, now: Timestamp) -> Plan {
-    // A pod that an unsynced cache does not show may be there all the same.
+    // An unsynced cache may lack pods that exist.
     let Some(pods) = guests.pods else {
         return Plan::default();
     };
@@ -93,8 +93,8 @@ pub fn plan(guests: &Guests<'_>, current: &BTreeMap<String, String>, write_now: 
     }
 }
 
-/// Keys for the pods that are bound to `node` and not final. A pod that is being deleted counts until it is final: its
-/// guest still runs.
+/// Yields the keys for the pods that are bound to `node` and not final. A pod that is being deleted counts until it
+/// is final: its guest still runs.
 fn keys<'a>(node: &'a str, pods: &'a [Arc<Pod>]) -> impl Iterator<Item = String> + 'a {
     let here = |pod: &&Arc<Pod>| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
     let keys = pods.iter().filter(here).filter(|pod| !is_final(pod)).filter_map(|pod| {
@@ -105,7 +105,7 @@ fn keys<'a>(node: &'a str, pods: &'a [Arc<Pod>]) -> impl Iterator<Item = String>
     keys.collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Whether no container of a pod runs or will run. A kubelet does not admit such a pod again.
+/// Returns whether no container of a pod runs or will run. A kubelet does not admit such a pod again.
 pub fn is_final(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))

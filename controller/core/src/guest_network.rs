@@ -1,7 +1,7 @@
-//! Whether guests of a node can have a network.
+//! Whether a node's guests can have a network.
 //!
-//! passt, which carries a guest's network without any privilege, shuts itself into a user
-//! namespace. That takes three things of a node:
+//! passt, which provides a guest's network without privileges, isolates itself in a user namespace. The node has to
+//! meet three conditions:
 //!
 //! ```text
 //!  seccomp profile    the runtime's default one refuses new user namespaces
@@ -9,40 +9,40 @@
 //!  AppArmor profile   where AppArmor is on: the runtime's default one refuses mounts
 //! ```
 
-/// A profile that launcher pods are run under, as found on a node.
+/// A profile for launcher pods, as found on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Not looked for yet.
+    /// Not checked yet.
     #[default]
     Unknown,
-    /// The kernel or the kubelet has it.
+    /// Installed in the kernel or for the kubelet.
     Installed,
-    /// This node does without.
+    /// Not needed on this node.
     NotNeeded,
-    /// It is not there; says why.
+    /// Missing, with the reason.
     Missing(String),
 }
 
-/// What the kernel allows of user namespaces.
+/// The kernel's settings for user namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserNamespaces {
-    /// `user.max_user_namespaces`: how many each user may have. `None` if the kernel has no such
-    /// setting, which is one without user namespaces.
+    /// `user.max_user_namespaces`: limit per user. `None` if the setting does not exist, as in a kernel without user
+    /// namespaces.
     pub limit: Option<u64>,
-    /// `kernel.unprivileged_userns_clone`, which some distributions' kernels have: whether users
-    /// other than root may make one.
+    /// `kernel.unprivileged_userns_clone`, which some distributions' kernels have: whether users other than root may
+    /// create user namespaces.
     pub for_everybody: Option<bool>,
 }
 
-/// What an agent sees of its node.
+/// The agent's observations of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The seccomp profile, in the kubelet's folder.
+    /// The seccomp profile in the kubelet's folder.
     pub seccomp: Profile,
-    /// What the kernel allows.
+    /// The kernel's settings.
     pub user_namespaces: UserNamespaces,
-    /// The AppArmor profile, in the kernel. It lets passt make user namespaces also where
-    /// `kernel.apparmor_restrict_unprivileged_userns` refuses them to others.
+    /// The AppArmor profile in the kernel. It lets passt create user namespaces even where
+    /// `kernel.apparmor_restrict_unprivileged_userns` forbids that to others.
     pub app_armor: Profile,
 }
 
@@ -51,26 +51,26 @@ pub struct Seen {
 pub enum GuestNetwork {
     /// They can.
     Available,
-    /// They can, under the node's AppArmor profile: a pod that does not name it has no network.
+    /// They can, under the node's AppArmor profile: a pod that does not name the profile has no network.
     AvailableWithAppArmor,
-    /// Not looked at yet.
+    /// Not checked yet.
     Unknown,
     /// The kubelet has no seccomp profile for launchers.
     SeccompProfileMissing,
-    /// The kernel has none, or lets each user have none.
+    /// The kernel has no user namespaces, or allows each user none.
     UserNamespacesOff,
-    /// The kernel keeps them for root.
+    /// The kernel allows them to root only.
     UserNamespacesForRootOnly,
     /// AppArmor is on and the kernel has no profile for launchers.
     AppArmorProfileMissing,
 }
 
 impl GuestNetwork {
-    /// Judges what is seen.
+    /// Returns the verdict on the observations.
     pub fn of(seen: &Seen) -> Self {
         let namespaces = seen.user_namespaces;
         match (&seen.seccomp, &seen.app_armor) {
-            // What cannot be mended by an agent comes first.
+            // Causes that an agent cannot fix come first.
             _ if namespaces.limit.unwrap_or(0) == 0 => Self::UserNamespacesOff,
             _ if namespaces.for_everybody == Some(false) => Self::UserNamespacesForRootOnly,
             (Profile::Missing(_), _) => Self::SeccompProfileMissing,
@@ -81,7 +81,7 @@ impl GuestNetwork {
         }
     }
 
-    /// Whether guests can have a network; `None` if that is not known.
+    /// Returns whether guests can have a network; `None` if unknown.
     pub fn holds(self) -> Option<bool> {
         match self {
             Self::Available | Self::AvailableWithAppArmor => Some(true),
@@ -90,7 +90,7 @@ impl GuestNetwork {
         }
     }
 
-    /// Reason of the condition `GuestNetwork`.
+    /// Returns the reason of the condition `GuestNetwork`.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Available => "Available",
@@ -103,7 +103,7 @@ impl GuestNetwork {
         }
     }
 
-    /// The same for people, with what is known of the cause.
+    /// Returns the condition's message, with the cause if it is known.
     pub fn sentence(self, seen: &Seen) -> String {
         let because = |profile: &Profile| match profile {
             Profile::Missing(why) => format!(": {why}"),

@@ -1,4 +1,4 @@
-//! Whether a configuration object is followed by every node.
+//! Whether all nodes apply a configuration object.
 
 use drydock_api::hypervisor::ConfigurationRecord;
 
@@ -7,25 +7,26 @@ use crate::{
     configuration::{NotInForce, Reference, default_model::Verdict},
 };
 
-/// Most node names that a message lists.
+/// Maximum number of node names in a message.
 const NAMED: usize = 5;
 
-/// The condition `InForce` of one object, with its numbers.
+/// The condition `InForce` of one object, with its node counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InForce {
-    /// Whether every node follows the object as it is now.
+    /// Whether all nodes apply the current revision of the object.
     pub status: Status,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// For people: on which nodes not, and why.
+    /// Human-readable message: on which nodes it is not in force, and why.
     pub message: String,
-    /// Nodes that follow it.
+    /// Number of nodes that apply it.
     pub following: u32,
-    /// Nodes with an agent.
+    /// Number of nodes with an agent.
     pub nodes: u32,
 }
 
-/// Judges the object `reference` of `kind`, by what each node recorded (`nodes`: name and record).
+/// Computes the condition of the object `reference` of `kind` from the records of all nodes (`nodes`: name and
+/// record).
 pub fn judge<'a>(
     kind: &str,
     reference: &Reference,
@@ -78,8 +79,7 @@ pub fn judge<'a>(
 }
 
 impl InForce {
-    /// The same, where one value is refused: the CPU model of virtual machines that name none. Nodes follow the
-    /// rest.
+    /// Returns the condition adjusted for a refused default CPU model. Nodes apply the rest of the object.
     #[must_use]
     pub fn with_default_model(mut self, verdict: Option<&Verdict>) -> Self {
         if let Some(verdict) = verdict.filter(|verdict| !verdict.accepted)

@@ -5,44 +5,43 @@ use std::time::Duration;
 use drydock_api::facts::Fingerprint;
 use jiff::Timestamp;
 
-/// First wait after a failed inspection; each further failure doubles it.
+/// Delay after a first failed inspection; doubles with each further failure.
 pub const FIRST_RETRY: Duration = Duration::from_secs(5);
-/// Longest wait between failed inspections.
+/// Maximum delay between failed inspections.
 pub const LAST_RETRY: Duration = Duration::from_secs(300);
 
-/// What is known of earlier inspections.
+/// Results of earlier inspections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// What the facts at hand depend on; `None` before the first success of this process.
+    /// Fingerprint of the inspected facts; `None` before the first success of this process.
     pub inspected: Option<Fingerprint>,
-    /// Failures since then: how many, when the last one was, and what it depended on.
+    /// Failures since the last success.
     pub failed: Option<Failed>,
 }
 
 /// Failures in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// How many.
+    /// Number of failures.
     pub times: u32,
     /// When the last one ended.
     pub at: Timestamp,
-    /// What was there then.
+    /// Fingerprint at that time.
     pub fingerprint: Fingerprint,
 }
 
-/// What to do.
+/// Whether to inspect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The facts are those of this machine.
+    /// No inspection is needed: the facts are those of this machine.
     None,
-    /// Inspect now; the parts of the fingerprint that changed say why (none at the first time and
-    /// at a retry).
+    /// Inspect now, because these parts of the fingerprint changed (none for the first inspection and for a retry).
     Now(Vec<String>),
-    /// Inspect again at this time unless something changes before.
+    /// Inspect again at this time, unless something changes before.
     At(Timestamp),
 }
 
-/// The parts in which two fingerprints differ.
+/// Returns the parts in which two fingerprints differ.
 pub fn changed(before: &Fingerprint, after: &Fingerprint) -> Vec<String> {
     let mut parts: Vec<String> = before
         .0
@@ -55,7 +54,7 @@ pub fn changed(before: &Fingerprint, after: &Fingerprint) -> Vec<String> {
     parts
 }
 
-/// Judges whether to inspect, given what is there now.
+/// Returns whether to inspect, given the present fingerprint.
 pub fn need(history: &History, present: &Fingerprint, now: Timestamp) -> Need {
     if let Some(failed) = &history.failed {
         let parts = changed(&failed.fingerprint, present);
@@ -78,7 +77,7 @@ pub fn need(history: &History, present: &Fingerprint, now: Timestamp) -> Need {
     }
 }
 
-/// Wait after this many failures in a row.
+/// Returns the delay after this many failures in a row.
 pub fn retry_after(times: u32) -> Duration {
     FIRST_RETRY
         .saturating_mul(1 << times.saturating_sub(1).min(10))

@@ -1,16 +1,16 @@
-//! What the controller does about one VirtualMachineInstance: its pod, its node, its end.
+//! How the controller reconciles one VirtualMachineInstance: its pod, its node, its end.
 //!
 //! ```text
-//!  Pending ──pod made──▶ Scheduling ──container runs──▶ Scheduled ──(agent)──▶ Running
+//!  Pending ──pod created─▶ Scheduling ──container runs──▶ Scheduled ──(agent)──▶ Running
 //!     │                      │                              │                    │
 //!     └──────────────────────┴──── the pod's container ended, or its node is gone for good ──▶ Succeeded | Failed
 //! ```
 //!
-//! The agent of `status.nodeName` makes it Running; everything else about the phase is decided
-//! here. A guest is only concluded to have ended by proof: its container has terminated, as its
-//! kubelet says; its pod has gone and the node's agent says so; or the node is gone for good. A pod
-//! that merely vanished proves nothing, since it can be deleted by force. Neither does a Node object
-//! that was deleted while the node's agent lives: the agent stops its guests first, and reports each.
+//! The agent of `status.nodeName` sets Running; all other changes of the phase are decided here. A guest counts as
+//! ended only with proof: the kubelet reports that its container has terminated; or its pod is gone and the node's
+//! agent reports the guest's end; or the node is gone for good. A pod that merely vanished proves nothing, since it
+//! can be force-deleted. Neither does a deleted Node object while the node's agent is alive: the agent first stops
+//! its guests and reports each end.
 
 pub mod ending;
 pub mod inputs;
@@ -54,59 +54,61 @@ use unbound::replace_obsolete;
 
 pub use unbound::may_be_obsolete;
 
-/// What the controller sees of an instance.
+/// The controller's observations of an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
-    /// Its pods, those that it controls.
+    /// The pods that it controls.
     pub pods: &'a [Arc<Pod>],
-    /// The pods were listed by the API server itself after the instance was read, so that one that
-    /// is not among them does not exist.
+    /// Whether the pods were listed by the API server itself after the instance was read, so that a pod that is not
+    /// listed does not exist.
     pub confirmed: bool,
-    /// The node that the instance is on.
+    /// State of the instance's node.
     pub node: NodeState,
-    /// Other nodes that pods of it were on, by name.
+    /// States of other nodes that its pods were on, by name.
     pub other_nodes: &'a [(String, NodeState)],
-    /// Nothing is heard of the agent of its node either.
+    /// Whether the agent of its node is unresponsive too.
     pub silent: bool,
-    /// What its migrations say.
+    /// State of its migrations.
     pub moving: Moving<'a>,
-    /// Its volumes that are PersistentVolumeClaims, with what is known of these.
+    /// Its volumes that are PersistentVolumeClaims, with their known properties.
     pub claims: &'a [VolumeStatus],
-    /// Why no node can take it, if its pod is not on one.
+    /// Why no node can run it, if its pod is not bound to one.
     pub misfit: Option<&'a str>,
-    /// Whether another node could take it.
+    /// Whether another node could run it.
     pub targets: Option<&'a Targets>,
     /// Digest of what a new pod of it would require of a node; `None` where no pod waits for a node.
     pub requirements_digest: Option<&'a str>,
-    /// Why its pod could not be made, if that was tried.
+    /// Why the creation of its pod failed, if it was attempted.
     pub failed_create: Option<&'a str>,
-    /// Volumes that the kubelet could not mount: the UID of the pod, and what it last said of it.
+    /// Volumes that the kubelet could not mount: (UID of the pod, the kubelet's last message).
     pub unmounted: &'a [(String, String)],
-    /// The newest warning among the events of its pod, if those were needed.
+    /// The newest warning among the events of its pod, if they were read.
     pub warning: Option<&'a Hindrance>,
 }
 
-/// What an instance's migrations say of it.
+/// What an instance's migrations report about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moving<'a> {
-    /// One that is not over has named both sides: how the guest ends is not said before it is over.
+    /// Whether an unfinished migration has named both sides. The guest's end is not reported before that migration is
+    /// over.
     pub under_way: bool,
-    /// The node on which the guest is by now, whatever `status.nodeName` says.
+    /// The node on which the guest is by now, regardless of `status.nodeName`.
     pub moved_to: Option<&'a str>,
-    /// The newest that has begun, as KubeVirt reports it.
+    /// State of the newest started migration, as KubeVirt reports it.
     pub state: Option<&'a MigrationState>,
-    /// How its guest moves, as its source has said since then.
+    /// Its current mode, as reported by its source since `state`.
     pub mode: Option<MigrationMode>,
-    /// All that are there.
+    /// All existing migrations of the instance.
     pub migrations: &'a [Arc<VirtualMachineInstanceMigration>],
 }
 
 impl Moving<'_> {
-    /// The agent of a side has said that no guest is in its pod with that UID, and none comes any more.
+    /// Returns whether the agent of either side has reported that the pod with that UID contains no guest and will
+    /// not get one any more.
     fn have_emptied(&self, uid: &str) -> bool {
         self.migrations.iter().any(|migration| {
             let record = Record::of(migration);
@@ -122,39 +124,39 @@ impl Moving<'_> {
     }
 }
 
-/// What its Lease shows of a node's agent, by this process's own clock.
+/// State of a node's agent according to its Lease, by this process's own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentSign {
-    /// It has renewed its Lease in time, or that is not known (yet).
+    /// It has renewed its Lease in time, or the state is not known (yet).
     MayLive,
-    /// It has not renewed its Lease in time, or has none though it had the time to make one.
+    /// It has not renewed its Lease in time, or has none although there was time to create one.
     Silent,
 }
 
-/// A node, as far as it matters to those who wait for something to end there.
+/// State of a node, as far as it matters for deciding whether something has ended there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// It is there, its kubelet answers.
+    /// The node exists, and its kubelet is responsive.
     Ready,
-    /// It is there, its kubelet does not answer.
+    /// The node exists, and its kubelet is unresponsive.
     NotReady {
-        /// When Kubernetes noticed, a whole second.
+        /// When Kubernetes noticed, in whole seconds.
         since: Option<Timestamp>,
     },
-    /// Somebody vouches that it is off: it has the taint `node.kubernetes.io/out-of-service`.
+    /// An administrator confirms that it is off: it has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
-    /// The API server says that there is no such Node, and its agent is silent. Whoever deleted the Node has thereby
-    /// confirmed that the node is off.
+    /// The API server confirms that the Node does not exist, and its agent is unresponsive. By deleting the Node, the
+    /// administrator has confirmed that the node is off.
     Gone,
-    /// The API server says that there is no such Node, but its agent may live. The agent ends the guests of its node,
-    /// and reports each end.
+    /// The API server confirms that the Node does not exist, but its agent may be alive. The agent ends the guests of
+    /// its node and reports each end.
     Deleted,
-    /// Not known, or there is no node yet.
+    /// Unknown, or there is no node yet.
     Unknown,
 }
 
 impl NodeState {
-    /// The state of a node whose Node object does not exist, as the API server itself says.
+    /// Returns the state of a node whose Node object does not exist, as confirmed by the API server.
     pub fn of_deleted(agent: AgentSign) -> Self {
         match agent {
             AgentSign::Silent => Self::Gone,
@@ -162,19 +164,19 @@ impl NodeState {
         }
     }
 
-    /// There is no Node object of that name.
+    /// Returns whether there is no Node object of that name.
     pub fn is_without_object(self) -> bool {
         matches!(self, Self::Gone | Self::Deleted)
     }
 
-    /// Nothing runs there any more, for sure.
+    /// Returns whether certainly nothing runs there any more.
     pub fn is_gone_for_good(self) -> bool {
         matches!(self, Self::OutOfService | Self::Gone)
     }
 }
 
 impl Observed<'_> {
-    /// What is known of a node that a pod of the instance is, or was, on.
+    /// Returns the state of a node that a pod of the instance is, or was, on.
     fn state_of(&self, node: &str) -> NodeState {
         let status = self.instance.status.as_ref();
         if status.and_then(|status| status.node_name.as_deref()) == Some(node) {
@@ -185,65 +187,66 @@ impl Observed<'_> {
     }
 }
 
-/// Whether another node could take a running instance.
+/// Whether another node could run a running instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets {
-    /// One could.
+    /// Whether one could.
     pub available: bool,
     /// CamelCase reason.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// What is to be done.
+/// The actions for an instance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// The pods have to be listed by the API server itself before anything is concluded.
+    /// Whether the pods have to be listed by the API server itself before anything is concluded.
     pub confirm: bool,
-    /// In this order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// The controller's part of the status; `None` if it is as it should be.
+    /// The controller's part of the status; `None` if it needs no change.
     pub status: Option<VirtualMachineInstanceStatus>,
 }
 
-/// One thing to do.
+/// One action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// The finalizer is set, without which no pod may be made.
+    /// Set the finalizer, without which no pod may be created.
     AddFinalizer,
-    /// The launcher pod is made.
+    /// Create the launcher pod.
     CreatePod,
-    /// A pod is deleted, with the time that it has to shut its guest down.
+    /// Delete a pod, with a grace period for its guest to shut down.
     DeletePod {
         /// Its name.
         name: String,
         /// Its UID, which is a precondition.
         uid: String,
-        /// That time in seconds, where it is shorter than what the pod has.
+        /// The grace period in seconds, if it is shorter than the pod's.
         grace: Option<i64>,
     },
-    /// A pod without a node is deleted, to be made anew under the configuration in force.
+    /// Delete a pod that has no node yet, so that it is recreated under the configuration in force.
     ReplacePod {
         /// Its name.
         name: String,
         /// Its UID, which is a precondition.
         uid: String,
-        /// Its version, which is a precondition: it may have been bound since.
+        /// Its resourceVersion, which is a precondition: the pod may have been bound since.
         resource_version: Option<String>,
     },
-    /// The annotation by which the descheduler knows that an eviction goes on is set on a pod, or removed.
+    /// Set or remove a pod's annotation that informs the descheduler of an eviction in progress.
     AnnotateEviction {
         /// The pod's name.
         name: String,
         /// Its UID, which is a precondition.
         uid: String,
-        /// It is set.
+        /// Whether the annotation is set.
         in_progress: bool,
     },
-    /// The instance's label that names its node is set.
+    /// Set the instance's label with the name of its node.
     Label(String),
-    /// Its pod gets containers that find out which images its guest's disks lie upon. It goes on without.
+    /// Add ephemeral containers to its pod that find out which images the guest's disks are based on. The guest runs
+    /// on if they are refused.
     Witness {
         /// The pod's name.
         name: String,
@@ -252,24 +255,24 @@ pub enum Step {
         /// The containers.
         containers: Vec<EphemeralContainer>,
     },
-    /// The finalizer is taken off.
+    /// Remove the finalizer.
     RemoveFinalizer,
 }
 
-/// What has become of one pod.
+/// The fate of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Its container may run.
+    /// Its container may be running.
     Alive,
     /// Its container has ended.
     Ended(Ended),
     /// Its node is gone for good.
     GoneWithItsNode,
-    /// It is not there any more, and nobody has said what became of its container.
+    /// It no longer exists, and no component has reported the end of its container.
     Vanished,
 }
 
-/// Conditions that the controller alone writes.
+/// Conditions that only the controller writes.
 const OWN_CONDITIONS: [&str; 4] = [
     types::POD_SCHEDULED,
     types::SYNCHRONIZED,
@@ -277,12 +280,12 @@ const OWN_CONDITIONS: [&str; 4] = [
     types::FENCING_REQUIRED,
 ];
 
-/// Reason of a final phase whose guest was lost with its node.
+/// Reason of a final phase if the guest was lost with its node.
 pub const NODE_GONE: &str = "NodeGone";
-/// Reason of a guest that is not said to be ready because nothing is heard of its node.
+/// Reason of a guest's `Ready` condition that is false because its node is unresponsive.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
-/// What is to be done about an instance.
+/// Plans the actions for an instance.
 pub fn plan(observed: &Observed<'_>) -> Plan {
     let View { fates, main } = &View::of(observed);
     let status = observed.instance.status.clone().unwrap_or_default();
@@ -295,7 +298,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let nothing_known = fates.is_empty();
     let vanished = fates.iter().any(|(_, fate)| *fate == Fate::Vanished);
     if (nothing_known || vanished) && !observed.confirmed {
-        // A cache is a moment behind, or more.
+        // The cache may lag behind the API server.
         return Plan {
             confirm: true,
             ..Plan::default()
@@ -303,7 +306,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     }
     let mut steps = Vec::new();
     if deleting || phase.is_final() {
-        // Its guest may have ended where its launcher has not.
+        // The guest may have ended while its launcher has not.
         let living = observed.pods.iter().filter(|pod| {
             let gone = || {
                 let fate = fates.iter().find(|(uid, _)| pod.metadata.uid.as_deref() == Some(uid));
@@ -313,7 +316,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         });
         steps.extend(living.filter_map(|pod| {
             let grace = shorter_grace(observed.instance, pod);
-            // One that ends already is only told to end sooner.
+            // A pod that is already terminating is only deleted again with a shorter grace period.
             (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| Step::DeletePod {
                 name: pod.metadata.name.clone().unwrap_or_default(),
                 uid: uid(pod),
@@ -379,8 +382,8 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     }
 }
 
-/// The guest is in this pod, or was: its agent says so, or a migration has brought it there, of which
-/// its agent has not told yet.
+/// Returns whether the guest is or was in this pod: its agent has reported that, or a migration has brought it there
+/// and its agent has not reported it yet.
 fn is_known(observed: &Observed<'_>, here: Option<&str>, pod: &Pod) -> bool {
     let drydock = observed
         .instance
@@ -396,8 +399,8 @@ fn is_known(observed: &Observed<'_>, here: Option<&str>, pod: &Pod) -> bool {
     (told.is_some() && told == pod.metadata.uid.as_deref()) || (name.is_some() && name == pod.metadata.name.as_deref())
 }
 
-/// The seconds that a guest has to shut down, if its instance says less by now than its pod has: for guests that ignore
-/// their power button.
+/// Returns the guest's grace period in seconds, if the instance's is by now shorter than its pod's: for guests that
+/// ignore their power button.
 fn shorter_grace(instance: &VirtualMachineInstance, pod: &Pod) -> Option<i64> {
     let wanted = instance.spec.termination_grace_period_seconds?.max(LEAST_GRACE_PERIOD);
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
@@ -413,10 +416,10 @@ fn label(instance: &VirtualMachineInstance) -> Option<&String> {
     instance.metadata.labels.as_ref()?.get(NODE_NAME)
 }
 
-/// The pods of an instance and what has become of them.
+/// The pods of an instance and their fates.
 struct View<'a> {
     fates: Vec<(String, Fate)>,
-    /// The one that its guest runs, or will run, in.
+    /// The pod that the guest runs, or will run, in.
     main: Option<(Option<&'a Pod>, Fate)>,
 }
 
@@ -430,8 +433,8 @@ impl<'a> View<'a> {
             .unwrap_or_default();
         let is_here = |node: Option<&str>| here.is_some() && node == here;
         let gone = |node: Option<&str>| node.is_some_and(|node| observed.state_of(node).is_gone_for_good());
-        // Of several pods on its node the guest is in the one that lives. The others are what earlier
-        // migrations have left: pods that it went away from, and pods that it never arrived in.
+        // Of several pods on its node, the guest is in the live one. The others are leftovers of earlier migrations:
+        // pods that it has left, and pods that it never reached.
         let rank = |pod: &Pod, fate: &Fate| {
             let made = pod.metadata.creation_timestamp.clone();
             (*fate == Fate::Alive, is_known(observed, here, pod), made)
@@ -446,11 +449,11 @@ impl<'a> View<'a> {
                 Some(mut ended) => {
                     // Its agent has pressed the power button, which the launcher does not know.
                     ended.evicted |= reported || node.is_some_and(|node| observed.state_of(node).is_without_object());
-                    // Its user wanted it gone, and the controller has deleted the pod for that.
+                    // The user deleted the instance, and the controller deleted the pod for that.
                     ended.evicted &= observed.instance.metadata.deletion_timestamp.is_none();
                     Fate::Ended(ended)
                 }
-                // The agent knows it before the kubelet writes it, or while the kubelet cannot.
+                // The agent reports the end before the kubelet writes it, or while the kubelet cannot.
                 None if reported => reported_end(),
                 None if gone(node) => Fate::GoneWithItsNode,
                 None => Fate::Alive,
@@ -482,7 +485,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The end of a guest that its node's agent, or the agent of a side of its migration, has reported.
+/// Returns the end of a guest as reported by its node's agent, or by the agent of either side of its migration.
 fn reported_end() -> Fate {
     Fate::Ended(Ended {
         outcome: None,
@@ -492,7 +495,7 @@ fn reported_end() -> Fate {
     })
 }
 
-/// The controller's part of the status, as it should be.
+/// Returns the controller's desired part of the status.
 fn wanted_status(
     observed: &Observed<'_>,
     before: &VirtualMachineInstanceStatus,
@@ -529,14 +532,14 @@ fn wanted_status(
     let mut say = |type_: &str, status: Status, reason: &str, message: String| {
         conditions.push(condition(&before.conditions, type_, status, reason, message, now));
     };
-    // Running and beyond is the agent's until there is an end.
+    // From Running on, the agent owns the phase until the guest ends.
     let mut phase = (old_phase < Phase::Running).then(|| early_phase(old_phase, pod));
     let mut reason = before.reason.clone().filter(|_| old_phase.is_final());
     if old_phase.is_final() {
         phase = Some(old_phase);
     } else {
         match main.map(|(_, fate)| fate) {
-            // It may have gone on elsewhere, which the migration's end tells.
+            // The guest may have continued on another node; the end of the migration decides.
             Some(Fate::Ended(_) | Fate::GoneWithItsNode) if observed.moving.under_way => {}
             Some(Fate::Ended(ended)) => {
                 if let Some(last) = ended.phase() {
@@ -608,7 +611,8 @@ fn wanted_status(
     } else if let Some(told) = find(&before.conditions, types::EVICTION_REQUESTED)
         && told.status == Status::False.as_str()
     {
-        // Whoever marked it still has a part in that condition: left out, it would lose what it must have.
+        // The field manager that requested the eviction still owns part of that condition: without the controller's
+        // part, the condition would lose required fields.
         conditions.push(told.clone());
     }
     if reason.is_none() && phase.is_some_and(|phase| phase < Phase::Running) {
@@ -621,7 +625,7 @@ fn wanted_status(
     wanted
 }
 
-/// Why a guest does not run yet, if something keeps it from running.
+/// Returns the reason why a guest does not run yet, if something prevents it from running.
 fn hindrance(conditions: &[Condition]) -> Option<String> {
     let kept = |type_: &str, status: Status| {
         let condition = find(conditions, type_).filter(|condition| condition.status == status.as_str())?;
@@ -632,8 +636,8 @@ fn hindrance(conditions: &[Condition]) -> Option<String> {
         .or_else(|| kept(types::SYNCHRONIZED, Status::False))
 }
 
-/// Why a guest whose pod vanished from a node is not started elsewhere; `None` while the node answers, whose agent is
-/// about to say that the guest has ended.
+/// Returns why a guest whose pod vanished from a node is not started elsewhere; `None` while the node is ready, since
+/// its agent is about to report the guest's end.
 fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
     match state {
         NodeState::Ready => None,
@@ -655,8 +659,8 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
     }
 }
 
-/// What is said of a running guest of whose node nothing is heard. What its agent has said since then stands, as only
-/// an agent that is alive says anything; and this stands until the agent says otherwise.
+/// Returns the message about a running guest whose node is unresponsive. A newer report of the agent takes
+/// precedence, as only a live agent reports; and this message stays until the agent reports otherwise.
 fn unheard(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<String> {
     let mut conditions = before.conditions.iter();
     let ready = conditions.find(|condition| condition.type_ == types::READY)?;
@@ -675,9 +679,9 @@ fn unheard(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Op
     }
 }
 
-/// What is said of the newest migration. One that has brought the guest is over for the instance, a
-/// moment before the migration itself says so. How it gets on is said there; here it is only said when
-/// it begins, ends, is given up or disturbs the guest.
+/// Returns the state of the newest migration. For the instance, a migration is completed once the guest has arrived,
+/// slightly before the migration itself reports that. Progress is reported on the migration; here the state changes
+/// only when the migration begins, ends, is cancelled or disturbs the guest.
 fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
     let mut state = observed.moving.state.cloned()?;
     state.mode = observed.moving.mode.or(state.mode);
@@ -696,7 +700,7 @@ fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatu
     Some(before.migration_state.as_ref().filter(same).cloned().unwrap_or(state))
 }
 
-/// The phase of an instance whose guest does not run yet.
+/// Returns the phase of an instance whose guest does not run yet.
 fn early_phase(before: Phase, pod: Option<&Pod>) -> Phase {
     let Some(pod) = pod else {
         return Phase::Pending;
@@ -720,8 +724,8 @@ fn container_state(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerSt
         .as_ref()
 }
 
-/// Pods on nodes in which the guest may be, or may come to be, by UID: those that have not ended and that it has not
-/// left for good. Those of which nothing is known stay.
+/// Returns the pods on nodes in which the guest may be, or may arrive, by UID: those that have not ended and that the
+/// guest has not left for good. Pods with an unknown fate stay.
 fn active_pods(
     observed: &Observed<'_>,
     before: &VirtualMachineInstanceStatus,
@@ -729,7 +733,7 @@ fn active_pods(
 ) -> BTreeMap<String, String> {
     let mut active = BTreeMap::new();
     for (uid, fate) in fates {
-        // The pod that a guest has left by a migration is told of together with where it is.
+        // A pod that the guest has left by migrating is removed in the same write that reports the guest's new node.
         let left = observed.moving.under_way && observed.moving.moved_to.is_none();
         let told = left && before.active_pods.contains_key(uid);
         let over = matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) || observed.moving.have_emptied(uid);
@@ -741,7 +745,7 @@ fn active_pods(
             .iter()
             .find(|pod| pod.metadata.uid.as_deref() == Some(uid));
         let bound = pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone());
-        // One that a migration has made counts once the migration is told where it goes.
+        // A migration's target pod counts once the migration has named both sides.
         let comes = pod.is_some_and(|pod| made_for(pod).is_some()) && !observed.moving.under_way;
         if comes && !before.active_pods.contains_key(uid) {
             continue;
@@ -753,14 +757,14 @@ fn active_pods(
     active
 }
 
-/// What a container says while its volumes are mounted and its image is pulled.
+/// Reasons of a waiting container while its volumes are mounted and its image is pulled.
 const BEING_CREATED: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// What keeps a pod from running, with the namespace of an input that is missing.
+/// Returns what prevents a pod from running, including the namespace of a missing input.
 fn pod_hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
     let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
     let pending = pending(pod, observed.now);
-    // What kubelets say of volumes comes before that they have not prepared the pod.
+    // Kubelets' messages about volumes take precedence over the message that the pod has not been prepared.
     let says_no_more = pending.hindrance.is_none() || pending.wants_events;
     let mut uids = observed.unmounted.iter();
     let unmounted = uids.find(|(of, _)| says_no_more && is_being_created(pod) && pod.metadata.uid.as_ref() == Some(of));
@@ -780,14 +784,14 @@ fn pod_hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
     Some(found)
 }
 
-/// A pod's container waits for its volumes, or for its image.
+/// Returns whether the pod's container waits for its volumes or its image.
 fn is_being_created(pod: &Pod) -> bool {
     let waiting = container_state(pod).and_then(|state| state.waiting.as_ref());
     let reason = waiting.and_then(|waiting| waiting.reason.as_deref());
     reason.is_some_and(|reason| BEING_CREATED.contains(&reason))
 }
 
-/// The first time of each phase that is the controller's to say.
+/// Returns the first transition to each phase that the controller reports.
 fn transitions(before: &VirtualMachineInstanceStatus, phase: Option<Phase>, now: Timestamp) -> Vec<PhaseTransition> {
     let mut transitions: Vec<PhaseTransition> = before
         .phase_transition_timestamps
@@ -806,7 +810,7 @@ fn transitions(before: &VirtualMachineInstanceStatus, phase: Option<Phase>, now:
     transitions
 }
 
-/// Whether writing `wanted` would change `current`.
+/// Returns whether writing `wanted` would change `current`.
 fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
     let same_conditions = wanted
         .conditions
@@ -838,8 +842,8 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
         && wanted.qos_class == current.qos_class)
 }
 
-/// Whether the agent has said that the guest is ready while the controller's reason for the opposite stands
-/// beside it: fields that two have applied are only gone when both no longer do.
+/// Returns whether the agent has reported the guest as ready while the controller's reason for the opposite is still
+/// present: a field that two field managers have applied is removed only once neither applies it.
 fn leaves_a_reason(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
     let is_ready = |condition: &&Condition| condition.type_ == types::READY;
     let stands = current.conditions.iter().find(is_ready).is_some_and(|ready| {

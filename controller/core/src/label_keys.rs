@@ -1,8 +1,8 @@
-//! Which label keys Kubernetes accepts.
+//! Validation of Kubernetes label keys.
 
-/// Whether Kubernetes accepts `key`: an optional DNS subdomain prefix of at most 253 characters, a
-/// slash, and a name of 1 to 63 characters that begins and ends with a letter or digit and holds
-/// only letters, digits, `-`, `_` and `.` (apimachinery `IsQualifiedName`).
+/// Returns whether Kubernetes accepts `key`: an optional DNS subdomain prefix of at most 253 characters and a slash,
+/// then a name of 1 to 63 characters that begins and ends with a letter or digit and contains only letters, digits,
+/// `-`, `_` and `.` (apimachinery `IsQualifiedName`).
 pub fn is_valid(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && is_name(name),

@@ -1,9 +1,9 @@
-//! Which CPU labels a node gets.
+//! A node's CPU labels.
 //!
-//! The catalogue is KubeVirt's node labeller's, with fewer keys for the same scheduling: obsolete
-//! models, second names of a model, the features of the minimum model and deprecated machine types are left out, and
-//! `cpu-model-migration` is written for usable models and the host model only. The full sets are
-//! in the Hypervisor object.
+//! The labels are those of KubeVirt's node labeller, with fewer keys for the same scheduling: obsolete models, second
+//! names of a model, the features of the minimum model and deprecated machine types are omitted, and
+//! `cpu-model-migration` is written for usable models and the host model only. The Hypervisor object has the full
+//! sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,25 +14,25 @@ use drydock_api::{
 
 use crate::{aliases, label_keys, minimum::Minimum, obsolete::ObsoleteModels};
 
-/// What the configuration says about labels.
+/// The configuration of the labels.
 #[derive(Clone, Debug, Default)]
 pub struct LabelPolicy {
     /// Models that get no label.
     pub obsolete: ObsoleteModels,
-    /// Features that get no label of their own.
+    /// Features without a label of their own.
     pub minimum: Minimum,
-    /// Write a label for each name of a model instead of one.
+    /// Whether every name of a model gets a label, instead of one name only.
     pub aliases: bool,
-    /// Guests may run by emulation, so that what the emulator offers is worth a label.
+    /// Whether guests may run in emulation, so that the emulator's features and models get labels.
     pub use_emulation: bool,
-    /// Write the architecture of the guests that can run.
+    /// Whether the architectures of supported guests get labels.
     pub guest_architecture: bool,
 }
 
 /// Why a node gets no labels about what guests can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
-    /// Not known yet, or never: labels that are there stay as they are.
+    /// Not known yet, or never: existing labels stay as they are.
     NotInspected,
     /// This architecture's guests are not supported.
     Architecture,
@@ -41,7 +41,7 @@ pub enum Withheld {
 }
 
 impl Withheld {
-    /// Reason of the condition `Labelled`.
+    /// Returns the reason of the condition `Labelled`.
     pub fn reason(self) -> &'static str {
         match self {
             Self::NotInspected => "NotInspected",
@@ -50,7 +50,7 @@ impl Withheld {
         }
     }
 
-    /// The same for people.
+    /// Returns the reason as a sentence for people.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::NotInspected => "what guests can have here is not known, so CPU labels are left as they are",
@@ -62,12 +62,12 @@ impl Withheld {
     }
 }
 
-/// The labels that facts and policy give a node.
+/// A node's labels according to facts and policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DesiredLabels {
-    /// Owned labels, all of them; none if `withheld` is [`Withheld::NotInspected`].
+    /// All owned labels; none if `withheld` is [`Withheld::NotInspected`].
     pub labels: BTreeMap<String, String>,
-    /// Keys that Kubernetes would refuse, left out.
+    /// Omitted keys, which Kubernetes would refuse.
     pub invalid: BTreeSet<String>,
     /// Set if labels about guests are missing on purpose.
     pub withheld: Option<Withheld>,
@@ -87,12 +87,12 @@ impl DesiredLabels {
     }
 }
 
-/// Whether guests of `architecture` are supported.
+/// Returns whether guests of `architecture` are supported.
 pub fn is_supported(architecture: &str) -> bool {
     matches!(architecture, "amd64" | "arm64" | "s390x")
 }
 
-/// The labels that a node with these facts (after its mask) gets.
+/// Returns the labels of a node with these facts (with the mask applied).
 pub fn desired(facts: &NodeFacts, policy: &LabelPolicy) -> DesiredLabels {
     let mut desired = DesiredLabels::default();
     if facts.real_time {
@@ -116,8 +116,7 @@ pub fn desired(facts: &NodeFacts, policy: &LabelPolicy) -> DesiredLabels {
     if policy.guest_architecture {
         desired.flag("kubevirt.io/vm-arch-", &facts.architecture);
     }
-    // libvirt has neither named models nor a host model for arm64, and no time stamp counter
-    // outside amd64.
+    // libvirt has neither named models nor a host model for arm64, and no time stamp counter outside amd64.
     if facts.architecture != "arm64" {
         models(&mut desired, virtualization, policy);
         features(&mut desired, virtualization, policy, facts.architecture == "amd64");
@@ -144,9 +143,8 @@ pub fn desired(facts: &NodeFacts, policy: &LabelPolicy) -> DesiredLabels {
 }
 
 fn machine_types(desired: &mut DesiredLabels, virtualization: &VirtualizationFacts) {
-    // `none` is QEMU's machine without anything, which no guest can boot on. Machine types that
-    // QEMU is about to drop are two thirds of all; they come with the image, which is the same on
-    // every node, so a label would never tell two nodes apart.
+    // `none` is QEMU's empty machine, which no guest can boot on. Two thirds of all machine types are deprecated in
+    // QEMU; they come with the image, which is the same on every node, so a label would never distinguish two nodes.
     let offered = |machine: &&MachineType| machine.name != "none" && !machine.deprecated;
     for machine in virtualization.machine_types.iter().filter(offered) {
         desired.flag(keys::MACHINE_TYPE, &machine.name);
@@ -212,8 +210,8 @@ fn confidential(desired: &mut DesiredLabels, virtualization: &VirtualizationFact
     }
 }
 
-/// Changes that bring the owned labels of `current` to `desired`: key to new value, or to `None`
-/// where the key has to go. Empty if nothing is to be done; foreign keys are never in it.
+/// Returns the changes that bring the owned labels of `current` to `desired`: key to new value, or to `None` where
+/// the key must be removed. Empty if no change is needed; never contains foreign keys.
 pub fn changes(
     current: &BTreeMap<String, String>,
     desired: &BTreeMap<String, String>,

@@ -1,9 +1,8 @@
 //! The pod that a virtual machine runs in.
 //!
-//! It meets the restricted Pod Security Standard; the only extra is a share of virtualization from
-//! the agent's device plugin. What the guest writes is in two folders of the pod and gone with it;
-//! what it uses of its namespace (claims, Secrets, images) is mounted, so that nothing outside the
-//! pod reads it.
+//! It meets the restricted Pod Security Standard; the only extra is a share of the virtualization resource of the
+//! agent's device plugin. The guest's data is written to two folders of the pod and deleted with it; all inputs from
+//! its namespace (claims, Secrets, images) are mounted, so that nothing outside the pod reads them.
 //!
 //! ```text
 //!   compute            run    /run/drydock              shared with the node's agent
@@ -14,14 +13,15 @@
 //!                             /secrets/<volume>/...     Secrets for cloud-init
 //! ```
 //!
-//! Where it is scheduled depends on labels of nodes; once it is bound, it requires nothing that can change:
+//! Its scheduling depends on labels of nodes; once it is bound, it requires nothing that can change:
 //!
-//! - It has no node selector. All that is required of a node is in each ordinary term of its required node affinity,
-//!   and one more term accepts the node that has the pod's own label `guest.node.drydock.dev/<launcher>`.
-//! - No Node has this label while the pod is scheduled, so the term changes nothing for the scheduler. The agent of the
-//!   pod's node sets it ([`guest_labels`](crate::guest_labels)).
-//! - A kubelet that restarts checks node selector and required node affinity again and ends pods that fail. Without the
-//!   term, guests would end because an agent is away, or a mask, an obsolete model or the minimum CPU model has changed.
+//! - It has no node selector. Every ordinary term of its required node affinity contains all requirements on the
+//!   node, and one more term accepts the node with the pod's own label `guest.node.drydock.dev/<launcher>`.
+//! - No Node has this label while the pod is being scheduled, so the term does not affect the scheduler. The agent of
+//!   the pod's node sets the label ([`guest_labels`](crate::guest_labels)).
+//! - A restarting kubelet checks node selector and required node affinity again and ends pods that do not match.
+//!   Without the term, guests would end because an agent is down, or because a mask, an obsolete model or the minimum
+//!   CPU model has changed.
 
 mod guest;
 pub mod image_identity;
@@ -62,68 +62,69 @@ pub use resources::{Demand, TRANSLATION_CACHE, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
 pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, carry_labels, made_for, target_pod};
 
-/// What a launcher pod is made of.
+/// Input for a launcher pod.
 #[derive(Clone, Copy, Debug)]
 pub struct PodInput<'a> {
-    /// The instance, its defaults applied.
+    /// The instance, with defaults applied.
     pub instance: &'a VirtualMachineInstance,
     /// The launcher's image.
     pub image: &'a str,
-    /// What its node must have.
+    /// Requirements on its node.
     pub requirements: &'a Requirements,
-    /// Volume modes of the claims that it uses, by name; a claim that is not named has a file system.
+    /// Volume modes of its claims, by name; a claim that is not listed has a file system.
     pub claims: &'a BTreeMap<String, ClaimMode>,
-    /// The end of the pod's name.
+    /// The suffix of the pod's name.
     pub suffix: &'a str,
-    /// Identity of the pod's libvirt, which is the value of its label [`LAUNCHER`] and the name of its Node label.
+    /// Host UUID of the pod's libvirt, which is the value of its label [`LAUNCHER`] and the name of its Node label.
     pub host_uuid: &'a str,
-    /// Its guests may run by emulation, which takes memory of its own.
+    /// Whether its guest may run in emulation, which needs additional memory.
     pub emulation: bool,
-    /// For a guest that arrives by a migration.
+    /// Set for the target pod of a migration.
     pub arriving: Option<Arriving<'a>>,
 }
 
-/// What a guest that arrives finds.
+/// Additional input for the target pod of a migration.
 #[derive(Clone, Copy, Debug)]
 pub struct Arriving<'a> {
-    /// Sizes in bytes of its disks, by volume. What it can write comes with it.
+    /// Sizes in bytes of its disks, by volume. The migration copies what the guest can write.
     pub sizes: &'a BTreeMap<String, u64>,
-    /// References of its images that name what it began with, by volume; of others, the manifest's are all there is.
+    /// References of the images that the guest started with, by volume; for other images, only the manifest's
+    /// reference is known.
     pub images: &'a BTreeMap<String, String>,
 }
 
 /// How a claim is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimMode {
-    /// As a folder with a file that is the disk.
+    /// As a folder with a file that contains the disk.
     Filesystem,
     /// As a device that is the disk.
     Block,
 }
 
-/// How long a guest may take to shut down where its manifest does not say, in seconds. KubeVirt's.
+/// Default grace period for the guest's shutdown, in seconds. KubeVirt's value.
 pub const GRACE_PERIOD: i64 = 30;
 
-/// Least time that a pod has to end, in seconds: libvirt destroys the guest, and the launcher tells
-/// how it ended. (A pod without any would vanish at once, while its guest may still run.)
+/// Minimum grace period of a pod, in seconds: enough for libvirt to destroy the guest, and for the launcher to report
+/// how it ended. (With 0, the pod would vanish immediately, while its guest may still run.)
 pub(crate) const LEAST_GRACE_PERIOD: i64 = 5;
-/// The container that kubectl means if none is named.
+/// Annotation with the container that kubectl uses if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
-/// What kubectl remembers of an object that it applied.
+/// kubectl's annotation with the last applied configuration of an object.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// How long a guest may take to shut down, in seconds.
+/// Returns the guest's shutdown grace period in seconds.
 fn grace_seconds(spec: &VirtualMachineInstanceSpec) -> i64 {
     spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD)
 }
 
-/// How long a guest may take to shut down.
+/// Returns the guest's shutdown grace period.
 pub fn grace_period(spec: &VirtualMachineInstanceSpec) -> Duration {
     Duration::from_secs(u64::try_from(grace_seconds(spec)).unwrap_or(0))
 }
 
-/// The end of a name that is always the same for the same text: ten hexadecimal digits. With half as many, one of two
-/// thousand names in a namespace would likely be another's.
+/// Returns a name suffix that is always the same for the same text: ten hexadecimal digits. With half as many, a
+/// collision would be likely among two thousand names in a namespace.
 pub fn suffix(text: &str) -> String {
     stable_uuid(&["pod", text])
         .chars()
@@ -132,18 +133,19 @@ pub fn suffix(text: &str) -> String {
         .collect()
 }
 
-/// Identity of the libvirt of the pod with this name, told from all others.
+/// Returns the unique host UUID of the libvirt in the pod with this name.
 pub fn host_uuid(text: &str) -> String {
     stable_uuid(&["host", text])
 }
 
-/// The name of a pod: KubeVirt's prefix, the instance's name, cut so that it stays a label, the suffix.
+/// Returns the name of a pod: KubeVirt's prefix, the instance's name, truncated so that the result is a valid label
+/// value, and the suffix.
 pub fn name(instance: &str, suffix: &str) -> String {
     let room = 63_usize.saturating_sub("virt-launcher--".len() + suffix.len());
     format!("virt-launcher-{}-{suffix}", cut(instance, room))
 }
 
-/// The launcher pod of an instance.
+/// Returns the launcher pod of an instance.
 pub fn pod(input: &PodInput<'_>) -> Pod {
     let mut pod = unbound_pod(input);
     keep_admitted(&mut pod, input);
@@ -156,7 +158,7 @@ fn keep_admitted(pod: &mut Pod, input: &PodInput<'_>) {
     }
 }
 
-/// The launcher pod without the term by which it is admitted again once it is bound.
+/// Returns the launcher pod without the term that lets it be admitted again once it is bound.
 fn unbound_pod(input: &PodInput<'_>) -> Pod {
     let PodInput {
         instance, requirements, ..
@@ -237,13 +239,13 @@ fn metadata(input: &PodInput<'_>) -> ObjectMeta {
     labels.insert(CREATED_BY.into(), uid.clone());
     labels.insert(LAUNCHER.into(), launcher.into());
     let mut annotations = of.annotations.unwrap_or_default();
-    // What is said of the instance itself is not said of its pod.
+    // Metadata about the instance itself is not copied to its pod.
     labels.remove(NODE_NAME);
     annotations.retain(|key, _| ![LAST_APPLIED, EVICTED].contains(&key.as_str()));
     annotations.insert(DOMAIN.into(), own.clone());
     let digest = requirements_digest(&instance.spec, requirements, emulation);
     annotations.insert(REQUIREMENTS_DIGEST.into(), digest);
-    // Another container may tell which image its disks have.
+    // Another container may report which image its disks have.
     annotations.insert(DEFAULT_CONTAINER.into(), CONTAINER.into());
     ObjectMeta {
         name: Some(name(&own, suffix)),
@@ -256,7 +258,7 @@ fn metadata(input: &PodInput<'_>) -> ObjectMeta {
             name: own,
             uid,
             controller: Some(true),
-            // Finalizers keep the order; this would take a right on finalizers in some clusters.
+            // Finalizers ensure the order; `true` would require permissions on finalizers in some clusters.
             block_owner_deletion: None,
         }]),
         ..ObjectMeta::default()

@@ -1,22 +1,21 @@
-//! What the controller does about one NodeMaintenance: a node is emptied and kept empty.
+//! How the controller reconciles one NodeMaintenance: it drains a node and keeps it empty.
 //!
 //! ```text
-//!  finalizer ─▶ begun: how the node was is written down ─▶ Lease ─▶ label, taints, cordon ─▶ pods
+//!  finalizer ─▶ begun: records the node's earlier state ─▶ Lease ─▶ label, taints, cordon ─▶ pods
 //!                                                                                            │
 //!        ┌────────── late pods, uncordoned by hand: done again ──────────┐      none is left ▼
 //!        └────────────────────────────────────────────────── Running ◀───┴───────────── Succeeded
-//!  deleted, timed out, Lease lost ─▶ given back: label, taints, cordon, condition, Lease ─▶ finalizer, or Failed
+//!  deleted, timed out, Lease lost ─▶ restored: label, taints, cordon, condition, Lease ─▶ finalizer, or Failed
 //! ```
 //!
-//! [`next`] says the one thing that is to be done next, from what there is now alone. So a
-//! controller that starts again goes on where another was, and what somebody changes by hand is
-//! noticed.
+//! [`next`] returns the single next action, derived from the present state alone. So a restarted controller continues
+//! where the previous one stopped, and manual changes are noticed.
 //!
 //! - [`pods`]: which pods have to leave, and how far each is.
-//! - [`answer`]: what the API server said to an eviction.
-//! - [`budgets`]: which disruption budgets guard a pod.
+//! - [`answer`]: the API server's response to an eviction.
+//! - [`budgets`]: which disruption budgets protect a pod.
 //! - [`lease`]: the lock on the node.
-//! - [`node`]: what a node in maintenance looks like, and how it is given back.
+//! - [`node`]: the changes to a node in maintenance, and how they are undone.
 //! - [`conflicts`]: which of two maintenances of a node counts.
 //! - [`report`]: the status.
 
@@ -44,39 +43,39 @@ use lease::{LeaseState, LeaseWrite, Release};
 use pods::{Known, Target};
 use report::{Failure, Phase};
 
-/// What the controller sees of a maintenance and of its node.
+/// The controller's observations of a maintenance and its node.
 #[derive(Clone, Copy)]
 pub struct Seen<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// Of which group the object is.
+    /// API group of the object.
     pub group: Group,
     /// The object.
     pub object: &'a NodeMaintenance,
-    /// The node; `None` if the API server says that there is none.
+    /// The node; `None` if the API server confirms that it does not exist.
     pub node: Option<&'a Node>,
     /// The node's Lease.
     pub lease: Option<&'a Lease>,
-    /// What the API server said when the Lease could not be written just now.
+    /// The API server's message if the last write of the Lease failed.
     pub lease_failure: Option<&'a str>,
-    /// Another maintenance of the same node counts, not this one.
+    /// Whether another maintenance of the same node counts, instead of this one.
     pub has_rival: bool,
-    /// All pods of the node; `None` if they are not known.
+    /// All pods of the node; `None` if unknown.
     pub pods: Option<&'a [Arc<Pod>]>,
-    /// News of pods come in, so that a pod that is not among `pods` is not there.
+    /// Whether the watch of pods is live, so that a pod that is not among `pods` does not exist.
     pub pods_are_current: bool,
-    /// What else is known of pods.
+    /// Other known state for the pods.
     pub known: Known<'a>,
-    /// How the last eviction of the pod with this UID went.
+    /// Returns the result of the last eviction of the pod with this UID.
     pub attempts: &'a dyn Fn(&str) -> Option<Attempt>,
 }
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// It is on the Node, not on the maintenance.
+    /// Whether it is recorded on the Node, not on the maintenance.
     pub on_node: bool,
-    /// Somebody may have to do something.
+    /// Whether an administrator may have to act.
     pub warning: bool,
     /// Its reason.
     pub reason: &'static str,
@@ -85,27 +84,27 @@ pub struct Event {
 }
 
 impl Event {
-    /// A maintenance began.
+    /// Returns the event that a maintenance began.
     pub fn begun() -> Self {
         Self::on_maintenance(false, "BeginMaintenance", "Begin a node maintenance")
     }
 
-    /// The node is empty.
+    /// Returns the event that the node is empty.
     pub fn succeeded() -> Self {
         Self::on_maintenance(false, "SucceedMaintenance", "Node maintenance was succeeded")
     }
 
-    /// The maintenance is over.
+    /// Returns the event that the maintenance is over.
     pub fn removed() -> Self {
         Self::on_maintenance(false, "RemovedMaintenance", "Removed a node maintenance")
     }
 
-    /// The maintenance failed.
+    /// Returns the event that the maintenance failed.
     pub fn failed() -> Self {
         Self::on_maintenance(true, "FailedMaintenance", "Failed a node maintenance")
     }
 
-    /// The node takes pods again.
+    /// Returns the event that the node is schedulable again.
     pub fn uncordoned() -> Self {
         Self {
             on_node: true,
@@ -115,7 +114,7 @@ impl Event {
         }
     }
 
-    /// Somebody uncordoned the node, or took off its taints, while it was in maintenance.
+    /// Returns the event that the node was uncordoned, or its taints were removed, during the maintenance.
     pub fn cordoned_again() -> Self {
         Self::on_maintenance(
             true,
@@ -134,37 +133,37 @@ impl Event {
     }
 }
 
-/// The one thing that is to be done next.
+/// The single next action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
-    /// Nothing, until something changes or the time has come.
+    /// Nothing, until something changes or the wake-up time has come.
     Wait,
-    /// The object gets our finalizer.
+    /// Add our finalizer to the object.
     AddFinalizer,
-    /// The object loses our finalizer, and is gone.
+    /// Remove our finalizer, so that the object is deleted.
     RemoveFinalizer,
-    /// The status is written before anything else is done.
+    /// Write the status before anything else is done.
     Report(Box<NodeMaintenanceStatus>),
-    /// The Lease is made or changed.
+    /// Create or change the Lease.
     WriteLease(Box<LeaseWrite>),
-    /// The Lease is let go.
+    /// Release the Lease.
     ReleaseLease(Release),
-    /// The node is changed by this merge patch, to which its resource version has to be added.
+    /// Change the node with this merge patch, to which its resourceVersion has to be added.
     WriteNode(Value),
-    /// The node's condition that it is in maintenance.
+    /// Write the node's condition that it is in maintenance.
     WriteCondition(bool),
-    /// Pods are evicted. The status is written if there is one.
+    /// Evict pods. Also write the status, if there is one.
     Evict(Vec<Target>, Option<Box<NodeMaintenanceStatus>>),
 }
 
-/// What is to be done next, what is said once it is done, and when to look again if nothing changes.
+/// The next action, the events to record after it, and when to reconcile again if nothing changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
-    /// To be done.
+    /// The action.
     pub next: Next,
-    /// Said once it is done.
+    /// Events to record once the action is done.
     pub events: Vec<Event>,
-    /// When to look again.
+    /// When to reconcile again.
     pub wake: Option<Timestamp>,
 }
 
@@ -182,7 +181,7 @@ impl Turn {
     }
 }
 
-/// What to do next about a maintenance.
+/// Returns the next action for a maintenance.
 pub fn next(seen: &Seen<'_>) -> Turn {
     let before = seen.object.status.clone().unwrap_or_default();
     if seen.object.metadata.deletion_timestamp.is_some() {
@@ -219,7 +218,7 @@ pub fn next(seen: &Seen<'_>) -> Turn {
     turn
 }
 
-/// The node is locked, closed and emptied.
+/// Locks, closes and drains the node.
 fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
     let held_before = report::held_lease(before);
     let (wake, lease) = match lease::judge(seen.lease, seen.now) {
@@ -229,7 +228,8 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
                 return fail(seen, before, Failure::LeaseLost, Some(&holder));
             }
             let waiting = report::LeaseReport::HeldByOther(holder);
-            // Leases of the older group are not watched, since they share a namespace with any others.
+            // Leases of the older group are not watched, since their namespace also contains Leases of any other
+            // kind.
             let retry = seen.now.checked_add(lease::RETRY).ok();
             let retry = retry.filter(|_| seen.group == Group::KubeVirt);
             return wait_for_lease(seen, before, &waiting, retry.into_iter().chain([until]).min());
@@ -265,7 +265,7 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
     turn
 }
 
-/// Pods are evicted, and it is said how far that is.
+/// Evicts pods and reports the progress.
 fn empty(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node, lease: &report::LeaseReport) -> Turn {
     let grace = seen.object.spec.grace_period_seconds;
     let drain = seen.pods.map(|pods| {
@@ -302,7 +302,7 @@ fn empty(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node, lease: &r
     }
 }
 
-/// Another one has the Lease, or it cannot be had: nothing is done to the node meanwhile.
+/// Another holder has the Lease, or it cannot be written: the node is not changed meanwhile.
 fn wait_for_lease(
     seen: &Seen<'_>,
     before: &NodeMaintenanceStatus,
@@ -318,9 +318,9 @@ fn wait_for_lease(
     }
 }
 
-/// A maintenance that has failed for good: the node is given back, and nothing more.
+/// Handles a maintenance that has failed for good: restores the node, and does nothing else.
 fn failed(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
-    // One without a start was begun, and given back, by another implementation.
+    // A maintenance without a start time was begun, and undone, by another implementation.
     if before.completion_time.is_some() || before.start_time.is_none() {
         return Turn::only(Next::Wait);
     }
@@ -331,7 +331,7 @@ fn failed(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
     })
 }
 
-/// A deleted maintenance: the node is given back unless that is done, and the object goes.
+/// Handles a deleted maintenance: restores the node unless that is done, then removes the finalizer.
 fn ending(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
     if !has_finalizer(seen.object) {
         return Turn::only(Next::Wait);
@@ -346,15 +346,15 @@ fn ending(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
     give_back(seen, before).unwrap_or_else(last)
 }
 
-/// Whether a maintenance is over, though its object is still there: it was deleted, its node has been given back, and
-/// only finalizers of others keep it.
+/// Returns whether a maintenance is over although its object still exists: it was deleted, its node has been
+/// restored, and only foreign finalizers keep it.
 pub fn is_over(object: &NodeMaintenance) -> bool {
     object.metadata.deletion_timestamp.is_some() && !has_finalizer(object)
 }
 
-/// What is still to be undone of a maintenance that has begun.
+/// Returns the next step that undoes a started maintenance, if any is left.
 fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
-    // Another Node of the same name is none of ours.
+    // Another Node of the same name was never changed by this maintenance.
     let node = seen
         .node
         .filter(|node| before.node_uid.is_none() || node.metadata.uid == before.node_uid);
@@ -372,7 +372,7 @@ fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
     lease::release(seen.group, seen.lease).map(|release| Turn::only(Next::ReleaseLease(release)))
 }
 
-/// The maintenance fails, and says why, unless it has said that already.
+/// Fails the maintenance and reports the reason, unless that is already reported.
 fn fail(seen: &Seen<'_>, before: &NodeMaintenanceStatus, failure: Failure, detail: Option<&str>) -> Turn {
     if Failure::of(before) == Some(failure) {
         return Turn::only(Next::Wait);
@@ -381,37 +381,37 @@ fn fail(seen: &Seen<'_>, before: &NodeMaintenanceStatus, failure: Failure, detai
     Turn::told(Next::Report(Box::new(after)), vec![Event::failed()])
 }
 
-/// Whether something may have been done to the node that is not undone.
+/// Returns whether the node may have changes that are not undone.
 pub fn is_touched(status: &NodeMaintenanceStatus) -> bool {
     let given_back = Phase::of(status) == Some(Phase::Failed) && status.completion_time.is_some();
-    // Another implementation that began it wrote no start time.
+    // Another implementation may have begun it without writing a start time.
     (status.start_time.is_some() || Phase::of(status).is_some_and(|phase| phase != Phase::Failed)) && !given_back
 }
 
-/// Whether its deletion waits for us.
+/// Returns whether the object has our finalizer, so that its deletion waits for us.
 pub fn has_finalizer(object: &NodeMaintenance) -> bool {
     let finalizers = object.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|finalizer| finalizer == FINALIZER)
 }
 
-/// Until when the node has to be empty, as long as it never was.
+/// Returns when the node has to be empty; `None` once it has been empty.
 fn deadline(object: &NodeMaintenance, status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     let start = status.start_time.as_ref()?;
     let limit = timeout(object).filter(|_| status.completion_time.is_none())?;
     start.0.checked_add(limit).ok()
 }
 
-/// How long emptying the node may take. The schema lets nothing through that cannot be read.
+/// Returns how long draining the node may take. The schema refuses values that cannot be parsed.
 pub fn timeout(object: &NodeMaintenance) -> Option<SignedDuration> {
     object.spec.timeout.as_deref()?.parse().ok()
 }
 
-/// The name of the node.
+/// Returns the name of the node.
 pub fn node_name(object: &NodeMaintenance) -> &str {
     &object.spec.node_name
 }
 
-/// Kubernetes' and kubectl's texts of several errors: one as it is, more in brackets.
+/// Joins errors as Kubernetes and kubectl do: a single error unchanged, several in brackets.
 fn joined(errors: &[impl Display]) -> Option<String> {
     const TOLD: usize = 10;
     match errors {

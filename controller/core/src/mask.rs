@@ -1,25 +1,25 @@
-//! CPU features that a node has and shall not offer, to level a mixed cluster.
+//! CPU features that a node has and does not offer, to level a mixed cluster.
 //!
-//! A mask is the statement of an administrator that new guests of a node shall not use a feature. A guest that is
-//! started there does without it. A guest that uses it already, because it was started before the mask or elsewhere, keeps
-//! it, and has to remain movable: a mask that its own node has too is not in its way on another node.
+//! With a mask, an administrator forbids new guests of a node to use a CPU feature. A guest that is started there
+//! runs without it. A guest that already uses it, because it was started before the mask or on another node, keeps it
+//! and must remain migratable: a mask that its own node also has does not prevent it from moving to another node.
 //!
-//! | of a feature that a running guest has | its own node masks it | its own node does not |
+//! | feature of a running guest | its own node masks it | its own node does not |
 //! |---|---|---|
-//! | the other node offers it | may go | may go |
-//! | the other node has it and masks it | may go | refused: `CPUFeatureMissing`, which names the mask |
+//! | the other node offers it | may move | may move |
+//! | the other node has it and masks it | may move | refused: `CPUFeatureMissing`, which names the mask |
 //! | the other node does not have it | refused: `CPUFeatureMissing` | refused: `CPUFeatureMissing` |
 //! | no node is known to have it, and the other does not mask it | libvirt decides | libvirt decides |
 //! | no node is known to have it, and the other masks it | libvirt decides | refused: `CPUFeatureMissing` |
 //!
-//! So guests do not carry a feature into a part of the cluster that is masked, and leave or move within that part freely.
-//! A model with features that are masked is treated as these are, and so is the CPU of a host for guests that have it.
-//! What nodes have is compared without their masks.
+//! So guests do not carry a feature into a masked part of the cluster, and leave that part or move within it freely.
+//! A model that contains masked features is treated like these features, and so is the host's own CPU for guests that
+//! have it. The hardware of nodes is compared without their masks.
 //!
-//! Three parties decide by this table: [`migration_targets`](crate::placement::migration_targets) and
-//! [`pack`](crate::placement::pack) by the Hypervisors, the scheduler by what
-//! [`require_recorded_cpu`](crate::placement::require_recorded_cpu) requires of a target pod's node, and the target's agent
-//! by [`refused`] before it asks libvirt, which knows of no masks.
+//! Three components decide by this table: [`migration_targets`](crate::placement::migration_targets) and
+//! [`pack`](crate::placement::pack) by the Hypervisors, the scheduler by the requirements that
+//! [`require_recorded_cpu`](crate::placement::require_recorded_cpu) adds to a target pod, and the target's agent by
+//! [`refused`] before it queries libvirt, which has no notion of masks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,24 +32,24 @@ use drydock_api::{
     kubevirt::migration::MigratedGuest,
 };
 
-/// Most bytes of a mask that are read.
+/// Maximum accepted length of a mask, in bytes.
 const LIMIT: usize = 16 * 1024;
 
 /// Why a mask is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MaskError {
-    /// A name with characters that no CPU feature has.
+    /// A name with characters that no CPU feature contains.
     #[error("`{0}` is not the name of a CPU feature: letters, digits, `.`, `-` and `_` are allowed")]
     BadName(String),
-    /// More text than any list of features needs.
+    /// Longer than any list of features needs to be.
     #[error("the list has {0} bytes; at most {LIMIT} are allowed")]
     TooLong(usize),
 }
 
-/// Reads a list of features separated by commas or white space.
+/// Parses a list of features separated by commas or white space.
 ///
 /// # Errors
-/// If a name has characters that no CPU feature has, or the list is too long.
+/// If a name has characters that no CPU feature contains, or the list is too long.
 pub fn parse(text: &str) -> Result<BTreeSet<String>, MaskError> {
     if text.len() > LIMIT {
         return Err(MaskError::TooLong(text.len()));
@@ -70,16 +70,16 @@ pub fn parse(text: &str) -> Result<BTreeSet<String>, MaskError> {
         .collect()
 }
 
-/// By what a node masks features, for people.
+/// Returns a human-readable text on how a node masks features.
 pub fn means() -> String {
     format!("the annotation {MASK_CPU_FEATURES} or the option --mask-features of its agent")
 }
 
-/// What libvirt's CPU map says about masked features: model name to the masked features in it.
+/// The masked features in libvirt's CPU map: model name to the masked features in the model.
 pub type MaskedModels = BTreeMap<String, BTreeSet<String>>;
 
-/// The facts as the node offers them: masked features that it has are withheld, and each model that contains one
-/// is not usable, with the masked features among its blockers. `facts` are those of the inspection.
+/// Returns the facts as the node offers them: the masked features that it has are withheld, and each model that
+/// contains a masked feature is unusable, with the feature among its blockers. `facts` are those of the inspection.
 pub fn apply(facts: &NodeFacts, mask: &BTreeSet<String>, masked_models: &MaskedModels) -> NodeFacts {
     let mut offered = facts.clone();
     if mask.is_empty() {
@@ -105,8 +105,8 @@ pub fn apply(facts: &NodeFacts, mask: &BTreeSet<String>, masked_models: &MaskedM
         }
     }
     for model in Arc::make_mut(&mut virtualization.models) {
-        // Of a model that is not usable libvirt may not say what is missing. Then nothing is added: the masked
-        // features alone would look like all that is.
+        // libvirt may not report what an unusable model lacks. Then nothing is added: the masked features would look
+        // like the only missing ones.
         if model.usable == Usable::No && model.blockers.is_empty() {
             continue;
         }
@@ -119,14 +119,14 @@ pub fn apply(facts: &NodeFacts, mask: &BTreeSet<String>, masked_models: &MaskedM
     offered
 }
 
-/// The masked features in a model, by either of its names.
+/// Returns the masked features in a model, by either of its names.
 fn lost_of<'a>(model: &CpuModel, masked_models: &'a MaskedModels) -> Option<&'a BTreeSet<String>> {
     let canonical = || masked_models.get(model.canonical.as_ref()?);
     masked_models.get(&model.name).or_else(canonical)
 }
 
-/// The facts without the mask that they were reported with: what [`apply`] took away is there again, but for the
-/// features that the host model requires.
+/// Removes the mask from reported facts: what [`apply`] has withheld is restored, except for the features that the
+/// host model requires.
 pub fn lift(offered: &mut VirtualizationFacts) {
     let withheld: BTreeSet<String> = std::mem::take(&mut offered.withheld).into_iter().collect();
     if withheld.is_empty() {
@@ -149,19 +149,19 @@ pub fn lift(offered: &mut VirtualizationFacts) {
     }
 }
 
-/// The mask of a node, as far as guests are concerned that come from other nodes.
+/// A node's mask, as it affects guests that arrive from other nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaskHere {
-    /// All features that are masked.
+    /// All masked features.
     pub features: BTreeSet<String>,
-    /// Those of them that guests could have here otherwise.
+    /// The masked features that guests could otherwise have here.
     pub withheld: BTreeSet<String>,
-    /// Those of them that are in models which libvirt knows here, by the name of the model.
+    /// The masked features in models that libvirt knows here, by the name of the model.
     pub models: MaskedModels,
 }
 
 impl MaskHere {
-    /// The mask by which a node offers what it does.
+    /// Returns the mask behind what a node offers.
     pub fn of(offered: &VirtualizationFacts, mask: &BTreeSet<String>) -> Self {
         let in_model = |model: &CpuModel| -> BTreeSet<String> {
             let masked = model.blockers.iter().filter(|feature| mask.contains(*feature));
@@ -176,8 +176,8 @@ impl MaskHere {
     }
 }
 
-/// Features of a guest that arrives which this node masks, and the one that it comes from does not: the guest is refused
-/// for each of them. A guest with its host's own CPU has all that its source does not mask.
+/// Returns the features of an arriving guest that this node masks and the source node does not: the guest is refused
+/// because of each of them. A guest with its host's own CPU has all features that its source does not mask.
 pub fn refused(guest: &MigratedGuest, here: &MaskHere) -> BTreeSet<String> {
     let masked: BTreeSet<&String> = match &guest.cpu {
         Some(cpu) => {

@@ -1,8 +1,7 @@
-//! Whether a running virtual machine can be live migrated, and every reason why not.
+//! Whether a running virtual machine can be live-migrated, and every reason why not.
 //!
-//! The rules and the names of the reasons are KubeVirt's, as far as they concern what Drydock runs:
-//! guests with host devices, confidential memory or foreign network bindings are refused at
-//! creation and so need no rule here.
+//! The rules and the names of the reasons are KubeVirt's, as far as they apply to what Drydock runs: guests with host
+//! devices, confidential memory or foreign network bindings are refused at creation and need no rule here.
 
 use crate::domain::disk_targets;
 use drydock_api::kubevirt::{
@@ -11,17 +10,17 @@ use drydock_api::kubevirt::{
     volumes::Volume,
 };
 
-/// Why a virtual machine cannot be live migrated.
+/// Why a virtual machine cannot be live-migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Obstacle {
-    /// The guest has the host's own CPU, which libvirt does not know here.
+    /// The guest has a host-model CPU, and libvirt has no host model on this node.
     CpuMode,
-    /// A disk that only this node has and that is not the pod's own.
+    /// A disk that exists only on this node and does not belong to the pod.
     Disks,
 }
 
 impl Obstacle {
-    /// KubeVirt's CamelCase reason.
+    /// Returns KubeVirt's CamelCase reason.
     pub fn reason(self) -> &'static str {
         match self {
             Self::CpuMode => "CPUModeLiveMigratable",
@@ -30,18 +29,18 @@ impl Obstacle {
     }
 }
 
-/// What is known of a running virtual machine and its node.
+/// State of a running virtual machine and its node.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The virtual machine.
     pub spec: &'a VirtualMachineInstanceSpec,
     /// Its volumes as reported, with the access modes of claims.
     pub volumes: &'a [VolumeStatus],
-    /// libvirt knows a host model on this node.
+    /// Whether libvirt has a host model on this node.
     pub host_model_known: bool,
 }
 
-/// Every reason why it cannot be live migrated, with a sentence each; none if it can.
+/// Returns every reason why it cannot be live-migrated, each with a sentence; empty if it can.
 pub fn obstacles(facts: &Facts<'_>) -> Vec<(Obstacle, String)> {
     let mut obstacles = Vec::new();
     let model = facts.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref());
@@ -73,7 +72,7 @@ pub fn obstacles(facts: &Facts<'_>) -> Vec<(Obstacle, String)> {
     obstacles
 }
 
-/// How a migration would move the disks: those that live in the pod are copied.
+/// Returns how a migration handles the disks: those inside the pod are copied.
 pub fn method(spec: &VirtualMachineInstanceSpec) -> MigrationMethod {
     if copied_disks(spec).is_empty() {
         MigrationMethod::LiveMigration
@@ -82,7 +81,7 @@ pub fn method(spec: &VirtualMachineInstanceSpec) -> MigrationMethod {
     }
 }
 
-/// Volumes that are disks of the guest, but for those that are read-only CD-ROMs only.
+/// Yields the volumes that are disks of the guest, except for those that are only read-only CD-ROMs.
 fn written(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = &Volume> {
     spec.volumes.iter().filter(|volume| {
         spec.domain.devices.disks.iter().any(|disk| {
@@ -91,14 +90,13 @@ fn written(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = &Volume> {
     })
 }
 
-/// Whether a migration copies the content of a volume: the guest can write to it, and only its pod has
-/// it.
+/// Returns whether a migration copies the content of a volume: the guest can write to it, and only its pod has it.
 pub fn is_copied(spec: &VirtualMachineInstanceSpec, volume: &Volume) -> bool {
     let names: Vec<_> = disk_targets(spec);
     claim(volume).is_none() && names.iter().any(|disk| disk.volume == volume.name && !disk.read_only)
 }
 
-/// libvirt's names of the disks whose content a migration copies, such as `vda`.
+/// Returns libvirt's names of the disks whose content a migration copies, such as `vda`.
 pub fn copied_disks(spec: &VirtualMachineInstanceSpec) -> Vec<String> {
     let volume = |name: &str| spec.volumes.iter().find(|volume| volume.name == name);
     disk_targets(spec)
@@ -108,7 +106,7 @@ pub fn copied_disks(spec: &VirtualMachineInstanceSpec) -> Vec<String> {
         .collect()
 }
 
-/// The PersistentVolumeClaim that a volume is.
+/// Returns the PersistentVolumeClaim that backs a volume.
 pub fn claim(volume: &Volume) -> Option<&str> {
     let claim = volume
         .persistent_volume_claim

@@ -1,16 +1,16 @@
-//! How a running guest gets to another node: the pure steps of controller and agents.
+//! Live migration of a running guest to another node: the pure step functions of the controller and the agents.
 //!
-//! - [`record`]: what the objects say, which is all that the three know of each other.
-//! - [`cluster`], [`source`], [`target`]: what the controller, and the agents of both nodes, do next.
-//! - [`hand_over`]: what the tunnels tell each other when the guest may go on.
-//! - [`queue`]: who may go next.
-//! - [`purpose`]: what a migration is for.
-//! - [`convergence`]: what to do about a guest that moves.
-//! - [`deadlines`]: how long each part may take, and when a failed migration is tried again.
+//! - [`record`]: the state of a migration as its objects show it. The three parties share no other knowledge.
+//! - [`cluster`], [`source`], [`target`]: the next steps of the controller and of both nodes' agents.
+//! - [`hand_over`]: the messages between the tunnels that decide when the guest may run on the target.
+//! - [`queue`]: which migrations start next.
+//! - [`purpose`]: why a migration was created.
+//! - [`convergence`]: how to react to the progress of a running migration.
+//! - [`deadlines`]: how long each phase may take, and when a failed migration is retried.
 //!
 //! ```text
 //!                           controller
-//!        names both sides, ▲ │ "give up"; "the source's node is gone"
+//!        names both sides, ▲ │ abort; sourceGone
 //!          phases, the end │ ▼
 //!   ┌────────────── VirtualMachineInstanceMigration ──────────────┐
 //!   │ source: Migrating, Halted, Released,     target: Prepared,  │
@@ -18,7 +18,7 @@
 //!   │                                          | Gone | Ended     │
 //!   └────▲───────────────────────────────────────────▲────────────┘
 //!   source's agent                             target's agent
-//!        │ start, give up, let go on                 │ take over, end
+//!        │ start, abort, resume                      │ resume, destroy
 //!     libvirt ══ tunnel ══ memory, disks ══ tunnel ═▶ libvirt: complete, paused
 //!        ▲          ├── 1. last reply ◀─────────┤
 //!        └ 2. read ─┤                           │
@@ -26,27 +26,28 @@
 //!                   │◀─ 5. taken over ──────────┤
 //! ```
 //!
-//! The three know of each other only what the object says; nobody takes back what it has said (the API
-//! server refuses that). What they see may be old, and each may be lost and begin anew at any time. The
-//! hand-over goes from tunnel to tunnel, so that it waits for nobody. If a tunnel is lost with its proof,
-//! the object takes its place: a source that stands still with nothing at work on it says `Halted`, and
-//! the target answers `Complete`, after which the source lets go, or `Gone`, after which it goes on.
+//! The three parties know each other's state only from the object. No party withdraws a reported state; the API server
+//! rejects that. Each party's view may be stale, and each party may crash and restart at any time. The hand-over runs
+//! directly between the tunnels, so it waits for no other component. If a tunnel is lost together with its proof, the
+//! object replaces it: a source whose guest is paused with no job reports `Halted`. The target responds with
+//! `Complete`, after which the source releases the guest, or with `Gone`, after which the source resumes it.
 //!
-//! What holds whatever is lost, and is tried in `tests/migration_search`:
+//! Invariants that hold whatever is lost, checked by `tests/migration_search`:
 //!
-//! - The guest runs on one node at most, and goes on nowhere from a state after which it ran elsewhere.
-//! - No copy is ended that may be the only one alive, but by its user's wish. Where the source's node is
-//!   gone without a word, or both tunnel and target are, nobody can know, and the guest counts as lost.
-//! - Each migration ends; then the guest runs on one side, unless it was ended, and nothing is left on the
-//!   other: no pod, no session, no finalizer.
-//! - It has succeeded only if the guest ran on the target and cannot run on the source; it has failed
-//!   only if the guest does not run on the target, or was lost there.
-//! - The instance's node changes once at most, when the source can never run the guest again.
-//! - Phases never go back, so a slot is taken once and given back once.
+//! - The guest runs on at most one node, and never resumes from a state after which it ran elsewhere.
+//! - A copy that may be the only one alive is destroyed only on the user's request. If the source's node is gone
+//!   without a report, or both the tunnel and the target are gone, the outcome cannot be known, and the guest counts as
+//!   lost.
+//! - Each migration ends. Then the guest runs on one side, unless it was ended, and nothing is left on the other: no
+//!   pod, no session, no finalizer.
+//! - A migration has succeeded only if the guest ran on the target and cannot run on the source. It has failed only if
+//!   the guest does not run on the target, or was lost there.
+//! - The VMI's node changes at most once, when the source can never run the guest again.
+//! - Phases never go back, so a slot is taken once and released once.
 //!
-//! What the callers owe: an agent closes the session of a migration whose object is gone, reads what it
-//! sees in the order that [`source::SourceView`] and [`target::TargetView`] say, and carries out steps in
-//! their order; a controller writes with the version that it looked at.
+//! Obligations of the callers: an agent closes the session of a migration whose object is deleted, reads its view in
+//! the order documented on [`source::SourceView`] and [`target::TargetView`], and executes steps in order. A controller
+//! writes with the resourceVersion on which it decided.
 
 pub mod cluster;
 pub mod convergence;

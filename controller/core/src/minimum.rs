@@ -1,16 +1,16 @@
-//! The minimum CPU model: what every node of the cluster is expected to have.
+//! The minimum CPU model: the features that every node of the cluster is expected to have.
 //!
-//! Its features get no labels of their own. One label, `cpu-minimum.node.drydock.dev/<model>`,
-//! says that a node has all of them; whatever needs one of them selects on that label. So leaving
-//! them out can never hide why a guest does not fit a node.
+//! Its features get no labels of their own. One label, `cpu-minimum.node.drydock.dev/<model>`, means that a node has
+//! all of them; anything that needs one of them selects on that label. So omitting them never hides why a guest does
+//! not fit a node.
 
 use std::collections::BTreeSet;
 
-/// The minimum CPU model where the configuration names none.
+/// The default minimum CPU model.
 pub const DEFAULT_MODEL: &str = "Penryn";
 
-/// The features of Penryn as the documentation of the HyperConverged configuration lists them.
-/// libvirt's own definition of the model may differ by version; this one does not.
+/// The features of Penryn as listed in the documentation of the HyperConverged configuration. libvirt's own
+/// definition of the model may differ by version; this one does not.
 pub const PENRYN: [&str; 29] = [
     "apic", "clflush", "cmov", "cx16", "cx8", "de", "fpu", "fxsr", "lahf_lm", "lm", "mca", "mce", "mmx", "msr", "mtrr",
     "nx", "pae", "pat", "pge", "pni", "pse", "pse36", "sep", "sse", "sse2", "sse4.1", "ssse3", "syscall", "tsc",
@@ -35,11 +35,10 @@ impl Default for Minimum {
 }
 
 impl Minimum {
-    /// The minimum model called `model`. `lookup` is asked for every model but the default one and
-    /// answers with the features of libvirt's CPU map.
+    /// Returns the minimum model called `model`. For every model except the default one, `lookup` is called for the
+    /// features in libvirt's CPU map.
     ///
-    /// `None` if the map has no such model: that is an error of the configuration, and never
-    /// means that nothing is left out.
+    /// `None` if the map has no such model: that is a configuration error, and never means that nothing is omitted.
     pub fn resolve(model: &str, lookup: impl FnOnce(&str) -> Option<BTreeSet<String>>) -> Option<Self> {
         if model == DEFAULT_MODEL {
             return Some(Self::default());
@@ -51,7 +50,7 @@ impl Minimum {
         })
     }
 
-    /// Whether a node with these features has the whole minimum.
+    /// Returns whether a node with these features has the whole minimum.
     pub fn met_by(&self, features: &BTreeSet<&str>) -> bool {
         self.features.iter().all(|feature| features.contains(feature.as_str()))
     }

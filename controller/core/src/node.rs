@@ -1,4 +1,4 @@
-//! Everything one node's agent does about its own Node and Hypervisor, as one plan.
+//! How a node's agent reconciles its own Node and Hypervisor, as one plan.
 //!
 //! ```text
 //!  Node labels, annotations ─┐
@@ -7,7 +7,7 @@
 //!  launcher pods ────────────┘
 //! ```
 //!
-//! The plan is a function of what is observed: nothing observed changes, nothing is planned.
+//! The plan is a pure function of what is observed: if nothing observed changes, nothing is planned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,16 +36,16 @@ use crate::{
     readiness::{self, Readiness},
 };
 
-/// What the agent sees.
+/// The agent's observations.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
     /// Labels of the Node.
     pub labels: &'a BTreeMap<String, String>,
     /// Annotations of the Node.
     pub annotations: &'a BTreeMap<String, String>,
-    /// Facts as inspected, and when; `None` if there never were any.
+    /// Facts and record of the last successful inspection; `None` before the first.
     pub inspected: Option<(&'a NodeFacts, &'a InspectionRecord)>,
     /// Why the last inspection failed, if it did.
     pub failure: Option<&'a Failure>,
@@ -53,25 +53,25 @@ pub struct Observed<'a> {
     pub resolution: &'a Resolution,
     /// The minimum CPU model of that configuration.
     pub minimum: &'a Minimum,
-    /// Features this node shall not offer.
+    /// Features that this node must not offer.
     pub mask: &'a BTreeSet<String>,
-    /// Why the annotation that masks features is refused, if it is.
+    /// Why the annotation that masks features is refused, if so.
     pub mask_refused: Option<&'a str>,
-    /// Which models contain a masked feature.
+    /// The models that contain a masked feature.
     pub masked_models: &'a MaskedModels,
-    /// Write a label for every name of a model.
+    /// Whether to write a label for every name of a model.
     pub label_aliases: bool,
-    /// The kubelet pins CPUs.
+    /// Whether the kubelet pins CPUs.
     pub pins_cpus: bool,
-    /// What guests' networks need of the node.
+    /// The node's prerequisites for guest networks.
     pub guest_network: &'a guest_network::Seen,
     /// The launcher pods of the node.
     pub guests: Guests<'a>,
-    /// The agent is about to end and no other waits to take its place.
+    /// Whether the agent is about to end and no other agent waits to replace it.
     pub stopping: bool,
     /// Version of the agent.
     pub agent_version: &'a str,
-    /// The Hypervisor's status as it is.
+    /// The current status of the Hypervisor.
     pub previous: &'a HypervisorStatus,
 }
 
@@ -80,46 +80,46 @@ pub struct Observed<'a> {
 pub struct Failure {
     /// CamelCase reason.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// What the agent has to do.
+/// The agent's actions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Changes of the Node's labels; empty if there is nothing to write.
     pub labels: BTreeMap<String, Option<String>>,
-    /// The Hypervisor's status as it should be.
+    /// The desired status of the Hypervisor.
     pub status: HypervisorStatus,
     /// Events on the Node.
     pub events: Vec<Event>,
-    /// What the device plugin offers to the pods of guests.
+    /// What the device plugin offers to guests' pods.
     pub offer: Offer,
-    /// Which labels of launcher pods wait for others.
+    /// Pending changes of the labels for launcher pods.
     pub waiting: guest_labels::Waiting,
-    /// When to plan again, if nothing is observed until then.
+    /// When to plan again if nothing is observed until then.
     pub wake: Option<Timestamp>,
 }
 
 /// An event on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Type Warning, else Normal.
+    /// Whether its type is Warning; otherwise Normal.
     pub warning: bool,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// Whether annotations freeze the CPU labels: `skip-node` has the value `true`, in any case.
+/// Returns whether annotations freeze the CPU labels: `skip-node` has the value `true`, case-insensitively.
 pub fn is_frozen(annotations: &BTreeMap<String, String>) -> bool {
     annotations
         .get(annotations::SKIP_NODE)
         .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
 }
 
-/// The policy of labels that a configuration gives.
+/// Returns the label policy of a configuration.
 pub fn policy(configuration: &Configuration, minimum: &Minimum, aliases: bool) -> LabelPolicy {
     LabelPolicy {
         obsolete: ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned()),
@@ -130,7 +130,7 @@ pub fn policy(configuration: &Configuration, minimum: &Minimum, aliases: bool) -
     }
 }
 
-/// What the agent has to do.
+/// Returns the agent's actions.
 pub fn plan(observed: &Observed<'_>) -> Plan {
     let configuration = &observed.resolution.configuration;
     let offered = observed
@@ -156,7 +156,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let accepts = readiness.accepts() && !observed.stopping;
     let truth = |holds: bool| if holds { keys::TRUE } else { keys::FALSE }.to_owned();
     let pins = configuration.gate(GATE_CPU_MANAGER) && observed.pins_cpus;
-    // What is not known yet stays as an earlier agent found it.
+    // If it is not known yet, the value from an earlier agent stays.
     let network = match GuestNetwork::of(observed.guest_network).holds() {
         Some(holds) => Some(truth(holds)),
         None => observed.labels.get(keys::GUEST_NETWORK).cloned(),
@@ -186,7 +186,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     }
 }
 
-/// Status, reason and message of the condition `Labelled`.
+/// Returns status, reason and message of the condition `Labelled`.
 fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (Status, &'static str, String) {
     if frozen {
         let message = format!(
@@ -329,13 +329,13 @@ fn status(
         configuration: Some(record(observed.resolution, observed.minimum)),
         labels: Some(labels),
         agent_version: observed.agent_version.into(),
-        // The controller's.
+        // Written by the controller.
         drain: None,
         drain_preview: None,
     }
 }
 
-/// What is refused of configuration and annotations, for people.
+/// Returns a human-readable list of what is refused in configuration and annotations.
 fn refusals(observed: &Observed<'_>) -> Option<String> {
     let mut texts = Vec::new();
     for source in &observed.resolution.sources {
@@ -352,7 +352,7 @@ fn refusals(observed: &Observed<'_>) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-/// The configuration as the Hypervisor shows it.
+/// Returns the configuration record for the Hypervisor.
 fn record(resolution: &Resolution, minimum: &Minimum) -> ConfigurationRecord {
     let configuration = &resolution.configuration;
     ConfigurationRecord {
@@ -384,8 +384,8 @@ fn record(resolution: &Resolution, minimum: &Minimum) -> ConfigurationRecord {
     }
 }
 
-/// The configuration that a node recorded, as far as a node follows it: what stays in force on a
-/// restarted agent that meets a refused object.
+/// Returns the part of a recorded configuration that nodes apply: it stays in force if a restarted agent finds a
+/// refused object.
 pub fn recorded(record: &ConfigurationRecord) -> Configuration {
     Configuration {
         obsolete_cpu_models: record.obsolete_cpu_models.iter().cloned().collect(),
@@ -396,7 +396,7 @@ pub fn recorded(record: &ConfigurationRecord) -> Configuration {
     }
 }
 
-/// Events for what changes with this plan.
+/// Returns the events for the changes in this plan.
 fn events(
     observed: &Observed<'_>,
     changes: &BTreeMap<String, Option<String>>,

@@ -1,4 +1,4 @@
-//! Obsolete CPU models: those that no node offers, though hosts could run them.
+//! Obsolete CPU models: models that no node offers, although hosts could run them.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +6,9 @@ use drydock_api::facts::CpuModel;
 
 use crate::aliases;
 
-/// The built-in obsolete models. The first 15 are the list that KubeVirt has documented since its
-/// first labeller; `Opteron_G1` and `Opteron_G2` were added by KubeVirt 1.3. Each name's `-v1`
-/// alias is obsolete too (KubeVirt 1.6).
+/// The built-in obsolete models. The first 15 are the list that KubeVirt has documented since its first node
+/// labeller; `Opteron_G1` and `Opteron_G2` were added by KubeVirt 1.3. The `-v1` alias of each name is obsolete too
+/// (KubeVirt 1.6).
 pub const BUILT_IN: [&str; 17] = [
     "486",
     "Conroe",
@@ -29,29 +29,28 @@ pub const BUILT_IN: [&str; 17] = [
     "Opteron_G2",
 ];
 
-/// The models that count as obsolete: the built-in ones and what the configuration adds. Nothing
-/// can take a built-in one away.
+/// The obsolete models: the built-in ones and those that the configuration adds. A built-in one cannot be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObsoleteModels {
     additions: BTreeSet<String>,
 }
 
 impl ObsoleteModels {
-    /// The built-in models and `additions`.
+    /// Returns the built-in models and `additions`.
     pub fn with(additions: impl IntoIterator<Item = String>) -> Self {
         Self {
             additions: additions.into_iter().collect(),
         }
     }
 
-    /// Whether `name` itself is listed. Names are compared exactly.
+    /// Returns whether `name` itself is listed. Names are compared exactly.
     pub fn lists(&self, name: &str) -> bool {
         let base = name.strip_suffix("-v1").unwrap_or(name);
         BUILT_IN.contains(&base) || self.additions.contains(name)
     }
 
-    /// Whether the model called `name` is obsolete among `models`: it, or any other name of the
-    /// same model, is listed. Without this a listed alias would come back by its versioned name.
+    /// Returns whether the model called `name` is obsolete among `models`: it, or any other name of the same model,
+    /// is listed. Otherwise a listed alias would still be offered under its versioned name.
     pub fn covers(&self, name: &str, models: &[CpuModel]) -> bool {
         self.lists(name) || aliases::names_of(name, models).any(|twin| self.lists(twin))
     }

@@ -1,20 +1,20 @@
-//! Where a virtual machine can run: what its node must have, why it fits none, and which others
-//! could take it while it runs.
+//! Where a virtual machine can run: the requirements on its node, why it fits none, and which other nodes it could
+//! move to while it runs.
 //!
 //! ```text
 //!  manifest, configuration ─▶ requirements() ─▶ selectors of the pod ─▶ the scheduler
 //!                                   │
 //!  nodes, their full CPU sets ──────┴─▶ fit() ─▶ nodes that fit; for each reason, those that do not
-//!                                   └─▶ migration_targets() ─▶ the same, by the CPU that a guest has
+//!                                   └─▶ migration_targets() ─▶ the same, by the guest's actual CPU
 //! ```
 //!
-//! Selectors are by labels, which leave out what every node is expected to have; the reasons are
-//! by the full sets in the Hypervisors. A node fits only if both agree: where labels are frozen or
-//! late, that is the reason. What masks of nodes mean for guests that run is explained at [`mask`](crate::mask).
+//! Selectors are by labels, which omit what every node is expected to have; the reasons come from the full sets in
+//! the Hypervisors. A node fits only if both agree: frozen or outdated labels are then the reason.
+//! [`mask`](crate::mask) explains how nodes' masks affect running guests.
 //!
-//! What other pods leave of a node counts as the scheduler counts it ([`room`]), and guests that leave a node at
-//! once compete for it ([`pack`]). Affinity to pods and spreading are left to the scheduler, which says so on the pod.
-//! Where something is not known, it is taken to be in nobody's way.
+//! Free resources of a node are computed as the scheduler computes them ([`room`]), and guests that leave a node at
+//! the same time compete for them ([`pack`]). Pod affinity and topology spread are left to the scheduler, which
+//! reports them on the pod. Unknown facts never rule out a node.
 
 mod affinity;
 mod circumstances;
@@ -57,11 +57,11 @@ pub use pod::could_take;
 pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu};
 
-/// The label that Kubernetes puts on nodes.
+/// Kubernetes' node label with the architecture.
 const ARCHITECTURE: &str = "kubernetes.io/arch";
-/// The label with a node's own name, which the kubelet puts on it.
+/// Node label with the node's own name, set by the kubelet.
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// Families of machine types: how the names of their versions begin, and the name without a version.
+/// Families of machine types: prefix of the versioned names, and the name without a version.
 const FAMILIES: [(&str, &str); 4] = [
     ("pc-q35-", "q35"),
     ("pc-i440fx-", "pc"),
@@ -69,43 +69,43 @@ const FAMILIES: [(&str, &str); 4] = [
     ("s390-ccw-virtio-", "s390-ccw-virtio"),
 ];
 
-/// What a virtual machine's node must have.
+/// A virtual machine's requirements on its node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Requirements {
-    /// Labels with their values: for the pod's node selector.
+    /// Labels with their values, for the pod's node selector.
     pub node_selector: BTreeMap<String, String>,
-    /// For each term of the pod's node affinity.
+    /// Expressions for each term of the pod's node affinity.
     pub expressions: Vec<NodeSelectorRequirement>,
-    /// The named CPU model, if there is one.
+    /// The named CPU model, if any.
     pub model: Option<String>,
     /// Models that no node offers.
     pub obsolete: ObsoleteModels,
-    /// Features of which the masks of nodes do not count: the guest runs, and its own node masks them too.
+    /// Features for which nodes' masks do not count: the guest is running, and its own node masks them too.
     pub lifted: BTreeSet<String>,
-    /// Features that the node must have, those of the minimum model among them.
+    /// Features that the node must have, including those of the minimum model.
     pub features: Vec<String>,
-    /// Features of the model that the guest does without, so that its node need not have them.
+    /// Features of the model that are disabled for the guest, so that its node need not have them.
     pub disabled: Vec<String>,
-    /// Features of the minimum CPU model, where the node must have the whole of it.
+    /// Features of the minimum CPU model, if the node must have all of them.
     pub minimum: BTreeSet<String>,
     /// Features that the node must not have.
     pub forbidden: Vec<String>,
-    /// Features that are forbidden though they are of the minimum CPU model: no node can be told
-    /// not to have them, so the virtual machine fits none.
+    /// Features of the minimum CPU model that the manifest forbids: labels cannot show that a node lacks them, so the
+    /// virtual machine fits no node.
     pub forbidden_minimum: Vec<String>,
-    /// The machine type, if it is said.
+    /// The machine type, if set.
     pub machine: Option<String>,
-    /// The node's host model must not be an obsolete one.
+    /// Whether the node's host model must not be obsolete.
     pub host_model: bool,
-    /// The guest has the pod's network.
+    /// Whether the guest uses the pod network.
     pub network: bool,
-    /// What its pod asks for.
+    /// Its pod's CPU and memory requests.
     pub demand: Demand,
-    /// All that its pod requests.
+    /// All of its pod's requests.
     pub requests: Requests,
-    /// Where its volumes can be used, of those that are bound to certain nodes.
+    /// Where its volumes can be used, for those that are bound to certain nodes.
     pub volumes: Vec<BoundVolume>,
-    /// Pods of a lower priority than this make room for it by preemption; `None` if it is not known, so that all may.
+    /// The pod's priority; pods of a lower priority can be preempted for it. `None` if unknown; then all can.
     pub priority: Option<i32>,
 }
 
@@ -114,26 +114,26 @@ pub struct Requirements {
 pub struct BoundVolume {
     /// Name of the claim.
     pub claim: String,
-    /// Which nodes can use it (`spec.nodeAffinity` of the PersistentVolume).
+    /// The nodes that can use it (`spec.nodeAffinity` of the PersistentVolume).
     pub nodes: NodeSelector,
 }
 
-/// The architecture of a virtual machine, by Kubernetes' name.
+/// Returns the architecture of a virtual machine, by its Kubernetes name.
 pub fn architecture(spec: &VirtualMachineInstanceSpec) -> &str {
     spec.architecture.as_deref().unwrap_or("amd64")
 }
 
-/// What the node of a virtual machine must have. What is computed here overrides what the manifest
-/// selects, as KubeVirt does it.
+/// Returns a virtual machine's requirements on its node. Computed requirements override the manifest's selectors, as
+/// in KubeVirt.
 ///
-/// - A machine type selects on the name of its family, `q35` for `pc-q35-9.2`: versions that QEMU is
-///   about to drop have no labels and run all the same, and all versions come with the launcher's
-///   image, not with the node. [`fit`] looks each version up in the full sets.
-/// - `<model>-v1` is another name of `<model>`, by which nodes offer it.
-/// - Without a model, the guest has the one that exists on its architecture ([`default_model`]).
+/// - A machine type selects on the name of its family, `q35` for `pc-q35-9.2`: versions that are deprecated in QEMU
+///   have no labels and run all the same, and all versions come with the launcher's image, not with the node. [`fit`]
+///   looks up each version in the full sets.
+/// - `<model>-v1` is another name of `<model>`, under which nodes offer it.
+/// - Without a model, the guest gets the default of its architecture ([`default_model`]).
 /// - A feature of the minimum CPU model selects on the label of the whole minimum.
-/// - To forbid a feature of the minimum CPU model is refused by a selector that no node meets: which
-///   nodes lack it cannot be told from labels, and a guest on one that has it would never start.
+/// - Forbidding a feature of the minimum CPU model results in a selector that no node matches: labels do not show
+///   which nodes lack it, and a guest on a node that has it would never start.
 pub fn requirements(
     spec: &VirtualMachineInstanceSpec,
     configuration: &Configuration,
@@ -174,7 +174,7 @@ pub fn requirements(
             needs.model = Some(named.into());
         }
     }
-    // Only amd64 has a minimum, and so features without labels of their own.
+    // Only amd64 has a minimum model, and therefore features without labels of their own.
     let implied = |name: &String| architecture(spec) == "amd64" && minimum.features.contains(name);
     let whole = format!("{CPU_MINIMUM}{}", minimum.model);
     for feature in cpu.features {
@@ -212,17 +212,17 @@ impl Requirements {
     }
 }
 
-/// The label that nodes with that CPU model have.
+/// Returns the label key of nodes with that CPU model.
 fn model_key(model: &str) -> String {
     format!("{CPU_MODEL}{}", model.strip_suffix("-v1").unwrap_or(model))
 }
 
-/// The label that nodes with that machine type have.
+/// Returns the label key of nodes with that machine type.
 fn machine_key(machine: &str) -> String {
     format!("{MACHINE_TYPE}{}", family(machine))
 }
 
-/// A machine type without its version.
+/// Returns a machine type without its version.
 fn family(machine: &str) -> &str {
     let versioned = |begin: &str| {
         machine
@@ -243,8 +243,8 @@ fn expression(key: &str, operator: &str) -> NodeSelectorRequirement {
     }
 }
 
-/// Only these nodes, or none of them, by the label with their names: what is known of nodes and is in no
-/// label. It stays true of a pod that runs, as names do not change.
+/// Selects only these nodes, or none of them, by the label with their names: for properties that no label shows. It
+/// stays true for a running pod, as names do not change.
 fn nodes_by_name(operator: &str, mut names: Vec<String>) -> NodeSelectorRequirement {
     names.sort_unstable();
     NodeSelectorRequirement {

@@ -1,21 +1,21 @@
-//! Which processor a node has, for guests that have the host's own CPU.
+//! Identity of a node's processor, for guests that have the host's own CPU.
 //!
-//! libvirt does not spell such a CPU out, so that no other host can be compared with it feature by
-//! feature. The guest sees family, model and stepping, and what microcode and kernel let through: it can
-//! go on where all of that is the same, and nowhere else.
+//! libvirt does not expand such a CPU, so it cannot be compared with another host feature by feature. The guest sees
+//! family, model and stepping, and what microcode and kernel expose: it can continue only where all of that is the
+//! same.
 
 use drydock_api::facts::{NodeFacts, VirtType};
 use uuid::Uuid;
 
-/// The names from which the short form of a list of features is made.
+/// Namespace of the UUIDs that serve as short forms of feature lists.
 const FEATURES: Uuid = Uuid::from_u128(0x5b1e_7b0c_0a52_5d0e_8f57_31c7_94d2_6e13);
 
-/// The processor that guests of a node see who have the host's own CPU, for people and to be compared:
-/// `GenuineIntel 6/85/7, microcode 0x5003604, Linux 6.12.48, 46 bits, features 1f0a…`. By emulation the
+/// Returns the identity of the processor that guests with the host's own CPU see on a node, for people and for
+/// comparison: `GenuineIntel 6/85/7, microcode 0x5003604, Linux 6.12.48, 46 bits, features 1f0a…`. In emulation the
 /// emulator is the processor. `None` if too little is known.
 pub fn identity(facts: &NodeFacts) -> Option<String> {
     let virtualization = facts.virtualization.as_ref()?;
-    // A mask makes no other processor.
+    // A mask does not change the processor.
     let all = virtualization.features.iter().chain(&virtualization.withheld);
     let mut features: Vec<&str> = all.map(String::as_str).collect();
     features.sort_unstable();
@@ -42,8 +42,8 @@ pub fn identity(facts: &NodeFacts) -> Option<String> {
     ))
 }
 
-/// Why a guest that comes from the processor `there` cannot go on with the processor `here`: reason and
-/// sentence. `None` if it can.
+/// Returns why a guest from the processor `there` cannot continue on the processor `here`: reason and sentence.
+/// `None` if it can.
 pub fn refusal(there: Option<&str>, here: Option<&str>) -> Option<(&'static str, String)> {
     let Some(there) = there else {
         return Some(("GuestCPUUnknown", "the CPU that the guest has is not known".into()));

@@ -1,32 +1,31 @@
-//! Kubernetes quantities of bytes and of CPU, read exactly and rounded up, as
-//! `k8s.io/apimachinery/pkg/api/resource` does.
+//! Kubernetes quantities of bytes and of CPU, parsed exactly and rounded up, as in
+//! `k8s.io/apimachinery/pkg/api/resource`.
 //!
 //! ```text
 //!  [+-] digits[.digits] [ Ki Mi Gi Ti Pi Ei | n u m k M G T P E | e[+-]digits ]
 //! ```
 //!
-//! `kube_quantity`, the only crate for this, keeps 96 bits and does not round up.
+//! `kube_quantity`, the only crate for this, is limited to 96 bits and does not round up.
 
-/// Most that a quantity counts, in whatever unit: Kubernetes caps what is more (`16Ei`) to it.
+/// Maximum value of a quantity, in whatever unit: Kubernetes caps larger ones (`16Ei`) to it.
 pub const MOST: u64 = i64::MAX as u64;
 
-/// Bytes of a quantity such as `64Mi`, `1.5G`, `1e9` or `0`; a part of a byte counts as one, and more than [`MOST`]
-/// as that.
+/// Parses a quantity of bytes such as `64Mi`, `1.5G`, `1e9` or `0`. Rounds up to whole bytes; caps at [`MOST`].
 ///
 /// `None` if it is not a quantity or is negative.
 pub fn bytes(text: &str) -> Option<u64> {
     scaled(text, 0)
 }
 
-/// Thousandths of a CPU of a quantity such as `2`, `500m` or `0.5`; a part of a thousandth counts as one, and more than
-/// [`MOST`] as that.
+/// Parses a quantity of CPU such as `2`, `500m` or `0.5` and returns it in thousandths. Rounds up to whole
+/// thousandths; caps at [`MOST`].
 ///
 /// `None` if it is not a quantity or is negative.
 pub fn milli_cpus(text: &str) -> Option<u64> {
     scaled(text, 3)
 }
 
-/// A quantity in units of which 10 to the power of `scale` make one.
+/// Parses a quantity and returns it multiplied by 10 to the power of `scale`.
 fn scaled(text: &str, scale: i64) -> Option<u64> {
     let (negative, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -51,12 +50,12 @@ fn scaled(text: &str, scale: i64) -> Option<u64> {
     if negative && !is_zero {
         return None;
     }
-    // Where the decimal point is, counted from the first of the digits.
+    // Position of the decimal point, counted from the first of the digits.
     let point = i64::try_from(digits.len()).ok()? - i64::try_from(fraction.len()).ok()? + exponent + scale;
     Some(if is_zero { 0 } else { rounded_up(&digits, point) })
 }
 
-/// What a suffix multiplies by: 1024 to the power of the first, times 10 to the power of the second.
+/// Returns the factor of a suffix: 1024 to the power of the first number, times 10 to the power of the second.
 fn multiplier(suffix: &str) -> Option<(u32, i64)> {
     Some(match suffix {
         "" => (0, 0),
@@ -77,7 +76,7 @@ fn multiplier(suffix: &str) -> Option<(u32, i64)> {
         "Ei" => (6, 0),
         _ => {
             let exponent = suffix.strip_prefix(['e', 'E'])?;
-            // A sign, and as many digits as 32 bits hold: Kubernetes cuts off the rest.
+            // A sign, and as many digits as 32 bits hold: Kubernetes truncates the rest.
             (0, exponent.parse::<i32>().ok()?.into())
         }
     })
@@ -95,7 +94,7 @@ fn multiply_by_1024(digits: &mut Vec<u8>) {
     digits.splice(0..0, carried.map(|digit| u8::try_from(digit).unwrap_or_default()));
 }
 
-/// The least whole number that is not below what the digits are with a decimal point after the first `point`.
+/// Returns the smallest whole number that is not below `digits` with a decimal point after the first `point` of them.
 fn rounded_up(digits: &[u8], point: i64) -> u64 {
     let mut value: u64 = 0;
     let whole = usize::try_from(point).unwrap_or(0);
@@ -195,8 +194,8 @@ mod tests {
     }
 
     proptest! {
-        /// What the definitions' pattern lets through is read, unless it is negative or has a fraction or too many
-        /// digits in its exponent, which Kubernetes refuses too.
+        /// Strings that match the definitions' pattern are parsed, unless they are negative or have a fraction or too
+        /// many digits in the exponent, which Kubernetes refuses too.
         #[test]
         fn what_matches_the_schema_is_read_or_negative(
             text in r"(\+|-)?(([0-9]{1,30}(\.[0-9]{0,30})?)|(\.[0-9]{1,30}))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,8}))?",

@@ -1,4 +1,4 @@
-//! Whether a node accepts virtual machines, and what the kubelet does about CPUs.
+//! Whether a node accepts virtual machines, and whether its kubelet pins CPUs.
 
 use drydock_api::facts::{KvmState, NodeFacts, VirtType};
 
@@ -7,11 +7,11 @@ use crate::labels;
 /// Whether a node accepts virtual machines, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// With hardware virtualization.
+    /// Accepted, with hardware virtualization.
     Ready,
-    /// By emulation, which the configuration allows.
+    /// Accepted in emulation, which the configuration allows.
     ReadyByEmulation,
-    /// What guests can have is not known yet.
+    /// What guests can have has not been inspected yet.
     NotInspected,
     /// Guests of this architecture are not supported.
     ArchitectureNotSupported,
@@ -20,7 +20,7 @@ pub enum Readiness {
 }
 
 impl Readiness {
-    /// Judges facts.
+    /// Evaluates the facts.
     pub fn of(facts: Option<&NodeFacts>, use_emulation: bool) -> Self {
         let Some(facts) = facts else { return Self::NotInspected };
         if !labels::is_supported(&facts.architecture) {
@@ -34,12 +34,12 @@ impl Readiness {
         }
     }
 
-    /// Whether virtual machines are accepted.
+    /// Returns whether virtual machines are accepted.
     pub fn accepts(self) -> bool {
         matches!(self, Self::Ready | Self::ReadyByEmulation)
     }
 
-    /// Reason of the condition `Ready`.
+    /// Returns the reason of the condition `Ready`.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Ready => "Ready",
@@ -50,7 +50,7 @@ impl Readiness {
         }
     }
 
-    /// The same for people.
+    /// Returns the condition's message.
     pub fn sentence(self) -> String {
         match self {
             Self::Ready => "virtual machines can run here".into(),
@@ -66,7 +66,7 @@ impl Readiness {
     }
 }
 
-/// Reason of the condition `KVMAvailable`.
+/// Returns the reason of the condition `KVMAvailable`.
 pub fn kvm_reason(state: KvmState) -> &'static str {
     match state {
         KvmState::Usable => "KVMUsable",
@@ -78,7 +78,7 @@ pub fn kvm_reason(state: KvmState) -> &'static str {
     }
 }
 
-/// What is known of KVM, for people.
+/// Returns the message about the state of KVM.
 pub fn kvm_sentence(state: KvmState) -> &'static str {
     match state {
         KvmState::Usable => "KVM can be used",
@@ -90,8 +90,8 @@ pub fn kvm_sentence(state: KvmState) -> &'static str {
     }
 }
 
-/// Whether the kubelet's state file says that it pins CPUs: its JSON has `policyName: static`.
-/// What cannot be read counts as no.
+/// Returns whether the kubelet's state file shows that it pins CPUs: its JSON has `policyName: static`. An unreadable
+/// file counts as no.
 pub fn pins_cpus(state_file: &str) -> bool {
     serde_json::from_str::<serde_json::Value>(state_file)
         .is_ok_and(|state| state.get("policyName").and_then(serde_json::Value::as_str) == Some("static"))

@@ -1,15 +1,15 @@
-//! How Drydock is removed, and what keeps it from being removed while it is in use.
+//! Removal of Drydock, and protection against removal while it is in use.
 //!
-//! Deleting the definition of a kind deletes its objects, and without the controller nothing takes their finalizers off.
-//! So while there are virtual machines, the API server refuses to delete Drydock's parts:
+//! Deleting the definition of a kind deletes its objects, and without the controller their finalizers are never
+//! removed. So while there are virtual machines, the API server refuses to delete Drydock's parts:
 //!
 //! ```text
 //!  DELETE of a part ─▶ webhook drydock-removal ─▶ verdict: in use? ─▶ refused, with what is left and the order
 //! ```
 //!
 //! - [`verdict`]: whether a part may be deleted.
-//! - [`webhook`]: the webhook configuration by which the controller is asked.
-//! - [`node`], [`progress`]: what is taken off a node, and how far that is.
+//! - [`webhook`]: the webhook configuration through which the API server calls the controller.
+//! - [`node`], [`progress`]: what is removed from nodes, and the progress of that.
 
 pub mod node;
 pub mod progress;
@@ -17,32 +17,32 @@ pub mod webhook;
 
 use std::fmt::Write;
 
-/// How many names of a kind a refusal lists.
+/// Maximum number of names of a kind in a refusal.
 const NAMED: usize = 3;
 /// The page that describes the order.
 const PAGE: &str = "deploy/docs/uninstall.md";
 
-/// Users by which Kubernetes carries out a deletion that was admitted before: the contents of a namespace and what
-/// belongs to an object follow it.
+/// Users under which Kubernetes carries out deletions that follow from an already admitted one: of the contents of a
+/// namespace and of dependent objects.
 const CARRIED_OUT_BY: [&str; 3] = [
     "system:serviceaccount:kube-system:generic-garbage-collector",
     "system:serviceaccount:kube-system:namespace-controller",
     "system:kube-controller-manager",
 ];
 
-/// Objects of one kind that need Drydock.
+/// Remaining objects of one kind that need Drydock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// The kind, as in `VirtualMachine`.
+    /// The kind, such as `VirtualMachine`.
     pub kind: &'static str,
-    /// How many there are; `None` if that is not known yet.
+    /// Number of objects; `None` if not known yet.
     pub count: Option<usize>,
-    /// Names of all or of some of them, as in `namespace/name`.
+    /// Names of all or of some of them, as `namespace/name`.
     pub names: Vec<String>,
 }
 
 impl Left {
-    /// Objects of a kind with these names.
+    /// Returns the objects of a kind with these names.
     pub fn all(kind: &'static str, names: Vec<String>) -> Self {
         Self {
             kind,
@@ -52,29 +52,29 @@ impl Left {
     }
 }
 
-/// A deletion that the API server asks about.
+/// A deletion for which the API server has called the webhook.
 #[derive(Clone, Copy, Debug)]
 pub struct Deletion<'a> {
-    /// Who deletes.
+    /// The requesting user.
     pub user: &'a str,
-    /// What, as in `Deployment drydock/drydock-controller`.
+    /// The object, such as `Deployment drydock/drydock-controller`.
     pub part: &'a str,
-    /// The part has the annotation [`CONFIRM`](drydock_api::removal::CONFIRM) with the value `true`.
+    /// Whether the part has the annotation [`CONFIRM`](drydock_api::removal::CONFIRM) with the value `true`.
     pub confirmed: bool,
 }
 
 /// Whether a part of Drydock may be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may.
+    /// The part may be deleted.
     Allowed,
-    /// Objects need Drydock; the sentence lists them and gives the order.
+    /// Objects need Drydock; the sentence lists them and describes the order.
     InUse(String),
-    /// It is not known yet whether objects need Drydock; the sentence says of which kind.
+    /// It is not known yet whether objects need Drydock; the sentence names the kind.
     Unknown(String),
 }
 
-/// Whether a part may be deleted while these objects are left.
+/// Returns whether a part may be deleted while these objects are left.
 pub fn verdict(deletion: Deletion<'_>, left: &[Left]) -> Verdict {
     if deletion.confirmed || CARRIED_OUT_BY.contains(&deletion.user) {
         return Verdict::Allowed;
@@ -97,7 +97,7 @@ pub fn verdict(deletion: Deletion<'_>, left: &[Left]) -> Verdict {
     })
 }
 
-/// What is left, as in `2 VirtualMachines (default/a, default/b)`; `None` if nothing is known to be left.
+/// Returns what is left, such as `2 VirtualMachines (default/a, default/b)`; `None` if nothing is known to be left.
 pub fn in_use(left: &[Left]) -> Option<String> {
     let mut phrase = String::new();
     for Left { kind, count, names } in left {

@@ -1,18 +1,18 @@
-//! What the controller does about one VirtualMachineInstanceReplicaSet: which instances are made
-//! and deleted so that there are as many as wanted.
+//! How the controller reconciles one VirtualMachineInstanceReplicaSet: which instances it creates and deletes so that
+//! the wanted number exists.
 //!
 //! ```text
-//!  its instances ─┬─ label changed: let go ─────────────▶ nobody's
+//!  its instances ─┬─ label changed: released ───────────▶ no owner
 //!                 ├─ ended, or being deleted ───────────▶ do not count; the ended are deleted
-//!                 │    └─ never ran, just now ──────────▶ holds its place for a while
+//!                 │    └─ never ran, just now ──────────▶ holds its slot for a while
 //!                 └─ active ─── too many ──▶ the least useful are deleted
-//!                           └── too few ───▶ some are made, at most 250 at a time
+//!                           └── too few ───▶ some are created, at most 250 at a time
 //! ```
 //!
-//! Names follow from the set, one after the other, so that a controller whose caches are behind
-//! makes none twice: the API server refuses a second one of the name. And what may live is only deleted
-//! by what the API server itself says: a cache may show a smaller number from before, or an instance too
-//! many that another controller has deleted since.
+//! Names are derived from the set's name in a fixed order, so that a controller with stale caches creates no instance
+//! twice: the API server refuses a second one of the same name. And live instances are only deleted according to the
+//! API server's own state: a cache may still have an old, smaller replica count, or a surplus instance that another
+//! controller has deleted since.
 
 mod ranking;
 pub mod selector;
@@ -41,68 +41,69 @@ use crate::{
 };
 use selector::{Invalid, Selector};
 
-/// At most so many instances are made, and as many deleted, at a time (KubeVirt's number).
+/// At most this many instances are created, and as many deleted, at a time (KubeVirt's value).
 pub const BURST: usize = 250;
 
-/// An instance that ended before its guest ran is replaced so long after its end: one that cannot
-/// start would otherwise be made anew without rest.
+/// Delay between the end of an instance whose guest never ran and its replacement: otherwise an instance that cannot
+/// start would be recreated continuously.
 pub const REPLACED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 
-/// Reason of the condition `Ready` of an instance whose pod is on its way out.
+/// Reason of the condition `Ready` of an instance whose pod is terminating.
 const POD_TERMINATING: &str = "PodTerminating";
 
-/// What the controller sees of a replica set.
+/// The controller's observations of a replica set.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
     /// The set.
     pub set: &'a VirtualMachineInstanceReplicaSet,
     /// The instances that it controls.
     pub instances: &'a [Arc<VirtualMachineInstance>],
-    /// Whether an instance with this UID was deleted by us, though that cannot be seen yet.
+    /// Returns whether this process has deleted the instance with this UID, although the cache does not show that
+    /// yet.
     pub is_deleted: &'a dyn Fn(&str) -> bool,
-    /// Whether there is an instance of this name in the set's namespace, whoever it belongs to.
+    /// Returns whether an instance of this name exists in the set's namespace, whatever its owner.
     pub is_taken: &'a dyn Fn(&str) -> bool,
-    /// The API server itself was asked for the set and its instances.
+    /// Whether the set and its instances were read from the API server itself.
     pub confirmed: bool,
-    /// What the API server did not do, if something was tried.
+    /// The failed request, if one was attempted and failed.
     pub failure: Option<&'a Failure>,
 }
 
-/// What the API server did not do.
+/// A failed request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What was tried.
+    /// What was attempted.
     pub tried: Tried,
-    /// What it said.
+    /// The API server's message.
     pub message: String,
 }
 
-/// What was tried.
+/// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tried {
-    /// To make an instance.
+    /// Creation of an instance.
     Create,
-    /// To delete one.
+    /// Deletion of an instance.
     Delete,
 }
 
-/// Why a set makes no instances.
+/// Why a set creates no instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// The selector cannot be understood.
+    /// The selector is invalid.
     InvalidSelector,
-    /// What is made would not be counted.
+    /// The selector would not match the created instances.
     SelectorDoesNotMatchTemplate,
-    /// The API server did not make one.
+    /// The API server refused to create an instance.
     FailedCreate,
-    /// The API server did not delete one.
+    /// The API server refused to delete an instance.
     FailedDelete,
 }
 
 impl Refusal {
-    /// All of them.
+    /// All refusals.
     pub const ALL: [Self; 4] = [
         Self::InvalidSelector,
         Self::SelectorDoesNotMatchTemplate,
@@ -110,7 +111,7 @@ impl Refusal {
         Self::FailedDelete,
     ];
 
-    /// The reason of the condition `ReplicaFailure` and of the event.
+    /// Returns the reason for the condition `ReplicaFailure` and for the event.
     pub fn reason(self) -> &'static str {
         match self {
             Self::InvalidSelector => "InvalidSelector",
@@ -121,22 +122,22 @@ impl Refusal {
     }
 }
 
-/// What is to be done, in this order.
+/// The actions, in this order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// The API server itself has to be asked for the set and its instances before anything is done.
+    /// Whether the set and its instances have to be read from the API server itself before anything is done.
     pub confirm: bool,
-    /// Instances that the set controls no longer.
+    /// Instances that the set no longer controls.
     pub release: Vec<Target>,
-    /// Instances that are deleted.
+    /// Instances to delete.
     pub delete: Vec<Target>,
-    /// Instances that are made, by name; [`instance_of`] says what they are.
+    /// Names of instances to create; [`instance_of`] returns the objects.
     pub create: Vec<String>,
-    /// The status; `None` if it is as it should be.
+    /// The status to write; `None` if it needs no change.
     pub status: Option<VirtualMachineInstanceReplicaSetStatus>,
     /// Events on the set.
     pub events: Vec<Event>,
-    /// When to look again, if nothing changes before.
+    /// When to reconcile again if nothing changes before.
     pub wake: Option<Timestamp>,
 }
 
@@ -158,7 +159,7 @@ impl Target {
     }
 }
 
-/// The instance of this name that a set makes.
+/// Returns the instance with this name that a set creates.
 pub fn instance_of(set: &VirtualMachineInstanceReplicaSet, name: &str) -> VirtualMachineInstance {
     let mut instance = of_template(&set.spec.template);
     let owner_name = set.metadata.name.clone().unwrap_or_default();
@@ -172,7 +173,7 @@ pub fn instance_of(set: &VirtualMachineInstanceReplicaSet, name: &str) -> Virtua
     instance
 }
 
-/// What is to be done about a replica set.
+/// Plans the actions for a replica set.
 pub fn plan(observed: &Observed<'_>) -> Plan {
     let set = observed.set;
     let selector = match usable_selector(set) {
@@ -187,7 +188,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         plan.release = parts.strangers.iter().map(|instance| Target::of(instance)).collect();
         plan.delete = parts.ended.iter().map(|instance| Target::of(instance)).collect();
         let counted = parts.active.len() + parts.held.len();
-        // Those that hold a place are the first to give it up.
+        // Instances that hold a slot are the first to give it up.
         let surplus = parts.active.len().saturating_sub(wanted);
         let held = parts.held.len().min(counted.saturating_sub(wanted));
         if surplus > 0 && !observed.confirmed {
@@ -215,7 +216,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     plan
 }
 
-/// The selector, if it can be understood and counts what the set makes.
+/// Returns the selector, if it is valid and matches the created instances.
 fn usable_selector(set: &VirtualMachineInstanceReplicaSet) -> Result<Selector<'_>, (Refusal, String)> {
     let selector = Selector::new(&set.spec.selector).map_err(|Invalid(message)| (Refusal::InvalidSelector, message))?;
     let labels = set
@@ -231,7 +232,7 @@ fn usable_selector(set: &VirtualMachineInstanceReplicaSet) -> Result<Selector<'_
     Err((Refusal::SelectorDoesNotMatchTemplate, message))
 }
 
-/// A set that cannot be carried out as it is written: nothing is done, and it says why.
+/// Returns the plan for a set with an invalid spec: nothing is done, and the status reports why.
 fn refused(observed: &Observed<'_>, refusal: Refusal, message: &str) -> Plan {
     let before = observed.set.status.clone().unwrap_or_default();
     let mut status = before.clone();
@@ -250,15 +251,15 @@ fn refused(observed: &Observed<'_>, refusal: Refusal, message: &str) -> Plan {
     }
 }
 
-/// The instances of a set, by what they are to it.
+/// The instances of a set, by their state.
 struct Parts<'a> {
-    /// Their labels do not match any more.
+    /// Their labels no longer match.
     strangers: Vec<&'a VirtualMachineInstance>,
     /// Their guests have ended.
     ended: Vec<&'a VirtualMachineInstance>,
-    /// Ended just now without ever running; each holds its place until then.
+    /// Ended recently without ever running; each holds its slot until the time.
     held: Vec<(&'a VirtualMachineInstance, Timestamp)>,
-    /// They run, or will.
+    /// They run, or will run.
     active: Vec<&'a VirtualMachineInstance>,
 }
 
@@ -300,14 +301,13 @@ fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
     instance.status.as_ref().map_or(&[], |status| &status.conditions)
 }
 
-/// Whether its pod is on its way out, so that it will end.
+/// Returns whether its pod is terminating, so that the instance will end.
 fn is_terminating(instance: &VirtualMachineInstance) -> bool {
     find(conditions_of(instance), types::READY)
         .is_some_and(|ready| ready.status == "False" && ready.reason.as_deref() == Some(POD_TERMINATING))
 }
 
-/// Until when an instance that has ended holds its place; `None` if its guest ran, or if nothing
-/// is wrong with it.
+/// Returns until when an ended instance holds its slot; `None` if its guest ran, or if it was evicted.
 fn held_until(instance: &VirtualMachineInstance, last: Phase) -> Option<Timestamp> {
     let status = instance.status.as_ref()?;
     let was_evicted = [EVICTED, EVICTED_BY_KUBELET]
@@ -321,11 +321,11 @@ fn held_until(instance: &VirtualMachineInstance, last: Phase) -> Option<Timestam
     ended.phase_transition_timestamp.checked_add(REPLACED_AFTER).ok()
 }
 
-/// What a member's name keeps of its set's: names of instances become labels, which hold 63 characters, a hyphen and
-/// the member's own six among them.
+/// Maximum length of the part of a member's name that comes from its set: instance names become label values, which
+/// are limited to 63 characters, and a hyphen and the member's own six take part of them.
 const LONGEST_BASE: usize = 63 - 7;
 
-/// Names of the set that are free, in a fixed order.
+/// Yields the free names of the set, in a fixed order.
 fn free_names<'a>(
     set: &'a VirtualMachineInstanceReplicaSet,
     is_taken: &'a dyn Fn(&str) -> bool,
@@ -338,11 +338,10 @@ fn free_names<'a>(
         .filter(move |name| !is_taken(name))
 }
 
-/// Six letters and digits that Kubernetes uses for such names: no vowels, nothing that looks like
-/// another.
+/// Returns six letters and digits of those that Kubernetes uses for such names: no vowels, no look-alikes.
 fn suffix(mut number: u64) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-    // The lowest bits of the fingerprint differ least.
+    // The lowest bits of the fingerprint vary least.
     number ^= number >> 32;
     (0..6)
         .map(|_| {
@@ -375,7 +374,7 @@ fn status(
             };
             conditions.push(say(types::REPLICA_FAILURE, refusal.reason(), &failure.message));
         }
-        // Until there are as many as wanted, the last failure is what there is to say.
+        // Until the wanted number exists, the last failure stays reported.
         None if !complete => {
             let told = [Refusal::FailedCreate, Refusal::FailedDelete].map(|refusal| Some(refusal.reason()));
             let failure = find(&before.conditions, types::REPLICA_FAILURE);
@@ -398,7 +397,7 @@ fn status(
     }
 }
 
-/// Events for what changes with this plan.
+/// Returns the events for the changes in this plan.
 fn events(
     before: &VirtualMachineInstanceReplicaSetStatus,
     after: &VirtualMachineInstanceReplicaSetStatus,

@@ -1,25 +1,25 @@
-//! Conditions of virtual machines, whose time changes only when their status does.
+//! Conditions of virtual machines whose transition time changes only with their status.
 //!
-//! KubeVirt's conditions have an optional reason and message, so they are another type than those
-//! of [`crate::conditions`].
+//! KubeVirt's conditions have an optional reason and message, so they have a type of their own, distinct from that of
+//! [`crate::conditions`].
 
 use drydock_api::kubevirt::Condition;
 use jiff::Timestamp;
 
 use crate::conditions::{Status, whole_seconds};
 
-/// The condition of this type among `conditions`.
+/// Returns the condition of this type.
 pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// Whether the condition of this type holds.
+/// Returns whether the condition of this type is `True`.
 pub fn holds(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
 }
 
-/// A condition as it should be now; its time is that of `previous` if the status is the same. An
-/// empty reason or message is left out.
+/// Returns a condition in its current state. Its transition time is that of `previous` if the status is the same. An
+/// empty reason or message is omitted.
 pub fn condition(
     previous: &[Condition],
     type_: &str,

@@ -1,5 +1,5 @@
-//! A whole process that does nothing: four watches, a Lease, a candidacy, events and an admin port. It shows how the
-//! parts fit, and what they cost before anything of Drydock's own is added.
+//! A complete process without own work: four watches, a Lease, leader election, events and an admin port. It shows how
+//! the parts fit together, and what they cost before Drydock's own code is added.
 //!
 //!     cargo run --release -p drydock-runtime --example idle -- KUBECONFIG NAMESPACE [ADMIN-ADDRESS]
 

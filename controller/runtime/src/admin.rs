@@ -1,12 +1,12 @@
-//! The admin port: is it alive, is it ready, what does it count, how much does it log.
+//! The admin port: liveness, readiness, metrics and log level.
 //!
-//! | path | answer |
+//! | path | response |
 //! |---|---|
-//! | `/livez`, `/live`, `/healthz` | 200, or 503 with the parts that cannot go on |
-//! | `/readyz`, `/ready` | 200, or 503 with what is waited for |
+//! | `/livez`, `/live`, `/healthz` | 200, or 503 with the parts that cannot continue |
+//! | `/readyz`, `/ready` | 200, or 503 with the preconditions that are not met |
 //! | `/metrics` | OpenMetrics text |
-//! | `GET /log-level` | what is logged |
-//! | `PUT /log-level` | changes it, to `debug` or `info,drydock_runtime=trace`; only from this machine (`kubectl port-forward` is) |
+//! | `GET /log-level` | the current log level |
+//! | `PUT /log-level` | sets it, to `debug` or `info,drydock_runtime=trace`; only from localhost (port-forward) |
 
 use crate::{Liveness, LogHandle, Process, Readiness, chain};
 use axum::{
@@ -22,19 +22,19 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// The content type that Prometheus expects of OpenMetrics.
+/// The OpenMetrics content type that Prometheus expects.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the admin port shows.
+/// The data that the admin port serves.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// What has to happen before the process is ready.
+    /// The preconditions of readiness.
     pub readiness: Readiness,
-    /// Who cannot go on.
+    /// The parts that cannot continue.
     pub liveness: Liveness,
-    /// What is counted.
+    /// The metrics.
     pub registry: Arc<Registry>,
-    /// How much is logged.
+    /// The log level.
     pub logs: LogHandle,
 }
 
@@ -53,8 +53,8 @@ struct Served {
 }
 
 impl Admin {
-    /// Opens the port and serves it until everything else of the process has ended. Port 0 takes any that is free;
-    /// the one that was taken is returned.
+    /// Opens the port and serves it until all other tasks of the process have ended. Port 0 selects a free port.
+    /// Returns the bound address.
     pub async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, AdminError> {
         let failed = |source| AdminError { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -125,7 +125,7 @@ async fn set_log_level(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     level: String,
 ) -> Response {
-    // The port is open to the cluster's network for probes and metrics; nobody there shall flood or silence the log.
+    // The port is open to the cluster network for probes and metrics; other hosts must not flood or suppress the log.
     if !peer.ip().to_canonical().is_loopback() {
         return (
             StatusCode::FORBIDDEN,
@@ -152,7 +152,7 @@ mod tests {
         net::TcpStream,
     };
 
-    /// Sends one request over a connection of its own; the status code, the head and the body.
+    /// Sends one request on a separate connection. Returns the status code, the headers and the body.
     async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String, String) {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let length = body.len();

@@ -1,4 +1,4 @@
-//! What a watch knows of one kind.
+//! The local cache of a watch.
 
 mod kept;
 
@@ -13,17 +13,17 @@ use tokio::sync::{Notify, watch};
 
 pub(crate) use kept::{Kept, Packing};
 
-/// Names one object of a kind.
+/// Identifies an object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// Where it is, unless the kind is of the whole cluster.
+    /// The namespace; `None` for cluster-scoped kinds.
     pub namespace: Option<Box<str>>,
-    /// What it is called.
+    /// The object's name.
     pub name: Box<str>,
 }
 
 impl Key {
-    /// An object of a kind that is of the whole cluster.
+    /// Creates the key of a cluster-scoped object.
     pub fn cluster(name: &str) -> Self {
         Self {
             namespace: None,
@@ -31,7 +31,7 @@ impl Key {
         }
     }
 
-    /// An object in a namespace.
+    /// Creates the key of a namespaced object.
     pub fn namespaced(namespace: &str, name: &str) -> Self {
         Self {
             namespace: Some(namespace.into()),
@@ -39,7 +39,7 @@ impl Key {
         }
     }
 
-    /// The key of an object that the API server sent.
+    /// Returns the key of an object from the API server.
     pub fn of(object: &impl Resource) -> Self {
         Self::of_meta(object.meta())
     }
@@ -61,14 +61,14 @@ impl fmt::Display for Key {
     }
 }
 
-/// Why a watch does not get anything at present.
+/// Why a watch currently receives nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// The API server does not serve the kind: its definition is not installed (any more).
+    /// The API server does not serve the kind: its CRD is not installed, or no longer.
     KindMissing,
-    /// This process may not watch it.
+    /// This process is not allowed to watch the kind.
     Forbidden,
-    /// Anything else, in words.
+    /// Any other error, as text.
     Failing(String),
 }
 
@@ -82,84 +82,84 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How far what the cache holds can be relied on.
+/// How reliable the content of the cache is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncState {
-    /// Whether the objects were listed completely, at least once.
+    /// Whether at least one complete list was received.
     pub synced: bool,
-    /// What keeps news from coming in, if anything does. What the cache holds may be old then.
+    /// What prevents watch events from arriving, if anything. The cache may be stale then.
     pub problem: Option<Problem>,
 }
 
 impl SyncState {
-    /// Whether everything was listed and changes come in.
+    /// Returns whether the cache is synced and its watch works.
     pub fn is_clear(&self) -> bool {
         self.synced && self.problem.is_none()
     }
 
-    /// Whether the API server has said what there is: objects, or that there is no such kind.
+    /// Returns whether the API server has responded: with a complete list, or that it does not serve the kind.
     pub fn is_answered(&self) -> bool {
         self.synced || self.problem == Some(Problem::KindMissing)
     }
 }
 
-/// One thing that a watch found changed.
+/// A change that a watch delivers.
 #[derive(Debug)]
 pub enum Change<K> {
-    /// An object was added, changed or removed. Between two lists changes are told one by one; at a list, those that it
-    /// showed by comparison.
+    /// An object was added, modified or removed. Between two lists every change is delivered; after a list, the
+    /// differences between its result and the cache.
     Object {
-        /// Which.
+        /// The object's key.
         key: Key,
-        /// As it was known before, if it was.
+        /// The previous state in the cache, if any.
         old: Option<Arc<K>>,
-        /// As it is now; none if it is gone or no longer matches what is watched.
+        /// The new state; `None` if the object was deleted or no longer matches the selector.
         new: Option<Arc<K>>,
     },
-    /// An object is there, but cannot be read. What was known of it before stays in the cache.
+    /// An object exists but cannot be decoded. Its previous state stays in the cache.
     Unreadable {
-        /// Which.
+        /// The object's key.
         key: Key,
     },
-    /// What the cache holds can be relied on more, or less, than before.
+    /// The reliability of the cache has changed.
     SyncState(SyncState),
 }
 
-/// Wakes one loop when something changed. What happens while nobody waits is remembered, once.
+/// Wakes one loop on a change. A notification without a waiter is stored; several are stored as one.
 #[derive(Clone, Debug, Default)]
 pub struct Trigger(Arc<Notify>);
 
 impl Trigger {
-    /// Nothing has happened yet.
+    /// Creates a trigger without a pending notification.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Something happened.
+    /// Wakes the waiting task, or the next one to wait.
     pub fn notify(&self) {
         self.0.notify_one();
     }
 
-    /// Waits until something has happened since the last time that this returned. Safe to drop and call again.
+    /// Waits for a notification since this last returned. Cancel-safe.
     ///
     /// # Assumptions
-    /// One task waits; of two, only one would be woken.
+    /// Only one task waits; of two tasks, only one would be woken.
     pub async fn notified(&self) {
         self.0.notified().await;
     }
 }
 
-/// The objects of one kind that match a watch, as last heard. Clones are the same cache.
+/// The objects of one kind that match a watch, as last received. Clones share one cache.
 ///
 /// # Guarantees
-/// - Before the first complete list it is empty; each later list replaces everything at once.
-/// - An object that cannot be read is named in [`unreadable`](Self::unreadable); its last readable state stays, since
-///   nothing says that it is gone.
+/// - The cache is empty before the first complete list; each later list replaces its content atomically.
+/// - [`unreadable`](Self::unreadable) lists objects that cannot be decoded. Their last readable state stays in the
+///   cache, since they have not been deleted.
 ///
 /// # Caveats
-/// **Absence is no proof.** The list may come from a cache of the API server that lags behind, a watch may be broken,
-/// and under a field or label selector an object also leaves when it merely no longer matches. Who destroys something
-/// because an object is not here asks the API server first.
+/// **Absence proves nothing.** The list may come from an API server cache that lags behind, the watch may be broken,
+/// and with a field or label selector an object also disappears when it merely stops matching. Before a destructive
+/// action on the grounds that an object does not exist, query the API server.
 pub struct Cache<K>(Arc<Shared<K>>);
 
 struct Shared<K> {
@@ -195,7 +195,7 @@ impl<K> fmt::Debug for Cache<K> {
 }
 
 impl<K> Cache<K> {
-    /// An empty one that keeps objects in this way.
+    /// Creates an empty cache that stores objects as `packing` specifies.
     pub(crate) fn keeping(packing: Packing<K>) -> Self {
         let held = Held {
             objects: HashMap::new(),
@@ -208,32 +208,32 @@ impl<K> Cache<K> {
         }))
     }
 
-    /// One object.
+    /// Returns the object with this key.
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
         self.kept(key)?.open()
     }
 
-    /// One object as it is kept.
+    /// Returns the object with this key in its stored form.
     pub(crate) fn kept(&self, key: &Key) -> Option<Kept<K>> {
         self.read().objects.get(key).cloned()
     }
 
-    /// An object as this would keep it.
+    /// Converts an object to the stored form of this cache.
     pub(crate) fn pack(&self, object: Arc<K>) -> Kept<K> {
         self.0.packing.keep(object)
     }
 
-    /// All objects, in no order.
+    /// Returns all objects, in arbitrary order.
     pub fn all(&self) -> Vec<Arc<K>> {
         self.read().objects.values().filter_map(Kept::open).collect()
     }
 
-    /// The keys of all objects, in no order.
+    /// Returns the keys of all objects, in arbitrary order.
     pub fn keys(&self) -> Vec<Key> {
         self.read().objects.keys().cloned().collect()
     }
 
-    /// Calls `visit` with each object, in no order. Changes wait meanwhile: keep it short.
+    /// Calls `visit` with each object, in arbitrary order. Blocks updates of the cache: `visit` has to be fast.
     pub fn for_each(&self, mut visit: impl FnMut(&Key, &Arc<K>)) {
         for (key, object) in &self.read().objects {
             if let Some(object) = object.open() {
@@ -242,30 +242,30 @@ impl<K> Cache<K> {
         }
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.read().objects.len()
     }
 
-    /// Whether there is no object.
+    /// Returns whether the cache contains no object.
     pub fn is_empty(&self) -> bool {
         self.read().objects.is_empty()
     }
 
-    /// The objects that are there but cannot be read, each with the reason.
+    /// Returns the objects that exist but cannot be decoded, each with the reason.
     pub fn unreadable(&self) -> BTreeMap<Key, String> {
         self.read().unreadable.clone()
     }
 
-    /// How far this can be relied on.
+    /// Returns how reliable the content of the cache is.
     pub fn sync_state(&self) -> SyncState {
         self.0.sight.borrow().clone()
     }
 
-    /// Waits until the cache is synced: its first list is there, or the API server does not have this kind.
+    /// Waits until the cache is synced: the first list has arrived, or the API server does not serve this kind.
     pub async fn wait_until_synced(&self) -> SyncState {
         let mut sight = self.0.sight.subscribe();
-        // An error would mean that the sender is gone, but it is ours.
+        // This cannot fail: the sender lives as long as the cache.
         sight
             .wait_for(SyncState::is_answered)
             .await
@@ -273,7 +273,7 @@ impl<K> Cache<K> {
             .unwrap_or_default()
     }
 
-    /// A cache that holds `objects` and is synced: for tests of what reads one.
+    /// Creates a synced cache that contains `objects`; for tests of its readers.
     pub fn filled(objects: impl IntoIterator<Item = K>) -> Self
     where
         K: Resource,
@@ -308,18 +308,18 @@ impl<K> Cache<K> {
         old?.open()
     }
 
-    /// Remembers that an object cannot be read; whether that, or the reason, is new.
+    /// Records that an object cannot be decoded. Returns whether the object or the reason is new.
     pub(crate) fn cannot_read(&self, key: Key, reason: &str) -> bool {
         let before = self.write().unreadable.insert(key, reason.to_owned());
         before.is_none_or(|before| before != reason)
     }
 
-    /// Replaces everything.
+    /// Replaces the content.
     pub(crate) fn replace(&self, objects: HashMap<Key, Kept<K>>, unreadable: BTreeMap<Key, String>) {
         *self.write() = Held { objects, unreadable };
     }
 
-    /// Remembers how far this can be relied on; whether that is new.
+    /// Records the reliability of the cache. Returns whether it has changed.
     pub(crate) fn see(&self, sight: SyncState) -> bool {
         self.0.sight.send_if_modified(|current| {
             let changed = *current != sight;

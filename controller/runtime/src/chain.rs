@@ -1,18 +1,18 @@
-//! An error with its causes, on one line and each said once.
+//! Formats an error and its causes on one line, without repetition.
 
 use std::{error::Error, fmt};
 
-/// Shows `error` and the errors it came from: `outer: cause: cause of the cause`.
+/// Returns a value that displays `error` and its sources: `outer: cause: cause of the cause`.
 ///
 /// # Guarantees
-/// Nothing is said twice. Our own errors never repeat their source, but those of kube do
-/// (`failed to list: ApiError: not found (Status { .. })`), so what an error says from the place on where it quotes
-/// its source is left out: the source says it next.
+/// Nothing is repeated. Our own errors never include the text of their source, but those of kube do (`failed to list:
+/// ApiError: not found (Status { .. })`). The text of an error is therefore cut where it quotes its source; the source
+/// follows next.
 pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> Chain<'a> {
     Chain(error)
 }
 
-/// The result of [`chain`], to be displayed.
+/// The result of [`chain`]; implements [`fmt::Display`].
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a>(&'a (dyn Error + 'static));
 
@@ -32,7 +32,7 @@ impl fmt::Display for Chain<'_> {
                 if written {
                     f.write_str(": ")?;
                 }
-                // A cause that spans lines would break a log made of lines.
+                // The log is line-based; a multi-line cause would break it.
                 f.write_str(&own.replace('\n', " "))?;
                 written = true;
             }

@@ -1,16 +1,15 @@
-//! The way to the API server.
+//! The client of the API server.
 //!
 //! # Guarantees
-//! - The answer to a request begins within [`ANSWER_WITHIN`], or there is an error. A connection that went silent is
-//!   noticed within [`SILENT_FOR`], also under a watch.
-//! - **No answer is retried in silence.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
-//!   how a disruption budget says no to an eviction. Whoever asked knows better whether and when to ask again. Only
-//!   where there was no answer, because the connection was closed under the request, is it sent once more, and only if
-//!   that can do no harm ([`again`]).
-//! - Each request is counted by verb, resource and answer.
+//! - The response to a request begins within [`ANSWER_WITHIN`], or the request fails. A dead connection is detected
+//!   within [`SILENT_FOR`], also under a watch.
+//! - **No response is retried silently.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
+//!   the response to an eviction that a PDB blocks. The caller knows better whether and when to retry. Only if the
+//!   connection was closed without a response is a request sent once more, provided that it is idempotent ([`again`]).
+//! - Each request is counted by verb, resource and status code.
 //!
 //! # Caveats
-//! HTTP/1.1: each watch has a connection of its own (and its TLS state), all else shares one or two.
+//! HTTP/1.1: each watch uses a connection (and TLS state) of its own; all other requests share one or two.
 
 mod again;
 
@@ -36,51 +35,53 @@ use std::{
 use thiserror::Error;
 use tower::{BoxError, Layer, Service, buffer::BufferLayer, retry::RetryLayer};
 
-/// How long a request may take until its answer begins. (The API server begins to answer a watch when it accepts it.)
+/// How long a request may take until its response begins. (For a watch, the response begins when the API server
+/// accepts it.)
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// How long a connection may bring nothing. Longer than a watch lasts (290 s): a quiet watch is no broken one.
+/// How long a connection may receive nothing. Longer than a watch lasts (290 s), so a quiet watch does not count as
+/// broken.
 pub const SILENT_FOR: Duration = Duration::from_secs(300);
-/// How many requests may wait to be sent until askers wait with theirs; kube's own buffer has the same length.
+/// How many requests may be queued before callers have to wait; kube's own buffer has the same size.
 const REQUESTS_AHEAD: usize = 1024;
-/// How long the API server may take to accept a connection.
+/// How long connecting to the API server may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whose requests these are and where they go.
+/// The identity of the client, and its server.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// What asks: `drydock-agent`.
+    /// The client's name: `drydock-agent`.
     pub component: &'static str,
-    /// Its version.
+    /// The client's version.
     pub version: &'static str,
-    /// A kubeconfig; without one, the credentials of the pod.
+    /// Path of a kubeconfig; without it, the service account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// A context of the kubeconfig; without one, its current.
+    /// A context of the kubeconfig; without it, the current context is used.
     pub context: Option<String>,
 }
 
-/// Why there is no way to the API server.
+/// Why no client could be created.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The kubeconfig is not there, or wrong.
+    /// The kubeconfig does not exist or is invalid.
     #[error("could not use the kubeconfig {path}")]
     Kubeconfig {
-        /// Where it should be.
+        /// The path of the kubeconfig.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<KubeconfigError>,
     },
-    /// No kubeconfig was named, and this is no pod.
+    /// No kubeconfig was given, and the process does not run in a pod.
     #[error("no kubeconfig was named and there are no credentials of a pod")]
     InCluster(#[source] Box<InClusterError>),
-    /// The name of the component cannot stand in a header.
+    /// The component's name or version is not valid in a header.
     #[error("the component's name and version cannot be sent as a user agent")]
     UserAgent(#[source] http::header::InvalidHeaderValue),
-    /// The connection cannot be set up as configured.
+    /// The client cannot be built from this configuration.
     #[error("could not prepare the connection to the API server")]
     Connection(#[source] Box<kube::Error>),
 }
 
-/// Prepares the way to the API server. Nothing is sent yet.
+/// Creates a client of the API server. Sends nothing yet.
 pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result<Client, ClientError> {
     crate::install_crypto();
     let mut config = match &options.kubeconfig {
@@ -92,7 +93,7 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     config.headers.push((USER_AGENT, agent));
     config.connect_timeout = Some(CONNECT_WITHIN);
     config.read_timeout = Some(SILENT_FOR);
-    // Else the time that a connection lay idle would count against the next answer on it.
+    // Otherwise the idle time of a connection would count towards the timeout of its next response.
     config.reset_reader_on_write = true;
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Connection(Box::new(error)))?;
@@ -118,7 +119,7 @@ async fn from_kubeconfig(path: &PathBuf, context: Option<String>) -> Result<Conf
         .map_err(wrong)
 }
 
-/// How many requests went to the API server.
+/// Metrics of requests to the API server.
 #[derive(Clone, Debug, Default)]
 pub struct ClientMetrics {
     requests: Family<RequestLabels, Counter>,
@@ -132,7 +133,7 @@ struct RequestLabels {
 }
 
 impl ClientMetrics {
-    /// Counts in `registry`.
+    /// Creates the metrics and registers them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let help = "Requests to the API server by verb, resource and status code (or timeout, failed, closed)";
@@ -147,7 +148,7 @@ impl ClientMetrics {
             .inc();
     }
 
-    /// How many requests there were with this verb for this resource: for tests.
+    /// Returns the number of requests with this verb for this resource; for tests.
     pub fn requests(&self, verb: &'static str, resource: &str) -> u64 {
         let codes = [
             "200", "201", "404", "409", "422", "429", "500", "503", "timeout", "failed",
@@ -161,7 +162,8 @@ impl ClientMetrics {
         codes.into_iter().map(counted).sum()
     }
 
-    /// How many of those were sent again because their connection was closed instead of an answer: for tests.
+    /// Returns the number of those that were retried because their connection was closed without a response; for
+    /// tests.
     #[cfg(test)]
     fn closed(&self, verb: &'static str, resource: &str) -> u64 {
         let labels = RequestLabels {
@@ -173,7 +175,7 @@ impl ClientMetrics {
     }
 }
 
-/// What a request asks for, in the words of RBAC.
+/// The verb and resource of a request, in RBAC terms.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     verb: Label,
@@ -194,7 +196,7 @@ impl Asked {
             }
         }
         let mut parts: Vec<&str> = parts.collect();
-        // `namespaces/x` is an object of its own; with more behind it, it only says where the object is.
+        // `namespaces/x` is an object itself; with a longer path it is only the namespace of the object.
         if parts.len() > 2 && parts[0] == "namespaces" && !matches!(parts[2], "status" | "finalize") {
             parts.drain(..2);
         }
@@ -219,7 +221,7 @@ impl Asked {
     }
 }
 
-/// Counts requests and bounds how long an answer may take.
+/// Counts requests and limits the time until a response begins.
 #[derive(Clone)]
 struct WatchRequests(ClientMetrics);
 
@@ -239,7 +241,7 @@ struct WatchedService<S> {
     metrics: ClientMetrics,
 }
 
-/// The API server did not answer in time.
+/// The API server did not respond in time.
 #[derive(Debug, Error)]
 #[error("no answer from the API server within {ANSWER_WITHIN:?} ({verb} {resource})")]
 struct NoAnswer {
@@ -265,7 +267,7 @@ where
         let metrics = self.metrics.clone();
         let answer = self.inner.call(request);
         Box::pin(async move {
-            // The head of a watch's answer may wait for the first event.
+            // The response headers of a watch may be delayed until its first event.
             let within = if asked.verb == "watch" {
                 SILENT_FOR
             } else {

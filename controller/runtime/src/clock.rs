@@ -1,15 +1,15 @@
-//! The clocks. The one place of the project that reads the time of day.
+//! The clocks. This is the only place of the project that reads the wall clock.
 //!
-//! Decisions take the time as an argument. What measures a span (a deadline, a lease's age) uses [`Instant`], which no
-//! one can set; what people read, or what an API object carries, uses [`now`].
+//! Decisions take the time as an argument. Durations (a deadline, the age of a Lease) are measured with [`Instant`],
+//! which cannot be set; times shown to users or stored in API objects come from [`now`].
 
 use jiff::Timestamp;
 use std::time::Duration;
 
-/// A point on the clock that only goes forward. Under a paused test clock it stands still until told to move.
+/// A point in monotonic time. Under a paused test clock it only advances on request.
 pub use tokio::time::Instant;
 
-/// The time of day.
+/// Returns the current wall-clock time.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place that reads the clock; everyone else is given the time"
@@ -18,11 +18,11 @@ pub fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// Sleeps until the time of day is `at`; for ever if there is none, at once if it has passed.
+/// Sleeps until wall-clock time `at`; forever if `at` is `None`, not at all if `at` has passed.
 ///
 /// # Caveats
-/// The time to wait is computed once, by the clock as it is now: if somebody sets the clock meanwhile, the sleep ends
-/// early or late by as much. A reconcile loop does not mind: it plans again and is told again when to wake.
+/// The duration is computed once, from the current wall clock. If the clock is set in the meantime, the sleep ends
+/// early or late by the same amount. A reconcile loop tolerates this: it plans again and gets a new wake-up time.
 pub async fn sleep_until(at: Option<Timestamp>) {
     match at {
         Some(at) => tokio::time::sleep(until(at, now())).await,
@@ -30,7 +30,7 @@ pub async fn sleep_until(at: Option<Timestamp>) {
     }
 }
 
-/// Sleeps until `at` by the monotonic clock; for ever if there is none.
+/// Sleeps until `at` by the monotonic clock; forever if `at` is `None`.
 pub async fn sleep_until_instant(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
@@ -38,7 +38,7 @@ pub async fn sleep_until_instant(at: Option<Instant>) {
     }
 }
 
-/// How long it is from `now` until `at`; nothing if that has passed.
+/// Returns the duration from `now` until `at`; zero if `at` has passed.
 pub fn until(at: Timestamp, now: Timestamp) -> Duration {
     at.duration_since(now).try_into().unwrap_or(Duration::ZERO)
 }

@@ -1,13 +1,13 @@
-//! Events of `events.k8s.io/v1`: what people see under an object with `kubectl describe`.
+//! Events of `events.k8s.io/v1`, which `kubectl describe` shows for an object.
 //!
 //! # Guarantees
-//! - [`Events::publish`] neither waits nor fails. Events that cannot be queued or written are counted and given up.
-//! - What is said again (same object, reason, action and note) becomes a series of one event, written at most once in
+//! - [`Events::publish`] neither waits nor fails. Events that cannot be queued or written are counted and dropped.
+//! - A repeated event (same object, reason, action and note) becomes a series of one event, written at most once per
 //!   [`SERIES_EVERY`].
-//! - What is still queued when the process stops is written if that takes no longer than [`LAST_WORDS`].
+//! - Events that are queued when the process stops are still written if that takes no longer than [`LAST_WORDS`].
 //!
-//! kube's `Recorder` is not used: it takes events with different notes for the same one and keeps the first note, writes
-//! each repetition, and has no bound.
+//! kube's `Recorder` is not used: it aggregates events with different notes and keeps the first note, it writes each
+//! repetition, and it has no bound.
 
 use crate::{Process, chain, clock, metrics::Label};
 use k8s_openapi::{
@@ -27,30 +27,30 @@ use serde_json::json;
 use std::{borrow::Cow, collections::HashMap, convert::Infallible, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
-/// How often the count of a repeated event is written.
+/// Interval at which the count of a repeated event is written.
 pub const SERIES_EVERY: Duration = Duration::from_secs(60);
-/// How long the queue may take to empty when the process stops.
+/// How long the queue may take to drain when the process stops.
 pub const LAST_WORDS: Duration = Duration::from_secs(3);
-/// An event that was not repeated for so long is forgotten: the next is a new one.
+/// A series ends after this time without a repetition: the next occurrence is a new event.
 const SERIES_ENDS_AFTER: Duration = Duration::from_secs(360);
-/// How many events may wait to be written.
+/// Maximum number of events in the queue.
 const QUEUE: usize = 256;
-/// How many events are remembered for series.
+/// Maximum number of events that are tracked as series.
 const REMEMBERED: usize = 1024;
 /// How long one request may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// What the API server accepts.
+/// Maximum size of a note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;
 const LONGEST_WORD: usize = 128;
-/// Leaves room for the stamp that makes a name unique.
+/// Maximum size of the object's name in the event's name, in bytes. Leaves room for the suffix that makes it unique.
 const LONGEST_NAME: usize = 230;
 
-/// How bad it is.
+/// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// Worth knowing.
+    /// Informational.
     Normal,
-    /// Somebody may have to do something.
+    /// A user may have to act.
     Warning,
 }
 
@@ -63,33 +63,33 @@ impl Severity {
     }
 }
 
-/// Something that happened to an object.
+/// An event of an object.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// To which object. Cluster-scoped objects have their events in the namespace `default`.
+    /// The object of the event. Events of cluster-scoped objects are in the namespace `default`.
     pub regarding: ObjectReference,
-    /// Which other object has to do with it.
+    /// A second object that is involved.
     pub related: Option<ObjectReference>,
-    /// How bad it is.
+    /// The type of the event.
     pub severity: Severity,
-    /// Why, as one CamelCase word for programs.
+    /// The reason, machine-readable, in CamelCase.
     pub reason: Cow<'static, str>,
-    /// What was done, as one CamelCase word.
+    /// The action, in CamelCase.
     pub action: Cow<'static, str>,
-    /// A sentence for people.
+    /// A sentence for users.
     pub note: String,
 }
 
-/// Who reports.
+/// The reporting controller.
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    /// The name of the component, such as `drydock-agent`.
+    /// The component's name, such as `drydock-agent`.
     pub component: &'static str,
-    /// Which of its processes, such as the name of the pod.
+    /// The process of the component, such as the name of its pod.
     pub instance: String,
 }
 
-/// Takes events. Clones are the same.
+/// Accepts events. Clones share one queue.
 #[derive(Clone, Debug)]
 pub struct Events {
     queue: mpsc::Sender<Event>,
@@ -127,7 +127,7 @@ impl Events {
         }
     }
 
-    /// Says that something happened.
+    /// Queues an event.
     pub fn publish(&self, event: Event) {
         if let Err(error) = self.queue.try_send(event) {
             self.metrics.count("dropped");
@@ -136,7 +136,7 @@ impl Events {
     }
 }
 
-/// What became of events.
+/// Metrics of events, by result.
 #[derive(Clone, Debug, Default)]
 pub struct EventMetrics(Family<ResultLabel, Counter>);
 
@@ -146,7 +146,7 @@ struct ResultLabel {
 }
 
 impl EventMetrics {
-    /// Counts in `registry`.
+    /// Creates the metrics and registers them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let help = "Events by what became of them: written, counted as one of a series, failed or dropped";
@@ -159,7 +159,7 @@ impl EventMetrics {
     }
 }
 
-/// What makes two events the same.
+/// Identifies a series: events with equal values are repetitions.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Same {
     regarding: Place,
@@ -170,10 +170,10 @@ struct Same {
     note: String,
 }
 
-/// An object: its namespace, kind, name and UID.
+/// An object reference: namespace, kind, name and UID.
 type Place = (Option<String>, Option<String>, Option<String>, Option<String>);
 
-/// An event that was written.
+/// A written event.
 struct Known {
     namespace: String,
     name: String,
@@ -199,7 +199,7 @@ impl Writer {
             tokio::select! {
                 event = queued.recv() => match event {
                     Some(event) => self.write(event, Instant::now()).await,
-                    // Everyone who could say something is gone; the process decides when to end.
+                    // All senders are dropped; the process decides when to end.
                     None => std::future::pending().await,
                 },
                 () = clock::sleep_until_instant(due) => self.write_series(Some(Instant::now())).await,
@@ -250,7 +250,7 @@ impl Writer {
         }
     }
 
-    /// Writes how often events were repeated: those that are due, or all.
+    /// Writes the counts of repeated events: those that are due, or all if `due` is `None`.
     async fn write_series(&mut self, due: Option<Instant>) {
         let is_due = |known: &Known| due.is_none_or(|now| now >= known.written + SERIES_EVERY);
         let pending = |known: &Known| known.count > known.written_count && is_due(known);
@@ -274,7 +274,7 @@ impl Writer {
                 .await
                 .is_none()
             {
-                // Perhaps it has expired: the next one is a new event.
+                // The event may have expired: the next occurrence creates a new one.
                 self.known.remove(&same);
             }
         }
@@ -321,8 +321,8 @@ impl Writer {
     }
 }
 
-/// The name of an event: that of its object, as far as there is room, and a stamp. What is cut must not end as no part of
-/// a name may.
+/// Returns the name of an event: that of its object, truncated if necessary, and a timestamp. The truncated part must
+/// not end with `.` or `-`, which no part of a name may.
 fn name_of(object: &str, now: jiff::Timestamp) -> String {
     let base = cut(object, LONGEST_NAME).trim_end_matches(['.', '-']);
     format!("{base}.{:x}", now.as_nanosecond())
@@ -337,7 +337,7 @@ fn place(object: &ObjectReference) -> Place {
     )
 }
 
-/// At most so many bytes of `text`.
+/// Returns the longest prefix of `text` with at most this number of bytes.
 pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! An API server of which each request is answered by the test.
+//! A fake API server whose responses are provided by the test.
 
 #![expect(
     clippy::unwrap_used,
@@ -15,21 +15,21 @@ use kube::{Client, client::Body};
 use serde_json::{Value, json};
 use tower_test::mock::{Handle, SendResponse, pair};
 
-/// How long a request is waited for. Nothing takes an hour of a paused clock, and no test an hour of another one.
+/// How long to wait for a request. On a paused clock nothing takes an hour; on a real clock no test runs that long.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// The test's side of the connection.
+/// The server side of the connection.
 pub struct ApiServer(Handle<Request<Body>, Response<AnswerBody>>);
 
-/// A request that waits for its answer.
+/// A request that waits for its response.
 pub struct Asked {
-    /// What is to be done.
+    /// The HTTP method.
     pub method: Method,
-    /// Path and query, as they were sent.
+    /// Path and query, as sent.
     pub line: String,
-    /// What was sent, if it is JSON, null otherwise.
+    /// The body, if it is JSON; null otherwise.
     pub body: Value,
-    /// How it was sent; empty if that was not said.
+    /// The content type; empty if there is none.
     pub content_type: String,
     answer: SendResponse<Response<AnswerBody>>,
 }
@@ -37,14 +37,14 @@ pub struct Asked {
 /// A watch that stays open.
 pub struct OpenWatch(mpsc::UnboundedSender<Result<String, Infallible>>);
 
-/// A client and the server that it talks to.
+/// Creates a client and its server.
 pub fn api_server() -> (Client, ApiServer) {
     let (service, handle) = pair();
     (Client::new(service, "default"), ApiServer(handle))
 }
 
 impl ApiServer {
-    /// The next request. Fails if none comes for an hour (of the paused clock).
+    /// Returns the next request. Panics if none arrives for an hour (of the paused clock).
     pub async fn asked(&mut self) -> Asked {
         let next = tokio::time::timeout(PATIENCE, self.0.next_request()).await;
         let (request, answer) = next
@@ -65,41 +65,42 @@ impl ApiServer {
         }
     }
 
-    /// Whether nothing is asked for an hour (of the paused clock).
+    /// Returns whether no request arrives for an hour (of the paused clock).
     pub async fn is_left_alone(&mut self) -> bool {
         self.is_left_alone_for(PATIENCE).await
     }
 
-    /// Whether nothing is asked for `span`.
+    /// Returns whether no request arrives for `span`.
     pub async fn is_left_alone_for(&mut self, span: Duration) -> bool {
         !matches!(tokio::time::timeout(span, self.0.next_request()).await, Ok(Some(_)))
     }
 }
 
 impl Asked {
-    /// The path, without what follows a question mark.
+    /// Returns the path without the query.
     pub fn path(&self) -> &str {
         self.line.split_once('?').map_or(&self.line, |(path, _)| path)
     }
 
-    /// What follows the question mark, as it was sent.
+    /// Returns the query as sent, without the question mark.
     pub fn query(&self) -> &str {
         self.line.split_once('?').map_or("", |(_, query)| query)
     }
 
-    /// Does it: the object as it is then.
+    /// Responds with success and this object.
     pub fn with(self, value: &Value) {
         self.send(StatusCode::OK, AnswerBody::from(value.to_string()));
     }
 
-    /// A list of `items` at a resource version.
+    /// Responds with a list of `items` at a resource version.
     pub fn list(self, version: &str, items: &[Value]) {
         self.with(
             &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": version}, "items": items}),
         );
     }
 
-    /// A list of `items` of a `kind` of `v1` as a watch begins with it, and nothing more: whoever watches asks again.
+    /// Responds to a watch with its initial list, `items` of a `kind` of `v1`, and ends it; the client then
+    /// reconnects.
     pub fn streams(self, kind: &str, items: &[Value], version: &str) {
         let added = items.iter().map(|item| line("ADDED", item));
         let end = line("BOOKMARK", &end_of_list(kind, version));
@@ -107,7 +108,7 @@ impl Asked {
         self.send(StatusCode::OK, AnswerBody::from(lines));
     }
 
-    /// A refusal as the API server words it.
+    /// Responds with an error status like that of the API server.
     pub fn refuse(self, code: u16, reason: &str) {
         let status = json!({
             "apiVersion": "v1", "kind": "Status", "status": "Failure",
@@ -116,7 +117,7 @@ impl Asked {
         self.refuse_with(&status);
     }
 
-    /// A refusal in other words.
+    /// Responds with this error status.
     pub fn refuse_with(self, status: &Value) {
         let code = status["code"]
             .as_u64()
@@ -133,7 +134,7 @@ impl Asked {
         OpenWatch(events)
     }
 
-    /// Never answers: the reply is lost. The connection stays as long as the returned value.
+    /// Never responds: the response is lost. The connection stays open as long as the returned value lives.
     pub fn lose(self) -> impl Sized {
         self.answer
     }
@@ -145,29 +146,29 @@ impl Asked {
 }
 
 impl OpenWatch {
-    /// One event.
+    /// Sends one event.
     pub fn send(&self, kind: &str, object: &Value) {
         self.0.unbounded_send(Ok(line(kind, object))).unwrap();
     }
 
-    /// How far the watch is.
+    /// Sends a bookmark at a resource version.
     pub fn bookmark(&self, version: &str) {
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": version}});
         self.send("BOOKMARK", &object);
     }
 
-    /// The end of a list that the watch begins with.
+    /// Sends the bookmark that ends the initial list of the watch.
     pub fn end_of_list(&self, version: &str) {
         self.send("BOOKMARK", &end_of_list("ConfigMap", version));
     }
 }
 
-/// An event of a watch.
+/// Returns a watch event as one line of JSON.
 fn line(kind: &str, object: &Value) -> String {
     format!("{}\n", json!({"type": kind, "object": object}))
 }
 
-/// The bookmark with which a streamed list ends.
+/// Returns the bookmark that ends a streamed list.
 fn end_of_list(kind: &str, version: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": kind,

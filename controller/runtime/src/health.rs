@@ -1,32 +1,32 @@
-//! Whether the process is ready, and whether it is alive: what the admin port answers.
+//! Readiness and liveness of the process, as served by the admin port.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Takes a lock that a panic elsewhere may have poisoned: what these locks guard is whole between any two statements,
-/// and after a panic the process ends anyway.
+/// Locks `mutex`, ignoring poisoning: the guarded data is consistent between any two statements, and the process ends
+/// after a panic anyway.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ready means: everything that a handle was given out for has been released.
+/// The process is ready once every handle that was issued has been released.
 ///
 /// # Guarantees
-/// A handle that is dropped without being released still holds: what it stood for never happened.
+/// A handle that is dropped without being released keeps the process unready: its precondition was never met.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     waiting: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
 impl Readiness {
-    /// Ready until a handle is given out.
+    /// Creates a state that is ready until a handle is issued.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Something that has to happen before the process is ready.
+    /// Issues a handle for a precondition of readiness.
     pub fn handle(&self, name: impl Into<String>) -> ReadyHandle {
         let name = name.into();
         *lock(&self.waiting).entry(name.clone()).or_default() += 1;
@@ -36,12 +36,12 @@ impl Readiness {
         }
     }
 
-    /// What is waited for, by name.
+    /// Returns the names of the preconditions that are not met yet.
     pub fn waiting(&self) -> Vec<String> {
         lock(&self.waiting).keys().cloned().collect()
     }
 
-    /// Whether nothing is waited for.
+    /// Returns whether all preconditions are met.
     pub fn is_ready(&self) -> bool {
         lock(&self.waiting).is_empty()
     }
@@ -56,7 +56,7 @@ pub struct ReadyHandle {
 }
 
 impl ReadyHandle {
-    /// It has happened.
+    /// Marks the precondition as met.
     pub fn release(self) {
         let mut waiting = lock(&self.readiness.waiting);
         if let Some(count) = waiting.get_mut(&self.name) {
@@ -71,33 +71,34 @@ impl ReadyHandle {
     }
 }
 
-/// Alive means: no part of the process says that it cannot go on. The kubelet restarts a container that says so.
+/// The process is alive as long as no part has reported that it cannot continue. The kubelet restarts a container that
+/// is not alive.
 #[derive(Clone, Debug, Default)]
 pub struct Liveness {
     failing: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
 impl Liveness {
-    /// Alive.
+    /// Creates a state that is alive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `part` cannot go on, because of `reason`, and only a new process can help.
+    /// Reports that `part` cannot continue because of `reason` and that only a process restart helps.
     pub fn fail(&self, part: &'static str, reason: impl Into<String>) {
         let reason = reason.into();
         tracing::error!(part, reason, "no longer alive");
         lock(&self.failing).insert(part, reason);
     }
 
-    /// `part` goes on after all.
+    /// Reports that `part` works again.
     pub fn recover(&self, part: &'static str) {
         if lock(&self.failing).remove(part).is_some() {
             tracing::info!(part, "alive again");
         }
     }
 
-    /// Who cannot go on, and why.
+    /// Returns the parts that cannot continue, each with the reason.
     pub fn failing(&self) -> Vec<(&'static str, String)> {
         lock(&self.failing)
             .iter()

@@ -1,11 +1,11 @@
-//! Leases of `coordination.k8s.io/v1`: who is alive and who leads.
+//! Leases of `coordination.k8s.io/v1`: liveness and leader election.
 //!
-//! - [`LeaseHolder`] keeps one Lease, as the sign of life of who holds something else (a lock on the host).
-//! - [`Leadership`] is had by one of several candidates at a time.
-//! - [`Staleness`] judges the Leases of others.
+//! - [`LeaseHolder`] renews one Lease as a heartbeat of the holder of another resource (a lock on the host).
+//! - [`Leadership`] belongs to one of several candidates at a time.
+//! - [`Staleness`] evaluates the Leases of others.
 //!
-//! Nowhere are the clocks of two machines compared: what counts is how long a Lease has not changed by *our* clock since
-//! we saw it change. The times in the object are for people.
+//! The clocks of two machines are never compared: the criterion is how long a Lease has not changed by *our* clock
+//! since we observed its last change. The times in the object are for users.
 
 mod election;
 mod elector;
@@ -19,18 +19,18 @@ pub use staleness::Staleness;
 use crate::chain;
 use std::time::Duration;
 
-/// What one request came to.
+/// The result of one request.
 enum Outcome<T> {
     Done(T),
-    /// There is no such Lease.
+    /// The Lease does not exist.
     Missing,
-    /// It changed since we saw it.
+    /// The Lease has changed since we read it.
     Conflict,
-    /// Nobody knows whether it was done; why.
+    /// The request may or may not have been executed, for this reason.
     Unknown(String),
 }
 
-/// Waits for the answer to a request for so long.
+/// Waits for the response to a request, at most for `within`.
 async fn outcome<T>(within: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> Outcome<T> {
     match tokio::time::timeout(within, request).await {
         Ok(Ok(done)) => Outcome::Done(done),
@@ -41,7 +41,7 @@ async fn outcome<T>(within: Duration, request: impl Future<Output = Result<T, ku
     }
 }
 
-/// A duration as a Lease has it: whole seconds, at least one.
+/// Converts a duration to the unit of a Lease: whole seconds, at least one.
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_secs().max(1)).unwrap_or(i32::MAX)
 }

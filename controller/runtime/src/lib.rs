@@ -1,18 +1,19 @@
-//! How Drydock's processes start, log, watch, hold a Lease, retry and stop. Knows nothing of virtual machines.
+//! The framework of Drydock's processes: start, logging, watches, Lease, retries and shutdown. Independent of virtual
+//! machines.
 //!
 //! ```text
-//! main ─▶ Start::run ─▶ wire(Process, LogHandle): puts the parts together and returns
-//!                         ├─ metrics::registry, *Metrics::register      what is counted
+//! main ─▶ Start::run ─▶ wire(Process, LogHandle): assembles the parts and returns
+//!                         ├─ metrics::registry, *Metrics::register      metrics
 //!                         ├─ Admin::serve                               /livez /readyz /metrics /log-level
-//!                         ├─ connect ─▶ kube::Client                    counted, bounded, never retried in silence
-//!                         ├─ Watches::start(Watch) ─▶ Cache, Trigger     what is known, and that it changed
-//!                         ├─ lease::{LeaseHolder, Leadership}           alive; the one who acts
-//!                         ├─ Events::start                              told to people
-//!                         ├─ WorkQueue::run                             many objects: one look at a time at each
-//!                         └─ Process::spawn_critical(loop)              waits for a Trigger or clock::sleep_until, plans, acts
+//!                         ├─ connect ─▶ kube::Client                    counted, bounded, no silent retries
+//!                         ├─ Watches::start(Watch) ─▶ Cache, Trigger    cluster state, and change notifications
+//!                         ├─ lease::{LeaseHolder, Leadership}           liveness; leader election
+//!                         ├─ Events::start                              Kubernetes events for users
+//!                         ├─ WorkQueue::run                             reconciles many objects, each one serially
+//!                         └─ Process::spawn_critical(loop)              waits for a Trigger or a time, plans, acts
 //! ```
 //!
-//! `examples/idle.rs` is such a process, whole.
+//! `examples/idle.rs` is a complete process of this kind.
 
 mod admin;
 mod cache;

@@ -1,16 +1,16 @@
-//! Logs: for people or as JSON, to standard error, with a level that can be changed while running.
+//! Logs to standard error, human-readable or as JSON, with a level that can be changed at run time.
 
 use std::{io::IsTerminal, panic, str::FromStr};
 use thiserror::Error;
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable.
     #[default]
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -26,12 +26,12 @@ impl FromStr for LogFormat {
     }
 }
 
-/// A format of log lines that there is not.
+/// The log format is unknown.
 #[derive(Debug, Error)]
 #[error("\"{0}\" is no format of log lines: use human or json")]
 pub struct UnknownFormat(String);
 
-/// A filter of log lines that cannot be read.
+/// The log filter cannot be parsed.
 #[derive(Debug, Error)]
 #[error("\"{given}\" is no log level: use error, warn, info, debug, trace, or module=level separated by commas")]
 pub struct UnknownLevel {
@@ -39,36 +39,36 @@ pub struct UnknownLevel {
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// Logs could not be started.
+/// Logging could not be started.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// The level that was asked for cannot be read.
+    /// The requested level cannot be parsed.
     #[error(transparent)]
     Level(#[from] UnknownLevel),
-    /// Something else of this process takes the log lines already.
+    /// A log subscriber is already installed in this process.
     #[error("logging was started twice")]
     Twice(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Changes the level of the log while the process runs.
+/// Changes the log level at run time.
 #[derive(Clone, Debug)]
 pub struct LogHandle(reload::Handle<EnvFilter, Registry>);
 
 impl LogHandle {
-    /// Lets through what `level` says from now on: `debug`, or `info,drydock_runtime=trace`.
+    /// Sets the log filter to `level`: `debug`, or `info,drydock_runtime=trace`.
     pub fn set(&self, level: &str) -> Result<(), UnknownLevel> {
         let filter = filter(level)?;
-        // Fails only once the subscriber is gone: at the end of the process.
+        // Fails only if the subscriber has been dropped: at the end of the process.
         let _ = self.0.reload(filter);
         Ok(())
     }
 
-    /// What is let through now.
+    /// Returns the current log filter.
     pub fn level(&self) -> String {
         self.0.with_current(ToString::to_string).unwrap_or_default()
     }
 
-    /// A handle with a filter of its own that no log line passes: for tests of what takes a handle. It works as long
+    /// Returns a handle whose filter applies to no log line, for tests of code that needs a handle. It works as long
     /// as the second value lives.
     pub fn detached(level: &str) -> Result<(Self, impl Sized + use<>), UnknownLevel> {
         let (layer, handle) = reload::Layer::new(filter(level)?);
@@ -76,10 +76,10 @@ impl LogHandle {
     }
 }
 
-/// Starts logging and lets panics be logged too.
+/// Starts logging, including panics.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<LogHandle, LogError> {
     let (filter, handle) = reload::Layer::new(filter(level)?);
-    // Colours are for a terminal; in a file, or where `kubectl logs` reads, they are rubbish.
+    // Colours are only for terminals; escape codes are noise in files and in `kubectl logs`.
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -99,22 +99,22 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<LogHandle, LogErro
     Ok(LogHandle(handle))
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(no message)")
 }
 
-/// The filter for a level that a person gave.
+/// Parses a log filter that a user has set.
 fn filter(level: &str) -> Result<EnvFilter, UnknownLevel> {
     let unknown = |source| UnknownLevel {
         given: level.to_owned(),
         source,
     };
     let mut filter = EnvFilter::builder().parse(level).map_err(unknown)?;
-    // These two log each failed request and each refused watch, again at every retry. What they say is counted and
-    // logged once, on the transition, by this crate. Who looks for more asks for a finer level.
+    // These targets log each failed request and each rejected watch on every retry. This crate counts them and logs
+    // one line per state change. For more, set a finer level.
     if !level.contains("debug") && !level.contains("trace") && !level.contains("kube") {
         for quiet in [
             "kube_client=error",

@@ -1,7 +1,7 @@
-//! The registry of metrics, with what every process has to say of itself.
+//! The registry of metrics, with the metrics of every process.
 //!
-//! Structs of metrics are built by `register(&mut Registry) -> Self`; there are no globals. Names begin with `drydock_`
-//! except for those of the process, which every dashboard knows under these names.
+//! Structs of metrics are created by `register(&mut Registry) -> Self`; there are no globals. Names start with
+//! `drydock_`, except for the process metrics, whose standard names dashboards expect.
 
 use prometheus_client::{
     collector::Collector,
@@ -11,13 +11,13 @@ use prometheus_client::{
 };
 use std::{fmt, fs};
 
-/// The value of a label that is one of a few known words.
+/// The value of a label with a small set of known values.
 pub(crate) type Label = &'static str;
 
-/// The kernel counts CPU time for user space in hundredths of a second on all platforms that Linux has today.
+/// The kernel reports CPU time to user space in hundredths of a second on all current Linux platforms.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A registry that says which build runs and what the process uses.
+/// Creates a registry with the build information and the resource usage of this process.
 pub fn registry(component: &'static str, version: &'static str) -> Registry {
     let mut registry = Registry::default();
     let build = Info::new([("component", component), ("version", version)]);
@@ -26,11 +26,11 @@ pub fn registry(component: &'static str, version: &'static str) -> Registry {
     registry
 }
 
-/// What this process uses, read from /proc when somebody asks and not before.
+/// The resource usage of this process, read from /proc on each scrape.
 #[derive(Debug)]
 struct ProcessUse;
 
-/// How a value is written.
+/// The type of a metric.
 enum Kind {
     Gauge,
     Counter,
@@ -41,7 +41,7 @@ impl Collector for ProcessUse {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let machine = fs::read_to_string("/proc/stat").unwrap_or_default();
-        // Counting opens one more: the folder itself.
+        // Reading the directory opens one more descriptor.
         let open = fs::read_dir("/proc/self/fd")
             .ok()
             .map(|fds| fds.count().saturating_sub(1));
@@ -83,7 +83,7 @@ impl Collector for ProcessUse {
             ),
         ];
         for (name, help, kind, value) in values {
-            // What could not be read is left out: a zero would be a lie.
+            // Unreadable values are omitted; a zero would be wrong.
             let Some(value) = value else { continue };
             match kind {
                 Kind::Gauge => {
@@ -100,18 +100,19 @@ impl Collector for ProcessUse {
     }
 }
 
-/// A number of /proc/self/status.
+/// Returns a number from /proc/self/status.
 fn number(status: &str, field: &str) -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// An amount of memory of /proc/self/status, which counts in KiB.
+/// Returns an amount of memory from /proc/self/status in bytes; the file has KiB.
 fn memory(status: &str, field: &str) -> Option<f64> {
     number(status, field).map(|kib| kib * 1024.0)
 }
 
-/// The n-th field of /proc/self/stat as proc(5) counts them; the second, the command, may hold blanks and brackets.
+/// Returns the n-th field of /proc/self/stat, as numbered in proc(5). The second field, the command, may contain
+/// blanks and brackets.
 fn stat_field(stat: &str, field: usize) -> Option<f64> {
     let after_command = &stat[stat.rfind(')')? + 1..];
     after_command.split_whitespace().nth(field - 3)?.parse().ok()

@@ -1,20 +1,20 @@
-//! Which of two states of an object is the newer one.
+//! Picks the newer of two states of an object.
 
 use kube::ResourceExt;
 
-/// The newer of what a watch has shown and what a write has answered. A watch is a moment behind
-/// one's own writes; deciding on what it shows alone would do the same thing twice.
+/// Returns the newer of `watched`, the state from a watch, and `written`, the response to a write. A watch lags behind
+/// the process's own writes; a decision based on the watch alone would repeat an action.
 pub fn newer<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K> {
     match (watched, written) {
-        // What a watch does not show any more has gone, if it ever showed what was written.
+        // The watch has deleted the object, provided that it ever showed the written state.
         (None, _) => None,
         (Some(watched), Some(written)) if !has_shown(&watched, &written) => Some(written),
         (watched, _) => watched,
     }
 }
 
-/// Whether a watch that shows this has shown what was written, too: that is as old, or older, or of an object that is
-/// there no more.
+/// Returns whether the watch that shows `watched` has caught up with `written`: `written` is not newer than `watched`,
+/// or belongs to a deleted object (another uid).
 pub fn has_shown<K: ResourceExt>(watched: &K, written: &K) -> bool {
     let version = |object: &K| {
         object

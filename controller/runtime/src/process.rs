@@ -1,8 +1,8 @@
-//! The tasks of one process: who runs, who has to, and how they stop.
+//! The tasks of one process: which ones run, which ones must run, and how they stop.
 //!
 //! ```text
 //!  running ──(signal, stop(), or a critical task ended or any task panicked)──▶ draining ──▶ over
-//!             `stopping()` is cancelled: every task puts its work down              │
+//!             `stopping()` is cancelled: every task winds down                      │
 //!                                          second signal, or the drain takes too long: over at once
 //! ```
 
@@ -19,60 +19,60 @@ use std::{
 use thiserror::Error;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// A name of a task: for logs and for the reason why the process ended.
+/// Name of a task, for logs and for the reason why the process ended.
 pub type Name = Cow<'static, str>;
 
-/// Why a process ended otherwise than by being told to.
+/// Why a process ended other than by request.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// The parts of the process could not be put together.
+    /// The parts of the process could not be assembled.
     #[error("could not start")]
     Start(#[source] Box<dyn Error + Send + Sync>),
-    /// A task that has to run failed.
+    /// A critical task failed.
     #[error("{task} failed")]
     Failed {
-        /// Its name.
+        /// The task's name.
         task: Name,
-        /// What it said.
+        /// The task's error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A task that has to run ended.
+    /// A critical task ended.
     #[error("{task} ended, though the process had not been told to stop")]
     EndedEarly {
-        /// Its name.
+        /// The task's name.
         task: Name,
     },
     /// A task panicked.
     #[error("{task} panicked: {message}")]
     Panicked {
-        /// Its name.
+        /// The task's name.
         task: Name,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// Some tasks had not ended when the time for it was over.
+    /// Some tasks did not end within the drain time.
     #[error("still running {after:?} after the order to stop: {}", tasks.join(", "))]
     Overdue {
-        /// Their names.
+        /// The names of these tasks.
         tasks: Vec<String>,
-        /// The time they had.
+        /// The drain time.
         after: Duration,
     },
-    /// A second signal cut the drain short.
+    /// A second signal aborted the drain.
     #[error("a second signal ({signal}) ended the process before it had stopped")]
     Aborted {
-        /// Which.
+        /// The signal.
         signal: &'static str,
     },
 }
 
-/// A handle on the running process; clones are handles on the same one.
+/// A handle of the running process; clones refer to the same process.
 ///
 /// # Guarantees
-/// - The first failure is the one that the process ends with.
-/// - A panic in any task ends the process: what the task guarded may be half done, and a new process starts from what
-///   the API server says.
-/// - After [`stopping`](Self::stopping) is cancelled a critical task may end; an error then is still reported.
+/// - The process ends with its first failure.
+/// - A panic in any task ends the process: the panicking task may have left its state inconsistent, and a new process
+///   starts from the state in the API server.
+/// - Once [`stopping`](Self::stopping) is cancelled a critical task may end; its errors are still reported.
 #[derive(Clone, Debug, Default)]
 pub struct Process(Arc<Inner>);
 
@@ -86,22 +86,22 @@ struct Inner {
 }
 
 impl Process {
-    /// A process without tasks.
+    /// Creates a process without tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Cancelled when the process is to put its work down. Every task with a loop watches this.
+    /// Returns a token that is cancelled when the process begins to stop. Every task with a loop observes it.
     pub fn stopping(&self) -> CancellationToken {
         self.0.stopping.clone()
     }
 
-    /// Begins to stop, in good order.
+    /// Begins a graceful stop.
     pub fn stop(&self) {
         self.0.stopping.cancel();
     }
 
-    /// Runs a task that may end when it likes; the process waits for it before it ends.
+    /// Runs a task that may end at any time; the process waits for it before it ends.
     pub fn spawn(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
         let (process, name) = (self.clone(), name.into());
         self.0.tasks.spawn(async move {
@@ -112,8 +112,8 @@ impl Process {
         });
     }
 
-    /// Runs a task that must not end before the process is told to stop: if it does, by an error or without, the
-    /// process stops too and says which task it was.
+    /// Runs a task that must not end before the process stops: if it does, with or without an error, the process stops
+    /// and reports the task's name.
     pub fn spawn_critical<E>(&self, name: impl Into<Name>, task: impl Future<Output = Result<(), E>> + Send + 'static)
     where
         E: Into<Box<dyn Error + Send + Sync>>,
@@ -133,8 +133,8 @@ impl Process {
         });
     }
 
-    /// Runs what others may need until the very end, such as the admin port: the process does not wait for it, but ends
-    /// it when everything else has ended.
+    /// Runs a task that others may need until the end, such as the admin port. The process does not wait for it, but
+    /// cancels it when all other tasks have ended.
     #[expect(
         clippy::disallowed_methods,
         reason = "the tracker waits for its tasks; this one ends after them, by its token"
@@ -149,9 +149,9 @@ impl Process {
         });
     }
 
-    /// Runs a task that must not end before the process is told to stop, and that others need while they stop: the
-    /// process does not wait for it, but ends it when everything else has ended. If it ends earlier, the process stops
-    /// and says which task it was.
+    /// Runs a task that must not end before the process stops and that others need while they stop. The process does
+    /// not wait for it, but cancels it when all other tasks have ended. If it ends earlier, the process stops and
+    /// reports the task's name.
     #[expect(
         clippy::disallowed_methods,
         reason = "the tracker waits for its tasks; this one ends after them, by its token"
@@ -169,7 +169,7 @@ impl Process {
         });
     }
 
-    /// Ends the process with `error`, unless it fails of something already.
+    /// Stops the process with `error`, unless it has failed already.
     pub fn fail(&self, error: ProcessError) {
         let mut failure = lock(&self.0.failure);
         if failure.is_none() {
@@ -181,7 +181,7 @@ impl Process {
         self.stop();
     }
 
-    /// Waits until the process is to stop, then for its tasks, at most for `drain`.
+    /// Waits until the process begins to stop, then for its tasks, at most for `drain`.
     pub async fn run(
         &self,
         mut signals: impl Stream<Item = &'static str> + Unpin,
@@ -210,7 +210,7 @@ impl Process {
         }
     }
 
-    /// The names of the tasks that run.
+    /// Returns the names of the running tasks.
     pub fn running_tasks(&self) -> Vec<String> {
         let running = lock(&self.0.running);
         let name = |(name, count): (&Name, &usize)| match count {
@@ -234,7 +234,7 @@ impl Process {
     }
 }
 
-/// Counts a task as running, until it is dropped.
+/// Counts a task as running until dropped.
 struct Running {
     process: Process,
     name: Name,

@@ -1,15 +1,15 @@
-//! Which answers of the API server are refusals, and which only mean that a request has to be repeated.
+//! Classifies responses of the API server: refusals versus transient errors that are retried.
 
 use kube::core::Status;
 
-/// Answers in the range of client errors that pass by themselves: the object is not there yet or no more (404), the
-/// request timed out (408), somebody else wrote at the same time (409, which a ResourceQuota answers under contention
-/// too), and the API server is throttling (429, API Priority and Fairness).
+/// Client errors (4xx) that are transient: the object does not exist yet or any more (404), the request timed out
+/// (408), a concurrent write (409, which a ResourceQuota also returns under contention), and throttling by the API
+/// server (429, API Priority and Fairness).
 const PASSING: [u16; 4] = [404, 408, 409, 429];
 
-/// Whether the API server refuses a request for good, so that people have to read why: by validation, authorization, a
-/// quota, a policy or a webhook. Everything else, also any 5xx, means that the same request may succeed when it is
-/// repeated, and is no reason for a condition or an event.
+/// Returns whether the API server refuses a request permanently, so that the reason must be reported to the user: by
+/// validation, authorization, a quota, a policy or a webhook. Any other status, including 5xx, means that a retry of
+/// the same request may succeed; it causes neither a condition nor an event.
 pub fn is_refusal(status: &Status) -> bool {
     (400..500).contains(&status.code) && !PASSING.contains(&status.code)
 }

@@ -1,16 +1,16 @@
-//! How long to wait before trying again.
+//! Delays between retries.
 
 use std::{
     hash::{BuildHasher, RandomState},
     time::Duration,
 };
 
-/// Delays that double up to a ceiling, each shortened at random by up to a half, so that many processes that failed
-/// together do not come back together.
+/// Delays that double up to a ceiling, each shortened by a random amount of up to one half, so that processes that
+/// failed together do not retry together.
 ///
 /// # Guarantees
-/// Each delay is more than zero if the first is, at most the ceiling, and at least half of what it would be without
-/// chance. The same seed gives the same delays.
+/// Each delay is greater than zero if the first one is, at most the ceiling, and at least half of the delay without
+/// jitter. The same seed yields the same delays.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,
@@ -20,13 +20,13 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Delays from `first` up to `ceiling`, by a seed of its own.
+    /// Creates a back-off with delays from `first` up to `ceiling` and a random seed.
     pub fn new(first: Duration, ceiling: Duration) -> Self {
-        // The standard library seeds its hash maps at random: enough chance for a delay, and no dependency.
+        // The standard library seeds its hash maps randomly: sufficient for a delay, and no extra dependency.
         Self::seeded(first, ceiling, RandomState::new().hash_one(0u8))
     }
 
-    /// As [`Backoff::new`], with a given seed: for tests.
+    /// Like [`Backoff::new`], with a given seed; for tests.
     pub fn seeded(first: Duration, ceiling: Duration, seed: u64) -> Self {
         let first = first.min(ceiling);
         Self {
@@ -37,25 +37,26 @@ impl Backoff {
         }
     }
 
-    /// The next delay.
+    /// Returns the next delay and doubles the one after it.
     pub fn delay(&mut self) -> Duration {
         let whole = self.whole;
         self.whole = whole.saturating_mul(2).min(self.ceiling);
         whole.mul_f64(0.5 + self.chance.fraction() / 2.0)
     }
 
-    /// Starts again from the first delay: call it after a success.
+    /// Restarts at the first delay; to be called after a success.
     pub fn reset(&mut self) {
         self.whole = self.first;
     }
 
-    /// Whether no delay was asked for since the start or the last [`reset`](Self::reset).
+    /// Returns whether no delay was taken since the creation or the last [`reset`](Self::reset).
     pub fn is_reset(&self) -> bool {
         self.whole == self.first
     }
 }
 
-/// A delay of `span` lengthened at random by up to a tenth: for what many processes do at the same pace.
+/// Returns `span` lengthened by a random amount of up to 10 %, for periodic work that many processes do at the same
+/// interval.
 pub fn jittered(span: Duration) -> Duration {
     span.mul_f64(1.0 + SplitMix(RandomState::new().hash_one(0u8)).fraction() / 10.0)
 }
@@ -65,7 +66,7 @@ pub fn jittered(span: Duration) -> Duration {
 pub(crate) struct SplitMix(pub(crate) u64);
 
 impl SplitMix {
-    /// A number from 0 (included) to 1 (excluded).
+    /// Returns a number in the range [0, 1).
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub(crate) fn fraction(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

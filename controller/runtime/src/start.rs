@@ -1,4 +1,4 @@
-//! From `main` to a running process and back to an exit code.
+//! The frame of a process, from `main` to the exit code.
 
 use crate::{LogFormat, LogHandle, Process, ProcessError, chain, events::cut, logs, process::Name};
 use std::{error::Error, fs::OpenOptions, io::Write, path::Path, process::ExitCode, time::Duration};
@@ -8,50 +8,52 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Where the kubelet looks for the last words of a container.
+/// File from which the kubelet reads the termination message of a container.
 const TERMINATION_LOG: &str = "/dev/termination-log";
-/// The kubelet reads no more than this of them.
+/// Maximum size of the termination message that the kubelet reads, in bytes.
 const TERMINATION_LOG_BYTES: usize = 4096;
-/// How long blocking calls may go on after the last task has ended.
+/// How long blocking calls may continue after the last task has ended.
 const BLOCKING_CALLS_END: Duration = Duration::from_secs(1);
 
-/// How many threads run the tasks.
+/// The number of threads that run the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
-    /// Only the one of `main`: the least memory.
+    /// Only the main thread: minimal memory.
     One,
-    /// So many.
+    /// This number of threads.
     Many(usize),
 }
 
-/// How a process starts.
+/// The parameters of a process.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// What the process is, as in logs: `drydock-agent`.
+    /// The component's name, as in logs: `drydock-agent`.
     pub component: &'static str,
-    /// Its version.
+    /// The component's version.
     pub version: &'static str,
-    /// How many threads run its tasks.
+    /// The number of threads that run the tasks.
     pub threads: Threads,
-    /// How its log lines look.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Which log lines there are: `info`, or more exactly `info,drydock_runtime=debug`.
+    /// The log filter: `info`, or in detail `info,drydock_runtime=debug`.
     pub log_level: String,
-    /// How long its tasks may take to stop.
+    /// How long the tasks may take to stop.
     pub drain: Duration,
 }
 
 impl Start {
-    /// How long tasks may take to stop unless said otherwise. Less than the 30 s that a pod has.
+    /// Default for [`drain`](Self::drain). Less than the grace period of a pod, 30 s.
     pub const DRAIN: Duration = Duration::from_secs(10);
 
-    /// Runs the process until it has stopped. `wire` puts its parts together and spawns them on the [`Process`]; the
-    /// process goes on when `wire` has returned.
+    /// Runs the process until it has stopped. `wire` assembles its parts and spawns them on the [`Process`]; the
+    /// process continues after `wire` has returned.
     ///
-    /// SIGTERM and SIGINT start the drain (also during `wire`, which is then dropped), a second one ends the process.
+    /// SIGTERM and SIGINT start the drain (also during `wire`, which is then dropped); a second signal ends the
+    /// process.
     ///
     /// # Errors
-    /// If anything failed, the cause is logged, written where `kubectl describe pod` shows it, and the code says so.
+    /// Returns a failure code after any failure. The cause is logged and written to the termination message, which
+    /// `kubectl describe pod` shows.
     pub fn run<W, F, E>(self, wire: W) -> ExitCode
     where
         W: FnOnce(Process, LogHandle) -> F,
@@ -101,7 +103,7 @@ impl Start {
             let ((), result) = tokio::join!(wiring, process.run(signals, self.drain));
             result
         });
-        // Not by dropping it: that would wait for blocking calls, perhaps for ever.
+        // Dropping the runtime would wait for blocking calls, possibly forever.
         runtime.shutdown_timeout(BLOCKING_CALLS_END);
         result
     }
@@ -120,24 +122,24 @@ impl Start {
     }
 }
 
-/// Why a process could not even begin.
+/// Why a process could not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// The machinery that runs tasks could not be set up.
+    /// The async runtime could not be created.
     #[error("could not start the threads that run tasks")]
     Threads(#[source] std::io::Error),
-    /// Signals cannot be received.
+    /// A signal handler could not be installed.
     #[error("could not listen for {0}")]
     Signals(Name, #[source] std::io::Error),
 }
 
-/// Makes ring the cryptography of this process, for every TLS connection. Once is enough, again does no harm.
+/// Installs ring as the crypto provider of this process, for every TLS connection. Repeated calls have no effect.
 pub fn install_crypto() {
-    // An error means that there is one already.
+    // An error means that a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// SIGTERM and SIGINT as they come.
+/// Returns the stream of received SIGTERM and SIGINT signals.
 fn signals() -> Result<impl futures::Stream<Item = &'static str> + Unpin, StartError> {
     let listen = |kind, name: &'static str| signal(kind).map_err(|error| StartError::Signals(name.into(), error));
     let mut term = listen(SignalKind::terminate(), "SIGTERM")?;
@@ -150,7 +152,7 @@ fn signals() -> Result<impl futures::Stream<Item = &'static str> + Unpin, StartE
     }))
 }
 
-/// Writes why the process ends where the kubelet picks it up, if there is such a place: it is never created.
+/// Writes the reason for the end of the process to the termination message file, if it exists; never creates it.
 fn write_last_words(place: &Path, words: &str) {
     if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(place) {
         let _ = file.write_all(cut(words, TERMINATION_LOG_BYTES).as_bytes());

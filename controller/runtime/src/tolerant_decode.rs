@@ -1,4 +1,4 @@
-//! Objects that may turn out to be unreadable, without taking the whole list or watch with them.
+//! Decodes objects so that an unreadable one does not fail the whole list or watch.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -6,20 +6,20 @@ use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// An object, or what can be said of one that does not fit its type.
+/// An object, or the metadata of one that does not match its type.
 ///
-/// kube has the same as `DeserializeGuard`. This one differs in two things: it asks for metadata alone where `K` is
-/// metadata alone (kube's forgets to, and would fetch whole Pods), and it drops `managedFields`, about half of an
-/// object's metadata, before anything is built of them.
+/// Equivalent to kube's `DeserializeGuard`, with two differences: it requests only metadata where `K` is metadata only
+/// (kube's does not, and would fetch whole Pods), and it drops `managedFields`, about half of an object's metadata,
+/// before it builds any struct.
 #[derive(Clone, Debug)]
 pub(crate) enum TolerantDecode<K> {
-    /// It could be read.
+    /// The object was decoded.
     Readable(Box<K>),
-    /// It could not.
+    /// The object could not be decoded.
     Unreadable {
-        /// What does not fit.
+        /// The decoding error.
         reason: String,
-        /// What it is called and where it is.
+        /// The object's metadata, with its name and namespace.
         metadata: Box<ObjectMeta>,
     },
 }
@@ -33,7 +33,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for TolerantDecode<K> {
         match K::deserialize(&value) {
             Ok(object) => Ok(Self::Readable(Box::new(object))),
             Err(reason) => {
-                // Without a name nobody could say which object it is about: that is a broken answer.
+                // Without metadata the object cannot be identified: the response is malformed.
                 let metadata = value.get("metadata").ok_or_else(|| D::Error::custom(&reason))?;
                 let metadata = ObjectMeta::deserialize(metadata).map_err(D::Error::custom)?;
                 Ok(Self::Unreadable {

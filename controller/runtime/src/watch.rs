@@ -1,22 +1,23 @@
-//! Watches: the one caller of kube's watcher.
+//! Watches. This is the only module that uses kube's watcher.
 //!
 //! ```text
 //! API server ──▶ TolerantDecode<K> ──▶ prune ──▶ Cache<K> ──▶ on_change / signals
-//!                    │ unreadable: warned of once, counted, skipped
-//!                    ▼ errors: back-off, one log line at the change, counted
+//!                    │ unreadable: one warning, counted, skipped
+//!                    ▼ errors: back-off, one log line per state change, counted
 //! ```
 //!
 //! # Guarantees
-//! - Nothing is stored before it was pruned; `managedFields` are always dropped.
-//! - After an error the next try waits 0.5 s to 30 s, doubling, with jitter; at once less after a success.
-//! - One line is logged when a watch breaks and one when it is back, not one at each try.
-//! - Readers are woken by changes of objects or of what can be seen; bookmarks, reconnects and lists that show nothing
-//!   new wake nobody.
-//! - A kind that the API server does not know is a state ([`KindMissing`](crate::Problem::KindMissing)), asked for again with back-off.
-//! - It ends when the process stops.
+//! - Objects are pruned before they are stored; `managedFields` are always dropped.
+//! - After an error the next attempt follows after 0.5 s to 30 s, doubling, with jitter; a success resets the delay.
+//! - One line is logged when a watch breaks and one when it recovers, none per attempt.
+//! - Readers are woken by changes of objects or of the [`SyncState`](crate::SyncState). Bookmarks, reconnects and
+//!   lists without a difference wake no reader.
+//! - A kind that the API server does not serve is a state ([`KindMissing`](crate::Problem::KindMissing)); it is
+//!   requested again with back-off.
+//! - A watch ends when the process stops.
 //!
 //! # Caveats
-//! A list from the API server's cache may be older than what was seen before it. See also [`Cache`].
+//! A list from the API server's cache may be older than the state seen before. See also [`Cache`].
 
 use crate::{
     Backoff, CancellationToken, Process, Readiness, ReadyHandle,
@@ -48,27 +49,27 @@ use observer::Observer;
 
 pub(crate) use acceptance::is_watch;
 
-/// The first wait after an error.
+/// Delay after the first error.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
-/// The longest.
+/// Maximum delay after an error.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// How the objects are listed before they are watched.
+/// How the objects are listed before the watch starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Listing {
-    /// In one answer from the API server's cache: cheap for it even if every node asks at once. For small sets, since
-    /// the answer is read as a whole.
+    /// As one response from the API server's cache: cheap for the API server even if every node lists at once. For
+    /// small sets, since the response is read as a whole.
     #[default]
     FromCache,
-    /// As the first events of the watch itself, from the API server's cache and one by one: for large sets, and for one
-    /// request less. Where the API server has its feature gate `WatchList` off, [`FromCache`](Self::FromCache).
+    /// As the initial events of the watch itself, one by one from the API server's cache: for large sets, and saves a
+    /// request. Falls back to [`FromCache`](Self::FromCache) if the API server's feature gate `WatchList` is off.
     Streamed,
 }
 
 type Prune<K> = Box<dyn Fn(&mut K) + Send>;
 type OnChange<K> = Box<dyn FnMut(&Change<K>) + Send>;
 
-/// What to watch, to be [started](Watches::start).
+/// The definition of a watch, to be [started](Watches::start).
 pub struct Watch<K> {
     api: Api<TolerantDecode<K>>,
     acceptance: Acceptance,
@@ -83,7 +84,7 @@ pub struct Watch<K> {
 }
 
 impl<K: Resource> Watch<K> {
-    /// All objects of a kind, in all namespaces. `name` is for logs, metrics and readiness, such as `nodes`.
+    /// Watches all objects of a kind, in all namespaces. `name` is for logs, metrics and readiness, such as `nodes`.
     pub fn all(client: Client, name: &'static str) -> Self
     where
         K::DynamicType: Default,
@@ -91,7 +92,7 @@ impl<K: Resource> Watch<K> {
         Self::of(client, name, Api::all)
     }
 
-    /// The objects of a kind in one namespace.
+    /// Watches the objects of a kind in one namespace.
     pub fn namespaced(client: Client, namespace: &str, name: &'static str) -> Self
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -100,7 +101,7 @@ impl<K: Resource> Watch<K> {
         Self::of(client, name, |client| Api::namespaced(client, namespace))
     }
 
-    /// One object of a kind that is of the whole cluster.
+    /// Watches one object of a cluster-scoped kind.
     pub fn one(client: Client, object: &str, name: &'static str) -> Self
     where
         K: Resource<Scope = ClusterResourceScope>,
@@ -109,7 +110,7 @@ impl<K: Resource> Watch<K> {
         Self::of(client, name, Api::all).fields(format!("metadata.name={object}"))
     }
 
-    /// All objects of a kind that is known only at run time.
+    /// Watches all objects of a kind that is known only at run time.
     pub fn dynamic(client: Client, kind: &K::DynamicType, name: &'static str) -> Self {
         Self::of(client, name, |client| Api::all_with(client, kind))
     }
@@ -130,43 +131,43 @@ impl<K: Resource> Watch<K> {
         }
     }
 
-    /// Only objects whose fields match.
+    /// Restricts the watch by a field selector.
     #[must_use]
     pub fn fields(mut self, selector: impl Into<String>) -> Self {
         self.fields = Some(selector.into());
         self
     }
 
-    /// Only objects whose labels match.
+    /// Restricts the watch by a label selector.
     #[must_use]
     pub fn labels(mut self, selector: impl Into<String>) -> Self {
         self.labels = Some(selector.into());
         self
     }
 
-    /// How they are listed.
+    /// Sets how the objects are listed.
     #[must_use]
     pub fn listing(mut self, listing: Listing) -> Self {
         self.listing = listing;
         self
     }
 
-    /// The kind need not be installed: that it is missing is as good as an empty list, for being ready.
+    /// Declares that the kind need not be installed: for readiness, a missing kind counts as an empty list.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.optional = true;
         self
     }
 
-    /// Clears what nobody reads, before the object is stored.
+    /// Sets a function that clears unused fields before an object is stored.
     #[must_use]
     pub fn prune(mut self, prune: impl Fn(&mut K) + Send + 'static) -> Self {
         self.prune = Box::new(prune);
         self
     }
 
-    /// Keeps objects as compressed text, which takes a twentieth of the memory and some microseconds for each look at
-    /// one: for kinds of which there are very many, and few are looked at.
+    /// Stores objects as compressed text, which takes one twentieth of the memory and some microseconds per read: for
+    /// kinds with very many objects that are seldom read.
     #[must_use]
     pub fn packed(mut self) -> Self
     where
@@ -176,14 +177,15 @@ impl<K: Resource> Watch<K> {
         self
     }
 
-    /// Wakes whoever waits for `signal` at each change.
+    /// Notifies `signal` on each change.
     #[must_use]
     pub fn wakes(self, signal: &Trigger) -> Self {
         let signal = signal.clone();
         self.on_change(move |_| signal.notify())
     }
 
-    /// Calls `told` with each change, after it is in the cache. It holds up the watch: only put it in a queue.
+    /// Calls `told` with each change, after the cache was updated. The call blocks the watch: only enqueue the change
+    /// in it.
     #[must_use]
     pub fn on_change(mut self, told: impl FnMut(&Change<K>) + Send + 'static) -> Self {
         self.on_change.push(Box::new(told));
@@ -197,7 +199,7 @@ impl<K: Resource> Watch<K> {
             ..watcher::Config::default()
         };
         match listing {
-            // A page size would make the API server read from its store: the cache serves only whole lists.
+            // With a page size the API server would read from etcd: its cache serves only complete lists.
             Listing::FromCache => watcher::Config {
                 page_size: None,
                 ..config.any_semantic()
@@ -207,7 +209,7 @@ impl<K: Resource> Watch<K> {
     }
 }
 
-/// Starts watches: what they share.
+/// Starts watches with common settings.
 #[derive(Clone, Debug)]
 pub struct Watches {
     process: Process,
@@ -216,7 +218,8 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Watches that end with `process`, hold back `readiness` until they are synced, and count in `metrics`.
+    /// Creates a starter of watches that end with `process`, block `readiness` until they are synced, and count in
+    /// `metrics`.
     pub fn new(process: &Process, readiness: &Readiness, metrics: &WatchMetrics) -> Self {
         Self {
             process: process.clone(),
@@ -225,8 +228,8 @@ impl Watches {
         }
     }
 
-    /// Starts a watch; the cache fills and stays up to date until every task of the process has ended: requests that
-    /// are held while the process stops wait for changes too.
+    /// Starts a watch. Its cache is kept up to date until every task of the process has ended, because requests that
+    /// are held during the shutdown also wait for changes.
     pub fn start<K>(&self, watch: Watch<K>) -> Cache<K>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -239,8 +242,8 @@ impl Watches {
         cache
     }
 
-    /// Starts a watch that is only wanted for a while: it ends with `wanted`, or with the process. Being ready does not
-    /// wait for it.
+    /// Starts a temporary watch: it ends when `wanted` is cancelled, or with the process. Readiness does not depend on
+    /// it.
     pub fn start_until<K>(&self, watch: Watch<K>, wanted: CancellationToken) -> Cache<K>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -254,7 +257,7 @@ impl Watches {
         cache
     }
 
-    /// The cache of a watch, and what fills it.
+    /// Returns the cache of a watch and the future that fills it.
     fn follows<K>(
         &self,
         mut watch: Watch<K>,
@@ -287,8 +290,8 @@ where
     watcher(api, config)
 }
 
-/// Hands each event to the observer; waits after each error, as the stream tries again when it is polled. Goes on with
-/// the events of `otherwise`, if there are any, where the API server does not stream lists.
+/// Passes each event to the observer. Sleeps after each error; the stream retries when it is polled again. Switches to
+/// the stream `otherwise`, if given, when the API server does not support streamed lists.
 async fn follow<K: Resource, S>(first: S, otherwise: Option<S>, acceptance: &Acceptance, mut observer: Observer<K>)
 where
     S: Stream<Item = watcher::Result<watcher::Event<TolerantDecode<K>>>>,
@@ -322,7 +325,8 @@ where
                 }
             }
             Err(error) => {
-                // An accepted watch shows nothing until something changes. That it held for long is a success too.
+                // An accepted watch sends nothing until something changes, so one that stayed open for long counts as
+                // a success.
                 if last_error.is_some_and(|last| last.elapsed() > 2 * LONGEST_WAIT) {
                     backoff.reset();
                 }
@@ -334,7 +338,7 @@ where
     }
 }
 
-/// How watches fare.
+/// Metrics of watches.
 #[derive(Clone, Debug, Default)]
 pub struct WatchMetrics {
     lists: Family<NameLabel, Counter>,
@@ -354,7 +358,7 @@ struct ErrorLabels {
 }
 
 impl WatchMetrics {
-    /// Counts in `registry`.
+    /// Creates the metrics and registers them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let lists = "Complete lists that a watch began with, the first one included";

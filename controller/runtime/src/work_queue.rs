@@ -1,19 +1,19 @@
-//! Work on many objects, one key at a time: what reconcilers share.
+//! The work queue of the reconcilers: many objects, one reconcile at a time per key.
 //!
 //! ```text
-//!  watches ──hear(change)──▶ ┌ keys ┐            ┌─▶ look(key) ─▶ Ok(Requeue::OnChange)   forgotten until it is added
-//!  anyone  ──add(key)──────▶ │      │ ─ bounded ─┼─▶ look(key) ─▶ Ok(Requeue::At(time))   again then, or when added
-//!  elected ──all()─────────▶ └──────┘            └─▶ look(key) ─▶ Err                  again after a back-off
+//!  watches ──hear(change)──▶ ┌ keys ┐            ┌─▶ look(key) ─▶ Ok(Requeue::OnChange)   dropped until it is added
+//!  anyone  ──add(key)──────▶ │      │ ─ bounded ─┼─▶ look(key) ─▶ Ok(Requeue::At(time))   requeued then, or when added
+//!  elected ──all()─────────▶ └──────┘            └─▶ look(key) ─▶ Err                     requeued after a back-off
 //! ```
 //!
 //! # Guarantees
-//! - A key is looked at by one look at a time. What is added during its look makes it looked at once more.
-//! - Nothing is looked at unless this process leads. A new term begins with all keys; what changes meanwhile is not lost.
-//!   When the term is over, looks are dropped where they wait.
-//! - After a failure the key waits 0.2 s to 60 s, doubling, with jitter; news shorten that to 0.2 s but do not end it,
-//!   so that a look that changes what wakes it cannot spin. A success forgets failures.
-//! - The first failure of a key in a row is logged as a warning, the others for debugging.
-//! - Keys that were looked at and have nothing to wait for cost no memory.
+//! - At most one reconcile runs per key. A key that is added during its reconcile is reconciled once more.
+//! - Keys are reconciled only while this process is the leader. A new term starts with all keys, so no change in
+//!   between is lost. When the term ends, running reconciles are dropped at their current `await`.
+//! - After a failure the key waits 0.2 s to 60 s, doubling, with jitter. A change shortens the wait to 0.2 s but does
+//!   not end it, so a reconcile that modifies the objects that trigger it cannot spin. A success resets the back-off.
+//! - The first of consecutive failures of a key is logged as a warning, the others at debug level.
+//! - Keys that were reconciled and do not wait for a time use no memory.
 
 use crate::{
     Change, Key, Trigger, chain, clock,
@@ -35,23 +35,23 @@ mod queue;
 
 use queue::{Done, Queue, after};
 
-/// The first wait after a failure.
+/// Delay after the first failure.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// The longest.
+/// Maximum delay after a failure.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// When a look wants the next one.
+/// When a reconcile wants to run again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requeue {
-    /// When something changes.
+    /// On the next change.
     #[default]
     OnChange,
-    /// At this time of day, or when something changes before.
+    /// At this wall-clock time, or on an earlier change.
     At(Timestamp),
 }
 
 impl Requeue {
-    /// The earlier of two.
+    /// Returns the earlier of `self` and `other`.
     #[must_use]
     pub fn or_at(self, other: Option<Timestamp>) -> Self {
         match (self, other) {
@@ -68,10 +68,10 @@ impl From<()> for Requeue {
     }
 }
 
-/// The keys of objects that have to be looked at. Clones are the same.
+/// The keys of objects to reconcile. Clones share one queue.
 #[derive(Clone)]
 pub struct WorkQueue {
-    /// For logs, such as `instances`.
+    /// Name for logs, such as `instances`.
     name: &'static str,
     at_once: usize,
     queue: Arc<Mutex<Queue>>,
@@ -88,7 +88,7 @@ impl fmt::Debug for WorkQueue {
 }
 
 impl WorkQueue {
-    /// Work of which `at_once` looks go on at a time.
+    /// Creates a queue that runs up to `at_once` reconciles concurrently.
     pub fn new(name: &'static str, at_once: usize) -> Self {
         Self {
             name,
@@ -98,36 +98,36 @@ impl WorkQueue {
         }
     }
 
-    /// A key has to be looked at. Neither waits nor fails; without a term nothing is kept.
+    /// Enqueues a key. Never waits and never fails; outside a term the key is discarded.
     pub fn add(&self, key: Key) {
         if self.lock().add(key) {
             self.added.notify();
         }
     }
 
-    /// Adds the key of an object that a watch found changed: for [`Watch::on_change`](crate::Watch::on_change).
+    /// Enqueues the key of an object that a watch event reported; for [`Watch::on_change`](crate::Watch::on_change).
     pub fn hear<K>(&self, change: &Change<K>) {
         if let Change::Object { key, .. } = change {
             self.add(key.clone());
         }
     }
 
-    /// How many keys are being looked at or wait for it.
+    /// Returns the number of keys that are queued or being reconciled.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether nothing is being looked at nor waits for it.
+    /// Returns whether no key is queued or being reconciled.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Looks at keys in each term of this process, until `stopping`.
+    /// Reconciles keys during each leadership term of this process, until `stopping`.
     ///
-    /// Each term begins with the keys of `all`, which should wait until the caches have their first answers.
+    /// Each term starts with the keys of `all`, which should wait until the caches are synced.
     ///
     /// # Assumptions
-    /// Called once. `look` bears being dropped at any `await`.
+    /// Called only once. `look` may be dropped at any `await`.
     pub async fn run<A, F, L, R, W, E>(&self, stopping: &CancellationToken, mut leadership: Leadership, all: A, look: L)
     where
         A: Fn() -> F,
@@ -146,7 +146,7 @@ impl WorkQueue {
         }
     }
 
-    /// Looks at keys for ever.
+    /// Reconciles keys; never returns.
     async fn work<A, F, L, R, W, E>(&self, term: &Term, all: &A, look: &L)
     where
         A: Fn() -> F,
@@ -161,7 +161,7 @@ impl WorkQueue {
         }
         let mut looks = FuturesUnordered::new();
         loop {
-            // A process that stood still may not have been told yet that its term is over.
+            // After a pause of the process, the end of the term may not have been signalled yet.
             while looks.len() < self.at_once && term.is_valid() {
                 let Some(key) = self.take() else { break };
                 looks.push(async { (key.clone(), look(key).await) });

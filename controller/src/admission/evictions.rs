@@ -1,25 +1,25 @@
-//! What an eviction of a launcher pod is answered, and the mark that it leaves.
+//! Reviews evictions of launcher pods, and sets the evacuation marks that follow from them.
 //!
 //! ```text
 //!  caches ─▶ core: answer ─┬─ Allow ──▶ as shown: pod and instance are read ─▶ core: answer
-//!     ▲                    │           for good: the pod's budget goes, allowed
+//!     ▲                    │           for good: the pod's PDB is deleted, allowed
 //!     │                    ├─ Mark ───▶ one patch of the instance ──┐
 //!     │                    └─ Refuse ───────────────────────────────┴─▶ 429
 //!     ├───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
 //!     └─ moved ─▶ the pod is deleted, allowed when it is gone
 //! ```
 //!
-//! Drainers wait for seconds after a 429 (kubectl five), while most guests are elsewhere sooner. So
-//! an eviction that would be granted in a moment is held for a while: at most [`HOLD`], at most
-//! [`HELD_AT_ONCE`] in this process, so that nobody can fill the API server with them, and never a
-//! dry run nor one of the descheduler, which asks about many pods in a row and reads the text.
+//! Drainers wait for seconds after a 429 (kubectl five), while most guests have moved sooner. So an eviction that
+//! would be granted in a moment is held for a while: at most [`HOLD`], at most [`HELD_AT_ONCE`] in this process, so
+//! that held requests cannot fill the API server. Dry runs are never held, nor are evictions by the descheduler,
+//! which evicts many pods in a row and reads the message.
 //!
-//! Then drainers wait until the pod is gone, and look for that once in a second. So a pod that is to be
-//! evicted is told to end as soon as its guest has moved, and the eviction is granted when it is gone:
-//! the API server answers then that there is none, which drainers take for what they wanted.
+//! After that, drainers wait until the pod is gone, and check once a second. So a pod that is to be evicted is
+//! deleted as soon as its guest has moved, and the eviction is granted when the pod is gone: the API server then
+//! responds that there is no such pod, which drainers treat as success.
 //!
-//! A cache that lags behind proves nothing: what speaks for letting a pod go is asked of the API
-//! server where the caches do not know the pod or its instance, or may know it as it was.
+//! A cache that lags behind proves nothing: before a pod may go, the API server is read if the caches do not have the
+//! pod or its instance, or may have an outdated state.
 
 mod logged;
 
@@ -64,22 +64,22 @@ use crate::{
 };
 use logged::LoggedRefusals;
 
-/// How many evictions are held at once: far below the number of requests that an API server
-/// serves at a time (200 that change something, by default).
+/// How many evictions are held at once: far below the number of requests that an API server processes at a time (200
+/// mutating requests by default).
 pub(crate) const HELD_AT_ONCE: usize = 8;
-/// The budget of a pod that may go is left to the replica that leads for this long.
+/// How long a replica waits for the leader to delete the PDB of a pod that may go, before it does so itself.
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
-/// How long a pod that its guest has left may take to be gone before its eviction is granted all the same: a kubelet
-/// takes half a second when it has nothing else to do, and some on a node whose processors are full. Together with
-/// [`HOLD`] below the time that API servers give the webhook.
+/// How long the deletion of a pod whose guest has migrated away may take before the eviction is granted all the same:
+/// a kubelet takes half a second when it is otherwise idle, and some seconds on a node whose processors are fully
+/// used. Together with [`HOLD`], below the time that API servers give the webhook.
 pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// Code and reason of refusals, as a budget's.
+/// Code and reason of refusals: the same as for a PDB.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
-/// Code and reason of an eviction whose preconditions do not hold, as the API server's own.
+/// Code and reason for an eviction whose preconditions do not hold: the same as the API server's own.
 const CONFLICT: (u16, &str) = (409, "Conflict");
 
-/// Answers evictions of launcher pods.
+/// Reviews evictions of launcher pods.
 #[derive(Clone)]
 pub(crate) struct Evictions {
     client: Client,
@@ -87,13 +87,13 @@ pub(crate) struct Evictions {
     migrations: Migrations,
     launchers: Launchers,
     pace: MigrationRate,
-    /// Something has changed that may let somebody go.
+    /// Changes when a pod may go that could not before.
     news: watch::Receiver<u64>,
     held: Arc<Semaphore>,
     logged: Arc<LoggedRefusals>,
 }
 
-/// An eviction as far as it matters.
+/// The relevant parts of an eviction.
 struct Eviction {
     pod: Key,
     dry_run: bool,
@@ -102,28 +102,28 @@ struct Eviction {
 }
 
 impl Eviction {
-    /// A place among those that are held, if it may be held and there is one.
+    /// Returns a place among the held evictions, if the eviction may be held and there is one.
     fn place<'a>(&self, held: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
         let may_be_held = !self.dry_run && !self.descheduler;
         may_be_held.then(|| held.try_acquire().ok()).flatten()
     }
 }
 
-/// Who says how a pod and its instance are.
+/// The source of the state of a pod and its instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// The caches, and the API server where they know nothing.
+    /// The caches, and the API server for objects that they do not have.
     Caches,
-    /// The API server itself.
+    /// The API server.
     ApiServer,
 }
 
-/// The answer to one eviction as things are now.
+/// The verdict on one eviction in the current state.
 struct Verdict {
     answer: Answer,
     pod: Option<Arc<Pod>>,
     instance: Option<Arc<VirtualMachineInstance>>,
-    /// What went wrong, if something did.
+    /// The error, if there was one.
     detail: String,
 }
 
@@ -147,7 +147,7 @@ impl Verdict {
 }
 
 impl Evictions {
-    /// By these caches; `news` tells that one of them has changed.
+    /// Creates a review over these caches. `news` changes when one of them does.
     pub(crate) fn new(
         client: Client,
         instances: Instances,
@@ -168,7 +168,7 @@ impl Evictions {
         }
     }
 
-    /// Answers one eviction.
+    /// Reviews one eviction.
     pub(super) async fn review(&self, asked: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
         let response = AdmissionResponse::from(asked);
         let eviction = match read(asked) {
@@ -183,7 +183,7 @@ impl Evictions {
                 return refused(response, Refusal::InstanceUnknown, &verdict, &verdict.detail);
             }
         }
-        // Where the instance names no strategy, the cluster's counts.
+        // If the instance has no strategy of its own, the cluster's applies.
         self.launchers.configuration.resolved().await;
         let mut news = self.news.clone();
         news.mark_unchanged();
@@ -197,7 +197,7 @@ impl Evictions {
         {
             let first = refusal;
             verdict = self.hold(&eviction.pod, verdict, news).await;
-            // Who has triggered it is told so, not that somebody else has.
+            // The response to the request that triggered the evacuation must not attribute it to another request.
             if let Answer::Refuse(Refusal::InProgress) = verdict.answer {
                 verdict.answer = Answer::Refuse(first);
             }
@@ -228,16 +228,17 @@ impl Evictions {
                 let detail = std::mem::take(&mut verdict.detail);
                 refused(response, refusal, &verdict, &detail)
             }
-            // It has been marked above.
+            // The instance was marked above.
             Answer::Mark => refused(response, Refusal::Triggered, &verdict, ""),
         }
     }
 
-    /// Why an eviction is not about the pod of its name that is there, if its preconditions say so. The version of a pod
-    /// that a cache shows proves nothing, nor does another UID there. Where there is no pod the API server answers.
+    /// Returns why an eviction does not apply to the existing pod of its name, if its preconditions exclude that pod.
+    /// Neither the version of a pod nor another UID in a cache proves anything. If there is no pod, the API server
+    /// itself responds.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// If the request to the API server fails.
     async fn conflict(&self, eviction: &Eviction) -> kube::Result<Option<String>> {
         let Some(wanted) = &eviction.preconditions else {
             return Ok(None);
@@ -252,7 +253,7 @@ impl Evictions {
         Ok(pod.and_then(|pod| preconditions::conflict(wanted, &pod)))
     }
 
-    /// What is answered as things are now.
+    /// Returns the verdict in the current state.
     async fn judge(&self, key: &Key) -> Verdict {
         let verdict = self.judge_by(key, By::Caches).await;
         match verdict.answer {
@@ -261,7 +262,7 @@ impl Evictions {
         }
     }
 
-    /// What is answered as pod and instance are shown there.
+    /// Returns the verdict for the pod and the instance as this source has them.
     async fn judge_by(&self, key: &Key, by: By) -> Verdict {
         let pod = match self.launchers.get(key).filter(|_| by == By::Caches) {
             Some(pod) => pod,
@@ -301,7 +302,7 @@ impl Evictions {
         }
     }
 
-    /// A migration that has not ended, or of which nothing is known, is to bring a guest into a pod.
+    /// Returns whether a migration that has not ended, or is unknown, is to bring a guest into a pod.
     fn is_target(&self, instance: &Key, pod: &Pod) -> bool {
         let Some(uid) = made_for(pod) else { return false };
         let migrations = self.migrations.of_instance(instance);
@@ -311,10 +312,10 @@ impl Evictions {
         migration.is_none_or(|migration| !Record::of(migration).is_over())
     }
 
-    /// Waits until something else is answered, for [`HOLD`] at most, and no longer than that is worth while.
+    /// Waits until the verdict changes, for at most [`HOLD`], and no longer than that is worthwhile.
     async fn hold(&self, pod: &Key, mut verdict: Verdict, mut news: watch::Receiver<u64>) -> Verdict {
         let began = clock::Instant::now();
-        // One that is the first of its drain does not know yet which others there are.
+        // The first eviction of a drain does not know yet which other guests are to leave.
         let mut judged_at = match verdict.answer {
             Answer::Refuse(Refusal::Triggered) => Some(began + SETTLED_AFTER),
             _ => Some(began),
@@ -334,19 +335,19 @@ impl Evictions {
             verdict = self.judge(pod).await;
             match verdict.answer {
                 Answer::Refuse(refusal) if refusal.may_pass() => {}
-                // The mark is not shown yet, or somebody has taken it away: it is no news either way.
+                // The watch does not show the mark yet, or the mark was removed: neither changes the verdict.
                 Answer::Mark => verdict.answer = Answer::Refuse(Refusal::InProgress),
                 Answer::Allow(_) | Answer::Refuse(_) => return verdict,
             }
         }
     }
 
-    /// How long it will take until the guest of an eviction has moved, as far as anybody can tell.
+    /// Returns the estimated time until the guest of an eviction has moved; `None` if it is unknown.
     fn time_left(&self, verdict: &Verdict) -> Option<Duration> {
         let instance = verdict.instance.as_deref()?;
         let node = node_of(instance)?;
         let own = Leaving::of(instance, self.migrations.of_instance(&Key::of(instance)));
-        // Whoever has no migration yet goes after it.
+        // Guests that have no migration yet come after it.
         let others = self.migrations.unfinished().into_iter();
         let others = others.filter_map(|migration| Leaving::by(migration, node));
         let limits = &self.launchers.configuration.get().migrations;
@@ -379,7 +380,7 @@ impl Evictions {
             node: &node,
             evacuation: &evacuation,
         };
-        // Who evicts does not wait for a cache that lags behind.
+        // An eviction does not wait for a cache that lags behind.
         let marked = mark.set(&self.api(&key), &instance, State::Any, eviction.dry_run).await;
         if let Err(error) = marked {
             verdict.detail = chain(&error).to_string();
@@ -392,7 +393,7 @@ impl Evictions {
                 .patch(&key.name, &PatchParams::default(), &Patch::Merge(patch))
                 .await;
             if let Err(error) = noted {
-                // It only makes the migration less urgent.
+                // The annotation only makes the migration less urgent.
                 warn!(instance = %key, error = %chain(&error), "that the descheduler asked could not be written down");
             }
         }
@@ -400,8 +401,8 @@ impl Evictions {
         Refusal::Triggered
     }
 
-    /// Has a pod end that its guest has left, and waits until it is gone, for [`GONE_WITHIN`] at most, if it may be held. A
-    /// budget does not keep one that is being deleted.
+    /// Deletes a pod whose guest has migrated away. If the eviction may be held, waits up to [`GONE_WITHIN`] until
+    /// the pod is gone. A PDB does not protect a pod that is being deleted.
     async fn end(&self, eviction: &Eviction, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
         let key = &eviction.pod;
@@ -424,8 +425,8 @@ impl Evictions {
         }
     }
 
-    /// Takes away what would still keep a pod from being evicted. The replica that leads does that as
-    /// soon as the guest has moved; only if it does not, this one does.
+    /// Deletes the PDB that would still keep a pod from being evicted. The leader does that as soon as the guest has
+    /// moved; only if it does not, this replica does.
     async fn release(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
         let until = clock::Instant::now() + RELEASED_WITHIN;
@@ -435,7 +436,7 @@ impl Evictions {
                 changed = news.changed() => if changed.is_ok() { continue },
             }
             if let Err(error) = self.launchers.budgets.delete(&budget).await {
-                // The API server refuses by the budget then, and it is tried again.
+                // The API server then refuses because of the PDB, and the eviction is retried.
                 warn!(pod = %key, error = %chain(&error), "the budget of a pod that may go could not be deleted");
             }
             return;
@@ -451,7 +452,7 @@ impl Evictions {
     }
 }
 
-/// What is asked.
+/// Reads an eviction from an admission request.
 fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
     let eviction = asked.object.as_ref().ok_or("there is none")?;
     let in_object = eviction
@@ -482,7 +483,7 @@ fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
     })
 }
 
-/// The answer to an eviction whose preconditions do not hold: nothing is done about the pod of that name.
+/// Returns the response to an eviction whose preconditions do not hold: the pod of that name is left alone.
 fn conflicting(response: AdmissionResponse, eviction: &Eviction, text: String) -> AdmissionResponse {
     info!(pod = %eviction.pod, reason = text, "eviction of another pod of this name refused");
     let mut response = response.deny(text);

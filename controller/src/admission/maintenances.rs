@@ -1,14 +1,14 @@
-//! Which NodeMaintenances may be created and changed.
+//! Reviews creations and changes of NodeMaintenances.
 //!
 //! ```text
 //!  CREATE ─▶ node there? ─▶ none for it yet? ─▶ quorum of the control plane? ─▶ node reserved ─▶ still none? ─▶ allowed
 //!  UPDATE ─▶ same node? ─▶ allowed
 //! ```
 //!
-//! The texts and their order are those of the node maintenance operators, whose clients look for them.
-//! Of two that are created at the same time one is refused, in whichever group and by whichever
-//! replica they are asked about: see [`drydock_core::maintenance::reservation`]. A dry run reserves
-//! nothing and is told what would happen.
+//! The messages and their order are those of the node maintenance operators, whose clients search for them. Of two
+//! maintenances that are created at the same time one is refused, whichever their groups and whichever replicas
+//! review them: see [`drydock_core::maintenance::reservation`]. A dry run reserves nothing and returns what would
+//! happen.
 
 mod quorum;
 #[cfg(test)]
@@ -37,20 +37,20 @@ use crate::{
     webhook_server::{Handlers, handlers::Handler},
 };
 
-/// Where API servers ask.
+/// Path of the webhook.
 pub(crate) const PATH: &str = "/validate/nodemaintenances";
-/// How long asking the API server may take in all: less than it gives the webhook.
+/// How long all requests to the API server may take together: less than it gives the webhook.
 const WITHIN: Duration = Duration::from_secs(8);
-/// Two that take over an expired reservation at once try again so often.
+/// How often a reservation is tried: two requests may take over an expired reservation at the same time.
 const TRIES: usize = 3;
 /// Code and reason of refusals, as the operators give them.
 const CODE: u16 = 403;
 const REASON: &str = "Forbidden";
 
-/// What would happen to a node of this name, one line for each thing.
+/// Returns what would happen to a node of this name, one line for each item.
 pub(crate) type Preview = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
-/// Knows what there is.
+/// Reviews NodeMaintenances.
 #[derive(Clone)]
 pub(crate) struct MaintenanceReview {
     client: Client,
@@ -66,11 +66,11 @@ impl fmt::Debug for MaintenanceReview {
     }
 }
 
-/// Why something is refused, for people.
+/// The message of a refusal, for people.
 type Refused = String;
 
 impl MaintenanceReview {
-    /// By these caches, and by the API server. Reservations are made in `namespace`.
+    /// Creates a review over these caches and the API server. Reservations are created in `namespace`.
     pub(crate) fn new(
         client: Client,
         nodes: Cache<Node>,
@@ -87,7 +87,7 @@ impl MaintenanceReview {
         }
     }
 
-    /// The handler of [`PATH`].
+    /// Returns the handler of [`PATH`].
     pub(crate) fn handlers(self) -> Handlers {
         let handler = Handler::from(move |asked: Asked| {
             let review = self.clone();
@@ -124,7 +124,7 @@ impl MaintenanceReview {
         }
     }
 
-    /// Whether a new one is admitted, and what is to be said of it.
+    /// Returns the warnings for a new maintenance, if it is admitted.
     async fn created(&self, group: Group, new: &Value, node: &str, asked: &Asked) -> Result<Vec<String>, Refused> {
         let found = self.node(node).await?;
         self.none_shown(node).await?;
@@ -150,7 +150,7 @@ impl MaintenanceReview {
             return Ok(node);
         }
         let missing = || format!("invalid nodeName, no node with name {name} found");
-        // The API server has no path for these.
+        // The API server has no path for such names.
         if name.is_empty() || name.contains(['/', '%', '?', '#']) {
             return Err(missing());
         }
@@ -164,8 +164,8 @@ impl MaintenanceReview {
         }
     }
 
-    /// Whether the caches show no maintenance of a node. What they show is asked for: they may be a
-    /// moment behind.
+    /// Checks that the caches show no maintenance of a node. What they show is read from the API server, since they
+    /// may lag a moment behind.
     async fn none_shown(&self, node: &str) -> Result<(), Refused> {
         for (group, shown) in self.maintenances.of_node(node) {
             let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
@@ -177,7 +177,7 @@ impl MaintenanceReview {
         Ok(())
     }
 
-    /// Whether the API server has no maintenance of a node, past every cache.
+    /// Checks that the API server has no maintenance of a node, bypassing all caches.
     async fn none_stored(&self, node: &str) -> Result<(), Refused> {
         let [one, other] = Group::ALL.map(|group| self.none_stored_of(group, node));
         tokio::try_join!(one, other).map(|_| ())
@@ -195,7 +195,7 @@ impl MaintenanceReview {
                 Err(exists(node))
             }
             Ok(_) => Ok(()),
-            // The kind of this group is not installed.
+            // The kind is not installed in this group.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(unsure(&error)),
         }

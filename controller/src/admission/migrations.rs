@@ -1,15 +1,15 @@
-//! Whether a migration may be created, by what the cluster says of its instance.
+//! Reviews whether a migration may be created, given the state of its instance in the cluster.
 //!
 //! ```text
-//!  caches ─▶ core: review ─ nothing against it ─▶ allowed
-//!                         └ something ─▶ asked of the API server ─▶ still so: refused
-//!                                                                 └ not so, or no answer: allowed
+//!  caches ─▶ core: review ─ no objection ─▶ allowed
+//!                         └ objection ─▶ read from the API server ─▶ confirmed: refused
+//!                                                                  └ not confirmed, or no response: allowed
 //! ```
 //!
-//! The common case asks nobody. A cache may be a moment behind, so that it proves neither that an
-//! instance is missing nor that a migration is still in flight: what speaks against a migration is
-//! confirmed before it is said. What slips through is settled by the controller, which also fails the
-//! younger one of two migrations that were created at the same time.
+//! The common case needs no request. A cache may lag a moment behind, so that it proves neither that an instance is
+//! missing nor that a migration is still in flight: an objection is confirmed before it is reported. What slips
+//! through is handled by the controller, which also fails the younger one of two migrations that were created at the
+//! same time.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -26,10 +26,10 @@ use tracing::warn;
 
 use crate::{instances::Instances, migrations::Migrations};
 
-/// How long confirming may take: well within the time that an API server gives the webhook.
+/// How long the confirmation may take: well within the time that an API server gives the webhook.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
 
-/// Knows the state of instances and of their migrations.
+/// Reviews migrations by the state of instances and of their migrations.
 #[derive(Clone)]
 pub(crate) struct ClusterState {
     client: Client,
@@ -38,7 +38,7 @@ pub(crate) struct ClusterState {
 }
 
 impl ClusterState {
-    /// By these caches, and by the API server where they are not enough.
+    /// Creates a review over these caches, and over the API server where they do not suffice.
     pub(crate) fn new(client: Client, instances: Instances, migrations: Migrations) -> Self {
         Self {
             client,
@@ -47,7 +47,7 @@ impl ClusterState {
         }
     }
 
-    /// What keeps this instance from being moved by a new migration, if that is certain.
+    /// Returns what keeps this instance from being moved by a new migration, if that is certain.
     pub(super) async fn review(&self, instance: &Key) -> Option<Refusal> {
         match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
             Ok(Ok(refusal)) => refusal,
@@ -88,7 +88,7 @@ impl ClusterState {
         Ok(None)
     }
 
-    /// An object as the API server has it now.
+    /// Returns an object from the API server.
     async fn get<K>(&self, key: &Key) -> kube::Result<Option<K>>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,

@@ -1,8 +1,8 @@
-//! Which parts of Drydock may be deleted: none while something needs it.
+//! Reviews deletions of parts of Drydock: none may be deleted while something needs it.
 //!
-//! It is answered from the caches of the kinds, without a request. Where a cache has not seen everything yet, or gets no
-//! news, an empty one proves nothing: the deletion is refused for the moment. A kind that the API server does not serve
-//! has no objects.
+//! The verdict comes from the caches of the kinds, without a request. If a cache is not synced, or its watch has a
+//! problem, an empty cache proves nothing: the deletion is refused for the moment. A kind that the API server does
+//! not serve has no objects.
 
 use drydock_api::{
     kubevirt::{VirtualMachine, VirtualMachineInstanceReplicaSet},
@@ -21,12 +21,12 @@ use crate::{
     webhook_server::{Handlers, handlers::Handler},
 };
 
-/// Code and reason of a refusal because of objects that are left.
+/// Code and reason of a refusal because objects are left.
 const IN_USE: (u16, &str) = (403, "Forbidden");
-/// Code and reason of a refusal for the moment.
+/// Code and reason of a temporary refusal.
 const UNKNOWN: (u16, &str) = (503, "ServiceUnavailable");
 
-/// Knows what needs Drydock.
+/// Reviews deletions.
 #[derive(Clone, Debug)]
 pub(crate) struct RemovalReview {
     machines: Cache<VirtualMachine>,
@@ -36,7 +36,7 @@ pub(crate) struct RemovalReview {
 }
 
 impl RemovalReview {
-    /// By these caches.
+    /// Creates a review over these caches.
     pub(crate) fn new(
         machines: Cache<VirtualMachine>,
         instances: Instances,
@@ -51,7 +51,7 @@ impl RemovalReview {
         }
     }
 
-    /// The handler of [`PATH`].
+    /// Returns the handler of [`PATH`].
     pub(crate) fn handlers(self) -> Handlers {
         let handler = Handler::from(move |asked: Asked| {
             let review = self.clone();
@@ -88,7 +88,7 @@ impl RemovalReview {
         }
     }
 
-    /// What needs Drydock.
+    /// Returns what still needs Drydock.
     fn left(&self) -> Vec<Left> {
         let [medik8s, kubevirt] =
             Group::ALL.map(|group| left(maintenance::KIND, self.maintenances.of_group(group).shown()));
@@ -102,7 +102,7 @@ impl RemovalReview {
     }
 }
 
-/// The objects of a cache, those that cannot be read included.
+/// Returns the objects of a cache, including those that cannot be read.
 fn left<K>(kind: &'static str, cache: &Cache<K>) -> Left {
     let sight = cache.sync_state();
     if sight.problem == Some(Problem::KindMissing) {
@@ -149,7 +149,7 @@ mod tests {
         serde_json::from_value(machine).unwrap()
     }
 
-    /// A deletion of the controller's Deployment, which has these annotations.
+    /// Returns the deletion of the controller's Deployment, which has these annotations.
     fn request(annotations: &Value) -> Asked {
         let kind = json!({"group": "apps", "version": "v1", "kind": "Deployment"});
         let resource = json!({"group": "apps", "version": "v1", "resource": "deployments"});

@@ -1,4 +1,4 @@
-//! What API servers are answered, as they would read it.
+//! Tests of the responses, as API servers read them.
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_core::admission::{VERSION, change::CONTROLLER};
@@ -31,7 +31,7 @@ fn instance() -> Value {
     })
 }
 
-/// The question of an API server.
+/// Returns the request of an API server.
 fn asked(operation: &str, user: &str, new: &Value, old: &Value) -> AdmissionRequest<DynamicObject> {
     let review: AdmissionReview<DynamicObject> = serde_json::from_value(json!({
         "apiVersion": "admission.k8s.io/v1",
@@ -57,7 +57,7 @@ async fn answer(path: &str, question: AdmissionRequest<DynamicObject>) -> Admiss
     answered_with(path, question, api_server().0).await
 }
 
-/// The answer, where the cluster has one instance, `vm`, and the API server is there to be asked.
+/// Returns the response in a cluster with one instance, `vm`, and an API server for requests.
 async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
     let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
     let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
@@ -87,14 +87,14 @@ async fn defaults_are_a_patch_that_keeps_what_is_there() {
     // Nothing is missing now.
     let again = answer(path, asked("CREATE", "somebody", &whole, &Value::Null)).await;
     assert!(again.allowed && again.patch.is_none());
-    // Who applies the manifest again replaces lists, and changes nothing by it.
+    // Applying the manifest again replaces lists, and changes nothing.
     let mut applied = whole.clone();
     applied["spec"]["domain"]["devices"]["disks"] = instance()["spec"]["domain"]["devices"]["disks"].clone();
     let update = answer(path, asked("UPDATE", "somebody", &applied, &whole)).await;
     let patch: json_patch::Patch = serde_json::from_slice(&update.patch.unwrap()).unwrap();
     json_patch::patch(&mut applied, &patch).unwrap();
     assert_eq!(applied, whole);
-    // What cannot be read is left to validation.
+    // An object that cannot be read is left to validation.
     let garbage = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {}, "spec": 7});
     let let_through = answer(path, asked("CREATE", "somebody", &garbage, &Value::Null)).await;
     assert!(let_through.allowed && let_through.patch.is_none());
@@ -163,7 +163,7 @@ async fn a_migration_is_created_if_its_instance_can_be_moved_and_the_asker_may_a
         );
     }
 
-    // A change is not asked about the cluster.
+    // An update is not checked against the cluster.
     let (mut old, mut new) = (migration("db"), migration("db"));
     old["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "db"});
     new["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "vm"});

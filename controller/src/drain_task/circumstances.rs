@@ -1,4 +1,4 @@
-//! What decides about the next migration of a guest, evaluated when something of it has changed.
+//! The circumstances that determine a guest's next migration, evaluated again when one of them has changed.
 
 use std::{
     collections::HashMap,
@@ -12,21 +12,21 @@ use kube::ResourceExt;
 
 use crate::{launchers::Launchers, nodes::NodePair};
 
-/// Digests of what decides, by guest.
+/// Digests of the circumstances, by guest.
 #[derive(Debug, Default)]
 pub(super) struct Circumstances(Mutex<Known>);
 
-/// Digests, and what they are of.
+/// Digests, and the state they were computed from.
 #[derive(Debug, Default)]
 struct Known {
     nodes: Option<Arc<Vec<NodePair>>>,
     configuration: Option<Arc<Configuration>>,
-    /// With the version of the instance.
+    /// Resource version of the instance, and digest.
     of: HashMap<Key, (Option<String>, String)>,
 }
 
 impl Circumstances {
-    /// Digest of what decides now.
+    /// Returns the digest of the current circumstances.
     pub(super) fn of(&self, launchers: &Launchers, instance: &VirtualMachineInstance) -> String {
         let pairs = launchers.nodes.pairs();
         let configuration = launchers.configuration.get();

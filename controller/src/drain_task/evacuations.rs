@@ -1,4 +1,4 @@
-//! The migrations that drains make.
+//! The migrations that drains create.
 
 use std::collections::BTreeMap;
 
@@ -15,32 +15,32 @@ use drydock_core::{
 use kube::{Api, ResourceExt, api::PostParams};
 use tracing::warn;
 
-/// What a migration off a node is made with.
+/// The inputs of a migration off a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evacuation<'a> {
-    /// The instance as it is marked.
+    /// The instance, with its evacuation mark.
     pub(super) instance: &'a VirtualMachineInstance,
-    /// The node that it is to leave.
+    /// The node to leave.
     pub(super) node: &'a str,
     /// Its place in the queue.
     pub(super) priority: MigrationPriority,
     /// Its place in the plan.
     pub(super) order: usize,
-    /// Digest of what decides about it.
+    /// Digest of the circumstances that determine its outcome.
     pub(super) circumstances: &'a str,
 }
 
-/// What came of making a migration.
+/// The result of creating a migration.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
-    /// It was made.
+    /// It was created.
     Made(VirtualMachineInstanceMigration),
-    /// It had been made before, and may have gone since.
+    /// It had been created before; `None` if it was deleted since.
     WasMade(Option<VirtualMachineInstanceMigration>),
 }
 
 impl Evacuation<'_> {
-    /// Makes the migration, unless there is one for this attempt already.
+    /// Creates the migration, unless there is one for this attempt already.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -54,7 +54,7 @@ impl Evacuation<'_> {
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(error) => return Err(error),
             }
-            // Made before, and not shown yet; or another instance's, whose name came out the same.
+            // Either created before and not yet shown by the watch, or of another instance that got the same name.
             match api.get_opt(&name).await? {
                 Some(other) if other.spec.vmi_name != migration.spec.vmi_name => {
                     warn!(
@@ -69,8 +69,8 @@ impl Evacuation<'_> {
         }
     }
 
-    /// The same name for the same attempt: one that this process has forgotten is not made twice. `take` counts the
-    /// names that others have.
+    /// Builds the migration. The same attempt always gets the same name, so that a migration that this process does
+    /// not remember is not created twice. `take` counts the names that migrations of other instances already have.
     fn migration(self, take: u32) -> VirtualMachineInstanceMigration {
         let attempt = mark::evacuation(self.instance).map(|evacuation| {
             let uid = self.instance.uid().unwrap_or_default();
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of it when each name that is wanted is answered thus: `None` if it is free, or whose it is.
+    /// Creates a migration. Each requested name is either free (`None`) or has a migration of the given instance.
     async fn made(taken: &[Option<&str>]) -> (Outcome, Vec<String>) {
         let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"namespace": "shop", "name": "db", "uid": "1"},

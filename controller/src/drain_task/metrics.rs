@@ -1,13 +1,13 @@
-//! What is told of drains as metrics.
+//! Metrics of drains.
 //!
 //! ```text
 //!  Hypervisor.status.drain ─┐
-//!  NodeMaintenance.status ──┴─▶ at each scrape: what is left now, by node
+//!  NodeMaintenance.status ──┴─▶ at each scrape: guests and pods left now, by node
 //!  a report that is written ──▶ histogram: how long a drain took
 //! ```
 //!
-//! What is left is read from the caches at each scrape, so that a node is told of while it is being
-//! emptied and no longer.
+//! The remaining guests are read from the caches at each scrape, so that a node is exported exactly while it is being
+//! drained.
 
 use std::{
     collections::BTreeMap,
@@ -30,21 +30,21 @@ use prometheus_client::{
 
 use crate::maintenances::Maintenances;
 
-/// The reason of blocked guests that `status.drain` counts, but does not list by name.
+/// Reason label of blocked guests that `status.drain` counts, but does not list by name.
 const NOT_LISTED: &str = "NotListed";
-/// Bounds of the histogram in seconds: from one small guest to a night.
+/// Bucket bounds in seconds: from one small guest to a night.
 const BOUNDS: [f64; 11] = [
     5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10_800.0, 36_000.0,
 ];
 
-/// Tells of drains once it knows where to look.
+/// Exports metrics of drains. The gauges need the sources that [`Self::watch`] sets.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainMetrics {
     watched: Arc<OnceLock<Watched>>,
     took: Histogram,
 }
 
-/// Where to look.
+/// The sources of the gauges.
 #[derive(Debug)]
 struct Watched {
     hypervisors: Cache<Hypervisor>,
@@ -52,7 +52,7 @@ struct Watched {
     leadership: Leadership,
 }
 
-/// What is left on a node that is being emptied.
+/// What is left on a node that is being drained.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Left {
     guests: i64,
@@ -61,7 +61,7 @@ struct Left {
     estimated_end: Option<i64>,
 }
 
-/// What is told at one scrape.
+/// The gauges of one scrape.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Told {
     /// By node.
@@ -71,7 +71,7 @@ struct Told {
 }
 
 impl DrainMetrics {
-    /// Registers them. Of what is left nothing is told before [`Self::watch`].
+    /// Registers the metrics. Gauges are not exported before [`Self::watch`].
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             watched: Arc::default(),
@@ -86,10 +86,10 @@ impl DrainMetrics {
         metrics
     }
 
-    /// Tells of these from now on, while this process leads: every replica knows them, and sums over
-    /// replicas are to be right.
+    /// Exports gauges from these sources while this process leads. Every replica knows the values, but sums over
+    /// replicas have to be right.
     pub(crate) fn watch(&self, hypervisors: Cache<Hypervisor>, maintenances: Maintenances, leadership: Leadership) {
-        // Only the first counts, and there is no second.
+        // Only the first call has an effect, and there is no second.
         let _ = self.watched.set(Watched {
             hypervisors,
             maintenances,
@@ -97,7 +97,7 @@ impl DrainMetrics {
         });
     }
 
-    /// Takes account of what was written of a node.
+    /// Records the duration of a drain if this write reports its end.
     pub(super) fn written(&self, before: Option<&DrainStatus>, after: Option<&DrainStatus>) {
         if let Some(seconds) = ended(before, after) {
             self.took.observe(seconds);
@@ -105,7 +105,7 @@ impl DrainMetrics {
     }
 }
 
-/// Seconds that a drain took, if this change of what is reported is its end.
+/// Returns how many seconds a drain took, if this change of the report is its end.
 #[expect(clippy::cast_precision_loss, reason = "a drain lasts fewer than 2^52 seconds")]
 fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f64> {
     let (before, after) = (before?, after?);
@@ -140,7 +140,7 @@ fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
         maintenances.of_group(group).shown().for_each(|_, object| {
             let status = object.status.as_ref();
             if let Some(pending) = status.and_then(|status| status.pending) {
-                // Of two maintenances of a node one works, and the other says the same or nothing.
+                // If a node has two maintenances, one is active, and the other reports the same number or none.
                 let pods = told.pods.entry(object.spec.node_name.clone()).or_default();
                 *pods = pending.max(*pods);
             }
@@ -149,9 +149,9 @@ fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
     told
 }
 
-/// What is left on a node; `None` if its drain is over.
+/// Returns the remaining guests of a node; `None` if its drain is over.
 fn left(drain: &DrainStatus) -> Option<Left> {
-    // A cordon alone empties nothing.
+    // A cordon alone drains nothing.
     if drain.finished_at.is_some() || drain.requested_by.is_empty() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Whether there is room elsewhere for the guests that leave their nodes.
+//! Evaluates whether other nodes have room for the guests that leave their nodes.
 
 use std::{
     collections::HashMap,
@@ -18,13 +18,13 @@ use drydock_runtime::{
 
 use crate::{launchers::Launchers, nodes::NodePair};
 
-/// How long an outlook counts at least, ...
+/// How long an outlook is valid at least.
 const LEAST: Duration = Duration::from_secs(2);
-/// ... and as a multiple of the time that its evaluation took: so much of a large cluster is not evaluated with each change.
+/// Validity of an outlook as a multiple of its evaluation time: a large cluster is not evaluated with each change.
 const TIMES: u32 = 20;
-/// The same where there is a guest without an outlook.
+/// The same multiple if a guest has no outlook yet.
 const TIMES_FOR_NEW: u32 = 4;
-/// When guests without a place are evaluated again though nothing else has changed: a pod may have left a node.
+/// When guests without a place are evaluated again even if nothing has changed: a pod may have left a node.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The outlooks of the guests that leave, evaluated at intervals.
@@ -33,14 +33,14 @@ pub(super) struct Outlooks(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Of each guest that leaves.
+    /// By guest that leaves.
     of: HashMap<Key, Outlook>,
-    /// When they were evaluated last, and how long that took.
+    /// Time and duration of the last evaluation.
     evaluated: Option<(Instant, Duration)>,
 }
 
 impl Outlooks {
-    /// Gives each guest that leaves its outlook. Returns when to evaluate them again though nothing has changed.
+    /// Sets the outlook of each guest that leaves. Returns when to evaluate them again even if nothing changes.
     pub(super) fn apply(&self, launchers: &Launchers, nodes: &mut [DrainingNode<'_>]) -> Option<jiff::Timestamp> {
         let leaving = || {
             let guests = nodes
@@ -98,7 +98,7 @@ pub(super) struct Competitor<'a> {
 }
 
 impl<'a> Competitor<'a> {
-    /// `None` if a guest does not compete: it stays, or its place is taken already.
+    /// Returns `None` if a guest does not compete: it stays, or already has a place.
     pub(super) fn of(launchers: &Launchers, guest: &Guest<'a>) -> Option<Self> {
         let pods = launchers.of(guest.instance);
         let here = guest.instance.status.as_ref()?.node_name.as_deref();
@@ -115,13 +115,13 @@ impl<'a> Competitor<'a> {
         })
     }
 
-    /// Namespace and name.
+    /// Returns namespace and name of the instance.
     pub(super) fn key(&self) -> Key {
         Key::of(self.instance)
     }
 }
 
-/// Whether there is room for each of these guests, in their order.
+/// Returns for each of these guests, in their order, whether there is room for it.
 pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> Vec<Outlook> {
     if competing.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What emptying a node would do.
+//! Drain previews: what draining a node would do.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::outlooks::{self, Competitor};
 use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::Migrations};
 
-/// Says what emptying a node would do, from the caches alone: any replica can.
+/// Computes drain previews from the caches alone, so that any replica can do it.
 #[derive(Clone)]
 pub(crate) struct Previewer {
     pub(super) instances: Instances,
@@ -34,7 +34,7 @@ impl Previewer {
         }
     }
 
-    /// A line for all guests of the node, and one for each.
+    /// Returns one line for all guests of the node, and one for each guest.
     pub(crate) fn lines(&self, name: &str) -> Vec<String> {
         let keys = self.instances.on_node(name);
         let there: Vec<_> = keys
@@ -75,7 +75,7 @@ impl Previewer {
     }
 }
 
-/// A guest as a plan and a preview see it.
+/// Returns a guest as input of a plan or a preview.
 pub(super) fn guest<'a>(
     launchers: &Launchers,
     instance: &'a VirtualMachineInstance,

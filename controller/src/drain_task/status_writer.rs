@@ -1,4 +1,4 @@
-//! What is reported of a node that is being emptied, written when it is news.
+//! Writes the reports on nodes that are being drained, when they have changed.
 
 use std::{
     collections::HashMap,
@@ -27,12 +27,12 @@ use tracing::info;
 
 use super::metrics::DrainMetrics;
 
-/// The field manager of what is reported of drains.
+/// Field manager of drain reports.
 const FIELD_MANAGER: &str = "drydock-drain";
-/// That of previews: what a manager does not apply again is taken away.
+/// Field manager of previews: server-side apply removes fields that their manager no longer applies.
 const PREVIEW_MANAGER: &str = "drydock-drain-preview";
 
-/// Writes reports. What a watch has not shown yet is remembered, so that it is not written twice.
+/// Writes reports. Remembers writes that a watch has not shown yet, so that it does not repeat them.
 #[derive(Debug)]
 pub(super) struct Reports {
     nodes: Api<Node>,
@@ -42,7 +42,7 @@ pub(super) struct Reports {
     told: Mutex<HashMap<String, Told>>,
 }
 
-/// What was written of one node last, and of which state of the object the watch will show it.
+/// The last writes for one node, each with the version of the object that the watch showed at that time.
 #[derive(Debug, Default)]
 struct Told {
     drain: Written<Option<DrainStatus>>,
@@ -50,10 +50,10 @@ struct Told {
     conditions: Written<Vec<NodeCondition>>,
 }
 
-/// What was written, and which version of the object it was written upon, if anything was.
+/// The resource version of the object before the write, and the written value; `None` if nothing was written.
 type Written<T> = Option<(String, T)>;
 
-/// What stands: what was written upon this version, which the watch has not shown yet, or else what is shown.
+/// Returns the current value: the one written upon this version, which the watch has not shown yet, or else `shown`.
 fn standing<T: Clone>(written: &Written<T>, version: &str, shown: impl FnOnce() -> T) -> T {
     match written {
         Some((of, value)) if of == version => value.clone(),
@@ -72,14 +72,14 @@ impl Reports {
         }
     }
 
-    /// Whether the conditions of a Node say that it is being emptied, or is empty.
+    /// Returns whether the conditions of a Node report that it is being drained, or is empty.
     pub(super) fn says_something(node: &Node) -> bool {
         own(node)
             .iter()
             .any(|condition| condition.status != Status::False.as_str())
     }
 
-    /// Writes how a node is being emptied, if that is news.
+    /// Writes the drain status of a node, if it has changed.
     pub(super) async fn drain(&self, hypervisor: &Hypervisor, report: &Report) -> kube::Result<()> {
         let shown = || hypervisor.status.as_ref().and_then(|status| status.drain.clone());
         let version = hypervisor.resource_version().unwrap_or_default();
@@ -98,7 +98,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Writes what emptying a node would do, if that is news; `None` takes it away.
+    /// Writes the drain preview of a node, if it has changed; `None` removes it.
     pub(super) async fn preview(
         &self,
         hypervisor: &Hypervisor,
@@ -126,7 +126,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Applies a part of the status; false if the object has been deleted, or made anew.
+    /// Applies a part of the status. Returns false if the object was deleted or recreated.
     async fn apply(&self, hypervisor: &Hypervisor, manager: &str, status: serde_json::Value) -> kube::Result<bool> {
         let name = hypervisor.name_any();
         let apply = json!({
@@ -146,7 +146,7 @@ impl Reports {
         }
     }
 
-    /// Writes the conditions of a Node, if that is news, and tells when it is empty.
+    /// Writes the conditions of a Node, if they have changed, and publishes an event when the node has become empty.
     pub(super) async fn conditions(&self, node: &Node, report: &Report, now: Timestamp) -> kube::Result<()> {
         let version = node.resource_version().unwrap_or_default();
         let before = self.with(&report.node, |told| standing(&told.conditions, &version, || own(node)));
@@ -175,8 +175,8 @@ impl Reports {
         Ok(())
     }
 
-    /// An event when a node has become empty. Who empties it knows that it has begun; the condition and the events of each
-    /// guest say so to others.
+    /// Publishes an event when a node has become empty. There is none for the start: the requester knows of it, and
+    /// others see the condition and the events of each guest.
     fn announce(&self, node: &Node, before: &[NodeCondition], after: &[NodeCondition]) {
         let drained = |conditions: &[NodeCondition]| {
             let found = conditions.iter().find(|condition| condition.type_ == DRAINED);
@@ -206,7 +206,7 @@ impl Reports {
     }
 }
 
-/// The conditions of a Node that are reported here.
+/// Returns the conditions of a Node that are written here.
 fn own(node: &Node) -> Vec<NodeCondition> {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut own: Vec<NodeCondition> = conditions
@@ -219,7 +219,7 @@ fn own(node: &Node) -> Vec<NodeCondition> {
     own
 }
 
-/// The conditions as they should be; their time changes only when their status does.
+/// Returns the desired conditions. Their transition time changes only with their status.
 fn wanted(before: &[NodeCondition], report: &Report, now: Timestamp) -> Vec<NodeCondition> {
     let condition = |type_: &str, status: Status, reason: &str, message: &str| {
         let since = before

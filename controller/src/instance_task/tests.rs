@@ -27,7 +27,7 @@ fn instance() -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// The task with this instance, the API server that it talks to, and that of its events.
+/// Returns the task with this instance, its API server, and the API server for its events.
 fn task() -> (InstanceTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
     let (for_events, recorded) = api_server();
@@ -47,7 +47,7 @@ fn task() -> (InstanceTask, ApiServer, ApiServer) {
     (task, server, recorded)
 }
 
-/// Refuses the pod of the instance with this code.
+/// Refuses the creation of the instance's pod with this code.
 async fn refuse_pod(server: &mut ApiServer, code: u16, reason: &str) {
     let list = server.asked().await;
     assert_eq!((&list.method, list.path()), (&Method::GET, PODS));

@@ -26,7 +26,7 @@ fn instance() -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// Its pod, on `node` if it is on one, made when other things were required.
+/// Returns the instance's pod, on `node` if that is set, created under other requirements.
 fn pod(node: Option<&str>) -> Pod {
     serde_json::from_value(json!({
         "metadata": {
@@ -40,7 +40,7 @@ fn pod(node: Option<&str>) -> Pod {
     .unwrap()
 }
 
-/// The task with this pod in its caches, and the API server that it talks to.
+/// Returns the task with this pod in its caches, and its API server.
 fn task(pod: Pod) -> (InstanceTask, ApiServer) {
     let (client, server) = api_server();
     let (for_events, _) = api_server();
@@ -61,7 +61,7 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
     (task, server)
 }
 
-/// Accepts the status of the instance, whatever it is.
+/// Accepts any status patch of the instance.
 async fn accept_status(server: &mut ApiServer) {
     let status = server.asked().await;
     assert_eq!(
@@ -84,7 +84,7 @@ async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
             deletion.body["preconditions"],
             json!({"uid": "p", "resourceVersion": "7"})
         );
-        // It is being bound at this moment.
+        // The pod is being bound at this moment.
         deletion.refuse(409, "Conflict");
         accept_status(&mut server).await;
         assert!(server.is_left_alone().await);

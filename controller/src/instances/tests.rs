@@ -49,7 +49,7 @@ async fn what_was_made_is_there_until_it_is_shown_or_a_while_has_passed() {
     assert!(instances.get(&key("b")).is_some() && instances.get(&key("c")).is_some());
     assert_eq!(names(&instances, "s1"), ["a", "b"]);
     assert_eq!(names(&instances, "s2"), [""; 0]);
-    // It was shown, and was gone soon after.
+    // The watch has shown it, and it was deleted soon after.
     shown(&instances, None, Some(instance("b", "u2", Some("s1"))));
     shown(&instances, Some(instance("b", "u2", Some("s1"))), None);
     assert!(instances.get(&key("b")).is_none());
@@ -64,7 +64,7 @@ async fn what_was_deleted_is_so_until_the_watch_says_it() {
     let instances = Instances::filled([instance("a", "u1", None)]);
     instances.deleted(&key("a"), "u1");
     assert!(instances.is_deleted("u1"));
-    // Other news of it change nothing.
+    // Other changes of it have no effect.
     shown(
         &instances,
         Some(instance("a", "u1", None)),
@@ -75,7 +75,7 @@ async fn what_was_deleted_is_so_until_the_watch_says_it() {
     leaving.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     shown(&instances, Some(instance("a", "u1", None)), Some(leaving));
     assert!(!instances.is_deleted("u1"));
-    // Of what is not shown at all there is nothing to remember.
+    // There is nothing to remember about an instance that is not shown at all.
     instances.deleted(&key("x"), "u9");
     instances.deleted(&key("a"), "u0");
     assert!(!instances.is_deleted("u9") && !instances.is_deleted("u0"));
@@ -110,7 +110,7 @@ fn what_others_keep_for_themselves_is_dropped() {
     assert_eq!(kept.metadata.managed_fields, None);
     let annotations = kept.metadata.annotations.unwrap();
     assert_eq!(annotations.into_keys().collect::<Vec<_>>(), ["drydock.dev/template"]);
-    // A hundred thousand of them.
+    // There may be a hundred thousand of them.
     assert!(
         size_of::<VirtualMachineInstance>() < 4096,
         "{}",

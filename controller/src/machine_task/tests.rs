@@ -16,7 +16,7 @@ fn key() -> Key {
     Key::namespaced("default", "vm1")
 }
 
-/// A machine as the API server has it, at a version.
+/// Returns a VirtualMachine as the API server has it, at a version.
 fn machine(strategy: RunStrategy, version: &str) -> VirtualMachine {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
@@ -37,7 +37,7 @@ fn instance(machine: &VirtualMachine, uid: &str, phase: Phase) -> VirtualMachine
     instance
 }
 
-/// The task with these objects in its caches, and the API server that it talks to.
+/// Returns the task with these objects in its caches, its API server, and the API server for its events.
 fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -> (MachineTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
     let (for_events, told) = api_server();
@@ -55,7 +55,7 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
     (task, server, told)
 }
 
-/// The machine after a status was applied to it, as the API server answers.
+/// Returns the API server's response after a status was applied to a VirtualMachine.
 fn with_status(machine: &VirtualMachine, body: &Value, version: &str) -> Value {
     let mut answer = json!(machine);
     answer["status"] = body["status"].clone();
@@ -95,7 +95,7 @@ async fn a_start_is_a_status_an_instance_and_an_event_and_is_not_repeated() {
         let mut made = create.body.clone();
         made["metadata"]["uid"] = json!("i1");
         create.with(&made);
-        // The watch has shown nothing yet: what was made counts.
+        // The watch has shown nothing yet, but the created instance counts.
         let status = server.asked().await;
         assert_eq!(status.body["status"]["created"], true);
         let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "13");
@@ -135,7 +135,7 @@ async fn an_instance_is_deleted_once_and_only_if_it_is_the_one_that_was_seen() {
         delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
     };
     let looked = async {
-        // Though the watch still shows it as it was, it is not deleted again.
+        // Although the watch still shows it unchanged, it is not deleted again.
         for _ in 0..3 {
             assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         }
@@ -166,7 +166,7 @@ async fn a_refusal_is_told_on_the_machine_and_tried_again() {
         );
         let answer = with_status(&first, &status.body, "12");
         status.with(&answer);
-        // The next try has nothing new to say.
+        // The retry has nothing new to report.
         server.asked().await.refuse(403, "Forbidden");
     };
     let looked = async {
@@ -245,7 +245,7 @@ async fn throttled_instance_leaves_no_failure_and_is_retried() {
             create.refuse(code, reason);
         };
         let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-        // Not a conflict of the machine itself, after which nothing would be retried.
+        // Not a conflict of the VirtualMachine itself, after which nothing would be retried.
         assert!(matches!(looked, Err(ReconcileError::Create(_))), "{code}: {looked:?}");
         assert!(server.is_left_alone().await && told.is_left_alone().await, "{code}");
     }

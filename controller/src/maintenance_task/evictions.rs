@@ -1,7 +1,7 @@
-//! Evictions that are asked for, each in its own time: one that takes long holds up no other.
+//! Requests evictions, each independently: a slow one delays no other.
 //!
 //! ```text
-//!  a node's turn ──ask──▶ entry of the pod's UID, asking ──▶ POST eviction ──▶ its answer ──▶ that node's turn
+//!  node reconciled ──ask──▶ entry by pod UID ──▶ POST eviction ──▶ response ──▶ node enqueued
 //!                             ▲ kept until the pod is gone
 //! ```
 
@@ -24,8 +24,8 @@ use kube::{Api, Client, api::PostParams};
 use serde_json::Value;
 use tracing::{debug, info};
 
-/// How many evictions are under way at a time. Most of their time they wait: for a webhook, for the
-/// API server's own fairness.
+/// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
+/// own fairness.
 const MAX_CONCURRENT_RECONCILES: usize = 512;
 
 /// Evictions of pods, by UID. Clones share them.
@@ -44,7 +44,7 @@ struct Entry {
 }
 
 impl Evictions {
-    /// None yet. `nodes` is told of which node a pod was answered about.
+    /// Starts without evictions. After the response to an eviction, the node of the pod is enqueued on `nodes`.
     pub(super) fn new(client: Client, nodes: WorkQueue) -> Self {
         Self {
             client,
@@ -54,12 +54,12 @@ impl Evictions {
         }
     }
 
-    /// The work that asks.
+    /// Returns the queue of evictions to request.
     pub(super) fn work(&self) -> &WorkQueue {
         &self.work
     }
 
-    /// Asks for an eviction, unless that is under way.
+    /// Requests an eviction, unless one is in progress.
     pub(super) fn ask(&self, node: &str, target: Target) {
         let key = Key::namespaced(&target.namespace, &target.name);
         let mut entries = self.lock();
@@ -80,25 +80,25 @@ impl Evictions {
         }
     }
 
-    /// How the last eviction of a pod went.
+    /// Returns the result of the last eviction of a pod.
     pub(super) fn attempt(&self, uid: &str) -> Option<Attempt> {
         self.lock().get(uid).map(|entry| entry.attempt.clone())
     }
 
-    /// Forgets the pods of a node but these.
+    /// Forgets all pods of a node except these.
     pub(super) fn keep_only(&self, node: &str, pods: &[Arc<Pod>]) {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         self.lock()
             .retain(|uid, entry| entry.node != node || uids.contains(uid.as_str()));
     }
 
-    /// Forgets the pods of a node.
+    /// Forgets all pods of a node.
     pub(super) fn forget(&self, node: &str) {
         self.lock().retain(|_, entry| entry.node != node);
     }
 
-    /// A budget of this namespace lets more pods go than before: those that it may have held back are
-    /// asked about again. Returns their nodes.
+    /// Handles a PDB of this namespace that allows more evictions than before: those that it may have blocked are
+    /// requested again. Returns the nodes of these pods.
     pub(super) fn unblocked(&self, namespace: &str) -> HashSet<String> {
         let mut nodes = HashSet::new();
         for entry in self.lock().values_mut() {
@@ -114,7 +114,7 @@ impl Evictions {
         nodes
     }
 
-    /// The pods that are to be asked about.
+    /// Returns the pods whose eviction is to be requested.
     pub(super) fn asking(&self) -> Vec<Key> {
         let entries = self.lock();
         let asking = entries.values().filter(|entry| entry.attempt.asking);
@@ -123,7 +123,7 @@ impl Evictions {
             .collect()
     }
 
-    /// Evicts the pods of this name that are to be.
+    /// Requests the pending evictions of pods of this name.
     pub(super) async fn reconcile(&self, key: &Key) -> Result<(), Infallible> {
         let targets: Vec<Target> = {
             let entries = self.lock();
@@ -142,7 +142,7 @@ impl Evictions {
     }
 
     async fn evict(&self, target: &Target) -> Answer {
-        // kube's own call names the options wrongly, so that the API server would not see them.
+        // kube's own call names the options wrongly, so that the API server would ignore them.
         let eviction = Eviction {
             metadata: ObjectMeta {
                 name: Some(target.name.clone()),
@@ -177,7 +177,7 @@ impl Evictions {
     fn answered(&self, target: &Target, answer: Answer) {
         let (pod, said) = (format!("{}/{}", target.namespace, target.name), answer.text());
         let mut entries = self.lock();
-        // The node has been given up meanwhile.
+        // The pod or its node was forgotten in the meantime.
         let Some(entry) = entries.get_mut(&target.uid) else {
             return;
         };

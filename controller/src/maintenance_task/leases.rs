@@ -30,19 +30,20 @@ pub(super) struct Leases {
     own_namespace: String,
 }
 
-/// What came of writing a Lease.
+/// The result of writing a Lease.
 pub(super) enum Written {
-    /// It is as it should be.
+    /// The Lease as written.
     Done(Box<Lease>),
-    /// Somebody else wrote it; this is how it is now.
+    /// Another writer has changed it; the Lease as it is now.
     Changed(Option<Box<Lease>>),
-    /// The API server refused, with these words.
+    /// The API server refused the write, with this message.
     Refused(String),
 }
 
 impl Leases {
-    /// Watches the Leases of the newer group's maintenances and reservations; `work` is told of which node one
-    /// changed. Leases of the older group share a namespace with others, and are read when they are needed.
+    /// Watches the Leases of the newer group's maintenances and reservations; the node of each changed Lease is
+    /// enqueued on `work`. Leases of the older group share a namespace with others, and are read when they are
+    /// needed.
     pub(super) fn start(client: &Client, watches: &Watches, places: &Places, work: &WorkQueue) -> Self {
         let watch = |namespace: &str, name: &'static str, node_of: fn(&str) -> Option<&str>| {
             let work = work.clone();
@@ -79,7 +80,7 @@ impl Leases {
         }
     }
 
-    /// The Lease of a node that a maintenance of this group names.
+    /// Returns the Lease of a node that a maintenance of this group names.
     ///
     /// # Errors
     /// If it has to be read, and the API server does not return it.
@@ -94,10 +95,10 @@ impl Leases {
         }
     }
 
-    /// Makes or changes a node's Lease.
+    /// Creates or changes a node's Lease.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// If the API server does not respond.
     pub(super) async fn write(&self, group: Group, write: &LeaseWrite) -> kube::Result<Written> {
         let parameters = PostParams {
             field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
@@ -119,8 +120,7 @@ impl Leases {
         }
     }
 
-    /// Deletes a node's Lease as it was seen. Returns how it is now, if it was not deleted since it
-    /// has changed.
+    /// Deletes a node's Lease, if it has not changed since it was read. If it has, returns the current Lease.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -133,8 +133,8 @@ impl Leases {
         }
     }
 
-    /// Looks after a node's reservation: it is deleted once its object is there or its time is over.
-    /// Returns when to look again.
+    /// Deletes a node's reservation once its object is stored or the reservation has expired. Returns when to check
+    /// again.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -160,7 +160,7 @@ impl Leases {
     }
 }
 
-/// Deletes a Lease as it was seen; false if it has changed since.
+/// Deletes a Lease, if it has not changed since it was read. Returns false if it has.
 async fn delete(api: &Api<Lease>, lease: &Lease) -> kube::Result<bool> {
     let parameters = DeleteParams {
         preconditions: Some(Preconditions {

@@ -1,4 +1,4 @@
-//! What is written of maintenances and of their nodes.
+//! Writes to maintenances and to their nodes.
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -17,7 +17,7 @@ use tracing::{debug, info};
 use super::{Done, MaintenanceTask, ReconcileError};
 
 impl MaintenanceTask {
-    /// Writes finalizers.
+    /// Writes the finalizers.
     pub(super) async fn write_finalizers(
         &self,
         group: Group,
@@ -34,7 +34,7 @@ impl MaintenanceTask {
         self.took(group, key, patched).await
     }
 
-    /// Writes what changes of the status.
+    /// Writes the changed fields of the status.
     pub(super) async fn report(
         &self,
         group: Group,
@@ -56,7 +56,7 @@ impl MaintenanceTask {
         Ok(done)
     }
 
-    /// Remembers what the API server made of a write.
+    /// Remembers the API server's response to a write.
     async fn took(
         &self,
         group: Group,
@@ -68,7 +68,7 @@ impl MaintenanceTask {
             Err(kube::Error::Api(status)) if status.is_conflict() => {
                 (Done::Changed, self.api(group).get_opt(&key.name).await?)
             }
-            // It is gone, which the watch will show.
+            // Deleted, which the watch will show.
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(Done::Gone),
             Err(error) => return Err(error.into()),
         };
@@ -78,7 +78,7 @@ impl MaintenanceTask {
         Ok(done)
     }
 
-    /// Patches a node as it was seen.
+    /// Patches a node, if it has not changed since it was read.
     pub(super) async fn patch_node(&self, node: &Node, mut patch: Value) -> Result<Done, ReconcileError> {
         patch["metadata"]["resourceVersion"] = json!(node.resource_version());
         patch["metadata"]["uid"] = json!(node.uid());
@@ -123,7 +123,7 @@ fn merging() -> PatchParams {
     }
 }
 
-/// The fields of `after` that differ from `before`, as a merge patch: null for those that are gone.
+/// Returns the fields of `after` that differ from `before`, as a merge patch: null for fields that were removed.
 pub(super) fn changed(before: &Value, after: &Value) -> Value {
     let empty = Map::new();
     let (before, after) = (
@@ -140,7 +140,7 @@ pub(super) fn changed(before: &Value, after: &Value) -> Value {
     patch.into()
 }
 
-/// Logs what people look for when something goes wrong.
+/// Logs phases and errors, which people search for when something goes wrong.
 fn say(
     key: &Key,
     group: Group,

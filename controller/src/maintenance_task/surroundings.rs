@@ -1,5 +1,5 @@
-//! What is known beside nodes and pods while a node is in maintenance: disruption budgets and
-//! DaemonSets. Nobody needs them at other times, and there may be many.
+//! Additional state while a node is in maintenance: PDBs and DaemonSets. At other times it is not needed, and it may
+//! be large.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use drydock_runtime::{Cache, CancellationToken, Change, Key, Listing, Watch, Wat
 use k8s_openapi::api::{apps::v1::DaemonSet, policy::v1::PodDisruptionBudget};
 use kube::{Api, Client, api::PartialObjectMeta};
 
-/// Budgets and DaemonSets, watched while they are wanted. Clones share them.
+/// PDBs and DaemonSets, watched while they are wanted. Clones share them.
 #[derive(Clone)]
 pub(super) struct NodeContext {
     client: Client,
@@ -25,7 +25,8 @@ struct Watched {
 }
 
 impl NodeContext {
-    /// Watches nothing yet. `unblocked` hears the namespace of a budget that may let more pods go.
+    /// Starts without watches. `unblocked` is called with the namespace of a PDB that may allow more evictions than
+    /// before.
     pub(super) fn new(client: Client, watches: &Watches, unblocked: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self {
             client,
@@ -35,7 +36,7 @@ impl NodeContext {
         }
     }
 
-    /// Begins to watch, or ends.
+    /// Starts or stops the watches.
     pub(super) fn want(&self, wanted: bool) {
         let mut watched = self.lock();
         match (&*watched, wanted) {
@@ -48,17 +49,17 @@ impl NodeContext {
         }
     }
 
-    /// All budgets that are known.
+    /// Returns all known PDBs.
     pub(super) fn budgets(&self) -> Vec<Arc<PodDisruptionBudget>> {
         self.lock()
             .as_ref()
             .map_or_else(Vec::new, |watched| watched.budgets.all())
     }
 
-    /// Whether there is no such DaemonSet, which only the API server can say.
+    /// Returns whether a DaemonSet does not exist, which only the API server can confirm.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the request to the API server fails.
     pub(super) async fn daemon_set_is_gone(&self, namespace: &str, name: &str) -> kube::Result<bool> {
         let key = Key::namespaced(namespace, name);
         let is_known = self

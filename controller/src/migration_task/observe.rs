@@ -1,5 +1,5 @@
-//! What is known of a migration: its instance, pods and nodes, how long it has been in its phase, and what can be
-//! said of that.
+//! Observes a migration: its instance, pods and nodes, the time in its current phase, and the messages that follow
+//! from these.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use kube::{Api, ResourceExt};
 use super::{MigrationTask, STATUS_COALESCE, slot_scheduler::SlotScheduler};
 use crate::{migrations::instance_of, nodes::NodePair};
 
-/// What is gathered of one migration.
+/// The observed state of one migration.
 pub(super) struct Gathered {
     pub(super) instance: Option<Arc<VirtualMachineInstance>>,
     pub(super) instance_confirmed: bool,
@@ -40,7 +40,7 @@ pub(super) struct Gathered {
     pub(super) deadline: Option<Deadline>,
     /// What keeps the target pod from running.
     pub(super) pending: Pending,
-    /// The kubelet of its node rejected the target pod, and there may be another.
+    /// Set if the kubelet of its node rejected the target pod and another one may be created.
     pub(super) rejected: Option<Rejected>,
 }
 
@@ -101,7 +101,7 @@ impl MigrationTask {
         })
     }
 
-    /// When the phase that a migration is in has taken too long.
+    /// Returns the deadline of the phase that a migration is in.
     fn deadline(
         &self,
         migration: &VirtualMachineInstanceMigration,
@@ -126,7 +126,7 @@ impl MigrationTask {
                     made,
                 )
             }
-            // It moves, which may not have been written.
+            // The guest moves, although the phase may not show it yet.
             _ if Record::of(migration).source.is_some() => return None,
             MigrationPhase::PreparingTarget => (Part::Preparing, since),
             MigrationPhase::TargetReady => (Part::Starting, since),
@@ -136,7 +136,7 @@ impl MigrationTask {
         (deadline.then == Consequence::Abort).then_some(deadline)
     }
 
-    /// Both sides as they are named once; `None` if something of them is not known.
+    /// Returns both sides, which are recorded only once; `None` if a part of them is unknown.
     pub(super) fn sides(&self, migration: &VirtualMachineInstanceMigration, gathered: &Gathered) -> Option<Sides> {
         let instance = gathered.instance.as_ref()?;
         let status = instance.status.as_ref()?;
@@ -166,7 +166,7 @@ impl MigrationTask {
         })
     }
 
-    /// What a migration waits for, in words that change only when the reason does.
+    /// Returns what a migration waits for, with a message that changes only when the reason does.
     pub(super) fn waiting(
         &self,
         uid: &str,
@@ -220,16 +220,16 @@ impl Gathered {
     }
 }
 
-/// When a migration first reached a phase, in whole seconds.
+/// Returns when a migration first reached a phase, in whole seconds.
 fn since(migration: &VirtualMachineInstanceMigration, phase: MigrationPhase) -> Option<Timestamp> {
     let mut transitions = migration.status.as_ref()?.phase_transition_timestamps.iter();
     let reached = transitions.find(|transition| transition.phase == phase)?;
     Some(reached.phase_transition_timestamp)
 }
 
-/// When at the latest a phase has to be written that may be over within the next moment: the guest moves,
-/// or its target's pod starts. Nobody can do anything about it until then; what there is to say beside
-/// the phase is said at once.
+/// Returns the time by which a phase has to be written that may be over within a moment: the guest moves, or its
+/// target pod starts. Until then no one can act on the phase. Returns `None` if anything else has changed: that is
+/// written at once.
 pub(super) fn may_be_over_by(
     migration: &VirtualMachineInstanceMigration,
     change: &Change,
@@ -241,7 +241,8 @@ pub(super) fn may_be_over_by(
         return None;
     }
     let told = waits_for(migration);
-    // While its pod starts it is no news which turn it waits for, or that it waits no more: that may change in a moment.
+    // While its pod starts, it does not matter which limit it waits for, or that it no longer waits: that may change
+    // soon.
     let is_its_turn = told.as_ref().is_none_or(|told| Reason::is_one(&told.reason));
     let is_news = match change.enter.as_slice() {
         [.., MigrationPhase::Scheduling] if is_its_turn => {
@@ -265,7 +266,7 @@ pub(super) fn may_be_over_by(
     began.checked_add(STATUS_COALESCE).ok().filter(|at| *at > now)
 }
 
-/// What a migration says that it waits for.
+/// Returns the wait that the condition of a migration reports.
 fn waits_for(migration: &VirtualMachineInstanceMigration) -> Option<Waiting> {
     let mut conditions = migration.status.iter().flat_map(|status| &status.conditions);
     let told = conditions.find(|condition| condition.type_ == WAITING)?;
@@ -275,7 +276,7 @@ fn waits_for(migration: &VirtualMachineInstanceMigration) -> Option<Waiting> {
     })
 }
 
-/// What is known beyond the failure itself: what a side has said, or which deadline has passed.
+/// Returns details beyond the failure itself: the message of a side, or the deadline that has passed.
 pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigration, gathered: &Gathered) -> String {
     let status = migration.status.clone().unwrap_or_default();
     let source = status.source.unwrap_or_default();
@@ -286,7 +287,7 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
             let refused = target.message.filter(|_| target.state == Some(TargetState::Refused));
             refused.or(source.message)
         }
-        // A target that was lost without a word: what the source's libvirt says of that.
+        // If the target was lost without a message, the error of the source's libvirt explains it.
         Failure::TargetLost => target.message.or(source.message),
         Failure::TargetRefused | Failure::LostOnTarget => target.message,
         Failure::PodEnded => pod_of(migration, &gathered.pods)
@@ -297,8 +298,8 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
     said.unwrap_or_default()
 }
 
-/// The reason of a failure where that is not the failure's own: the next attempt depends on whether the target pod got a
-/// node and did not run there.
+/// Returns the reason of a failure if it is not the failure's own: the next attempt depends on whether the target pod
+/// got a node and did not run there.
 pub(super) fn reason(failure: Failure, gathered: &Gathered) -> Option<&'static str> {
     let deadline = gathered.deadline.as_ref().filter(|_| failure == Failure::Overdue)?;
     (deadline.reason == TARGET_POD_NOT_READY).then_some(TARGET_POD_NOT_READY)
@@ -310,7 +311,7 @@ mod tests {
 
     use super::*;
 
-    /// A name, what was told that it waits for, what it enters, what it waits for, and whether that is kept for now.
+    /// Name, reported wait, phases entered, actual wait, and whether the write is deferred.
     type Case<'a> = (&'a str, Option<&'a str>, &'a [MigrationPhase], Option<Waiting>, bool);
 
     fn waits(reason: &str) -> Waiting {

@@ -1,5 +1,4 @@
-//! Whose turn it is: the queue of [`drydock_core::migration::queue`], kept by the one controller that
-//! leads.
+//! Decides which migration is next: the queue of [`drydock_core::migration::queue`], kept by the leading controller.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +11,7 @@ use drydock_core::{
 };
 use jiff::Timestamp;
 
-/// Places and slots, and who waits for one.
+/// Places and slots, and the migrations that wait for one.
 #[derive(Debug, Default)]
 pub(super) struct SlotScheduler(Mutex<State>);
 
@@ -20,14 +19,13 @@ pub(super) struct SlotScheduler(Mutex<State>);
 struct State {
     reservations: Reservations,
     waiting: BTreeMap<String, Wait>,
-    /// Those that have not ended, by UID, as each was when it was last looked at: whatever changes of one
-    /// has it looked at.
+    /// Unfinished migrations by UID, as of their last reconcile. Every change of a migration leads to a reconcile.
     known: BTreeMap<String, Entry>,
 }
 
 impl SlotScheduler {
-    /// Begins anew with what the objects say, and gives places and slots as [`Self::grant`] does: those that
-    /// waited under the leader before are no news when they are looked at.
+    /// Starts over with what the objects record, and grants places and slots as [`Self::grant`] does: migrations that
+    /// waited under the previous leader have not changed when they are reconciled.
     pub(super) fn begin(&self, entries: Vec<Entry>, limits: &Migrations, now: Timestamp) -> Vec<String> {
         let mut state = self.lock();
         state.reservations = Reservations::rebuilt(&entries);
@@ -37,8 +35,8 @@ impl SlotScheduler {
         self.grant(limits, now)
     }
 
-    /// Takes account of a migration that is looked at; `None` if it is not in the queue. Returns whether
-    /// that is news, so that it may be somebody's turn.
+    /// Records the state of a migration that is reconciled; `None` if it is not in the queue. Returns whether it has
+    /// changed, so that another migration may be next.
     pub(super) fn observe(&self, uid: &str, entry: Option<Entry>) -> bool {
         let mut state = self.lock();
         if state.known.get(uid) == entry.as_ref() {
@@ -51,8 +49,8 @@ impl SlotScheduler {
         true
     }
 
-    /// Gives places and slots. Returns the names of those that have to be looked at: they got one, or
-    /// wait for something else than before.
+    /// Grants places and slots. Returns the names of the migrations to reconcile: they got one, or the reason why
+    /// they wait has changed.
     pub(super) fn grant(&self, limits: &Migrations, now: Timestamp) -> Vec<String> {
         let mut state = self.lock();
         let entries: Vec<Entry> = state.known.values().cloned().collect();
@@ -66,7 +64,7 @@ impl SlotScheduler {
         let woken = woken
             .filter_map(|uid| state.known.get(uid).map(|entry| entry.name.clone()))
             .collect();
-        // A place in the queue alone is no news: what was said stays until the reason changes.
+        // Another place in the queue alone is no change: the reported wait stays until its reason changes.
         let before = std::mem::take(&mut state.waiting);
         state.waiting = waiting
             .into_iter()
@@ -79,22 +77,22 @@ impl SlotScheduler {
         woken
     }
 
-    /// It may have a target pod.
+    /// Returns whether a migration may have a target pod.
     pub(super) fn may_place(&self, uid: &str) -> bool {
         self.lock().reservations.may_place(uid)
     }
 
-    /// It has a slot.
+    /// Returns whether a migration has a slot.
     pub(super) fn has_slot(&self, uid: &str) -> bool {
         self.lock().reservations.has_slot(uid)
     }
 
-    /// What it waits for.
+    /// Returns what a migration waits for.
     pub(super) fn wait(&self, uid: &str) -> Option<Wait> {
         self.lock().waiting.get(uid).copied()
     }
 
-    /// It is over. Returns whether that is news.
+    /// Removes a migration that is over. Returns whether anything has changed.
     pub(super) fn finished(&self, uid: &str) -> bool {
         let mut state = self.lock();
         state.waiting.remove(uid);
@@ -102,7 +100,7 @@ impl SlotScheduler {
         state.reservations.finished(uid) || was_known
     }
 
-    /// Nodes at which as many guests arrive as may at once.
+    /// Returns the nodes at which the maximum number of guests is arriving.
     pub(super) fn full_targets(&self, limits: &Migrations) -> Vec<String> {
         let state = self.lock();
         let mut arriving: BTreeMap<&str, u32> = BTreeMap::new();
@@ -115,7 +113,7 @@ impl SlotScheduler {
         full.map(|(node, _)| node.to_owned()).collect()
     }
 
-    /// The watch has shown that there is no migration of this name any more.
+    /// Removes a migration, given by name, that no longer exists according to the watch.
     pub(super) fn missing(&self, name: &str) {
         let mut state = self.lock();
         let gone: Vec<String> = state
@@ -131,7 +129,7 @@ impl SlotScheduler {
         }
     }
 
-    /// What was granted to it was refused by the API server.
+    /// Withdraws what was granted to a migration: the API server has refused its target pod.
     pub(super) fn withdraw(&self, uid: &str) {
         self.lock().reservations.withdraw(uid);
     }

@@ -1,4 +1,4 @@
-//! What is written of migrations: their status and events, and that they go.
+//! Writes to migrations: status, events, finalizer and deletion.
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -21,11 +21,11 @@ use tracing::info;
 use super::MigrationTask;
 use crate::migrations::instance_of;
 
-/// So many ended migrations of an instance are kept. KubeVirt's.
+/// How many ended migrations are kept per instance. The same as in KubeVirt.
 const KEPT: usize = 5;
 
 impl MigrationTask {
-    /// Writes the controller's part of the status, if the migration is still as it was looked at.
+    /// Writes the controller's part of the status, if the migration has not changed since it was read.
     pub(super) async fn write(
         &self,
         key: &Key,
@@ -57,14 +57,14 @@ impl MigrationTask {
         Ok(())
     }
 
-    /// Events of what was written.
+    /// Publishes the events of a write.
     fn announce(&self, migration: &VirtualMachineInstanceMigration, change: &Change) {
         if let Some((failure, detail)) = &change.fail {
             let note = words(*failure, detail);
             info!(migration = %Key::of(migration), reason = failure.reason(), "{note}");
             self.record_event(migration, Severity::Warning, "FailedMigration", &note);
         }
-        // That the target prepares is told by its agent.
+        // The agent reports that the target prepares.
         if change.enter.contains(&MigrationPhase::Succeeded) {
             let node = target(migration)
                 .and_then(|side| side.node.as_deref())
@@ -100,7 +100,7 @@ impl MigrationTask {
         }
     }
 
-    /// Deletes the oldest of an instance's ended migrations, but for the newest [`KEPT`].
+    /// Deletes the oldest ended migrations of an instance and keeps the newest [`KEPT`].
     pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
         let mut ended: Vec<_> = self
             .migrations
@@ -117,7 +117,7 @@ impl MigrationTask {
     }
 
     pub(super) async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
-        // The watch may not have shown yet that it was deleted.
+        // The watch may not show its deletion yet.
         let newest = self.migrations.objects.newest(key);
         if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
@@ -131,7 +131,7 @@ impl MigrationTask {
         };
         match self.api(key).delete(&migration.name_any(), &parameters).await {
             Ok(answer) => {
-                // It stays as long as its finalizer does.
+                // It exists until its finalizer is removed.
                 if let Some(deleted) = answer.left() {
                     self.migrations.objects.remember(key, deleted);
                 }

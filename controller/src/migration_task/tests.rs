@@ -37,7 +37,7 @@ fn instance() -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// The task with this migration of a running instance, the API server that it talks to, and that of its events.
+/// Returns the task with this migration of a running instance, its API server, and the API server for its events.
 fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
     let (for_events, recorded) = api_server();
@@ -60,7 +60,7 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
     (task, server, recorded)
 }
 
-/// Accepts a status that is applied to the migration, and returns it.
+/// Accepts a status patch of the migration, and returns the status.
 async fn apply_status(server: &mut ApiServer, version: &str) -> Value {
     let asked = server.asked().await;
     assert_eq!(asked.path(), format!("{MIGRATION}/status"), "{:?}", asked.body);
@@ -77,7 +77,7 @@ async fn pod_request(server: &mut ApiServer) -> Asked {
     asked
 }
 
-/// Makes the pod that is asked for.
+/// Responds to the creation of a pod.
 fn create(asked: Asked) {
     let mut made = asked.body.clone();
     made["metadata"]["uid"] = json!("uid-pod");
@@ -131,7 +131,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
     assert!(!task.turns.may_place(UID), "others may have its place");
 
-    // Before the next attempt is due nothing is tried and nothing is written, whatever else changes.
+    // Before the next attempt is due, nothing is tried and nothing is written, whatever else changes.
     let later = clock::now() + jiff::SignedDuration::from_hours(1);
     task.refusals.note(&key(), &refusal(), later);
     let again_at = task.refusals.of(&key()).unwrap().again_at;
@@ -145,7 +145,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(looked.is_ok() && recorded.is_left_alone().await);
 
-    // Due, and the cause is gone.
+    // Due, and the cause of the refusal is gone.
     task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
     let served = async {
         create(pod_request(&mut server).await);
@@ -160,7 +160,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate");
 }
 
-/// The migration's target pod, on node b, with this status.
+/// Returns the migration's target pod, on node b, with this status.
 fn target_pod(status: &Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {

@@ -1,4 +1,4 @@
-//! What is told of migrations as metrics, by KubeVirt's names, from the cache at each scrape.
+//! Metrics of migrations, under KubeVirt's names, computed from the cache at each scrape.
 
 use std::{
     fmt,
@@ -16,11 +16,11 @@ use prometheus_client::{
 
 use super::Migrations;
 
-/// Tells of migrations once it knows where to look.
+/// Exports metrics of migrations, once [`Self::watch`] has set their source.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MigrationMetrics(Arc<OnceLock<(Migrations, Leadership)>>);
 
-/// Migrations in a phase that has a metric.
+/// The number of migrations in each phase that has a metric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct UnderWay {
     unset: i64,
@@ -39,17 +39,17 @@ struct Over {
 }
 
 impl MigrationMetrics {
-    /// Registers them. Nothing is told before [`Self::watch`].
+    /// Registers the metrics. Nothing is exported before [`Self::watch`].
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register_collector(Box::new(metrics.clone()));
         metrics
     }
 
-    /// Tells of these from now on, while this process leads: every replica knows them, and sums over
-    /// replicas are to be right.
+    /// Exports metrics of these migrations while this process leads. Every replica knows the values, but sums over
+    /// replicas have to be right.
     pub(crate) fn watch(&self, migrations: Migrations, leadership: Leadership) {
-        // Only the first counts, and there is no second.
+        // Only the first call has an effect, and there is no second.
         let _ = self.0.set((migrations, leadership));
     }
 }
@@ -73,7 +73,7 @@ fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {
         match phase {
             None => under_way.unset += 1,
             Some(MigrationPhase::Pending) => under_way.pending += 1,
-            // As KubeVirt counts: what has a pod, or is about to.
+            // As KubeVirt counts: migrations that have a target pod, or are about to.
             Some(MigrationPhase::Scheduling | MigrationPhase::Scheduled) => under_way.scheduling += 1,
             Some(
                 MigrationPhase::PreparingTarget

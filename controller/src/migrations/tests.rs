@@ -43,7 +43,7 @@ fn migrations_are_found_by_their_instance() {
     assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "b"]);
     assert_eq!(names(&migrations.of_instance(&key("vm2"))), ["c"]);
     assert_eq!(names(&migrations.of_instance(&key("vm3"))), [""; 0]);
-    // The same name elsewhere is another instance.
+    // The same name in another namespace is another instance.
     assert!(migrations.of_instance(&Key::namespaced("other", "vm1")).is_empty());
     assert!(migrations.is_moving(&key("vm1")) && !migrations.is_moving(&key("vm2")));
 }
@@ -56,14 +56,14 @@ async fn one_that_was_made_counts_until_the_watch_shows_it_or_for_a_while() {
         made
     };
     let migrations = Migrations::filled([migration("a", "vm1", "Failed"), made("shown")]);
-    // The watch was faster than the answer.
+    // The watch was faster than the response.
     migrations.remember_made(made("shown"));
     assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
 
     let migrations = Migrations::filled([migration("a", "vm1", "Failed")]);
     for shown in [
         change(None, Some(made("1"))),
-        // The watch was broken until it was on its way out.
+        // The watch was broken until the migration was deleted.
         change(Some(made("1")), None),
     ] {
         migrations.remember_made(made("1"));
@@ -86,7 +86,7 @@ fn the_index_follows_changes_and_keeps_nothing_of_what_is_gone() {
     index.observe(&change(None, Some(migration("a", "vm1", "Pending"))));
     index.observe(&change(None, Some(migration("b", "vm1", "Pending"))));
     assert_eq!(index.by_instance[&key("vm1")].len(), 2);
-    // One was deleted and made anew for another instance between two lists.
+    // A migration was deleted and recreated for another instance between two lists.
     index.observe(&change(
         Some(migration("a", "vm1", "Failed")),
         Some(migration("a", "vm2", "Pending")),

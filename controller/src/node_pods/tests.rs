@@ -33,7 +33,7 @@ fn pod(name: &str) -> Value {
     })
 }
 
-/// Answers the list that a watch begins with; returns the watch, which stays open while it lives.
+/// Responds to the initial list of a watch. Returns the watch request, which stays open while it lives.
 async fn listed(server: &mut ApiServer, pods: &[Value]) -> Asked {
     let asked = server.asked().await;
     assert_eq!(asked.path(), "/api/v1/pods");

@@ -1,8 +1,8 @@
-//! What nodes can do, with its large parts held once for all nodes that are alike in them: of a machine it is a
-//! hundred and fifty KiB, and most clusters have many machines of few kinds.
+//! Holds the large parts of node facts once for all nodes that have them in common. The facts of one machine take 150
+//! KiB, and most clusters have many machines of few kinds.
 //!
-//! Each list is shared by itself. Whole facts are hardly ever equal: the measured frequency of the time stamp
-//! counter differs between equal machines, and microcode and kernels differ while a cluster is updated.
+//! Each list is shared by itself. Whole facts are hardly ever equal: the measured frequency of the time stamp counter
+//! differs between equal machines, and microcode and kernels differ while a cluster is updated.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use std::{
 use drydock_api::facts::{CpuModel, MachineType, NodeFacts};
 use serde::Serialize;
 
-/// Lists that some node has.
+/// The lists that at least one node has.
 #[derive(Debug, Default)]
 pub(super) struct SharedFacts {
     names: SharedLists<String>,
@@ -22,7 +22,7 @@ pub(super) struct SharedFacts {
 }
 
 impl SharedFacts {
-    /// Replaces the lists in facts by the same ones that another node has, if one does.
+    /// Replaces lists in `facts` by equal ones that another node already has.
     pub(super) fn share(&self, facts: &mut Arc<NodeFacts>) {
         let facts = Arc::make_mut(facts);
         self.names.share(&mut facts.cpu.features);
@@ -34,7 +34,7 @@ impl SharedFacts {
     }
 }
 
-/// Lists of one kind, by a hash of their content.
+/// Lists of one type, by a hash of their content.
 #[derive(Debug)]
 struct SharedLists<T>(Mutex<HashMap<u64, Weak<Vec<T>>>>);
 
@@ -54,7 +54,7 @@ impl<T: PartialEq + Serialize> SharedLists<T> {
         match known.get(&hash).and_then(Weak::upgrade).filter(|same| same == list) {
             Some(same) => *list = same,
             None => {
-                // A node that has changed leaves its old ones behind.
+                // A node that has changed no longer uses its old lists.
                 known.retain(|_, list| list.strong_count() > 0);
                 known.insert(hash, Arc::downgrade(list));
             }
@@ -121,7 +121,7 @@ mod tests {
         drop(gone);
         let mut other = facts(1, &["avx"]);
         shared.share(&mut other);
-        // The processor's flags and the one list of features.
+        // The CPU flags and the list of virtualization features.
         assert_eq!(held(&shared), 2);
     }
 }

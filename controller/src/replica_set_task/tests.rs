@@ -52,7 +52,7 @@ fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInst
     (task, server)
 }
 
-/// What the API server makes of a new instance.
+/// Returns a new instance as the API server creates it.
 fn made(body: &Value) -> Value {
     let mut made = body.clone();
     made["metadata"]["uid"] = json!(format!("uid-{}", body["metadata"]["name"]));
@@ -60,7 +60,7 @@ fn made(body: &Value) -> Value {
     made
 }
 
-/// Answers the next request, which has to be a status, with the set in that state.
+/// Responds to the next request, which has to be a status patch, with the set in that state.
 async fn status(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, version: &str) -> Value {
     let asked = server.asked().await;
     assert_eq!(asked.path(), format!("{SET}/status"));
@@ -108,7 +108,7 @@ async fn a_set_that_can_have_none_costs_one_request_and_says_why() {
         let told = status(&mut server, &wanted, "11").await;
         assert_eq!(told["conditions"][0]["reason"], "FailedCreate");
         assert_eq!(told["conditions"][0]["message"], "refused with 403");
-        // The next try has nothing new to say.
+        // The retry has nothing new to report.
         server.asked().await.refuse(403, "Forbidden");
     };
     let looked = async {
@@ -132,7 +132,7 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
     assert!(matches!(looked, Err(ReconcileError::NotSeenYet)));
 }
 
-/// Answers what a set and its instances are.
+/// Responds to the reads of a set and its instances.
 async fn confirm(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, names: &[&str]) {
     let get = server.asked().await;
     assert_eq!((&get.method, get.path()), (&Method::GET, SET));
@@ -164,7 +164,7 @@ async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
         looked.unwrap();
         assert!(server.is_left_alone().await);
     }
-    // It has gone.
+    // The set was deleted.
     let (task, mut server) = task(set(0), vec![instance("a")]);
     let gone = async { server.asked().await.refuse(404, "NotFound") };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, gone);

@@ -1,4 +1,4 @@
-//! What needs Drydock, by the API server's own lists.
+//! What still needs Drydock, according to lists from the API server.
 
 use std::fmt::Debug;
 
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Failure, Uninstall};
 
-/// How many objects of a kind are read; how many more there are, the API server says.
+/// Maximum number of objects read per kind; the API server reports how many more there are.
 const READ: u32 = 100;
 
 impl Uninstall {
@@ -47,7 +47,7 @@ impl Uninstall {
                 &all,
             )
             .await?,
-            // One without its instance, as after finalizers were removed by hand, still runs a guest.
+            // A pod without its instance, such as after finalizers were removed by hand, still runs a guest.
             listed("virt-launcher Pod", &Api::<Pod>::all(client()), &guests).await?,
         ];
         for group in Group::ALL {
@@ -58,7 +58,7 @@ impl Uninstall {
     }
 }
 
-/// The objects of a kind. Of one that the API server does not serve there are none.
+/// Returns the objects of a kind. If the API server does not serve the kind, there are none.
 async fn listed<K>(kind: &'static str, api: &Api<K>, which: &ListParams) -> kube::Result<Left>
 where
     K: Resource + Clone + Debug + DeserializeOwned,

@@ -30,15 +30,15 @@ use super::{Failure, Uninstall};
 const AGENTS: &str = "drydock-agent";
 /// The Deployment of the controllers.
 const CONTROLLERS: &str = "drydock-controller";
-/// How many nodes are changed at a time.
+/// How many nodes are changed concurrently.
 const NODES_AT_ONCE: usize = 8;
 
 impl Uninstall {
-    /// Deletes what runs Drydock's pods, and waits until these have ended.
+    /// Deletes the workloads that run Drydock's pods, and waits until the pods have ended.
     pub(super) async fn delete_workloads(&self) -> Result<(), Failure> {
         let agents = Api::<DaemonSet>::namespaced(self.client.clone(), &self.namespace);
         let controllers = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
-        // The controllers may not have seen yet that the last virtual machine is gone, and refuse for a moment.
+        // The controllers may not have seen yet that the last virtual machine was deleted, and refuse for a moment.
         self.persist("delete the agents' DaemonSet", async || delete(&agents, AGENTS).await)
             .await?;
         self.persist("delete the controllers' Deployment", async || {
@@ -57,7 +57,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Removes the finalizers of migrations, whose definition could not be deleted otherwise.
+    /// Removes the finalizers of migrations, whose CustomResourceDefinition could not be deleted otherwise.
     pub(super) async fn release_migrations(&self) -> Result<(), Failure> {
         self.persist("remove the finalizers of migrations", async || {
             let all = Api::<VirtualMachineInstanceMigration>::all(self.client.clone());
@@ -90,7 +90,7 @@ impl Uninstall {
         .await
     }
 
-    /// Has the folders on the nodes removed by the pods of the DaemonSet for it, if that is there.
+    /// Removes the folders on the nodes with the pods of the DaemonSet for that purpose, if it exists.
     pub(super) async fn remove_folders(&self) -> Result<(), Failure> {
         let sets = Api::<DaemonSet>::namespaced(self.client.clone(), &self.folders_namespace);
         let set = self
@@ -142,7 +142,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Removes labels, conditions and resources of all nodes.
+    /// Removes labels, conditions and resources from all nodes.
     pub(super) async fn clean_nodes(&self) -> Result<(), Failure> {
         let nodes = self.nodes();
         let all = self
@@ -181,7 +181,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Deletes the reports of the agents.
+    /// Deletes the Hypervisors, which contain the reports of the agents.
     pub(super) async fn delete_hypervisors(&self) -> Result<(), Failure> {
         let all = Api::<Hypervisor>::all(self.client.clone());
         self.persist("delete the Hypervisors", async || {
@@ -213,7 +213,7 @@ where
     unless_missing(api.delete(name, &DeleteParams::default()).await).map(drop)
 }
 
-/// `None` if the object, or its kind, is not there.
+/// Returns `None` if the object, or its kind, does not exist.
 fn unless_missing<T>(result: kube::Result<T>) -> kube::Result<Option<T>> {
     match result {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),

@@ -1,4 +1,4 @@
-//! The steps, on an API server that a test answers for.
+//! Tests of the steps against a fake API server.
 
 use drydock_runtime::fake::{ApiServer, api_server};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ fn uninstall(client: Client) -> Uninstall {
     }
 }
 
-/// Answers the six lists of what needs Drydock; none of a kind that has no answer here is served.
+/// Responds to the six lists of objects that need Drydock. A kind without a response here is not served.
 async fn lists(server: &mut ApiServer, answers: &[(&str, Value)]) {
     for _ in 0..6 {
         let asked = server.asked().await;
@@ -29,7 +29,7 @@ async fn lists(server: &mut ApiServer, answers: &[(&str, Value)]) {
     }
 }
 
-/// A list of metadata.
+/// Returns a list of metadata.
 fn metadata(names: &[(&str, &str)], more: i64) -> Value {
     let items = names.iter().map(|(namespace, name)| {
         json!({
@@ -76,7 +76,7 @@ async fn refused_request_is_repeated_until_the_time_is_over() {
     let (client, mut server) = api_server();
     let uninstall = uninstall(client);
     let answers = async {
-        // The webhook has not seen yet that the last machine is gone.
+        // The webhook has not seen yet that the last virtual machine was deleted.
         server.asked().await.refuse(403, "Forbidden");
         server.asked().await.with(&json!({"items": [], "metadata": {}}));
     };

@@ -1,4 +1,4 @@
-//! Asks as an API server does, with a clock and a bundle of the test's own.
+//! A test client that sends reviews as an API server does, with its own clock and CA bundle.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,11 +31,11 @@ impl TimeProvider for Fixed {
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TlsStream<TcpStream>,
-    /// The certificate that the server showed.
+    /// The certificate that the server presented.
     pub(crate) certificate: Vec<u8>,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -45,12 +45,12 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Whether the server asks for another connection next time.
+    /// Returns whether the server requests a new connection for the next request.
     pub(crate) fn is_last(&self) -> bool {
         self.head.contains("connection: close")
     }
 
-    /// The review in the body.
+    /// Returns the review in the body.
     pub(crate) fn review(&self) -> Result<Value> {
         ensure!(self.status == 200, "{} {}", self.status, self.body);
         Ok(serde_json::from_str(&self.body)?)
@@ -58,7 +58,7 @@ impl Answer {
 }
 
 impl Connection {
-    /// Connects, trusting what is in `bundle` at the time `now`.
+    /// Connects, trusting the certificates in `bundle` at the time `now`.
     pub(crate) async fn open(address: SocketAddr, name: &str, bundle: &[u8], now: Timestamp) -> Result<Self> {
         Self::open_as(None, address, name, bundle, now).await
     }
@@ -91,7 +91,7 @@ impl Connection {
         Ok(Self { stream, certificate })
     }
 
-    /// Sends a request and reads its answer.
+    /// Sends a request and reads the response.
     pub(crate) async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Answer> {
         let length = body.len();
         let head = format!(
@@ -108,7 +108,7 @@ impl Connection {
         Ok(self.stream.flush().await?)
     }
 
-    /// Reads an answer.
+    /// Reads a response.
     pub(crate) async fn answer(&mut self) -> Result<Answer> {
         let mut read = Vec::new();
         loop {
@@ -128,7 +128,7 @@ impl Connection {
     }
 }
 
-/// A review of a VirtualMachine that is created.
+/// Returns a review of a VirtualMachine that is created.
 pub(crate) fn review(uid: &str) -> Value {
     let version = json!({"group": "kubevirt.io", "version": "v1"});
     let (mut kind, mut resource) = (version.clone(), version);

@@ -1,4 +1,4 @@
-//! What is counted of admission reviews.
+//! Metrics of admission reviews.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// The label of what was asked under a path that nobody answers.
+/// Path label of requests for a path without a handler.
 pub(super) const NO_PATH: &str = "other";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -26,17 +26,17 @@ struct PathLabel {
     path: &'static str,
 }
 
-/// How admission reviews fare.
+/// Counters and durations of admission reviews.
 #[derive(Clone, Debug)]
 pub(crate) struct WebhookMetrics {
-    /// Handshakes that came to nothing.
+    /// Failed TLS handshakes.
     pub(super) handshake_failures: Counter,
     requests: Family<RequestLabels, Counter>,
     duration: Family<PathLabel, Histogram, fn() -> Histogram>,
 }
 
 impl WebhookMetrics {
-    /// Counts in `registry`.
+    /// Registers the metrics in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         // From a quarter of a millisecond to 4 s.
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 2.0, 15));
@@ -71,7 +71,7 @@ impl WebhookMetrics {
             .observe(after.as_secs_f64());
     }
 
-    /// How many requests had this verdict.
+    /// Returns how many requests had this verdict.
     #[cfg(test)]
     pub(super) fn count(&self, path: &'static str, verdict: &'static str) -> u64 {
         self.requests.get_or_create(&RequestLabels { path, verdict }).get()

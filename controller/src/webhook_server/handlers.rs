@@ -1,4 +1,4 @@
-//! Who answers which path.
+//! The handlers of the webhook paths.
 
 use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc};
 
@@ -7,12 +7,12 @@ use kube::core::{
     admission::{AdmissionRequest, AdmissionResponse},
 };
 
-/// What an API server asks.
+/// An admission request.
 type Asked = AdmissionRequest<DynamicObject>;
-/// The answer to come.
+/// A pending response.
 type Answer = Pin<Box<dyn Future<Output = AdmissionResponse> + Send>>;
 
-/// Answers one kind of question. Made of any `async fn(AdmissionRequest<DynamicObject>) -> AdmissionResponse`.
+/// Handles one kind of review. Created from any `async fn(AdmissionRequest<DynamicObject>) -> AdmissionResponse`.
 #[derive(Clone)]
 pub(crate) struct Handler(Arc<dyn Fn(Asked) -> Answer + Send + Sync>);
 
@@ -27,7 +27,7 @@ where
 }
 
 impl Handler {
-    /// Answers.
+    /// Calls the handler.
     pub(crate) fn answer(&self, asked: Asked) -> Answer {
         (self.0)(asked)
     }
@@ -44,13 +44,13 @@ impl FromIterator<(&'static str, Handler)> for Handlers {
 }
 
 impl Handlers {
-    /// These and others, of other paths.
+    /// Adds the handlers of other paths.
     pub(crate) fn and(mut self, others: Self) -> Self {
         self.0.extend(others.0);
         self
     }
 
-    /// The handler of a path.
+    /// Returns the handler of a path.
     pub(crate) fn get(&self, path: &str) -> Option<(&'static str, &Handler)> {
         self.0.get_key_value(path).map(|(path, handler)| (*path, handler))
     }

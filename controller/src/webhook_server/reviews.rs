@@ -1,4 +1,4 @@
-//! From HTTP to a verdict, whatever was sent.
+//! Turns any HTTP request into a verdict or an error response.
 
 use std::{error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -26,33 +26,33 @@ use super::{
     handlers::{Handler, Handlers},
 };
 
-/// The largest review that is read: twice an object, which API servers limit to 3 MiB or less, and
-/// something for what is around it.
+/// The largest review that is read, in bytes: twice an object, which API servers limit to 3 MiB or less, and room for
+/// the fields around it.
 const LARGEST: usize = 8 << 20;
 
 /// Why there is no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Nobody answers this path.
+    /// The path has no handler.
     UnknownPath,
-    /// It is no POST.
+    /// The method is not POST.
     WrongMethod,
-    /// It is larger than [`LARGEST`].
+    /// The body is larger than [`LARGEST`].
     TooLarge,
-    /// The connection broke off before the end.
+    /// The connection ended before the body did.
     BrokenOff,
-    /// It is no AdmissionReview.
+    /// The body is not an AdmissionReview.
     Unreadable,
-    /// It is an AdmissionReview of another version, or an answer.
+    /// The body is an AdmissionReview of another version, or a response.
     NotARequest,
-    /// The answer took too long.
+    /// The handler exceeded its deadline.
     TooLate,
     /// The handler panicked.
     Failed,
 }
 
 impl Refusal {
-    /// The stable word.
+    /// Returns the stable reason for metrics, logs and responses.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::UnknownPath => "UnknownPath",
@@ -91,7 +91,7 @@ impl Refusal {
     }
 }
 
-/// A refusal with what was wrong in particular.
+/// A refusal, and optional details of the error.
 struct Refused(Refusal, Option<String>);
 
 impl From<Refusal> for Refused {
@@ -100,7 +100,7 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// Answers reviews.
+/// Responds to reviews.
 #[derive(Debug)]
 pub(super) struct Reviews {
     handlers: Handlers,
@@ -129,7 +129,7 @@ impl Reviews {
     }
 }
 
-/// Answers one request.
+/// Responds to one request.
 async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Response {
     let began = Instant::now();
     let found = reviews.handlers.get(request.uri().path());
@@ -143,7 +143,7 @@ async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Respon
             );
             match judged.await {
                 Ok(Ok(verdict)) => verdict,
-                // One bad object is no reason to end the process; the panic has been logged.
+                // One bad object must not end the process; the panic has been logged.
                 Ok(Err(_)) => Err(Refusal::Failed.into()),
                 Err(_) => Err(Refusal::TooLate.into()),
             }
@@ -170,7 +170,7 @@ async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Respon
     response
 }
 
-/// A verdict as API servers read it.
+/// Serializes a verdict as an AdmissionReview.
 fn written(verdict: AdmissionResponse) -> Response {
     match serde_json::to_vec(&verdict.into_review()) {
         Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
@@ -181,7 +181,7 @@ fn written(verdict: AdmissionResponse) -> Response {
     }
 }
 
-/// Writes into the log what somebody has to look into.
+/// Logs a refusal at a level that reflects whether it needs attention.
 fn tell(path: &str, refusal: Refusal, detail: Option<&str>) {
     let reason = refusal.reason();
     match refusal {
@@ -206,7 +206,7 @@ async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse,
     Ok(verdict)
 }
 
-/// The question in a request.
+/// Reads the admission request from an HTTP request.
 async fn read(request: Request<Body>) -> Result<AdmissionRequest<DynamicObject>, Refused> {
     let announced = request.headers().get(CONTENT_LENGTH);
     let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());

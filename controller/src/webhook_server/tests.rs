@@ -41,7 +41,7 @@ struct Served {
     readiness: Readiness,
 }
 
-/// A server with a certificate, and who can be asked there.
+/// Starts a server with a certificate. Returns it with what a client needs to connect.
 async fn served(leave: Duration, deadline: Duration) -> Served {
     let readiness = Readiness::new();
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
@@ -161,7 +161,7 @@ async fn what_is_too_large_is_not_read() {
     connection.send_raw(head.as_bytes()).await.unwrap();
     let chunk = [b"100000\r\n".as_slice(), &[b'x'; 1 << 20], b"\r\n"].concat();
     for _ in 0..9 {
-        // It may have been refused before all is sent.
+        // The server may refuse it before everything is sent.
         if connection.send_raw(&chunk).await.is_err() {
             break;
         }
@@ -183,7 +183,7 @@ async fn who_is_told_to_stop_finishes_what_was_begun_and_sends_others_away() {
         body.len()
     );
     busy.send_raw(head.as_bytes()).await.unwrap();
-    // Once another request was answered, this one has been begun too.
+    // Once this request has its response, the server has also begun to read the other one.
     idle.send("POST", PATH, body.as_bytes()).await.unwrap();
 
     served.process.stop();

@@ -1,11 +1,10 @@
-//! What must hold after a fault, whatever it was: one guest, nothing of it missing, and objects that
-//! say where it is.
+//! Checks the invariants after any fault: one guest, no data missing, and objects with the correct node.
 //!
 //! ```text
 //!  migration  Succeeded ──▶ the guest is on the target      the instance names that node, one pod is
 //!             Failed    ──▶ on the source, with a reason    left there, one QEMU runs there and none
-//!                       └─▶ or ended, where the fault hit   elsewhere, and its numbers go on
-//!                           the guest itself: told as such
+//!                       └─▶ or ended, where the fault hit   elsewhere, and its numbers continue
+//!                           the guest itself: so reported
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,50 +13,50 @@ use drydock_api::kubevirt::{Phase, migration::MigrationPhase};
 
 use crate::guests::{Tick, without_a_gap};
 
-/// Where a guest is after a fault.
+/// The guest's fate after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// On the node that it was to leave.
+    /// The guest is on the source node.
     Stayed,
-    /// On the node that it was to go to.
+    /// The guest is on the target node.
     Moved,
-    /// Nowhere, and its instance says so.
+    /// The guest has ended, and its instance reports that.
     Ended,
 }
 
-/// What is found after a fault.
+/// The observed state after a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The node that the guest was on.
+    /// The source node.
     pub source: String,
-    /// The node that it was to go to.
+    /// The target node.
     pub target: String,
-    /// The fault may have hit the guest itself.
+    /// Whether the fault may have hit the guest itself.
     pub may_have_ended: bool,
     /// The migration's phase.
     pub migration: Option<MigrationPhase>,
-    /// Why it has failed.
+    /// The reason of a failure.
     pub reason: Option<String>,
-    /// What the instance says of this migration: completed, failed.
+    /// The instance's state of this migration: completed, failed.
     pub state: Option<(bool, bool)>,
     /// The instance's phase.
     pub phase: Option<Phase>,
-    /// The node that it names.
+    /// The instance's node.
     pub node: Option<String>,
-    /// How many QEMU have the guest, by node.
+    /// The number of QEMU processes with the guest, by node.
     pub running: BTreeMap<String, usize>,
-    /// The nodes of its pods that have not ended.
+    /// The nodes of the guest's pods that have not ended.
     pub pods: Vec<String>,
-    /// What it has printed on its consoles, the oldest pod's first.
+    /// The ticks on the guest's consoles, starting with the oldest pod.
     pub printed: Vec<Tick>,
-    /// What it has sent, as it came.
+    /// The ticks in the guest's datagrams, in order of arrival.
     pub sent: Vec<Tick>,
 }
 
-/// Where the guest is.
+/// Returns the guest's fate.
 ///
 /// # Errors
-/// What does not hold (yet).
+/// The invariant that does not hold (yet).
 pub fn judge(found: &Found) -> Result<Fate, String> {
     let migration = found.migration.filter(|phase| phase.is_final());
     let Some(migration) = migration else {
@@ -103,7 +102,7 @@ pub fn judge(found: &Found) -> Result<Fate, String> {
     }
 }
 
-/// It runs nowhere.
+/// Checks a guest that runs on no node.
 fn ended(found: &Found) -> Result<Fate, String> {
     if !found.may_have_ended {
         return Err("it runs nowhere, and nothing was done to it".to_owned());
@@ -117,8 +116,8 @@ fn ended(found: &Found) -> Result<Fate, String> {
     }
 }
 
-/// No number is missing or there twice: on the consoles; and of the datagrams, of which some may be
-/// lost, none came twice.
+/// Checks the ticks: on the consoles none is missing or duplicated; of the datagrams some may be lost, but none
+/// arrives twice.
 fn numbers(found: &Found) -> Result<(), String> {
     without_a_gap(&found.printed).map_err(|error| format!("on its consoles: {error:#}"))?;
     let mut highest = BTreeMap::new();
@@ -194,7 +193,7 @@ mod tests {
         assert_eq!(judge(&stayed()), Ok(Fate::Stayed));
         assert_eq!(judge(&moved()), Ok(Fate::Moved));
         assert_eq!(judge(&gone()), Ok(Fate::Ended));
-        // Before the hand-over to the nodes the instance knows nothing of the migration.
+        // Until the nodes are assigned, the instance has no state of the migration.
         assert_eq!(
             judge(&Found {
                 state: None,

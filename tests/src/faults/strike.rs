@@ -1,11 +1,11 @@
-//! Finding what is to be hit, hitting it at a moment, and undoing that.
+//! Injection of a fault at a precise time: find the target, hit it, undo the fault.
 //!
 //! ```text
-//!  look for the process ──▶ a shell on its node waits for a line ──▶ strike: within a millisecond
-//!                                                               └──▶ undo: let it go on, start it, open the link
+//!  find the process ──▶ a shell on its node waits for a line ──▶ strike: within a millisecond
+//!                                                            └──▶ undo: continue it, start it, open the link
 //! ```
 //!
-//! Processes are found by name and by the pod that they are in, and hit by their pid.
+//! Processes are found by name and pod, and hit by pid.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -26,13 +26,13 @@ use crate::{
     watching::{PATIENCE, until_some},
 };
 
-/// virsh in a launcher's pod, asking the libvirtd there.
+/// virsh in a launcher's pod, connected to the pod's libvirtd.
 const VIRSH: &str = "virsh -q -c \"qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock\"";
 /// The namespace of Drydock's own pods.
 const OWN: &str = "drydock";
-/// The chain of a node's packet filter that cuts links.
+/// The iptables chain that cuts links.
 const CHAIN: &str = "DRYDOCK-CUT";
-/// How the kernel names processes: at most 15 bytes.
+/// Names of processes in the kernel, which truncates them to 15 bytes.
 const AGENT: &str = "drydock-agent";
 const CONTROLLER: &str = "drydock-control";
 const LAUNCHER: &str = "drydock-launche";
@@ -42,16 +42,16 @@ const QEMU: &str = "qemu-system-x86";
 /// A process on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its pid as the node sees it.
+    /// The pid in the node's pid namespace.
     pub pid: u32,
-    /// The words that it was started with.
+    /// The command line.
     pub words: String,
-    /// The groups that it is in, which name its pod.
+    /// The cgroups, which contain the UID of the pod.
     groups: String,
 }
 
 impl Cluster {
-    /// The processes of a name on a node.
+    /// Returns the processes of a name on a node.
     ///
     /// # Errors
     /// If they cannot be listed.
@@ -64,7 +64,7 @@ impl Cluster {
         Ok(listed.lines().filter_map(process).collect())
     }
 
-    /// How many QEMU on a node have the guest of an instance.
+    /// Returns how many QEMU processes on a node run the guest of an instance.
     ///
     /// # Errors
     /// If they cannot be listed.
@@ -74,10 +74,10 @@ impl Cluster {
         Ok(all.iter().filter(|process| process.words.contains(&guest)).count())
     }
 
-    /// The process of a name in a pod.
+    /// Returns the node and the pid of the process of a name in a pod.
     ///
     /// # Errors
-    /// If it does not come, or there are several.
+    /// If it does not appear, or there are several.
     async fn process_in(&self, pod: &Pod, name: &str, word: &str) -> Result<(String, u32)> {
         let uid = pod.uid().context("a pod without a UID")?;
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
@@ -93,10 +93,10 @@ impl Cluster {
         Ok((node, pid))
     }
 
-    /// Has the QEMU of an instance in a pod do something past libvirt's own calls.
+    /// Sends a QMP command to the QEMU of an instance in a pod, through libvirt's monitor passthrough.
     ///
     /// # Errors
-    /// If it does not do it, or the pod's libvirtd does not pass it on.
+    /// If QEMU reports an error, or the pod's libvirtd does not pass the command on.
     pub async fn tell_qemu(&self, pod: &Pod, namespace: &str, instance: &str, command: &Value) -> Result<()> {
         let (node, pid) = self.process_in(pod, LAUNCHER, "").await?;
         let command = command.to_string().replace('"', "\\\"");
@@ -106,10 +106,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// The pod of the controller that leads.
+    /// Returns the pod of the leading controller.
     ///
     /// # Errors
-    /// If nobody does.
+    /// If none leads.
     pub async fn leading_controller(&self) -> Result<Pod> {
         let leases = Api::<Lease>::namespaced(self.client.clone(), OWN);
         let pods = Api::<Pod>::namespaced(self.client.clone(), OWN);
@@ -127,14 +127,14 @@ impl Cluster {
     }
 }
 
-/// A script that runs another where the process of a launcher is, as its user.
+/// Returns a script that runs another one in the namespaces of a launcher process, as its user.
 fn inside_launcher(pid: u32, script: &str) -> String {
     format!(
         "exec nsenter -t {pid} -a -S 107 -G 107 env HOME=/tmp XDG_CACHE_HOME=/tmp XDG_CONFIG_HOME=/tmp sh -c '{script}'"
     )
 }
 
-/// A process in a line of [`Cluster::processes`].
+/// Parses a line of [`Cluster::processes`].
 fn process(line: &str) -> Option<Process> {
     let mut parts = line.split('\t');
     Some(Process {
@@ -144,16 +144,16 @@ fn process(line: &str) -> Option<Process> {
     })
 }
 
-/// Both sides of a migration: nodes, and pods once they are there.
+/// The nodes of both sides of a migration, and the pods that exist.
 #[derive(Clone, Debug)]
 pub struct Sides {
-    /// The node that the guest is on.
+    /// The node that the guest leaves.
     pub source: String,
-    /// The node that it goes to.
+    /// The node to which the guest moves.
     pub target: String,
-    /// The pod that it is in.
+    /// The guest's current pod.
     pub source_pod: Pod,
-    /// The pod that it goes to, once there is one.
+    /// The target pod, if it exists.
     pub target_pod: Option<Pod>,
 }
 
@@ -174,31 +174,31 @@ impl Sides {
     }
 }
 
-/// A fault that is ready to be carried out.
+/// A fault that is ready to be injected.
 #[derive(Debug)]
 pub struct Blow {
     shell: Waiting,
     undo: Undo,
 }
 
-/// How a fault is undone. Doing it twice does no harm.
+/// How a fault is undone. Idempotent.
 #[derive(Clone, Debug)]
 pub enum Undo {
-    /// What was killed is started again by those whose task that is.
+    /// Nothing to do: the killed process is restarted by its supervisor.
     Nothing,
-    /// By a shell on a node.
+    /// A script on a node.
     OnNode(String, String),
-    /// By a shell on the machine itself.
+    /// A script on the host.
     Here(String),
-    /// The API server, which nobody watches over, is started.
+    /// Start the API server, which has no supervisor.
     StartApiServer,
 }
 
 impl Blow {
-    /// Finds what a case hits.
+    /// Finds the target of a case.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it does not exist.
     pub async fn prepare(cluster: &Cluster, case: Case, sides: &Sides) -> Result<Self> {
         let node = sides.node(case.side);
         let (node, pid) = match case.part {
@@ -242,7 +242,7 @@ impl Blow {
         let (script, undo) = match case.kind {
             Kind::Freeze => (
                 format!("kill -STOP {pid}"),
-                // It may have been restarted by its liveness probe.
+                // The liveness probe may have restarted it.
                 Undo::OnNode(node.clone(), format!("kill -CONT {pid} 2>/dev/null; true")),
             ),
             Kind::Kill | Kind::Cut => (format!("kill -KILL {pid}"), Undo::Nothing),
@@ -253,25 +253,25 @@ impl Blow {
         })
     }
 
-    /// How this is undone.
+    /// Returns how to undo the fault.
     pub fn undo(&self) -> Undo {
         self.undo.clone()
     }
 
-    /// Carries it out, and returns when that is done.
+    /// Injects the fault, and returns when that is done.
     ///
     /// # Errors
-    /// If it cannot be done.
+    /// If that fails.
     pub fn strike(self) -> Result<()> {
         self.shell.go()
     }
 }
 
 impl Undo {
-    /// Undoes it, and waits until the API server answers.
+    /// Undoes the fault, and waits until the API server responds.
     ///
     /// # Errors
-    /// If that is not possible.
+    /// If that fails.
     pub async fn carry_out(&self, cluster: &Cluster) -> Result<()> {
         match self {
             Self::Nothing => {}
@@ -287,7 +287,7 @@ impl Undo {
     }
 }
 
-/// Stops the agent of a node, so that nothing that needs it goes on. Returns how to let it go on.
+/// Stops the agent of a node, which blocks everything that depends on it. Returns how to continue it.
 ///
 /// # Errors
 /// If there is none.
@@ -299,8 +299,7 @@ pub async fn hold_agent(cluster: &Cluster, node: &str) -> Result<Undo> {
     Ok(Undo::OnNode(node, format!("kill -CONT {pid} 2>/dev/null; true")))
 }
 
-/// Tells the moment at which a guest is stopped on its source because it moves: that is when its
-/// libvirt says so.
+/// Detects the time at which libvirt stops a guest on its source for a migration, by libvirt's lifecycle event.
 #[derive(Debug)]
 pub struct HandOverWatch {
     process: Child,
@@ -308,13 +307,13 @@ pub struct HandOverWatch {
 }
 
 impl HandOverWatch {
-    /// Listens to the libvirtd of a pod.
+    /// Subscribes to the events of a pod's libvirtd.
     ///
     /// # Errors
-    /// If it cannot be asked.
+    /// If virsh cannot be started.
     pub async fn start(cluster: &Cluster, pod: &Pod) -> Result<Self> {
         let (node, pid) = cluster.process_in(pod, LAUNCHER, "").await?;
-        // Inside the pod, so that it ends with its input whatever becomes of those around it.
+        // Runs inside the pod, so that it ends with its input, whatever happens to the processes around it.
         let inside = format!("{VIRSH} event --event lifecycle --loop 2>&1 & it=$!; read -r _; kill $it");
         let script = inside_launcher(pid, &inside);
         let mut process = cluster
@@ -344,7 +343,7 @@ impl HandOverWatch {
     /// Waits until the guest is stopped.
     ///
     /// # Errors
-    /// If it is not, with what virsh said.
+    /// If it is not, with the output of virsh.
     pub async fn wait(&mut self) -> Result<()> {
         match timeout(PATIENCE, &mut self.seen)
             .await
@@ -359,7 +358,7 @@ impl HandOverWatch {
 
 impl Drop for HandOverWatch {
     fn drop(&mut self) {
-        // It ends with its input.
+        // virsh ends with its input.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
@@ -386,7 +385,7 @@ impl Waiting {
             .stdout(Stdio::piped())
             .spawn()
             .context("sh")?;
-        // It says so when it waits.
+        // The shell prints a line when it waits.
         let mut first = String::new();
         let said = process.stdout.as_mut().context("no output")?;
         let mut byte = BufReader::with_capacity(1, said);
@@ -405,7 +404,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        // Without its line it ends by itself.
+        // The shell exits if its input ends without a line.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
@@ -415,8 +414,8 @@ fn waiting(script: &str) -> String {
     format!("set -e; echo ready; read -r _ || exit 1; {script}")
 }
 
-/// The packets of a link, of which `api` is the API server's end. Beside the other nodes only the
-/// machine itself is on the network of the nodes.
+/// Returns the packet matches of a link; `api` is the API server's address. On the network of the nodes there are only
+/// the nodes and the host.
 fn link(part: Part, api: &str) -> [String; 2] {
     if part == Part::NodeToApi {
         [format!("-i eth0 -p tcp -s {api}"), format!("-o eth0 -p tcp -d {api}")]
@@ -430,7 +429,7 @@ fn cut(packets: &[String; 2]) -> String {
         .iter()
         .map(|packet| format!("iptables -w -A {CHAIN} {packet} -j DROP; "))
         .collect();
-    // The chain is made first, and cuts all at once when the last of these is there.
+    // The chain is filled first, so that the first jump to it already drops all packets.
     format!(
         "iptables -w -N {CHAIN} 2>/dev/null || true; iptables -w -F {CHAIN}; {drops}{}",
         jumps("-I")

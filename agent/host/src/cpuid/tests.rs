@@ -2,13 +2,13 @@ use std::collections::HashMap;
 
 use super::*;
 
-/// A processor that was recorded: leaf and sub-leaf to registers.
+/// A recorded processor: leaf and sub-leaf to registers.
 #[derive(Clone)]
 struct Dump(HashMap<(u32, u32), CpuIdResult>);
 
 impl CpuIdReader for Dump {
     fn cpuid2(&self, eax: u32, ecx: u32) -> CpuIdResult {
-        // Leaves that ignore the sub-leaf were recorded with the first.
+        // Leaves that ignore the sub-leaf were recorded with sub-leaf 0.
         let found = self.0.get(&(eax, ecx)).or_else(|| self.0.get(&(eax, 0)));
         found.copied().unwrap_or(CpuIdResult {
             eax: 0,
@@ -54,27 +54,27 @@ fn tsc_frequency_by_source() {
     let frequency = |text: &str| facts(&dump(text)).tsc.unwrap().frequency_hz;
     let hypervisor =
         |text: &str| text.replace("7ffafbbf", "fffafbbf") + "40000000 0 40000010 0 0 0\n40000010 0 2625a0 0 0 0\n";
-    // The crystal is not told: the base frequency counts.
+    // The crystal's frequency is missing: the base frequency counts.
     assert_eq!(frequency(SKYLAKE), Some(4_000_000_000));
     // 24 MHz × 334 / 2.
     let crystal = SKYLAKE.replace("0000014e 00000000", "0000014e 016e3600");
     assert_eq!(frequency(&crystal), Some(4_008_000_000));
     assert_eq!(frequency(&hypervisor(&crystal)), Some(4_008_000_000));
-    // A hypervisor's is exact, the base frequency is rounded.
+    // The hypervisor's frequency is exact, the base frequency is rounded.
     assert_eq!(frequency(&hypervisor(SKYLAKE)), Some(2_500_000_000));
     // The hypervisor's leaves mean nothing without a hypervisor.
     assert_eq!(
         frequency(&hypervisor(SKYLAKE).replace("fffafbbf", "7ffafbbf")),
         Some(4_000_000_000)
     );
-    // A ratio is what shows that the base frequency is the counter's.
+    // Only a ratio shows that the base frequency is that of the counter.
     assert_eq!(frequency(&SKYLAKE.replace("0000014e", "00000000")), None);
     assert_eq!(frequency(ROME), None);
 }
 
 #[test]
 fn leaves_beyond_the_last_are_not_believed() {
-    // Intel's answer to a leaf beyond the last is that of the last.
+    // For a leaf beyond the last one, Intel processors return the last one.
     let mut processor = dump("0 0 1 756e6547 6c65746e 49656e69\n1 0 506e3 0 0 bfebfbff\n");
     processor.0.insert(
         (7, 0),
@@ -102,7 +102,7 @@ fn leaves_beyond_the_last_are_not_believed() {
     );
 }
 
-/// What the kernel lists is what this machine's processor says, but for what the kernel makes up.
+/// Every known feature that the kernel lists is also read from this machine's cpuid.
 #[test]
 fn the_kernel_agrees() {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();

@@ -1,4 +1,4 @@
-//! Why a call to a guest's libvirt was of no avail.
+//! Why a call to a guest's libvirt failed.
 
 use std::{io, time::Duration};
 
@@ -8,45 +8,44 @@ use virt_sys as sys;
 use super::event::CloseReason;
 use crate::{libvirt::LibvirtError, pod_folder::FolderError};
 
-/// Why a call was of no avail. Only [`NoDomain`](Self::NoDomain) and [`Refused`](Self::Refused) are
-/// libvirt's answers; with all others nothing is known of the domain.
+/// Why a call failed. Only [`NoDomain`](Self::NoDomain) and [`Refused`](Self::Refused) are libvirt's responses; with
+/// all other errors nothing is known of the domain.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
-    /// libvirt says that there is no such domain.
+    /// libvirt reports that the domain does not exist.
     #[error("there is no such domain")]
     NoDomain,
-    /// libvirt says no.
+    /// libvirt refused the call.
     #[error(transparent)]
     Refused(LibvirtError),
-    /// There is no agent in the guest, or it does not answer. The connection is as good as before.
+    /// There is no agent in the guest, or it does not respond. The connection remains usable.
     #[error("the guest's agent does not answer: {0}")]
     AgentSilent(LibvirtError),
-    /// libvirt did not answer in time. Whether it did what it was asked to is not known; the
-    /// connection is given up.
+    /// libvirt did not respond in time. Whether it carried out the call is unknown. The connection is closed.
     #[error("libvirtd did not answer within {within:?} when {call}")]
     TimedOut {
-        /// The call, as people name it.
+        /// The call, in readable form.
         call: &'static str,
-        /// The time it was given.
+        /// The time limit.
         within: Duration,
     },
-    /// The connection has ended, during the call or before it.
+    /// The connection ended, during the call or before it.
     #[error("the connection to libvirtd was lost when {call}: {reason}{}", said(error.as_ref()))]
     Lost {
-        /// The call, as people name it.
+        /// The call, in readable form.
         call: &'static str,
-        /// Why it has ended.
+        /// Why it ended.
         reason: CloseReason,
-        /// What libvirt's client says.
+        /// The error of libvirt's client.
         error: Option<LibvirtError>,
     },
-    /// The pod's folder or what is in it cannot be used.
+    /// The pod's folder or its content cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// This process could not begin.
+    /// This process could not open the connection.
     #[error("no connection can be made: {message}")]
     NotStarted {
-        /// What the kernel says.
+        /// The kernel's error message.
         message: String,
     },
 }
@@ -56,7 +55,7 @@ fn said(error: Option<&LibvirtError>) -> String {
 }
 
 impl CallError {
-    /// A stable word for it, for conditions and metrics.
+    /// Returns a stable identifier for conditions and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NoDomain => "DomainNotFound",
@@ -69,13 +68,13 @@ impl CallError {
         }
     }
 
-    /// libvirt's answer was read and is certain.
+    /// Returns whether libvirt's response was received, so that the outcome is certain.
     pub fn is_answer(&self) -> bool {
         matches!(self, Self::NoDomain | Self::Refused(_) | Self::AgentSilent(_))
     }
 
-    /// Nobody listens behind the socket, or there is none: libvirtd has not been started yet, or has
-    /// ended.
+    /// Returns whether the socket does not exist or no process is listening behind it: libvirtd has not been started
+    /// yet or has ended.
     pub fn is_not_listening(&self) -> bool {
         matches!(
             self,

@@ -1,8 +1,8 @@
-//! A guest's libvirt by libvirt's own client: one connection, used by one thread.
+//! A guest's libvirt through libvirt's own client: one connection, used by one thread.
 //!
-//! `virt` has no binding for events and some of the calls, and panics where it closes or copies, so
-//! this speaks to `virt-sys`. Every call looks the domain up anew: it may have been undefined and
-//! defined again meanwhile.
+//! `virt` has no binding for events and some of the calls, and panics when it closes or copies, so this module uses
+//! `virt-sys` directly. Every call looks the domain up again, because it may have been undefined and redefined
+//! meanwhile.
 
 #![expect(
     unsafe_code,
@@ -32,17 +32,17 @@ use drydock_api::facts::VirtType;
 
 mod migration;
 
-/// Seconds of silence after which libvirtd is asked whether it lives, and how often it may be silent.
-/// Longer than the deadlines of calls: these are what ends a connection that is in use.
+/// Keep-alives: the idle interval in seconds after which libvirtd is probed, and the number of probes that may remain
+/// unanswered. The total is longer than the deadlines of calls, which are meant to end a connection that is in use.
 const KEEP_ALIVE: (c_int, u32) = (30, 3);
 
-/// Seconds that the guest's agent has for each of its answers. libvirt would wait for ever.
+/// Timeout in seconds for each response of the guest agent. libvirt's default is to wait forever.
 const AGENT_SECONDS: c_int = 5;
 
-/// How URIs of daemons begin.
+/// Prefix of the URIs of daemons.
 const DAEMON: &[u8] = b"qemu+unix:";
 
-/// What can be asked of a domain's libvirt. Every call may wait as long as the other side likes.
+/// The calls to a domain's libvirt. Every call may block for as long as the other side takes.
 pub(crate) trait Calls {
     fn define(&self, xml: &str) -> Result<(), LibvirtError>;
     fn create(&self, start: Start) -> Result<(), LibvirtError>;
@@ -57,8 +57,8 @@ pub(crate) trait Calls {
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError>;
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
     fn versions(&self) -> Result<Versions, LibvirtError>;
-    /// Ends when the migration does. The outer error: the connection broke; the inner one is libvirtd's
-    /// answer, which may be about a connection of its own.
+    /// Returns when the migration has ended. The outer error means that this connection broke. The inner error is
+    /// libvirtd's response, which may be about a connection of its own.
     fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError>;
     fn abort_job(&self) -> Result<(), LibvirtError>;
     fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError>;
@@ -68,20 +68,20 @@ pub(crate) trait Calls {
     fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, LibvirtError>;
 }
 
-/// A call that changes a domain and answers nothing.
+/// A call that changes a domain and returns no data.
 type Change = unsafe extern "C" fn(sys::virDomainPtr) -> c_int;
 
 /// An open connection, for one domain.
 pub(crate) struct Connection {
     raw: sys::virConnectPtr,
     domain: CString,
-    /// Numbers of the registered callbacks.
+    /// IDs of the registered callbacks.
     callbacks: Vec<c_int>,
     has_close_callback: bool,
 }
 
 impl Connection {
-    /// Connects, and has the domain's events put into `shared`.
+    /// Connects, and forwards the domain's events to `shared`.
     pub(crate) fn open(uri: &str, domain: &str, shared: &Arc<Shared>) -> Result<Self, LibvirtError> {
         const CALL: &str = "connecting to libvirt";
         let uri = c_string(CALL, uri)?;
@@ -101,7 +101,7 @@ impl Connection {
             domain: connection.domain.clone(),
             shared: Arc::clone(shared),
         });
-        // A driver without a daemon would take these callbacks and forget them, references included.
+        // A driver without a daemon would accept these callbacks and drop them without releasing their references.
         if uri.to_bytes().starts_with(DAEMON) {
             connection.watch_over(&listener);
         }
@@ -109,15 +109,15 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Has the connection end when the daemon does.
+    /// Makes the connection end when the daemon does: by keep-alives and a close callback.
     fn watch_over(&mut self, listener: &Arc<Listener>) {
         // SAFETY: the connection is open.
         if unsafe { sys::virConnectSetKeepAlive(self.raw, KEEP_ALIVE.0, KEEP_ALIVE.1) } < 0 {
             tracing::debug!(error = %LibvirtError::last("turning on keep-alives"), "no keep-alives");
         }
         let opaque = Arc::into_raw(Arc::clone(listener));
-        // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back,
-        // which libvirt calls once if it has taken the callback, and not otherwise.
+        // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back. libvirt calls
+        // `release` once if it accepted the callback, and never otherwise.
         let taken = unsafe {
             sys::virConnectRegisterCloseCallback(
                 self.raw,
@@ -127,7 +127,7 @@ impl Connection {
             )
         };
         if taken < 0 {
-            // SAFETY: the reference made above, which libvirt did not take.
+            // SAFETY: the reference created above, which libvirt did not accept.
             drop(unsafe { Arc::from_raw(opaque) });
         }
         self.has_close_callback = taken == 0;
@@ -142,9 +142,9 @@ impl Connection {
 
     fn register(&mut self, event: u32, callback: EventCallback, listener: &Arc<Listener>) -> Result<(), LibvirtError> {
         let opaque = Arc::into_raw(Arc::clone(listener));
-        // SAFETY: the connection is open; a null domain means all; the callback is the one of this
-        // event; `opaque` is a counted reference that `release` gives back, which libvirt calls once
-        // if it has taken the callback, and not otherwise.
+        // SAFETY: the connection is open; a null domain means all domains; the callback is the one for this event;
+        // `opaque` is a counted reference that `release` gives back. libvirt calls `release` once if it accepted the
+        // callback, and never otherwise.
         let number = unsafe {
             sys::virConnectDomainEventRegisterAny(
                 self.raw,
@@ -157,7 +157,7 @@ impl Connection {
         };
         if number < 0 {
             let error = LibvirtError::last("asking for events");
-            // SAFETY: the reference made above, which libvirt did not take.
+            // SAFETY: the reference created above, which libvirt did not accept.
             drop(unsafe { Arc::from_raw(opaque) });
             return Err(error);
         }
@@ -216,8 +216,8 @@ impl Calls for Connection {
             Document::Inactive => sys::VIR_DOMAIN_XML_INACTIVE,
         };
         let domain = self.found(CALL)?;
-        // SAFETY: the domain is one of this open connection; what libvirt gives is null or a string
-        // of its own making, which nobody else has.
+        // SAFETY: the domain is one of this open connection; libvirt returns null or a newly allocated string that it
+        // does not keep.
         unsafe { answered_text(CALL, sys::virDomainGetXMLDesc(domain.0, flags)) }
     }
 
@@ -266,7 +266,7 @@ impl Calls for Connection {
         let count = succeeded(CALL, unsafe {
             sys::virConnectListAllDomains(self.raw, &raw mut domains, 0)
         })?;
-        // SAFETY: libvirt gave a list of that many domains, each of them and the list ours to free.
+        // SAFETY: libvirt returned a list of that many domains; the caller has to free each of them and the list.
         let found: Vec<Found> = unsafe { taken(domains, count) }.into_iter().map(Found).collect();
         Ok(found.iter().take(MAX_LIST).map(Found::name).collect())
     }
@@ -277,8 +277,8 @@ impl Calls for Connection {
         let domain = self.found(CALL)?;
         domain.limit_agent();
         match domain.guest_info(CALL, wanted) {
-            // An agent that does not know one of these fails the whole call; asked for everything,
-            // libvirt leaves out what it does not know.
+            // If the agent does not support one of these types, the whole call fails. If all types are requested,
+            // libvirt leaves out the unsupported ones.
             Err(error) if error.code == sys::VIR_ERR_OPERATION_UNSUPPORTED => domain.guest_info(CALL, 0),
             answer => answer,
         }
@@ -351,8 +351,8 @@ impl Calls for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Registered callbacks keep the connection from closing. That any of this may fail is of no
-        // interest: the daemon is usually gone then, and what is here is freed all the same.
+        // Registered callbacks keep the connection from closing. Errors are ignored: the daemon is usually gone then,
+        // and the local resources are freed anyway.
         for number in &self.callbacks {
             // SAFETY: the connection is open, and the callback is registered with it.
             unsafe { sys::virConnectDomainEventDeregisterAny(self.raw, *number) };
@@ -377,7 +377,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// A domain that libvirt has found. It must not outlive its connection.
+/// A domain that libvirt has looked up. It must not outlive its connection.
 struct Found(sys::virDomainPtr);
 
 impl Found {
@@ -389,11 +389,11 @@ impl Found {
     }
 
     fn name(&self) -> String {
-        // SAFETY: the domain is there; its name ends with a zero byte and lives as long as it.
+        // SAFETY: the domain is valid; its name ends with a zero byte and lives as long as the domain.
         unsafe { text(sys::virDomainGetName(self.0)) }
     }
 
-    /// Has libvirt give up on the guest's agent. One without that call waits until the deadline.
+    /// Limits how long libvirt waits for the guest agent. A libvirt without this call waits until the deadline.
     fn limit_agent(&self) {
         // SAFETY: the domain is one of an open connection.
         if unsafe { sys::virDomainAgentSetResponseTimeout(self.0, AGENT_SECONDS, 0) } < 0 {
@@ -407,9 +407,9 @@ impl Found {
         succeeded(call, unsafe {
             sys::virDomainGetGuestInfo(self.0, types, &raw mut parameters, &raw mut count, 0)
         })?;
-        // SAFETY: libvirt gave that many parameters.
+        // SAFETY: libvirt returned that many parameters.
         let read = unsafe { read_parameters(parameters, count) };
-        // SAFETY: the list as libvirt gave it, not used after this.
+        // SAFETY: the list as libvirt returned it, not used after this.
         unsafe { sys::virTypedParamsFree(parameters, count) };
         Ok(read)
     }
@@ -417,25 +417,25 @@ impl Found {
 
 impl Drop for Found {
     fn drop(&mut self) {
-        // SAFETY: it is ours, and freed once.
+        // SAFETY: this value owns the domain and frees it once.
         unsafe { sys::virDomainFree(self.0) };
     }
 }
 
-/// What a call that answers with a number answered: an error if it is negative.
+/// Converts a call's numeric return value: a negative number is an error.
 fn succeeded(call: &'static str, answer: c_int) -> Result<usize, LibvirtError> {
     usize::try_from(answer).map_err(|_| LibvirtError::last(call))
 }
 
-/// The elements of a list that libvirt allocated; the list itself is freed.
+/// Returns the elements of a list that libvirt allocated, and frees the list itself.
 ///
 /// # Safety
-/// `list` must be null or a list of `count` elements from libvirt's allocator, used by nobody else.
+/// `list` must be null or a list of `count` elements from libvirt's allocator, with no other users.
 unsafe fn taken<T: Copy>(list: *mut T, count: usize) -> Vec<T> {
     if list.is_null() {
         return Vec::new();
     }
-    // SAFETY: the caller's promise; it is copied before it is freed.
+    // SAFETY: guaranteed by the caller; the list is copied before it is freed.
     unsafe {
         let elements = slice::from_raw_parts(list, count).to_vec();
         nix::libc::free(list.cast());
@@ -443,7 +443,7 @@ unsafe fn taken<T: Copy>(list: *mut T, count: usize) -> Vec<T> {
     }
 }
 
-/// A text of libvirt's, at most [`MAX_NAME`] characters of it; empty if there is none.
+/// Returns at most [`MAX_NAME`] characters of a C string from libvirt; empty if it is null.
 ///
 /// # Safety
 /// `text` must be null or end with a zero byte.
@@ -451,20 +451,20 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().chars().take(MAX_NAME).collect()
 }
 
-/// Parameters as libvirt gives them.
+/// Converts libvirt's typed parameters.
 ///
 /// # Safety
-/// `parameters` must be null or a list of `count` parameters of libvirt's, which say their types truly.
+/// `parameters` must be null or a list of `count` parameters from libvirt with correct types.
 pub(super) unsafe fn read_parameters(parameters: sys::virTypedParameterPtr, count: c_int) -> Vec<Parameter> {
     if parameters.is_null() {
         return Vec::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let list = unsafe { slice::from_raw_parts(parameters, usize::try_from(count).unwrap_or(0)) };
     list.iter().take(MAX_LIST).map(read_parameter).collect()
 }
@@ -477,8 +477,7 @@ fn read_parameter(parameter: &sys::virTypedParameter) -> Parameter {
         .take_while(|byte| *byte != 0)
         .collect();
     let value = &parameter.value;
-    // SAFETY: the type says which of the fields libvirt has filled; a string is null or ends with a
-    // zero byte.
+    // SAFETY: the type determines which field libvirt has filled; a string is null or ends with a zero byte.
     let value = unsafe {
         match parameter.type_.cast_unsigned() {
             sys::VIR_TYPED_PARAM_INT => ParameterValue::Number(value.i.into()),

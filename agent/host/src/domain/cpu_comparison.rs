@@ -1,31 +1,31 @@
-//! What libvirt says to a guest's CPU: whether a guest could have it here.
+//! libvirt's comparison of a guest's CPU with this host.
 
 use virt_sys as sys;
 
 use crate::libvirt::LibvirtError;
 
-/// What precedes the features in libvirt's message (`src/cpu/cpu_x86.c`).
+/// The text before the feature list in libvirt's message (`src/cpu/cpu_x86.c`).
 const MISSING: &str = "Host CPU does not provide required features: ";
 
-/// Whether a guest can have a CPU here.
+/// Whether a guest can have a CPU on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpuComparison {
     /// It can.
     Fits,
     /// It cannot.
     Incompatible {
-        /// Why not, in libvirt's words.
+        /// libvirt's message with the reason.
         message: String,
-        /// Features that are missing here, as far as the message names them.
+        /// Features that this host lacks, as far as the message lists them.
         features: Vec<String>,
     },
 }
 
 impl CpuComparison {
-    /// What libvirt's error means, if it says that the CPU cannot be had.
+    /// Converts libvirt's error if it means that the CPU is incompatible.
     ///
     /// # Errors
-    /// Any other error, as it is.
+    /// Returns any other error unchanged.
     pub(super) fn from_error(error: LibvirtError) -> Result<Self, LibvirtError> {
         if error.code != sys::VIR_ERR_CPU_INCOMPATIBLE {
             return Err(error);
@@ -38,8 +38,7 @@ impl CpuComparison {
     }
 }
 
-/// The features that a message names; none if it is about something else, or in words that are not
-/// known here.
+/// Returns the features listed in a message; empty if the message has another subject or an unknown form.
 fn missing(message: &str) -> Vec<String> {
     let Some((_, features)) = message.split_once(MISSING) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! When the call that a connection's thread is making has to be answered.
+//! The deadline of the call that a connection's thread is making.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How much longer than its deadline a call may take to notice that the relay has hung up.
+/// How long after its deadline a call may take to notice that the relay has closed the connection.
 pub(crate) const MARGIN: Duration = Duration::from_secs(5);
 
-/// A call that is being made.
+/// A call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline {
-    /// The call, as people name it.
+    /// The call, in readable form.
     pub(crate) call: &'static str,
-    /// When it has to be answered.
+    /// When the call is overdue.
     pub(crate) at: Instant,
 }
 
-/// Ends with the name of the first call that is overdue, or with `None` when the thread has ended.
+/// Returns the name of the first overdue call, or `None` when the thread has ended.
 pub(crate) async fn overdue(mut deadlines: watch::Receiver<Option<Deadline>>) -> Option<&'static str> {
     loop {
         let deadline = *deadlines.borrow_and_update();

@@ -1,4 +1,4 @@
-//! What libvirt tells of a domain without being asked, and the queue in which it waits to be read.
+//! Events that libvirt sends about a domain, and the queue that holds them until they are read.
 
 use std::{
     fmt,
@@ -10,12 +10,12 @@ use virt_sys as sys;
 
 use super::{JobInfo, lifecycle::Lifecycle, words::words};
 
-/// Events that wait to be read. A guest causes a handful in its life; whoever cannot read as many has
-/// to look at the domain anew anyway.
+/// Maximum number of unread events. A guest causes a handful in its lifetime. A reader that falls this far behind has
+/// to read the domain's state again anyway.
 pub(crate) const QUEUE: usize = 256;
 
 words! {
-    /// Whether the guest's agent is connected to its channel.
+    /// Whether the guest agent is connected to its channel.
     AgentChannel {
         Connected = sys::VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_CONNECTED => "connected",
         Disconnected = sys::VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_DISCONNECTED => "disconnected",
@@ -23,7 +23,7 @@ words! {
 }
 
 words! {
-    /// What QEMU does about an error of a disk.
+    /// How QEMU reacts to an I/O error of a disk.
     IoErrorAction {
         Ignore = sys::VIR_DOMAIN_EVENT_IO_ERROR_NONE => "none",
         Pause = sys::VIR_DOMAIN_EVENT_IO_ERROR_PAUSE => "pause",
@@ -31,51 +31,51 @@ words! {
     }
 }
 
-/// Something that happened to a domain.
+/// An event of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainEvent {
-    /// A step in its life.
+    /// A lifecycle event.
     Lifecycle(Lifecycle),
-    /// The guest has begun anew, in the same QEMU.
+    /// The guest has rebooted in the same QEMU.
     Reboot,
-    /// The guest's agent came or went.
+    /// The guest agent connected or disconnected.
     Agent(AgentChannel),
-    /// A disk failed.
+    /// A disk had an I/O error.
     IoError {
-        /// libvirt's alias of the disk, at most 256 bytes of it.
+        /// libvirt's alias of the disk, at most 256 characters of it.
         disk: String,
-        /// What QEMU does about it.
+        /// QEMU's reaction.
         action: IoErrorAction,
-        /// Why: `enospc`, or nothing.
+        /// The reason: `enospc`, or empty.
         reason: String,
     },
-    /// A job, such as a migration, has ended at the source, well or badly; what is known of it.
+    /// A job, such as a migration, has ended at the source, successfully or not. Contains its statistics, if known.
     JobCompleted(Option<Box<JobInfo>>),
-    /// A migration from here begins to go over the guest's memory for this time. Some may be left out.
+    /// An outgoing migration starts this pass over the guest's memory. Some of these events may be dropped.
     MigrationIteration(i32),
 }
 
 /// Why a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// libvirt's daemon closed it: it ended, or was killed.
+    /// libvirtd closed it: it exited or was killed.
     EndOfFile,
-    /// Reading or writing failed, or libvirt's client understood no more.
+    /// Reading or writing failed, or libvirt's client could not parse the data.
     Error,
-    /// The daemon did not answer a keep-alive.
+    /// libvirtd did not respond to a keep-alive.
     KeepAlive,
-    /// Nobody needs it any more.
+    /// This process closed it.
     Client,
-    /// A call was not answered in time.
+    /// A call was overdue.
     Overdue {
         /// The call.
         call: &'static str,
     },
-    /// More events than can be read.
+    /// More events arrived than can be read.
     TooManyEvents,
-    /// What came was not libvirt's protocol, or more at once than is sane.
+    /// The data was not libvirt's protocol, or too much arrived at once.
     Garbage,
-    /// A reason that libvirt gained later.
+    /// A reason that a later libvirt added.
     Unknown(i32),
 }
 
@@ -90,7 +90,7 @@ impl CloseReason {
         }
     }
 
-    /// A stable word, for logs and metrics.
+    /// Returns a stable identifier for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::EndOfFile => "EndOfFile",
@@ -120,19 +120,19 @@ impl fmt::Display for CloseReason {
     }
 }
 
-/// What all parts of one connection share: where events go, and how it ended.
+/// State shared by all parts of a connection: the event queue and the reason for its end.
 #[derive(Debug)]
 pub(crate) struct Shared {
     events: Mutex<Option<mpsc::Sender<DomainEvent>>>,
     end: OnceLock<CloseReason>,
-    /// Ends the thread when it waits for work.
+    /// Wakes the thread to exit while it waits for work.
     pub(crate) thread: Notify,
     /// Ends the relay.
     pub(crate) relay: Notify,
 }
 
 impl Shared {
-    /// What is shared, and the events that are going to come.
+    /// Returns the shared state and the receiver for the events.
     pub(crate) fn new() -> (Arc<Self>, DomainEvents) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let shared = Arc::new(Self {
@@ -148,11 +148,11 @@ impl Shared {
         (shared, events)
     }
 
-    /// Puts an event into the queue, without ever waiting. If it is full, the connection ends: an
-    /// event must not be lost in silence.
+    /// Enqueues an event without blocking. If the queue is full, the connection is closed, because no event may be
+    /// lost silently.
     pub(crate) fn forward(&self, event: DomainEvent) {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        // The next pass says as much, and a migration may take thousands of them.
+        // Passes can be dropped, because the next one supersedes them. A migration may have thousands of them.
         if matches!(event, DomainEvent::MigrationIteration(_))
             && events.as_ref().is_some_and(|sender| sender.capacity() < QUEUE / 2)
         {
@@ -167,20 +167,20 @@ impl Shared {
         }
     }
 
-    /// The connection has ended, or has to, at once. The first reason counts.
+    /// Marks the connection as ended and closes it at once. Only the first reason is kept.
     pub(crate) fn finish(&self, reason: CloseReason) {
         self.finish_in_order(reason);
         self.relay.notify_one();
     }
 
-    /// The same, and the relay goes on until the thread has closed the connection.
+    /// Like [`Self::finish`], but the relay continues until the thread has closed the connection.
     pub(crate) fn finish_in_order(&self, reason: CloseReason) {
         let _ = self.end.set(reason);
         self.events.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.thread.notify_one();
     }
 
-    /// Why it ended, once it has.
+    /// Returns why the connection ended, once it has.
     pub(crate) fn end(&self) -> Option<CloseReason> {
         self.end.get().copied()
     }
@@ -194,13 +194,13 @@ pub struct DomainEvents {
 }
 
 impl DomainEvents {
-    /// The next event; `None` when the connection has ended and all events have been read. What
-    /// happened after that is only known by looking, over a new connection.
+    /// Returns the next event, or `None` when the connection has ended and all events have been read. Anything that
+    /// happened after that can only be found out by reading the state over a new connection.
     pub async fn recv(&mut self) -> Option<DomainEvent> {
         self.receiver.recv().await
     }
 
-    /// Why the connection has ended; `None` as long as it has not.
+    /// Returns why the connection has ended, or `None` while it is open.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.shared.end()
     }
@@ -228,7 +228,7 @@ mod tests {
             read += 1;
         }
         assert_eq!(read, QUEUE);
-        // The first reason counts, and what comes later goes nowhere.
+        // Only the first reason is kept, and later events are dropped.
         shared.finish(CloseReason::EndOfFile);
         shared.forward(DomainEvent::Reboot);
         assert_eq!(events.close_reason(), Some(CloseReason::TooManyEvents));

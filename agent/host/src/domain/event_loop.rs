@@ -1,26 +1,26 @@
-//! libvirt's own event loop: one for the process, as libvirt has it.
+//! libvirt's own event loop, of which libvirt supports one per process.
 
 use std::{io, sync::OnceLock, thread, time::Duration};
 
 use virt::error::{Error, clear_error_callback};
 use virt_sys as sys;
 
-/// Stack of its thread.
+/// Stack size of its thread in bytes.
 const STACK: usize = 256 * 1024;
 
-/// Pause after an error of the loop, so that one that stays does not take a processor.
+/// Delay after an error of the loop, so that a persistent error does not use a whole CPU.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
-/// Starts it, once. A connection that is to have events and keep-alives must be opened after that.
+/// Starts the loop once. Connections that need events and keep-alives must be opened afterwards.
 ///
 /// # Errors
-/// If libvirt refuses, or the kernel gives no thread. It is not tried again.
+/// If libvirt refuses or the kernel provides no thread. The start is not retried.
 #[expect(unsafe_code, reason = "the virt crate has no binding for the default event loop")]
 pub(crate) fn start() -> io::Result<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
     let start = || {
         clear_error_callback();
-        // SAFETY: it is called once in this process, before any connection that needs the loop.
+        // SAFETY: called once in this process, before any connection that needs the loop.
         if unsafe { sys::virEventRegisterDefaultImpl() } < 0 {
             return Err(Error::last_error().message().to_owned());
         }

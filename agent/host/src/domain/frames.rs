@@ -1,7 +1,7 @@
-//! The sizes and the rate of what a libvirt sends, before libvirt's client sees any of it.
+//! Limits on the size and rate of libvirt's messages, enforced before libvirt's client sees them.
 //!
-//! libvirt's client believes lengths up to 32 MiB ([`MAX_FRAME`](crate::rpc::MAX_FRAME)) and reads as long as
-//! there is something to read.
+//! libvirt's client accepts lengths up to 32 MiB ([`MAX_FRAME`](crate::rpc::MAX_FRAME)) and reads for as long as
+//! there is data.
 
 use tokio::time::Instant;
 
@@ -11,19 +11,19 @@ use crate::{
     rpc::{FrameParser, MESSAGE, Part},
 };
 
-/// As many events may come at once. A guest that starts, migrates or ends causes a handful.
+/// Maximum number of events at once. A guest that starts, migrates or stops causes a handful.
 const BURST: u32 = 200;
 
-/// As many may come each second for any length of time.
+/// Maximum number of events per second over longer periods.
 const PER_SECOND: u32 = 50;
 
-/// Follows the messages of a stream.
+/// Tracks the messages of a stream.
 #[derive(Debug)]
 pub(super) struct Frames {
     parser: FrameParser,
-    /// Events that may come now.
+    /// Number of events that may arrive now (token bucket).
     allowed: u32,
-    /// When they were counted up.
+    /// When `allowed` was last refilled.
     counted: Instant,
 }
 
@@ -36,13 +36,13 @@ impl Frames {
         }
     }
 
-    /// Takes the next bytes of the stream, in pieces of any size.
+    /// Processes the next bytes of the stream, in pieces of any size.
     ///
     /// # Errors
-    /// Why the connection has to end.
+    /// Returns why the connection has to be closed.
     pub(super) fn take(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), CloseReason> {
         while let Some(part) = self.parser.next(&mut bytes).map_err(|_| CloseReason::Garbage)? {
-            // Events and keep-alives come without a call.
+            // Events and keep-alives are messages without a call.
             if let Part::Header(header) = part
                 && header.kind == MESSAGE
             {
@@ -123,7 +123,7 @@ mod tests {
                 assert_eq!(frames.take(&event, start + Duration::from_secs(second)), Ok(()));
             }
         }
-        // Answers to calls are not counted.
+        // Responses to calls are not counted.
         let mut frames = Frames::new(start);
         for _ in 0..10 * BURST {
             assert_eq!(frames.take(&message(28, 1), start), Ok(()));

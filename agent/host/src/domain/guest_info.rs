@@ -1,5 +1,4 @@
-//! What a guest's agent says of its guest: names and numbers from inside, true only as far as the guest
-//! is honest.
+//! Information from the guest agent. The values come from inside the guest and are only as trustworthy as the guest.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +16,15 @@ pub struct Parameter {
 /// Value of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParameterValue {
-    /// Any of libvirt's whole numbers, and truth as 0 and 1.
+    /// Any of libvirt's integers, and booleans as 0 and 1.
     Number(i128),
-    /// A text, at most 256 characters of it.
+    /// A string, at most 256 characters of it.
     Text(String),
-    /// Something that is of no interest.
+    /// A value of another type, which is not needed.
     Other,
 }
 
-/// What the guest's agent says, as far as it knows.
+/// The information from the guest agent, as far as it has any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestInfo {
     /// The guest's operating system.
@@ -34,7 +33,7 @@ pub struct GuestInfo {
     pub interfaces: Vec<GuestInterface>,
 }
 
-/// Operating system of a guest, in the words of its `os-release`.
+/// A guest's operating system, with the fields of its `os-release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestOs {
     /// `ID`: `debian`, `mswindows`.
@@ -47,11 +46,11 @@ pub struct GuestOs {
     pub version: Option<String>,
     /// `VERSION_ID`.
     pub version_id: Option<String>,
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel_release: Option<String>,
-    /// Version of the kernel.
+    /// Kernel version.
     pub kernel_version: Option<String>,
-    /// Architecture of the hardware.
+    /// Hardware architecture.
     pub machine: Option<String>,
 }
 
@@ -65,8 +64,8 @@ pub struct GuestInterface {
 }
 
 impl GuestInfo {
-    /// Reads libvirt's parameters. What has another type than libvirt documents, or is missing, is not
-    /// known; lists are cut at 4096 elements.
+    /// Converts libvirt's parameters. A parameter that is missing or has another type than libvirt documents is
+    /// treated as unknown. Lists are truncated at 4096 elements.
     pub fn from_parameters(parameters: &[Parameter]) -> Self {
         let known = Known(
             parameters
@@ -93,7 +92,7 @@ impl GuestInfo {
     }
 }
 
-/// Parameters by their names.
+/// Parameters by name.
 struct Known<'a>(BTreeMap<&'a str, &'a ParameterValue>);
 
 impl Known<'_> {
@@ -115,8 +114,8 @@ impl Known<'_> {
         }
     }
 
-    /// The elements of `name.count`, each read by its own name. Elements of which nothing is there are
-    /// left out: the count is the other side's word.
+    /// Reads `name.count` elements, each under its own name. Elements without any data are left out, because the
+    /// count comes from the other side and is not trusted.
     fn list<T: Default + PartialEq>(&self, name: &str, read: impl Fn(&str) -> T) -> Vec<T> {
         let count: usize = self.number(&format!("{name}.count")).unwrap_or(0);
         (0..count.min(MAX_LIST))

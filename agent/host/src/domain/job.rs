@@ -1,4 +1,4 @@
-//! What libvirt says of a job that it does to a domain, such as a migration: now, and how it ended.
+//! libvirt's statistics of a domain job, such as a migration, while it runs and after it has ended.
 
 use std::{collections::BTreeMap, ffi::CStr, time::Duration};
 
@@ -7,7 +7,7 @@ use virt_sys as sys;
 use super::{Parameter, ParameterValue, words::words};
 
 words! {
-    /// Whether a job is under way, or how it ended.
+    /// Whether a job is running, or how it ended.
     JobType {
         None = sys::VIR_DOMAIN_JOB_NONE => "None",
         Bounded = sys::VIR_DOMAIN_JOB_BOUNDED => "Bounded",
@@ -19,7 +19,7 @@ words! {
 }
 
 words! {
-    /// What a job does.
+    /// The kind of job.
     JobOperation {
         Start = sys::VIR_DOMAIN_JOB_OPERATION_START => "Start",
         Save = sys::VIR_DOMAIN_JOB_OPERATION_SAVE => "Save",
@@ -34,68 +34,68 @@ words! {
     }
 }
 
-/// How much of something a job has done, in bytes.
+/// Progress of a job in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// All of it.
+    /// Total bytes.
     pub total: u64,
-    /// What was sent, some of it more than once.
+    /// Bytes sent so far. Some are sent more than once.
     pub processed: u64,
-    /// What is still to be sent, as far as is known: the guest goes on changing its memory.
+    /// Bytes left to send, as far as known: the guest keeps changing its memory.
     pub remaining: u64,
 }
 
 /// Which job of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhichJob {
-    /// The one that is under way.
+    /// The running job.
     Current,
-    /// The last one that has ended.
+    /// The last job that ended.
     Completed,
 }
 
-/// A job of a domain. What libvirt does not say, or not yet, is `None`.
+/// A job of a domain. Values that libvirt does not report, or not yet, are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobInfo {
-    /// Whether it is under way, or how it ended.
+    /// Whether it is running, or how it ended.
     pub job_type: JobType,
-    /// What it does.
+    /// The kind of job.
     pub operation: JobOperation,
-    /// How long it has been under way, or was.
+    /// How long it has been running, or ran.
     pub elapsed: Option<Duration>,
-    /// How long libvirt thinks that it will still take. QEMU does not say.
+    /// libvirt's estimate of the remaining time. QEMU does not report one.
     pub remaining: Option<Duration>,
-    /// How long the guest stood still; while it is under way, how long it would if it moved now.
+    /// How long the guest was paused. While the job runs: the expected pause if the guest switched over now.
     pub downtime: Option<Duration>,
-    /// How long it took QEMU to get ready.
+    /// How long QEMU took to set up the job.
     pub setup: Option<Duration>,
-    /// Memory and copied disks.
+    /// Memory and copied disks together.
     pub data: Amount,
     /// Memory.
     pub memory: Amount,
     /// Copied disks.
     pub disk: Amount,
-    /// Bytes of memory that are sent in a second.
+    /// Transfer rate of memory in bytes per second.
     pub memory_rate: Option<u64>,
-    /// Bytes of disks that are sent in a second.
+    /// Transfer rate of disks in bytes per second.
     pub disk_rate: Option<u64>,
-    /// Bytes of memory that the guest changes in a second, as of the last pass.
+    /// Bytes of memory that the guest changes per second, as of the last pass.
     pub dirty_rate: Option<u64>,
-    /// Passes over the memory.
+    /// Number of the pass over the memory.
     pub iteration: Option<u64>,
-    /// By how many percent the guest is slowed down; 0 or `None` if it is not.
+    /// CPU throttling of the guest in percent; 0 or `None` if it is not throttled.
     pub throttle: Option<u32>,
-    /// Pages that the guest has asked for in post-copy.
+    /// Pages that the guest requested in post-copy.
     pub post_copy_requests: Option<u64>,
-    /// Whether it ended well, once it has ended.
+    /// Whether it succeeded, once it has ended.
     pub success: Option<bool>,
     /// Why it failed.
     pub error: Option<String>,
 }
 
 impl JobInfo {
-    /// What libvirt's type and parameters say; `None` if there is no job. Parameters that are not known
-    /// here, or of which a value makes no sense, are left out.
+    /// Converts libvirt's job type and parameters; `None` if there is no job. Unknown parameters and implausible
+    /// values are ignored.
     pub fn from_parameters(job_type: JobType, parameters: &[Parameter]) -> Option<Self> {
         if job_type == JobType::None {
             return None;
@@ -146,7 +146,7 @@ impl JobInfo {
         })
     }
 
-    /// A migration to here that is under way, of which only the source's libvirt knows more.
+    /// Returns an incoming migration in progress. Only the source's libvirt has details of it.
     pub(crate) fn incoming() -> Self {
         Self {
             operation: JobOperation::IncomingMigration,
@@ -154,7 +154,7 @@ impl JobInfo {
         }
     }
 
-    /// A job of which nothing is known yet.
+    /// Returns a job without any details yet.
     pub(crate) fn begun() -> Self {
         Self {
             job_type: JobType::Unbounded,
@@ -177,13 +177,13 @@ impl JobInfo {
         }
     }
 
-    /// It is under way.
+    /// Returns whether the job is running.
     pub fn is_active(&self) -> bool {
         matches!(self.job_type, JobType::Bounded | JobType::Unbounded)
     }
 }
 
-/// Parameters by their names.
+/// Parameters by name.
 struct Said<'a>(BTreeMap<&'a str, &'a ParameterValue>);
 
 impl Said<'_> {

@@ -1,4 +1,4 @@
-//! The steps of a domain's life, in libvirt's words.
+//! The lifecycle events of a domain, with libvirt's names.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ words! {
 }
 
 words! {
-    /// Why a guest goes on.
+    /// Why a guest was resumed.
     ResumedDetail {
         Unpaused = sys::VIR_DOMAIN_EVENT_RESUMED_UNPAUSED => "Unpaused",
         Migrated = sys::VIR_DOMAIN_EVENT_RESUMED_MIGRATED => "Migrated",
@@ -64,7 +64,7 @@ words! {
 }
 
 words! {
-    /// How a guest ended.
+    /// How a guest stopped.
     StoppedDetail {
         Shutdown = sys::VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN => "Shutdown",
         Destroyed = sys::VIR_DOMAIN_EVENT_STOPPED_DESTROYED => "Destroyed",
@@ -78,7 +78,7 @@ words! {
 }
 
 words! {
-    /// Who asked for a shutdown that has come to its end.
+    /// What initiated a completed shutdown.
     ShutdownDetail {
         Finished = sys::VIR_DOMAIN_EVENT_SHUTDOWN_FINISHED => "Finished",
         Guest = sys::VIR_DOMAIN_EVENT_SHUTDOWN_GUEST => "Finished after guest request",
@@ -87,7 +87,7 @@ words! {
 }
 
 words! {
-    /// How a guest fell asleep.
+    /// How a guest was suspended by its power management.
     PmSuspendedDetail {
         Memory = sys::VIR_DOMAIN_EVENT_PMSUSPENDED_MEMORY => "Memory",
         Disk = sys::VIR_DOMAIN_EVENT_PMSUSPENDED_DISK => "Disk",
@@ -102,28 +102,28 @@ words! {
     }
 }
 
-/// A step in a domain's life.
+/// A lifecycle event of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifecycle {
-    /// It is defined.
+    /// It was defined.
     Defined(DefinedDetail),
-    /// It is defined no more.
+    /// It was undefined.
     Undefined(UndefinedDetail),
-    /// There is a guest.
+    /// The guest was started.
     Started(StartedDetail),
-    /// The guest stands still.
+    /// The guest was paused.
     Suspended(SuspendedDetail),
-    /// The guest goes on.
+    /// The guest was resumed.
     Resumed(ResumedDetail),
-    /// There is no guest any more.
+    /// The guest stopped.
     Stopped(StoppedDetail),
-    /// The guest has shut itself down; QEMU is still there.
+    /// The guest has shut itself down; QEMU still exists.
     Shutdown(ShutdownDetail),
-    /// The guest has fallen asleep.
+    /// The guest was suspended by its power management.
     PmSuspended(PmSuspendedDetail),
-    /// The guest has crashed; QEMU may still be there.
+    /// The guest has crashed; QEMU may still exist.
     Crashed(CrashedDetail),
-    /// An event that libvirt gained later.
+    /// An event that a later libvirt added.
     Unknown {
         /// libvirt's number of the event.
         event: i32,
@@ -133,7 +133,7 @@ pub enum Lifecycle {
 }
 
 impl Lifecycle {
-    /// What libvirt's two numbers stand for.
+    /// Converts libvirt's two numbers.
     pub fn from_raw(event: i32, detail: i32) -> Self {
         match u32::try_from(event) {
             Ok(sys::VIR_DOMAIN_EVENT_DEFINED) => Self::Defined(DefinedDetail::from_raw(detail)),
@@ -149,7 +149,7 @@ impl Lifecycle {
         }
     }
 
-    /// libvirt's word for the event, as `virsh event` prints it.
+    /// Returns libvirt's name of the event, as `virsh event` prints it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Defined(_) => "Defined",
@@ -165,7 +165,7 @@ impl Lifecycle {
         }
     }
 
-    /// libvirt's word for the detail.
+    /// Returns libvirt's name of the detail.
     pub fn detail(self) -> &'static str {
         match self {
             Self::Defined(detail) => detail.as_str(),

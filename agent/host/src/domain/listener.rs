@@ -1,7 +1,7 @@
-//! What libvirt's event loop calls when something happens to a domain or its connection.
+//! Callbacks that libvirt's event loop calls for events of a domain or its connection.
 //!
-//! It runs for all connections of the process, so these come back at once, and call libvirt for
-//! nothing but the name of the domain at hand.
+//! The loop serves all connections of the process, so these callbacks return at once. The only libvirt call they make
+//! is for the name of the event's domain.
 
 #![expect(unsafe_code, reason = "libvirt calls C functions, with pointers")]
 
@@ -20,13 +20,13 @@ use super::{
     lifecycle::Lifecycle,
 };
 
-/// What libvirt's event loop knows of a connection.
+/// The state that libvirt's event loop has for a connection.
 pub(super) struct Listener {
     pub(super) domain: CString,
     pub(super) shared: Arc<Shared>,
 }
 
-/// A callback of any event: libvirt casts it to that of the event it was registered for.
+/// A callback for any event. libvirt casts it to the type of the event for which it was registered.
 pub(super) type EventCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
 type LifecycleCallback =
     unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
@@ -44,9 +44,9 @@ type JobCallback =
     unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, sys::virTypedParameterPtr, c_int, *mut c_void);
 type IterationCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, *mut c_void);
 
-/// The events that are asked for, and what is called for each.
+/// Returns the subscribed events, each with its callback.
 pub(super) fn events() -> [(u32, EventCallback); 6] {
-    // SAFETY: libvirt calls each with the arguments of its own event, whatever the type says here.
+    // SAFETY: libvirt calls each callback with the arguments of its own event, regardless of the type used here.
     unsafe {
         [
             (
@@ -74,13 +74,13 @@ pub(super) fn events() -> [(u32, EventCallback); 6] {
     }
 }
 
-/// The listener of a connection, if the event is about its domain.
+/// Returns the listener of a connection if the event is about its domain.
 ///
 /// # Safety
-/// `domain` must be a domain, and `opaque` what was registered, as libvirt gives them to callbacks.
+/// `domain` must be a domain and `opaque` the registered pointer, as libvirt passes them to callbacks.
 unsafe fn listener<'a>(domain: sys::virDomainPtr, opaque: *mut c_void) -> Option<&'a Listener> {
-    // SAFETY: `opaque` is a reference to a listener that is held until `release`, which libvirt calls
-    // when no callback runs any more; the name ends with a zero byte and lives as long as the domain.
+    // SAFETY: `opaque` refers to a listener that lives until `release`, which libvirt calls when no callback runs any
+    // more; the name ends with a zero byte and lives as long as the domain.
     unsafe {
         let listener: &Listener = &*opaque.cast::<Listener>();
         let name = sys::virDomainGetName(domain);
@@ -95,7 +95,7 @@ unsafe extern "C" fn lifecycle(
     detail: c_int,
     opaque: *mut c_void,
 ) -> c_int {
-    // SAFETY: libvirt calls this with what was registered.
+    // SAFETY: libvirt calls this with the registered pointer.
     if let Some(listener) = unsafe { listener(domain, opaque) } {
         let event = Lifecycle::from_raw(event, detail);
         listener.shared.forward(DomainEvent::Lifecycle(event));
@@ -104,7 +104,7 @@ unsafe extern "C" fn lifecycle(
 }
 
 unsafe extern "C" fn reboot(_: sys::virConnectPtr, domain: sys::virDomainPtr, opaque: *mut c_void) {
-    // SAFETY: libvirt calls this with what was registered.
+    // SAFETY: libvirt calls this with the registered pointer.
     if let Some(listener) = unsafe { listener(domain, opaque) } {
         listener.shared.forward(DomainEvent::Reboot);
     }
@@ -119,8 +119,7 @@ unsafe extern "C" fn io_error(
     reason: *const c_char,
     opaque: *mut c_void,
 ) {
-    // SAFETY: libvirt calls this with what was registered, and with texts that are null or end with a
-    // zero byte.
+    // SAFETY: libvirt calls this with the registered pointer, and with strings that are null or end with a zero byte.
     unsafe {
         if let Some(listener) = listener(domain, opaque) {
             listener.shared.forward(DomainEvent::IoError {
@@ -139,7 +138,7 @@ unsafe extern "C" fn agent_lifecycle(
     _reason: c_int,
     opaque: *mut c_void,
 ) {
-    // SAFETY: libvirt calls this with what was registered.
+    // SAFETY: libvirt calls this with the registered pointer.
     if let Some(listener) = unsafe { listener(domain, opaque) } {
         listener
             .shared
@@ -154,11 +153,10 @@ unsafe extern "C" fn job_completed(
     count: c_int,
     opaque: *mut c_void,
 ) {
-    // SAFETY: libvirt calls this with what was registered, and with as many parameters as it says, which
-    // it frees itself.
+    // SAFETY: libvirt calls this with the registered pointer and with `count` parameters, which it frees itself.
     unsafe {
         if let Some(listener) = listener(domain, opaque) {
-            // The event does not say the type; the parameters say whether it ended well.
+            // The event does not contain the job type; the parameters contain whether the job succeeded.
             let parameters = read_parameters(parameters, count);
             let job = JobInfo::from_parameters(JobType::Completed, &parameters);
             listener.shared.forward(DomainEvent::JobCompleted(job.map(Box::new)));
@@ -167,21 +165,21 @@ unsafe extern "C" fn job_completed(
 }
 
 unsafe extern "C" fn iteration(_: sys::virConnectPtr, domain: sys::virDomainPtr, number: c_int, opaque: *mut c_void) {
-    // SAFETY: libvirt calls this with what was registered.
+    // SAFETY: libvirt calls this with the registered pointer.
     if let Some(listener) = unsafe { listener(domain, opaque) } {
         listener.shared.forward(DomainEvent::MigrationIteration(number));
     }
 }
 
-/// The connection has ended by itself.
+/// Called when the connection has ended by itself.
 pub(super) unsafe extern "C" fn closed(_: sys::virConnectPtr, reason: c_int, opaque: *mut c_void) {
-    // SAFETY: `opaque` is a reference to a listener that is held until `release`.
+    // SAFETY: `opaque` refers to a listener that lives until `release`.
     let listener = unsafe { &*opaque.cast::<Listener>() };
     listener.shared.finish(CloseReason::from_raw(reason));
 }
 
-/// libvirt needs a callback no more.
+/// Called when libvirt no longer needs a callback.
 pub(super) unsafe extern "C" fn release(opaque: *mut c_void) {
-    // SAFETY: a reference that was given to libvirt when the callback was registered, given back once.
+    // SAFETY: the reference that was passed to libvirt when the callback was registered, given back once.
     drop(unsafe { Arc::from_raw(opaque.cast::<Listener>().cast_const()) });
 }

@@ -1,4 +1,4 @@
-//! What a running guest's live XML says: its full CPU, its machine type, its agent.
+//! The relevant part of a running guest's live XML: its full CPU, its machine type, its agent.
 
 use std::collections::BTreeMap;
 
@@ -7,63 +7,63 @@ use roxmltree::Node;
 use super::AgentChannel;
 use crate::document::{MAX_LIST, ParseError, Reading, child, children};
 
-/// Name of the guest's agent's channel.
+/// Name of the guest agent's channel.
 const AGENT: &str = "org.qemu.guest_agent.0";
 
-/// The CPU that a running guest has, in full: any host that gives all of it can take the guest.
+/// The full CPU of a running guest. Any host that provides all of it can take the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestCpu {
-    /// Model, by libvirt's name; empty if the guest has the host's own CPU.
+    /// libvirt's name of the model; empty if the guest has the host's own CPU.
     pub model: String,
-    /// Vendor, by libvirt's name.
+    /// libvirt's name of the vendor.
     pub vendor: Option<String>,
-    /// Features beyond the model, with libvirt's policy of each (`require`, `disable`).
+    /// Features beyond the model, each with libvirt's policy (`require`, `disable`).
     pub features: BTreeMap<String, String>,
-    /// Mode: `custom` if the model and the features say everything.
+    /// Mode: `custom` if the model and the features describe the CPU completely.
     pub mode: String,
-    /// Bits of a physical address, where it is said.
+    /// Number of physical address bits, if specified.
     pub address_bits: Option<AddressBits>,
-    /// How libvirt compared the CPU with what QEMU gave: `full` if the features are QEMU's own word.
+    /// How libvirt compared the CPU with what QEMU provided: `full` if the features are those that QEMU reported.
     pub check: String,
 }
 
-/// How many bits a physical address has (`maxphysaddr`).
+/// Number of physical address bits (`maxphysaddr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressBits {
-    /// This many, whatever the host has.
+    /// This number, regardless of the host.
     Emulated(u32),
-    /// As many as the host has, but no more than this.
+    /// The host's number, limited to this value.
     OfHost(Option<u32>),
 }
 
-/// What is of interest of a running domain.
+/// The relevant parts of a running domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveDomain {
-    /// Number of the running guest in its libvirt; `None` if it does not run.
+    /// libvirt's ID of the running guest; `None` if it does not run.
     pub id: Option<u32>,
     /// UUID of the domain.
     pub uuid: String,
-    /// Canonical name of its machine type (`pc-q35-10.0`).
+    /// Canonical name of the machine type (`pc-q35-10.0`).
     pub machine: String,
-    /// Its CPU, if there is an element for it.
+    /// The CPU, if the document has an element for it.
     pub cpu: Option<GuestCpu>,
-    /// Whether its agent is connected; `None` if it has no channel for one, or does not run.
+    /// Whether the guest agent is connected; `None` if there is no channel for it or the guest does not run.
     pub agent: Option<AgentChannel>,
 }
 
 impl GuestCpu {
-    /// Whether it tells all that the guest has. libvirt expands a model when it starts the guest; only
-    /// `host-passthrough` stays what it is.
+    /// Returns whether this describes the guest's CPU completely. libvirt expands a model when it starts the guest;
+    /// only `host-passthrough` is left as it is.
     pub fn is_complete(&self) -> bool {
         self.mode == "custom" && self.check == "full" && !self.model.is_empty()
     }
 }
 
 impl LiveDomain {
-    /// Reads a document that libvirt gave of a running domain.
+    /// Parses a running domain's XML from libvirt.
     ///
     /// # Errors
-    /// If it is not understood, or larger than any real one.
+    /// If the document cannot be parsed or exceeds the bounds.
     pub fn parse(xml: &str) -> Result<Self, ParseError> {
         Reading::parse("the domain's XML", "domain", xml, |reading, domain| {
             let id = reading.attribute("domain", domain, "id")?;
@@ -90,7 +90,7 @@ fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<GuestCpu, ParseError>
         let Some(name) = reading.attribute("feature", feature, "name")? else {
             continue;
         };
-        // libvirt leaves the policy out where there is only one.
+        // libvirt omits the policy if only one is possible.
         let policy = reading.attribute("feature", feature, "policy")?;
         features.insert(name, policy.unwrap_or_else(|| "require".into()));
         if features.len() > MAX_LIST {
@@ -121,7 +121,7 @@ fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<GuestCpu, ParseError>
     })
 }
 
-/// The state of the agent's channel, which only a running domain has.
+/// Returns the state of the agent's channel, which only a running domain has.
 fn agent(devices: Node<'_, '_>) -> Option<AgentChannel> {
     let mut targets = children(devices, "channel").filter_map(|channel| child(channel, "target"));
     let target = targets.find(|target| target.attribute("name") == Some(AGENT))?;

@@ -1,4 +1,4 @@
-//! How a guest is sent to another libvirt.
+//! Migration of a guest to another libvirt.
 //!
 //! ```text
 //!  migrate() ── a connection of its own ──▶ source's libvirtd ═══ target's libvirtd   (destination)
@@ -6,108 +6,108 @@
 //!  job(), abort_job(), ... ── the other one ────┘    QEMU ═══════════ NBD server      (disks)
 //! ```
 //!
-//! The migration is peer to peer: the source's libvirtd carries it out, and needs no client for that.
-//! So the end of the call says less than it seems to:
+//! The migration is peer to peer: the source's libvirtd carries it out and needs no client for that. So the result of
+//! the call has a limited meaning:
 //!
-//! - `Ok`: the guest stands still on the target, complete; on the source it is shut off (migrated).
-//! - [`CallError::Refused`](super::CallError::Refused), `NoDomain`: the source's libvirtd has answered. It
-//!   has not begun, or has given up. In most cases the guest goes on at the source; the domain's state says
-//!   whether it does. The message is not a reason to decide by: a migration that was given up as it was asked
-//!   to may say "canceled by client" or whatever QEMU saw of its socket.
-//! - `Lost`, `TimedOut`, `Folder`, `NotStarted`: nothing is known. Also if the call is dropped: that only
-//!   hangs up. If the migration had begun it goes on, and a new connection finds it by
-//!   [`job`](super::DomainHandle::job) and the domain's state. Only a libvirtd that ends gives up its own
-//!   migration, when it begins anew.
+//! - `Ok`: the guest is complete and paused on the target; on the source it is shut off (migrated).
+//! - [`CallError::Refused`](super::CallError::Refused), `NoDomain`: the source's libvirtd has responded. It has not
+//!   begun, or has given up. In most cases the guest continues at the source; the domain's state shows whether it does.
+//!   Do not base decisions on the message: a migration that was cancelled on request may report "canceled by client"
+//!   or whatever error QEMU got from its socket.
+//! - `Lost`, `TimedOut`, `Folder`, `NotStarted`: nothing is known. The same applies if the future is dropped, which
+//!   only closes the connection. A migration that had begun continues. A new connection finds it with
+//!   [`job`](super::DomainHandle::job) and the domain's state. Only a libvirtd that exits cancels its own migration,
+//!   when it is started again.
 //!
-//! What is seen (libvirt 9.0 and 11.3; states in brackets):
+//! Observed behaviour (libvirt 9.0 and 11.3; states in parentheses):
 //!
 //! | | events of the source | events of the target |
 //! |---|---|---|
-//! | on its way | none (running); a `MigrationIteration` for each pass | `Started Migrated` (paused, migrating) |
-//! | moved | `Suspended Migrated` (paused, migrating), perhaps `Shutdown`, `Stopped Migrated` (shut off, migrated), `JobCompleted` | `Defined Added`, `Suspended Paused` (paused, user) |
-//! | given up before it stood still | **none** | `Stopped Failed`; no domain |
-//! | given up after that | `Resumed Migrated` (running, migration canceled); if QEMU itself goes on, `Resumed Unpaused` (running, unpaused) | `Stopped Destroyed` or `Failed`; no domain |
-//! | the way between the libvirtds is cut | as the two above | `Stopped Destroyed`; no domain |
-//! | by post-copy | `Suspended Migrated`, `Suspended Post-copy` (paused, post-copy), then as when moved | `Defined Added`, `Resumed Post-copy` (running, post-copy), `Resumed Migrated` (running, migrated) |
+//! | in progress | none (running); a `MigrationIteration` for each pass | `Started Migrated` (paused, migrating) |
+//! | succeeded | `Suspended Migrated` (paused, migrating), perhaps `Shutdown`, `Stopped Migrated` (shut off, migrated), `JobCompleted` | `Defined Added`, `Suspended Paused` (paused, user) |
+//! | cancelled before the guest was paused | **none** | `Stopped Failed`; no domain |
+//! | cancelled after that | `Resumed Migrated` (running, migration canceled); if QEMU itself resumes, `Resumed Unpaused` (running, unpaused) | `Stopped Destroyed` or `Failed`; no domain |
+//! | connection between the libvirtds lost | as in the two rows above | `Stopped Destroyed`; no domain |
+//! | post-copy | `Suspended Migrated`, `Suspended Post-copy` (paused, post-copy), then as when succeeded | `Defined Added`, `Resumed Post-copy` (running, post-copy), `Resumed Migrated` (running, migrated) |
 //!
-//! - The target's libvirt says of an incoming migration only that there is one. When it has ended, both have
-//!   a [`completed_job`](super::DomainHandle::completed_job); after post-copy, and after a failure, the target
-//!   has none.
-//! - Whoever was not there when a migration was given up hears nothing of it: only the missing job tells.
-//! - A target that had the domain defined before keeps that definition, with or without the guest.
-//! - **libvirt refuses `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED`.** So a migration that may be
-//!   switched lets the guest run on the target as soon as all of it is there, also if it was not switched, unless
-//!   whoever carries the last call puts `VIR_MIGRATE_PAUSED` into it: the target does as that says.
-//! - A source that was switched is never resumed: libvirt refuses when it is asked, nothing does it by itself, and
-//!   the job cannot be aborted. If the last reply is lost, or a libvirtd dies, libvirt follows both QEMUs to the
-//!   end all the same (11.3). If the memory's connection breaks: (paused, post-copy failed) here, (running,
-//!   post-copy failed) there, for good.
+//! - The target's libvirt reports only that an incoming migration exists. When it has ended, both sides have a
+//!   [`completed_job`](super::DomainHandle::completed_job); after post-copy, and after a failure, the target has none.
+//! - A client that was not connected when a migration was cancelled gets no event of it: only the missing job shows it.
+//! - A target that already had the domain defined keeps that definition, with or without the guest.
+//! - **libvirt refuses `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED`.** So a migration with post-copy
+//!   enabled resumes the guest on the target as soon as it is complete, even if it was never switched to post-copy.
+//!   The exception is a tunnel that sets `VIR_MIGRATE_PAUSED` in the last call that it forwards: the target obeys that
+//!   flag.
+//! - After the switch to post-copy the source is never resumed: libvirt refuses to resume it, does not resume it by
+//!   itself, and the job cannot be aborted. If the last reply is lost, or a libvirtd dies, libvirt still follows both
+//!   QEMUs to the end (11.3). If the memory connection breaks, the result is final: (paused, post-copy failed) at the
+//!   source, (running, post-copy failed) at the target.
 
 use std::ffi::CStr;
 
 use virt_sys as sys;
 
-/// Most MiB/s that libvirt takes: as many as are 2^63 - 1 bytes. It stands for "no limit".
+/// Maximum bandwidth in MiB/s that libvirt accepts, which is 2^63 - 1 bytes. libvirt uses it for "no limit".
 pub(super) const BANDWIDTH_AT_MOST: u64 = (i64::MAX as u64) >> 20;
 
-/// How a guest is to be sent, and where to.
+/// How to migrate a guest, and where to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
     /// URI of the target's libvirt, as the source's libvirtd reaches it.
     pub destination: String,
-    /// URI (`unix:///...`) at which the target's QEMU takes the memory, and the source's connects.
+    /// URI (`unix:///...`) on which the target's QEMU receives the memory, and to which the source's QEMU connects.
     pub memory: String,
-    /// Disks that are copied. All others must be the same disks on both sides.
+    /// Disks to copy. All others must be the same disks on both sides.
     pub disks: Option<DiskCopy>,
-    /// MiB/s at most, for memory and for each disk, also after a switch to post-copy but for what the guest waits
-    /// for; `None` for no limit.
+    /// Bandwidth limit in MiB/s, for memory and for each disk; `None` for no limit. It also applies after a switch to
+    /// post-copy, except to pages that the guest waits for.
     pub bandwidth: Option<u64>,
-    /// The guest may be slowed down until it changes less memory than can be sent.
+    /// Allow throttling of the guest until it changes less memory than can be sent.
     pub auto_converge: bool,
-    /// The guest may be switched to the target before all of it is there, by
-    /// [`start_post_copy`](super::DomainHandle::start_post_copy). Such a migration does not leave the guest
-    /// paused at its target, whether or not it is switched: libvirt cannot do both. If the target's last
-    /// answer is lost before the switch, the guest runs on both sides, unless the last call was held for that.
+    /// Allow the switch to the target before all memory is there, with
+    /// [`start_post_copy`](super::DomainHandle::start_post_copy). Such a migration does not leave the guest paused at
+    /// its target, switched or not: libvirt cannot do both. If the target's last response is lost before the switch,
+    /// the guest runs on both sides, unless the last call is intercepted to prevent that.
     pub post_copy: bool,
-    /// Shared disks are taken to be safe though libvirt sees a cache or a file system that is not.
+    /// Treat shared disks as safe although libvirt detects an unsafe cache mode or file system.
     pub allow_unsafe: bool,
 }
 
-/// Disks that are copied to the target, where files or devices of the same size must be.
+/// Disks to copy to the target, where files or devices of the same size must exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCopy {
-    /// URI (`unix:///...`) at which the target's QEMU takes the disks.
+    /// URI (`unix:///...`) on which the target's QEMU receives the disks.
     pub uri: String,
-    /// Their targets in the guest, such as `vda`. At least one.
+    /// Target names of the disks in the guest, such as `vda`. At least one.
     pub targets: Vec<String>,
-    /// What of them is copied.
+    /// Which part of each disk to copy.
     pub content: CopiedContent,
 }
 
-/// What of a disk is copied.
+/// Which part of a disk to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopiedContent {
-    /// All of it.
+    /// The whole disk.
     Whole,
-    /// The top layer: what is below must be the same on both sides.
+    /// The top layer. The layers below must be the same on both sides.
     TopLayer,
 }
 
 impl Migration {
-    /// libvirt's flags for it.
+    /// Returns libvirt's flags for this migration.
     pub(super) fn flags(&self) -> u32 {
-        // The guest runs while it is sent, and libvirtd carries it out without its client.
+        // The guest runs during the transfer, and libvirtd carries out the migration without its client.
         let mut flags = sys::VIR_MIGRATE_LIVE | sys::VIR_MIGRATE_PEER2PEER;
-        // The target defines the domain, so that its state is still there when the guest has ended.
-        // The source keeps its definition (no VIR_MIGRATE_UNDEFINE_SOURCE) for the same reason: "shut off
-        // (migrated)" is what a launcher or an agent that was away must find.
+        // The target defines the domain, so that its state still exists when the guest has ended. The source keeps
+        // its definition (no VIR_MIGRATE_UNDEFINE_SOURCE) for the same reason: a launcher or an agent that was
+        // restarted must find "shut off (migrated)".
         flags |= sys::VIR_MIGRATE_PERSIST_DEST;
-        // The target does not let the guest run: if its last answer is lost, libvirt resumes the source,
-        // and there would be two guests. libvirt refuses that together with post-copy.
+        // The target does not resume the guest. If the target's last response is lost, libvirt resumes the source,
+        // and otherwise two guests would run. libvirt refuses this flag together with post-copy.
         if !self.post_copy {
             flags |= sys::VIR_MIGRATE_PAUSED;
         }
-        // A guest whose disk fails stands still. Whoever is to look at that must find it where it happened.
+        // A guest with a failed disk is paused. It must stay on the node where the error occurred.
         flags |= sys::VIR_MIGRATE_ABORT_ON_ERROR;
         flags |= match self.disks.as_ref().map(|disks| disks.content) {
             None => 0,
@@ -117,7 +117,7 @@ impl Migration {
         for (wanted, flag) in [
             (self.auto_converge, sys::VIR_MIGRATE_AUTO_CONVERGE),
             (self.post_copy, sys::VIR_MIGRATE_POSTCOPY),
-            // Without it libvirt refuses disks that both sides may have cached.
+            // Without this flag libvirt refuses disks that both sides may have cached.
             (self.allow_unsafe, sys::VIR_MIGRATE_UNSAFE),
         ] {
             if wanted {
@@ -127,7 +127,7 @@ impl Migration {
         flags
     }
 
-    /// libvirt's parameters for it, in the order in which they are given.
+    /// Returns libvirt's parameters for this migration, in the order in which they are passed.
     pub(super) fn parameters(&self) -> Vec<(&'static CStr, MigrationParameter<'_>)> {
         use MigrationParameter::{Number, Text};
         let mut parameters = vec![(sys::VIR_MIGRATE_PARAM_URI, Text(&self.memory))];
@@ -147,12 +147,12 @@ impl Migration {
     }
 }
 
-/// Value of a parameter of a migration.
+/// Value of a migration parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MigrationParameter<'a> {
-    /// An unsigned number of 64 bits.
+    /// An unsigned 64-bit number.
     Number(u64),
-    /// A text.
+    /// A string.
     Text(&'a str),
 }
 

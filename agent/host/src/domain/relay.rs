@@ -1,8 +1,7 @@
-//! The piece between libvirt's client and the socket in the pod, which this process can cut.
+//! The relay between libvirt's client and the socket in the pod, which this process can cut.
 //!
-//! libvirt's client keeps its descriptor to itself, and waits for an answer as long as the other side
-//! keeps the connection. So it is given a socket of this process, of which only this process can be
-//! the other end.
+//! libvirt's client does not expose its descriptor, and waits for a response as long as the other side keeps the
+//! connection open. So it gets a socket of this process, and only this process holds the other end.
 
 use std::{
     fs,
@@ -37,26 +36,28 @@ use crate::{
     pod_folder::{FolderError, PodSocket},
 };
 
-/// Size of the buffer of each direction.
+/// Size of the buffer of each direction in bytes.
 const BUFFER: usize = 4096;
 
-/// What a name in the abstract namespace must fill: libvirt's client connects to the whole of it.
+/// Length in bytes of names in the abstract namespace. Names are padded to it, because libvirt's client connects to
+/// the whole address.
 const NAME: usize = 107;
 
-/// Two ends that are to be joined.
+/// Two ends to join.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Where libvirt's client is going to connect to.
+    /// The socket to which libvirt's client will connect.
     client: StdListener,
     /// The launcher's libvirt.
     pod: UnixStream,
 }
 
 impl Line {
-    /// Connects to the pod's socket, and opens one for libvirt's client; also gives its name.
+    /// Connects to the pod's socket and opens a socket for libvirt's client. Also returns the name of the latter.
     pub(crate) async fn open(socket: &PodSocket) -> Result<(Self, String), CallError> {
         let runtime = background::runtime().map_err(|error| CallError::not_started(&error))?;
-        // A path of any length; and connecting never waits, as it is done without blocking.
+        // The path under /proc avoids the length limit of socket addresses. The connect is non-blocking and never
+        // waits.
         let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
         let connecting = runtime.spawn(async move { UnixStream::connect(path).await });
         let pod = connecting
@@ -71,8 +72,8 @@ impl Line {
 
 fn not_connected(socket: &PodSocket, error: &io::Error) -> CallError {
     CallError::Folder(match error.kind() {
-        // The second when more wait to be accepted than the listener allows, the third when it ends before it has
-        // accepted this one.
+        // `WouldBlock`: the listener's backlog is full. `ConnectionReset`: the listener was closed before it accepted
+        // this connection.
         ErrorKind::ConnectionRefused | ErrorKind::WouldBlock | ErrorKind::ConnectionReset => {
             FolderError::NotListening {
                 path: socket.path().to_owned(),
@@ -85,7 +86,7 @@ fn not_connected(socket: &PodSocket, error: &io::Error) -> CallError {
     })
 }
 
-/// Listens at a new name in the abstract namespace: it needs no folder, and goes with the listener.
+/// Listens on a new name in the abstract namespace, which needs no folder and disappears with the listener.
 fn listen() -> io::Result<(StdListener, String)> {
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     let name = format!("drydock-relay-{}", uuid.trim());
@@ -98,12 +99,12 @@ fn listen() -> io::Result<(StdListener, String)> {
     Ok((listener, name))
 }
 
-/// The URI by which libvirt's client reaches the relay.
+/// Returns the URI with which libvirt's client reaches the relay.
 pub(crate) fn uri(name: &str) -> String {
     session_uri(Path::new(&format!("@{name}")))
 }
 
-/// Joins the two ends until one of them ends, a call is overdue, or the connection is given up.
+/// Joins the two ends until one of them is closed, a call is overdue, or the connection is shut down.
 pub(crate) async fn run(line: Line, deadlines: watch::Receiver<Option<Deadline>>, shared: Arc<Shared>) {
     let mut client = None;
     let mut pod = line.pod;
@@ -112,8 +113,8 @@ pub(crate) async fn run(line: Line, deadlines: watch::Receiver<Option<Deadline>>
         call = overdue(deadlines) => call.map_or(CloseReason::Client, |call| CloseReason::Overdue { call }),
         () = shared.relay.notified() => CloseReason::Client,
     };
-    // Before the sockets are closed, so that this is the reason that counts: libvirt's client only sees
-    // that it was hung up on.
+    // Recorded before the sockets are closed, because only the first reason is kept, and libvirt's client sees only
+    // that the connection was closed.
     shared.finish(reason);
     drop((client, pod));
 }
@@ -130,7 +131,7 @@ async fn carry(listener: StdListener, client: &mut Option<UnixStream>, pod: &mut
     }
 }
 
-/// The connection of this process. The name is known to all in its network namespace.
+/// Accepts the connection of this process. The name is visible to every process in the network namespace.
 async fn accept(listener: StdListener) -> io::Result<UnixStream> {
     let listener = UnixListener::from_std(listener)?;
     loop {
@@ -147,7 +148,8 @@ async fn requests(mut client: ReadHalf<'_>, mut pod: WriteHalf<'_>) -> CloseReas
     let mut buffer = vec![0; BUFFER];
     loop {
         match client.read(&mut buffer).await {
-            // libvirt's client gave up by itself. When it is told to close, that is known before.
+            // libvirt's client closed the connection by itself. If the close was requested, its reason is recorded
+            // already and this one is ignored.
             Ok(0) | Err(_) => return CloseReason::Error,
             Ok(read) => {
                 if let Err(error) = pod.write_all(&buffer[..read]).await {
@@ -178,7 +180,7 @@ async fn answers(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReaso
     }
 }
 
-/// The pod's side is gone: it was killed while something was under way.
+/// Converts an error of the pod's side. If it was killed during a transfer, that counts as end of file.
 fn ended_by(error: &io::Error) -> CloseReason {
     match error.kind() {
         ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => CloseReason::EndOfFile,

@@ -1,4 +1,4 @@
-//! What state a domain is in, and why, in libvirt's words.
+//! The state of a domain and its reason, with libvirt's names.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use virt_sys as sys;
 use super::words::words;
 
 words! {
-    /// Why a domain runs.
+    /// Why a domain is running.
     RunningReason {
         Booted = sys::VIR_DOMAIN_RUNNING_BOOTED => "booted",
         Migrated = sys::VIR_DOMAIN_RUNNING_MIGRATED => "migrated",
@@ -58,32 +58,32 @@ words! {
 }
 
 words! {
-    /// Why a domain counts as crashed.
+    /// Why a domain is considered crashed.
     CrashedReason {
         Panicked = sys::VIR_DOMAIN_CRASHED_PANICKED => "panicked",
     }
 }
 
-/// State of a domain, with its reason where there are several.
+/// The state of a domain, with its reason if there are several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// libvirt's "no state".
     NoState,
     /// The guest runs.
     Running(RunningReason),
-    /// The guest waits for something; QEMU's guests are never in this state.
+    /// The guest is blocked on a resource. QEMU's guests are never in this state.
     Blocked,
-    /// The guest is there and stands still.
+    /// The guest exists and is paused.
     Paused(PausedReason),
     /// The guest is shutting down.
     ShuttingDown,
     /// There is no guest.
     ShutOff(ShutOffReason),
-    /// The guest has crashed; QEMU may still be there.
+    /// The guest has crashed; QEMU may still exist.
     Crashed(CrashedReason),
-    /// The guest sleeps.
+    /// The guest is suspended by its power management.
     PmSuspended,
-    /// A state that libvirt gained later.
+    /// A state that a later libvirt added.
     Unknown {
         /// libvirt's number of the state.
         state: i32,
@@ -93,7 +93,7 @@ pub enum State {
 }
 
 impl State {
-    /// What libvirt's two numbers stand for.
+    /// Converts libvirt's two numbers.
     pub fn from_raw(state: i32, reason: i32) -> Self {
         match u32::try_from(state) {
             Ok(sys::VIR_DOMAIN_NOSTATE) => Self::NoState,
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// libvirt's words for the state, as `virsh domstate` prints them.
+    /// Returns libvirt's name of the state, as `virsh domstate` prints it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoState => "no state",
@@ -123,7 +123,7 @@ impl State {
         }
     }
 
-    /// libvirt's word for the reason.
+    /// Returns libvirt's name of the reason.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Running(reason) => reason.as_str(),
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// There is a guest, whether or not it runs; `None` if the state does not tell.
+    /// Returns whether a guest exists, running or not; `None` if the state does not show it.
     pub fn has_guest(self) -> Option<bool> {
         match self {
             Self::Running(_) | Self::Blocked | Self::Paused(_) | Self::ShuttingDown | Self::PmSuspended => Some(true),

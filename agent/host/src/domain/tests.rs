@@ -1,4 +1,4 @@
-//! Connections by libvirt's test driver, which has no daemon and so no relay, and by drivers of our own.
+//! Connections through libvirt's test driver, which has no daemon and so no relay, and through drivers of the test.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::{
     connection::Connection,
 };
 
-/// A machine of the test driver with one domain, which no other connection has.
+/// A machine of the test driver with one domain, not shared with other connections.
 const MACHINE: &str = concat!("test://", env!("CARGO_MANIFEST_DIR"), "/testdata/made/node.xml");
 
-/// The domain that the machine begins with.
+/// Returns the domain that the machine initially has.
 async fn test_driver() -> (DomainHandle, DomainEvents) {
     DomainHandle::start("test", Deadlines::default(), |shared| {
         let connection = Connection::open(MACHINE, "test", shared)?;
@@ -32,7 +32,7 @@ async fn a_life_in_the_test_driver() {
     guest.destroy().await.unwrap();
     assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Destroyed)));
     guest.create(Start::Running).await.unwrap();
-    // The test driver cannot, and says so.
+    // The test driver does not support this and returns an error.
     guest.destroy().await.unwrap();
     assert_eq!(
         guest.create(Start::Paused).await.unwrap_err().reason(),
@@ -47,7 +47,7 @@ async fn a_life_in_the_test_driver() {
     ] {
         assert_eq!(events.recv().await, Some(DomainEvent::Lifecycle(expected)));
     }
-    // A document that is no domain.
+    // A document that is not a valid domain.
     let error = guest
         .define("<domain type='test'><name>x</name></domain>")
         .await
@@ -64,7 +64,7 @@ async fn other_domains_events_are_not_this_ones() {
     let (shared, mut events) = super::Shared::new();
     let connection = Connection::open("test:///default", "another", &shared).unwrap();
     assert_eq!(Calls::state(&connection).unwrap_err().code, virt_sys::VIR_ERR_NO_DOMAIN);
-    // The default machine is one for all connections of a process.
+    // The default machine is shared by all connections of a process.
     let (guest, mut its_events) = DomainHandle::start("test", Deadlines::default(), |shared| {
         Ok(Box::new(Connection::open("test:///default", "test", shared)?))
     })
@@ -88,7 +88,7 @@ async fn the_last_copy_ends_the_connection_and_its_thread() {
     assert_eq!(events.recv().await, None);
     assert_eq!(events.close_reason(), Some(CloseReason::Client));
     drop(events);
-    // libvirt has given back its references, and the thread its own. It may still be about to.
+    // libvirt releases its references, and the thread its own, possibly with a delay.
     while weak.strong_count() > 0 {
         std::thread::yield_now();
     }
@@ -108,7 +108,7 @@ async fn what_cannot_be_opened_says_why() {
     );
 }
 
-/// A libvirt client that does not even notice that it was hung up on.
+/// A libvirt client that does not notice that its connection was closed.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_come_back_is_left_behind() {
     let (release, held) = std::sync::mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! The thread of a connection: makes one call after the other, and nothing else.
+//! The thread of a connection, which makes one call after the other.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -15,23 +15,23 @@ use super::{
 };
 use crate::{background, libvirt::LibvirtError};
 
-/// Stack of such a thread. Calls need a few dozen KiB of it; what is not touched costs nothing.
+/// Stack size of the thread in bytes. Calls need a few dozen KiB; untouched pages cost nothing.
 const STACK: usize = 256 * 1024;
 
-/// Makes a call, and gives its answer to whoever asked. Says whether the connection has broken.
+/// Makes a call and sends its result to the caller. Returns whether the connection has broken.
 type Work = Box<dyn FnOnce(&dyn Calls) -> bool + Send>;
 
-/// A call that waits for the thread.
+/// A call queued for the thread.
 pub(crate) struct Job {
     call: &'static str,
-    /// How long it may take; `None` for as long as it likes.
+    /// Time limit; `None` for no limit.
     within: Option<Duration>,
     begun: oneshot::Sender<()>,
     work: Work,
 }
 
 impl Job {
-    /// A call. `begun` hears when the thread gets to it, `answered` what came of it.
+    /// Creates a job. `begun` is notified when the thread starts the call, `answered` receives its result.
     pub(crate) fn new<T: Send + 'static>(
         call: &'static str,
         within: Option<Duration>,
@@ -42,7 +42,7 @@ impl Job {
         let work = move |calls: &dyn Calls| {
             let answer = make(calls);
             let broken = answer.as_ref().is_err_and(LibvirtError::is_broken_connection);
-            // Whoever asked may have given up.
+            // The caller may have stopped waiting.
             let _ = answered.send(answer);
             broken
         };
@@ -55,8 +55,8 @@ impl Job {
     }
 }
 
-/// Starts the thread, and the relay if there is a line to relay to. The thread opens the connection
-/// within `opening` and says in `opened` what came of it.
+/// Starts the thread, and the relay if there is a line to relay to. The thread opens the connection within `opening`
+/// and sends the result to `opened`.
 pub(crate) fn start(
     domain: &str,
     line: Option<Line>,
@@ -95,8 +95,8 @@ pub(crate) fn start(
                         shared.finish(CloseReason::Error);
                     }
                 }
-                // A libvirtd that is hung up on while it is asked to deregister events may crash (seen: 9.0
-                // frees what it keeps for a client twice), so the relay ends when the connection is closed.
+                // A libvirtd whose connection is closed while it deregisters events may crash (seen: 9.0 frees its
+                // data for a client twice), so the relay ends only after the connection is closed.
                 shared.finish_in_order(CloseReason::Client);
                 deadline.send_replace(Some(Deadline {
                     call: "closing the connection",
@@ -105,11 +105,11 @@ pub(crate) fn start(
                 drop(calls);
             }
         }
-        // With this the relay ends too, and `DomainHandle::ended`.
+        // This also ends the relay and completes `DomainHandle::ended`.
         drop(deadline);
         drop(jobs);
     };
-    // Fifteen bytes of the name are kept.
+    // The kernel keeps fifteen bytes of a thread's name.
     let name: String = domain.chars().take(15).collect();
     let name = if name.contains('\0') { "guest".into() } else { name };
     std::thread::Builder::new().name(name).stack_size(STACK).spawn(work)?;
@@ -122,7 +122,7 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// The next call; `None` when there will be none, or the connection has ended.
+/// Returns the next call, or `None` when there are no more calls or the connection has ended.
 async fn next(jobs: &mut mpsc::Receiver<Job>, shared: &Shared) -> Option<Job> {
     tokio::select! {
         biased;

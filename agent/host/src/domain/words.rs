@@ -1,28 +1,28 @@
-//! Enums whose values have libvirt's numbers and libvirt's words.
+//! Enums with libvirt's numbers and names.
 
-/// An enum over a C constant's type: its variants, their numbers, and the words by which `virsh`
-/// names them. A number that libvirt gains later is kept as `Unknown`.
+/// Defines an enum over the type of a C constant: its variants, their numbers, and the names that `virsh` prints. A
+/// number that a later libvirt added is kept as `Unknown`.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $constant:path => $word:literal,)+ }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name {
             $(#[doc = concat!("libvirt's \"", $word, "\".")] $variant,)+
-            /// libvirt's "unknown", or a number that has no name here.
+            /// libvirt's "unknown", or a number without a name here.
             Unknown(i32),
         }
 
         impl $name {
-            /// The value that libvirt's number stands for.
+            /// Converts libvirt's number.
             pub fn from_raw(raw: i32) -> Self {
-                // The constants are unsigned in the bindings, and all of them small.
+                // The constants are unsigned in the bindings, and all of them are small.
                 $(if i64::from(raw) == i64::from($constant) {
                     return Self::$variant;
                 })+
                 Self::Unknown(raw)
             }
 
-            /// libvirt's word for it.
+            /// Returns libvirt's name of the value.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
@@ -30,7 +30,7 @@ macro_rules! words {
                 }
             }
 
-            /// Everything that has a name.
+            /// All named values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
         }
 

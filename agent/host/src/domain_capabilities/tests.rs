@@ -11,12 +11,12 @@ fn amd64(text: &str) -> DomainCapabilities {
     parse(text, &Architecture::Amd64).unwrap()
 }
 
-/// A document with these modes and features.
+/// Builds a document with these modes and features.
 fn document(modes: &str, features: &str) -> String {
     format!("<domainCapabilities><cpu>{modes}</cpu><features>{features}</features></domainCapabilities>")
 }
 
-/// What a snapshot shows of a recording: all but the long lists of blockers.
+/// Formats a recording for a snapshot, without the long lists of blockers.
 fn outline(found: &DomainCapabilities) -> String {
     use std::fmt::Write;
     let mut text = format!("vendor {:?}, emulator {}\n", found.vendor, found.emulator);
@@ -131,7 +131,7 @@ fn host_models() {
     );
     assert!(cpu.contains("<feature policy='disable' name='hle'/>"));
 
-    // The attribute of the mode is not what decides whether there is a model.
+    // The attribute of the mode does not decide whether there is a model.
     let found = amd64(&document(&mode.replace("supported='yes'", "supported='no'"), ""));
     assert!(found.host_model.is_some() && found.host_model_cpu.is_none());
 
@@ -246,7 +246,7 @@ fn tdx_and_secure_execution() {
 #[test]
 fn bounds() {
     let many = "<model usable='yes'>x</model>".repeat(MAX_LIST + 1);
-    // The same name again is no new model.
+    // A repeated name is not another model.
     assert_eq!(amd64(&document(&format!("<mode>{many}</mode>"), "")).models.len(), 1);
     let many: String = (0..=MAX_LIST)
         .map(|n| format!("<model usable='yes'>{n}</model>"))

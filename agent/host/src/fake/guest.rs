@@ -1,8 +1,7 @@
-//! A guest's libvirt in memory, for the tests of those who run guests.
+//! An in-memory libvirt of a guest, for the tests of code that runs guests.
 //!
-//! It stands where libvirt's client would: calls go through the same thread, and events through the
-//! same queue. It does as libvirt does for a domain that is defined, started and ended, and what the
-//! test wants besides.
+//! It replaces libvirt's client: calls go through the same thread, and events through the same queue. It behaves like
+//! libvirt for a domain that is defined, started and stopped, and additionally does what the test requests.
 
 use std::{
     collections::VecDeque,
@@ -23,10 +22,10 @@ use crate::{
     libvirt::{LibvirtError, Version},
 };
 
-/// Live XML of a running guest, as libvirt gave it.
+/// Recorded live XML of a running guest.
 pub const LIVE_XML: &str = include_str!("../../testdata/trixie/named.domain.xml");
 
-/// A libvirt that knows one domain. Copies are the same.
+/// A libvirt with one domain. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct FakeLibvirt(Arc<Mutex<Inner>>);
 
@@ -37,14 +36,14 @@ pub(super) struct Inner {
     /// State of the domain. Meaningless without a definition.
     pub(super) state: Option<State>,
     live_xml: Option<String>,
-    /// What the next calls answer in place of what they would.
+    /// Errors that the next calls return instead of their normal result.
     refusals: VecDeque<LibvirtError>,
     calls: Vec<&'static str>,
     connections: Vec<Arc<Shared>>,
     pub(super) migrations: Migrations,
 }
 
-/// One connection to it.
+/// One connection to the fake libvirt.
 pub(super) struct Connection {
     libvirt: FakeLibvirt,
     domain: String,
@@ -52,10 +51,10 @@ pub(super) struct Connection {
 }
 
 impl FakeLibvirt {
-    /// Connects, as [`DomainHandle::connect`] does.
+    /// Connects like [`DomainHandle::connect`].
     ///
     /// # Errors
-    /// If the kernel gives no thread.
+    /// If the kernel provides no thread.
     pub async fn connect(&self, domain: &str) -> Result<(DomainHandle, DomainEvents), CallError> {
         let libvirt = self.clone();
         let name = domain.to_owned();
@@ -70,33 +69,33 @@ impl FakeLibvirt {
         .await
     }
 
-    /// The domain's state, if it is defined.
+    /// Returns the domain's state, if it is defined.
     pub fn state(&self) -> Option<State> {
         let inner = self.lock();
         inner.definition.as_ref().and(inner.state)
     }
 
-    /// The document that the domain was defined by.
+    /// Returns the document with which the domain was defined.
     pub fn definition(&self) -> Option<String> {
         self.lock().definition.clone()
     }
 
-    /// All calls so far that were to change something, as people name them, also those that were refused.
+    /// Returns the names of all modifying calls so far, including refused ones.
     pub fn calls(&self) -> Vec<&'static str> {
         self.lock().calls.clone()
     }
 
-    /// What the running guest's live XML is from now on, in place of [`LIVE_XML`].
+    /// Sets the running guest's live XML, in place of [`LIVE_XML`].
     pub fn set_live_xml(&self, xml: &str) {
         self.lock().live_xml = Some(xml.to_owned());
     }
 
-    /// The next call, or the next but those that were told before, answers this.
+    /// Makes the next call fail with this error. Several errors are queued.
     pub fn refuse_next(&self, error: LibvirtError) {
         self.lock().refusals.push_back(error);
     }
 
-    /// The guest ends by itself.
+    /// Simulates that the guest stops by itself.
     pub fn guest_ends(&self, event: StoppedDetail, reason: ShutOffReason) {
         let mut inner = self.lock();
         if event == StoppedDetail::Shutdown {
@@ -106,7 +105,7 @@ impl FakeLibvirt {
         inner.happen(Lifecycle::Stopped(event));
     }
 
-    /// libvirtd ends; the guest goes on. It can be connected to again.
+    /// Simulates that libvirtd exits while the guest continues. New connections are possible.
     pub fn daemon_ends(&self) {
         for connection in self.lock().connections.drain(..) {
             connection.finish(CloseReason::EndOfFile);
@@ -129,7 +128,7 @@ impl Inner {
         }
     }
 
-    /// The guest's state, if there is a guest.
+    /// Returns the guest's state, if there is a guest.
     pub(super) fn guest(&self, call: &'static str) -> Result<State, LibvirtError> {
         let state = self.defined(call)?;
         if state.has_guest() == Some(true) {
@@ -160,7 +159,7 @@ pub(super) fn refusal(call: &'static str, code: u32, message: &str) -> LibvirtEr
 }
 
 impl Connection {
-    /// A call that changes something.
+    /// Makes a call that changes something.
     pub(super) fn change(
         &self,
         call: &'static str,
@@ -169,7 +168,7 @@ impl Connection {
         self.change_with(call, change)
     }
 
-    /// The same, for one that answers something.
+    /// Like [`Self::change`], for a call with a result.
     pub(super) fn change_with<T>(
         &self,
         call: &'static str,
@@ -213,7 +212,7 @@ impl Calls for Connection {
                 let message = "Requested operation is not valid: domain is already running";
                 return Err(refusal(CALL, sys::VIR_ERR_OPERATION_INVALID, message));
             }
-            // In libvirt's order.
+            // Events in libvirt's order.
             let started = Lifecycle::Started(StartedDetail::Booted);
             match start {
                 Start::Running => {
@@ -261,7 +260,7 @@ impl Calls for Connection {
             inner.guest(CALL)?;
             match by {
                 ShutdownBy::Agent => Err(no_agent(CALL)),
-                // The guest may take its time: see `guest_ends`.
+                // The guest shuts down later: see `guest_ends`.
                 ShutdownBy::PowerButton => Ok(()),
             }
         })

@@ -1,7 +1,7 @@
-//! Migrations from and to a [`FakeLibvirt`]: the test says how far they get.
+//! Migrations from and to a [`FakeLibvirt`]. The test controls their progress.
 //!
-//! What happens, and in which order, is what libvirt 9.0 and 11.3 do; [`crate::domain::Migration`]'s module
-//! tells of it.
+//! The events and their order are those of libvirt 9.0 and 11.3, documented in the module of
+//! [`crate::domain::Migration`].
 
 use tokio::sync::watch;
 use virt_sys as sys;
@@ -16,14 +16,14 @@ use crate::{
     libvirt::LibvirtError,
 };
 
-/// What a fake libvirt knows of migrations.
+/// A fake libvirt's state of migrations.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
-    /// All that were asked for.
+    /// All migrations requested so far.
     asked: Vec<Migration>,
-    /// How the last one ended; `None` as long as it goes on.
+    /// How the last one ended; `None` while it is running.
     end: watch::Sender<Option<Result<(), LibvirtError>>>,
-    /// How many were asked for.
+    /// Number of migrations requested so far.
     count: watch::Sender<usize>,
     job: Option<JobInfo>,
     completed: Option<JobInfo>,
@@ -32,7 +32,7 @@ pub(super) struct Migrations {
     comparison: Option<CpuComparison>,
 }
 
-/// The job of a migration that has just begun, of which libvirt says nothing else yet.
+/// Returns the job of a migration that has just begun, for which libvirt reports no other values yet.
 pub fn migration_job(operation: JobOperation) -> JobInfo {
     JobInfo {
         operation,
@@ -40,44 +40,44 @@ pub fn migration_job(operation: JobOperation) -> JobInfo {
     }
 }
 
-/// The side that a guest comes from.
+/// The source side.
 impl FakeLibvirt {
-    /// All migrations that were begun.
+    /// Returns all migrations that were begun.
     pub fn migrations(&self) -> Vec<Migration> {
         self.lock().migrations.asked.clone()
     }
 
-    /// Waits until that many migrations were begun.
+    /// Waits until this number of migrations have begun.
     pub async fn migrations_begun(&self, count: usize) {
         let mut begun = self.lock().migrations.count.subscribe();
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = begun.wait_for(|begun| *begun >= count).await;
     }
 
-    /// The migration gets this far.
+    /// Sets the progress of the migration.
     pub fn set_job(&self, job: JobInfo) {
         self.lock().migrations.job = Some(job);
     }
 
-    /// The migration begins to go over the memory once more.
+    /// Emits the event for the next pass over the memory.
     pub fn migration_iterates(&self, iteration: i32) {
         self.lock().tell(&DomainEvent::MigrationIteration(iteration));
     }
 
-    /// What the last calls set: milliseconds of downtime, and MiB/s.
+    /// Returns the limits set by the last calls: downtime in milliseconds, and bandwidth in MiB/s.
     pub fn migration_limits(&self) -> (Option<u64>, Option<u64>) {
         let inner = self.lock();
         (inner.migrations.max_downtime, inner.migrations.bandwidth)
     }
 
-    /// The guest stands still and what is left of it is sent.
+    /// Pauses the guest for the final part of the transfer.
     pub fn guest_leaves(&self) {
         let mut inner = self.lock();
         inner.state = Some(State::Paused(PausedReason::Migration));
         inner.happen(Lifecycle::Suspended(SuspendedDetail::Migrated));
     }
 
-    /// It is on the other side, and nothing is left of it here.
+    /// Completes the migration: the guest is on the target and shut off here.
     pub fn guest_has_left(&self) {
         let mut inner = self.lock();
         inner.state = Some(State::ShutOff(ShutOffReason::Migrated));
@@ -87,21 +87,21 @@ impl FakeLibvirt {
         inner.migrations.end.send_replace(Some(Ok(())));
     }
 
-    /// The migration is given up, for that reason. The guest goes on here.
+    /// Fails the migration with this message. The guest continues here.
     pub fn migration_fails(&self, message: &str) {
         let error = refusal("migrate", sys::VIR_ERR_OPERATION_FAILED, message);
         self.lock().migration_fails(error);
     }
 }
 
-/// The side that a guest goes to.
+/// The target side.
 impl FakeLibvirt {
-    /// What is answered to comparisons of CPUs from now on, in place of "it fits".
+    /// Sets the result of CPU comparisons, which is `Fits` by default.
     pub fn set_cpu_comparison(&self, comparison: CpuComparison) {
         self.lock().migrations.comparison = Some(comparison);
     }
 
-    /// A guest begins to arrive.
+    /// A guest starts to arrive.
     pub fn guest_arrives(&self, definition: &str) {
         let mut inner = self.lock();
         inner.definition = Some(definition.to_owned());
@@ -111,7 +111,7 @@ impl FakeLibvirt {
         inner.happen(Lifecycle::Started(StartedDetail::Migrated));
     }
 
-    /// All of it is here and stands still.
+    /// The guest is complete and paused here.
     pub fn guest_is_complete(&self) {
         let mut inner = self.lock();
         inner.happen(Lifecycle::Defined(DefinedDetail::Added));
@@ -120,7 +120,7 @@ impl FakeLibvirt {
         inner.job_completes(JobOperation::IncomingMigration);
     }
 
-    /// It runs here, and what is missing of it follows.
+    /// The guest runs here, and the missing memory follows.
     pub fn guest_arrives_by_post_copy(&self) {
         let mut inner = self.lock();
         inner.happen(Lifecycle::Defined(DefinedDetail::Added));
@@ -128,7 +128,7 @@ impl FakeLibvirt {
         inner.happen(Lifecycle::Resumed(ResumedDetail::PostCopy));
     }
 
-    /// Nothing of it is missing any more. libvirt keeps no completed job of this.
+    /// The post-copy transfer is complete. libvirt keeps no completed job of it.
     pub fn post_copy_is_complete(&self) {
         let mut inner = self.lock();
         inner.migrations.job = None;
@@ -136,8 +136,8 @@ impl FakeLibvirt {
         inner.happen(Lifecycle::Resumed(ResumedDetail::Migrated));
     }
 
-    /// It does not come, and nothing of it is here: the source has given up (`Failed`), or its libvirt is
-    /// not heard of any more (`Destroyed`).
+    /// The guest does not arrive and its domain is removed: the source has given up (`Failed`), or the connection to
+    /// its libvirt is lost (`Destroyed`).
     pub fn guest_does_not_arrive(&self, why: StoppedDetail) {
         let mut inner = self.lock();
         inner.migrations.job = None;
@@ -147,7 +147,7 @@ impl FakeLibvirt {
 }
 
 impl Inner {
-    /// The job has ended well; what is known of it from now on.
+    /// Completes the job successfully and returns its final statistics.
     fn job_completes(&mut self, operation: JobOperation) -> JobInfo {
         let job = self.migrations.job.take();
         let completed = JobInfo {
@@ -158,7 +158,7 @@ impl Inner {
         completed
     }
 
-    /// A migration from here ends badly. libvirt tells nobody but its caller, unless the guest stood still.
+    /// Fails an outgoing migration. Only the caller gets the error; there is an event only if the guest was paused.
     fn migration_fails(&mut self, error: LibvirtError) {
         self.migrations.job = None;
         if self.state == Some(State::Paused(PausedReason::Migration)) {
@@ -169,7 +169,7 @@ impl Inner {
     }
 }
 
-/// The calls.
+/// The libvirt calls.
 impl Connection {
     pub(super) fn fake_migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError> {
         const CALL: &str = "migrate";
@@ -203,7 +203,7 @@ impl Connection {
                     Ok(end) => end.clone().ok_or_else(lost),
                     Err(_) => Err(lost()),
                 },
-                // No relay waits for it here.
+                // There is no relay here that would wait for this notification.
                 () = self.shared.relay.notified() => Err(lost()),
             }
         })
@@ -230,7 +230,7 @@ impl Connection {
 
     pub(super) fn fake_job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
         self.question(|inner| {
-            // As libvirt's client here has it: what does not run has no job.
+            // As in the real `job` call: a domain that does not run has no job.
             inner.defined("job")?;
             Ok(match which {
                 WhichJob::Current => inner.migrations.job.clone(),
@@ -298,7 +298,7 @@ mod tests {
         (guest, events)
     }
 
-    /// Begins a migration that ends when the test says so.
+    /// Begins a migration that ends when the test requests it.
     async fn begin(libvirt: &FakeLibvirt, guest: &DomainHandle, post_copy: bool) -> JoinSet<Result<(), CallError>> {
         let before = libvirt.migrations().len();
         let guest = guest.clone();
@@ -316,7 +316,7 @@ mod tests {
         moving.join_next().await.unwrap().unwrap()
     }
 
-    /// The events after the guest's start, up to and with this one.
+    /// Returns the events after the guest's start, up to and including this one.
     async fn until(events: &mut DomainEvents, last: &str) -> Vec<String> {
         let mut seen: Vec<String> = Vec::new();
         while seen.last().is_none_or(|event| event != last) {

@@ -59,7 +59,7 @@ fn each_part_changes_by_itself() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// It is taken every few minutes on an idle node.
+/// The fingerprint is taken every few minutes on an idle node.
 #[test]
 fn it_is_cheap() {
     let programs = Programs {
@@ -74,6 +74,6 @@ fn it_is_cheap() {
     };
     let best = (0..20).map(|_| time()).min().unwrap();
     println!("fingerprint: {best:?}");
-    // Ten times the aim, for a build without optimization on a busy machine.
+    // Ten times the target, for an unoptimized build on a busy machine.
     assert!(best.as_millis() < 10, "{best:?}");
 }

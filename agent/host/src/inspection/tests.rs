@@ -2,7 +2,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::*;
 
-/// Options with a libvirtd that is a Python script, in a folder that is removed at the end.
+/// Options with a Python script as libvirtd, in a folder that is removed at the end.
 struct Fake {
     folder: PathBuf,
     options: Options,
@@ -107,7 +107,7 @@ fn a_given_libvirt_that_is_not_there() {
     let mut fake = Fake::new("");
     fake.options.libvirt = LibvirtSource::Uri("qemu+unix:///session?socket=/nowhere".into());
     assert_eq!(kind(&fake.inspect()), ProblemReason::LibvirtConnectFailed);
-    // libvirt's test driver answers, but not what it is asked.
+    // libvirt's test driver is reachable, but does not support the query.
     fake.options.libvirt = LibvirtSource::Uri("test:///default".into());
     assert_eq!(kind(&fake.inspect()), ProblemReason::LibvirtCallFailed);
 }

@@ -10,7 +10,7 @@ const CAPABILITIES: &str = include_str!("../../testdata/trixie/capabilities.xml"
 
 type Answer = Result<String, LibvirtError>;
 
-/// A libvirt with recorded answers, and what it was asked.
+/// A libvirt with recorded responses, which also records the queries.
 struct Recorded {
     kvm: Answer,
     qemu: Answer,
@@ -90,7 +90,7 @@ fn refusal(code: u32, domain: u32) -> Answer {
     })
 }
 
-/// An error of libvirt's QEMU driver, and one of its connection.
+/// An error of libvirt's QEMU driver; below, an error of its connection.
 fn refused() -> Answer {
     refusal(virt_sys::VIR_ERR_INVALID_ARG, virt_sys::VIR_FROM_QEMU)
 }

@@ -1,7 +1,7 @@
-//! Waiting for something to appear in a pod's folder, folder by folder, without polling.
+//! Waiting for a file to appear in a pod's folder, folder by folder, without polling.
 //!
-//! Each folder on the way is watched before the next name is looked for in it, so whatever comes or
-//! goes after the look wakes the one who waits, and the way is walked anew from the top.
+//! Each folder on the path is watched before the next name is looked up in it. So any change after the lookup wakes
+//! the waiter, which then walks the path again from the top.
 
 use std::{ffi::OsStr, os::fd::AsFd, path::Path, sync::Arc};
 
@@ -13,47 +13,47 @@ use super::{
     watches::{Watching, watches},
 };
 
-/// A way that is being watched.
+/// A watched path.
 pub(crate) struct Way {
-    /// Something is at its end.
+    /// Whether something exists at its end.
     pub(crate) is_complete: bool,
-    /// Woken when something on the way changes.
+    /// Notified when something on the path changes.
     wake: Arc<Notify>,
-    /// One for each folder that there is.
+    /// One for each existing folder.
     _watching: Vec<Watching>,
 }
 
 impl Way {
-    /// Ends when something on the way has changed since it was walked.
+    /// Waits until something on the path has changed since it was walked.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
     }
 }
 
-/// A watch of something in a pod's folder. Nothing that happens after it was made is missed.
+/// A watch of a path in a pod's folder. It misses no change after its creation.
 pub struct Watched(Way);
 
 impl Watched {
-    /// Ends when what is at the path may have changed; a new watch shows what changes after that.
+    /// Waits until the path may have changed. Create a new watch for later changes.
     pub async fn changed(&self) {
         self.0.changed().await;
     }
 }
 
 impl PodFolder {
-    /// Watches `path`, whether anything is there or not.
+    /// Watches `path`, whether it exists or not.
     ///
     /// # Errors
-    /// As for [`appeared`](Self::appeared).
+    /// Same as for [`appeared`](Self::appeared).
     pub fn watch(&self, path: &str) -> Result<Watched, FolderError> {
         self.walk(path).map(Watched)
     }
 
-    /// Ends when something is at `path`, whatever it is. The pod's folder need not exist yet. It has no
-    /// limit in time; drop it to give up.
+    /// Waits until `path` exists, with any file type. The pod's folder need not exist yet. There is no time limit;
+    /// drop the future to give up.
     ///
     /// # Errors
-    /// If there is a link or no folder on the way, or the kubelet has no folder of pods.
+    /// If the path contains a link or something that is not a folder, or the kubelet has no pods folder.
     pub async fn appeared(&self, path: &str) -> Result<(), FolderError> {
         loop {
             let way = self.walk(path)?;
@@ -64,7 +64,7 @@ impl PodFolder {
         }
     }
 
-    /// Walks as far as there are folders, and watches them.
+    /// Walks the path as far as folders exist, and watches them.
     pub(crate) fn walk(&self, path: &str) -> Result<Way, FolderError> {
         checked(path)?;
         let watches = watches().map_err(|error| self.unreadable(path, &error))?;
@@ -82,7 +82,7 @@ impl PodFolder {
                 });
             match found {
                 Ok(found) => folder = found,
-                // If the folder itself was removed after it was found, the watch of the one above tells.
+                // If the folder itself was removed after it was found, the watch of its parent reports that.
                 Err(Errno::ENOENT) => {
                     is_complete = false;
                     break;

@@ -1,4 +1,4 @@
-//! Sockets and marks of this process in a pod's folder, for what runs in the pod.
+//! Sockets and marker files that this process creates in a pod's folder, for the programs in the pod.
 
 use std::{
     io,
@@ -18,8 +18,8 @@ use nix::{
 
 use super::{FolderError, PodFolder, Refusal, bad_name, checked, find, kind};
 
-/// A socket in a pod's folder at which this process listens. It is removed when this is dropped,
-/// unless the pod has put something else in its place.
+/// A listening socket of this process in a pod's folder. Dropping it removes the socket, unless the pod has put
+/// something else in its place.
 #[derive(Debug)]
 pub struct PodListener {
     listener: UnixListener,
@@ -30,15 +30,14 @@ pub struct PodListener {
 }
 
 impl PodFolder {
-    /// Listens at `path`, a name in a folder of the pod's, for processes of `owner`. The folder is made
-    /// if it is missing. What was in the socket's place is removed: a socket of a process that is gone.
+    /// Listens at `path`, a name in a subfolder of the pod's folder, for processes of `owner`. Creates the subfolder
+    /// if it is missing. Removes a file in the socket's place, which is the socket of a process that has ended.
     ///
-    /// Whatever the pod does meanwhile, nothing outside its folder is touched, and nothing but a
-    /// socket is given to `owner`.
+    /// Whatever the pod does meanwhile, nothing outside its folder is changed, and only a socket is given to `owner`.
     ///
     /// # Errors
-    /// If the pod's folder is not there, there is something else than a folder on the way, or a folder
-    /// in the socket's place.
+    /// If the pod's folder does not exist, if the path contains something that is not a folder, or if there is a
+    /// folder in the socket's place.
     pub fn listen(&self, path: &str, owner: u32) -> Result<PodListener, FolderError> {
         checked(path)?;
         let (folder, name) = path
@@ -56,11 +55,11 @@ impl PodFolder {
         self.bind(folder, path, name, owner)
     }
 
-    /// Makes an empty file at `path`, a name in a folder of the pod's, for its processes to see. That it
-    /// is there already, whatever it is, is fine.
+    /// Creates an empty file at `path`, a name in a subfolder of the pod's folder, as a marker for the pod's
+    /// processes. An existing file of any kind is accepted.
     ///
     /// # Errors
-    /// If the pod's folder is not there, or there is something else than a folder on the way.
+    /// If the pod's folder does not exist, or the path contains something that is not a folder.
     pub fn mark(&self, path: &str) -> Result<(), FolderError> {
         checked(path)?;
         let (folder, name) = path
@@ -71,7 +70,7 @@ impl PodFolder {
         if kind(&folder).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFDIR {
             return Err(self.refused(path, Refusal::NotInFolder));
         }
-        // Exclusively: what the pod has put there is neither followed nor opened.
+        // O_EXCL: a file that the pod has put there is neither followed nor opened.
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(&folder, name, flags, Mode::from_bits_truncate(0o644)) {
             Ok(_) | Err(Errno::EEXIST) => Ok(()),
@@ -80,7 +79,8 @@ impl PodFolder {
     }
 
     fn bind(&self, folder: OwnedFd, path: &str, name: &str, owner: u32) -> Result<PodListener, FolderError> {
-        // A path of any length. The kernel follows no link in the place of the last name.
+        // The path under /proc avoids the length limit of socket addresses. The kernel follows no link in the last
+        // component.
         let listener = UnixListener::bind(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.unreadable(path, &error))?;
@@ -107,7 +107,7 @@ impl PodFolder {
                 let found = self.open(folder)?;
                 match made {
                     Ok(()) => give(&found, owner).map_err(|errno| self.failed(folder, errno))?,
-                    // The pod was faster.
+                    // The pod created it first.
                     Err(Errno::EEXIST) => {}
                     Err(errno) => return Err(self.failed(folder, errno)),
                 }
@@ -121,7 +121,7 @@ impl PodFolder {
         Ok(found)
     }
 
-    /// The folder itself.
+    /// Opens the emptyDir itself.
     fn open_volume(&self) -> Result<OwnedFd, FolderError> {
         let pods = self.open_pods()?;
         let names: std::path::PathBuf = self.names.iter().collect();
@@ -129,7 +129,8 @@ impl PodFolder {
     }
 }
 
-/// Gives what was opened, and nothing that came in its place, to a user and the group of that number.
+/// Changes the owner of the opened file, not of anything that has replaced it, to a user and the group with the same
+/// number.
 fn give(opened: &OwnedFd, owner: u32) -> nix::Result<()> {
     let (user, group) = (Uid::from_raw(owner), Gid::from_raw(owner));
     fchownat(opened, "", Some(user), Some(group), AtFlags::AT_EMPTY_PATH)
@@ -140,10 +141,10 @@ fn identity(stat: &FileStat) -> (u64, u64) {
 }
 
 impl PodListener {
-    /// Another handle on the listening socket, which does not block.
+    /// Returns another handle to the listening socket, which is non-blocking.
     ///
     /// # Errors
-    /// If there are no descriptors left.
+    /// If no descriptors are left.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }

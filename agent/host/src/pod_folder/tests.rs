@@ -1,4 +1,4 @@
-//! Folders of hostile pods, and of pods that are still being made.
+//! Folders of hostile pods, and of pods that are still being created.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{FolderError, PodFolder, Refusal, SMALL_FILE, watches::waiters_for};
 
 const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 
-/// A kubelet's folder, removed in the end.
+/// A kubelet's folder, removed at the end of the test.
 struct Kubelet(std::path::PathBuf);
 
 impl Kubelet {
@@ -68,7 +68,7 @@ fn names_are_kubernetes_own() {
         let error = PodFolder::new(root, UID, volume).unwrap_err();
         assert_eq!(error.reason(), "PodFolderBadName", "{volume:?}");
     }
-    // A static pod's.
+    // The UID of a static pod.
     assert!(PodFolder::new(root, "3c5d9bb0f3f5ba2d3f6a2d4b8a4c0d11", "disk-0").is_ok());
     for path in ["", "/etc/shadow", "../run/ready.json", "a//b", "a/./b", "a/", "a\0"] {
         let error = Kubelet::with_volume().folder().read(path, 1).unwrap_err();
@@ -123,7 +123,7 @@ fn links_lead_nowhere() {
         assert_eq!(refusal(folder.read(path, 100)), Refusal::Link, "{path}");
         assert_eq!(refusal(folder.open_socket(path)), Refusal::Link, "{path}");
     }
-    // A hard link is a file like any other, and can only be to what the pod has.
+    // A hard link is a file like any other, and can only refer to a file that the pod already has.
     fs::hard_link(volume.join("real"), volume.join("hard")).unwrap();
     assert_eq!(folder.read("hard", 100).unwrap(), b"inside");
 }
@@ -143,7 +143,7 @@ fn a_volume_that_is_a_link_is_not_followed() {
 fn what_is_no_file_is_not_opened() {
     let kubelet = Kubelet::with_volume();
     let (folder, volume) = (kubelet.folder(), kubelet.volume());
-    // Nobody writes to it: whoever opened it for reading would wait for ever.
+    // Opening it for reading would block forever, because it has no writer.
     mkfifo(&volume.join("fifo"), Mode::S_IRWXU).unwrap();
     fs::create_dir(volume.join("folder")).unwrap();
     for path in ["fifo", "folder"] {
@@ -167,7 +167,7 @@ async fn a_socket_is_reached_however_long_its_path_is() {
     listener.accept().unwrap();
 }
 
-/// The user that the tests run as: whoever runs them may give files to it.
+/// Returns the user that runs the tests. This user may change the owner of files to itself.
 fn myself() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
@@ -179,7 +179,7 @@ fn a_socket_for_the_pod_is_made_in_its_folder_and_goes_with_its_listener() {
     let place = kubelet.volume().join("migration/memory.sock");
     for round in 0..3 {
         if round == 1 {
-            // Of a process that is gone, and anything else that is no folder.
+            // A leftover of a process that has ended, and any other file that is not a folder.
             fs::write(&place, "stale").unwrap();
         }
         let made = folder.listen("migration/memory.sock", myself()).unwrap();
@@ -190,7 +190,7 @@ fn a_socket_for_the_pod_is_made_in_its_folder_and_goes_with_its_listener() {
         assert!(!place.exists());
     }
     let made = folder.listen("migration/memory.sock", myself()).unwrap();
-    // What the pod puts in its place is the pod's.
+    // A file that the pod puts in its place is left alone.
     fs::remove_file(&place).unwrap();
     fs::write(&place, "the pod's").unwrap();
     drop(made);
@@ -220,7 +220,7 @@ fn a_socket_for_the_pod_is_made_nowhere_else() {
     assert!(folder.open_socket("folder/y").is_ok());
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     drop(made);
-    // No pod at all.
+    // The pod does not exist.
     let gone = PodFolder::new(&kubelet.0, "00000000", "run").unwrap();
     assert!(matches!(
         gone.listen("migration/x", myself()),
@@ -245,7 +245,7 @@ fn a_mark_is_made_in_the_pods_folder_and_nowhere_else() {
     assert_eq!(refusal(folder.mark("migration/left")), Refusal::Link);
     fs::remove_file(volume.join("migration")).unwrap();
     fs::create_dir(volume.join("migration")).unwrap();
-    // A link in its own place is not followed, and what the pod has put there is left alone.
+    // A link in the file's own place is not followed, and a file that the pod has put there is left alone.
     symlink(outside.join("x"), volume.join("migration/left")).unwrap();
     folder.mark("migration/left").unwrap();
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
@@ -258,7 +258,7 @@ fn a_mark_is_made_in_the_pods_folder_and_nowhere_else() {
     assert_eq!(refusal(folder.mark("file/x")), Refusal::NotInFolder);
 }
 
-/// A wait that has begun: it has looked, and found nothing.
+/// Starts a wait for a path that does not exist yet.
 async fn waiting(folder: PodFolder, path: &'static str) -> JoinSet<Result<Vec<u8>, FolderError>> {
     let way = folder.walk(path).unwrap();
     assert!(!way.is_complete);
@@ -272,7 +272,7 @@ async fn waiting(folder: PodFolder, path: &'static str) -> JoinSet<Result<Vec<u8
 async fn a_file_is_awaited_before_there_is_a_pod() {
     let kubelet = Kubelet::new();
     let mut tasks = waiting(kubelet.folder(), "libvirt/ready.json").await;
-    // Other pods come and go.
+    // Other pods are created and removed.
     fs::create_dir(kubelet.0.join("pods/0-0-0")).unwrap();
     fs::remove_dir(kubelet.0.join("pods/0-0-0")).unwrap();
     let mut folder = kubelet.0.join("pods").join(UID);
@@ -315,7 +315,7 @@ async fn watched_file_may_come_and_be_replaced() {
     }
 }
 
-/// Many wait, each for its own, while all is made in an order that nobody waits for.
+/// Many waiters, each for its own path, while all folders are created in another order.
 #[tokio::test]
 async fn no_wake_up_is_lost() {
     let kubelet = Kubelet::new();
@@ -331,7 +331,7 @@ async fn no_wake_up_is_lost() {
     let maker = tokio::task::spawn_blocking(move || {
         for number in (0..50).rev() {
             let pod = root.join("pods").join(format!("{number:08}"));
-            // Made, removed and made again, as fast as can be.
+            // Created, removed and created again without delay.
             for _ in 0..3 {
                 fs::create_dir_all(pod.join("volumes/kubernetes.io~empty-dir/run/a")).unwrap();
                 fs::remove_dir_all(&pod).unwrap();
@@ -362,11 +362,11 @@ async fn what_cannot_become_right_is_not_awaited() {
     mkfifo(&kubelet.volume().join("fifo"), Mode::S_IRWXU).unwrap();
     assert_eq!(refusal(folder.read_when_there("fifo", 100).await), Refusal::NotFile);
     assert_eq!(refusal(folder.appeared("fifo/x").await), Refusal::NotInFolder);
-    // A link that comes while it is awaited.
+    // A link that appears during the wait.
     let mut tasks = waiting(folder, "late").await;
     symlink("/etc/shadow", kubelet.volume().join("late")).unwrap();
     assert_eq!(refusal(tasks.join_next().await.unwrap().unwrap()), Refusal::Link);
-    // No folder of pods at all.
+    // The kubelet has no pods folder.
     let nowhere = PodFolder::new(std::path::Path::new("/nowhere"), UID, "run").unwrap();
     assert!(matches!(
         nowhere.appeared("x").await,
@@ -374,10 +374,10 @@ async fn what_cannot_become_right_is_not_awaited() {
     ));
 }
 
-/// Whoever waits no more costs nothing.
+/// A wait that was given up leaves no watch.
 #[tokio::test]
 async fn watches_end_with_the_wait() {
-    // Other tests watch at the same time, but not for this pod.
+    // Other tests watch folders at the same time, but not of this pod.
     const OWN: &str = "77777777";
     let kubelet = Kubelet::new();
     let folder = PodFolder::new(&kubelet.0, OWN, "run").unwrap();
@@ -388,7 +388,7 @@ async fn watches_end_with_the_wait() {
     let given_up = tokio::time::timeout(Duration::ZERO, folder.appeared("x")).await;
     assert!(given_up.is_err());
     assert_eq!(waiters_for(OWN), 0);
-    // The kernel ends the watch of a folder that is gone.
+    // The kernel ends the watch of a removed folder.
     fs::create_dir(kubelet.0.join("pods").join(OWN)).unwrap();
     let way = folder.walk("x").unwrap();
     assert_eq!(waiters_for(OWN), 1);

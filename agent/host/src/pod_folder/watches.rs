@@ -1,7 +1,7 @@
-//! Watches of folders: one inotify for the process, however many wait.
+//! Folder watches with one shared inotify instance per process.
 //!
-//! The kernel gives a user few inotify instances (128), and a watch of a folder only once in each. So
-//! those who wait share them, and the last who leaves a folder ends its watch.
+//! The kernel limits the inotify instances of a user (128), and each instance has only one watch per folder. So
+//! waiters share watches, and the last waiter of a folder removes its watch.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::background;
 
-/// Somebody who waits for a name in a folder.
+/// A waiter for a name in a folder.
 #[derive(Debug)]
 struct Waiter {
     id: u64,
@@ -36,14 +36,14 @@ struct State {
     folders: HashMap<WatchDescriptor, Vec<Waiter>>,
 }
 
-/// The process's watches.
+/// All watches of the process.
 #[derive(Debug)]
 pub(super) struct Watches {
     inotify: Inotify,
     state: Mutex<State>,
 }
 
-/// A wait for a name in a folder. Dropping it ends it.
+/// A wait for a name in a folder. Dropping it ends the wait.
 #[derive(Debug)]
 pub(super) struct Watching {
     watches: &'static Watches,
@@ -51,7 +51,7 @@ pub(super) struct Watching {
     id: u64,
 }
 
-/// The process's watches, begun when they are first needed.
+/// Returns the watches of the process, created on first use.
 pub(super) fn watches() -> io::Result<&'static Watches> {
     static WATCHES: OnceLock<Result<Watches, Errno>> = OnceLock::new();
     static READER: OnceLock<Result<(), String>> = OnceLock::new();
@@ -72,15 +72,15 @@ pub(super) fn watches() -> io::Result<&'static Watches> {
 }
 
 impl Watches {
-    /// Wakes `wake` whenever something of that name comes to or leaves the folder, and when the
-    /// folder itself goes.
+    /// Notifies `wake` whenever an entry with this name appears in or disappears from the folder, and when the folder
+    /// itself is removed or moved.
     pub(super) fn watch(
         &'static self,
         folder: BorrowedFd<'_>,
         name: &OsStr,
         wake: &Arc<Notify>,
     ) -> nix::Result<Watching> {
-        // The same for all, as the kernel keeps one set of events for each folder.
+        // The same set for all waiters, because the kernel keeps one set of events per folder.
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_DELETE
@@ -89,7 +89,7 @@ impl Watches {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
-        // Locked, so that no event of the new watch is read before there is somebody to tell.
+        // Locked, so that no event of the new watch is read before its waiter is registered.
         let mut state = self.lock();
         let folder = self.inotify.add_watch(path.as_str(), events)?;
         state.last_id += 1;
@@ -109,8 +109,8 @@ impl Watches {
 
     #[expect(unsafe_code, reason = "tokio waits for a descriptor that is not its own only so")]
     async fn read(&'static self) {
-        // SAFETY: the descriptor belongs to the inotify, which is never closed or replaced: `self`
-        // lives as long as the process.
+        // SAFETY: the descriptor belongs to the inotify instance, which is never closed or replaced: `self` lives as
+        // long as the process.
         let descriptor =
             unsafe { AsyncFd::register_with_interest(self.inotify.as_fd().as_raw_fd(), Interest::READABLE) };
         let descriptor = match descriptor {
@@ -134,7 +134,7 @@ impl Watches {
                 Err(Errno::EAGAIN) => readable.clear_ready(),
                 Err(Errno::EINTR) => {}
                 Err(error) => {
-                    // Nothing can be read wrongly but by a kernel without memory: all look anew.
+                    // Reading fails only if the kernel is out of memory. All waiters are notified to check again.
                     tracing::warn!(%error, "a watch of pods' folders cannot be read");
                     self.lock().tell_all();
                     readable.clear_ready();
@@ -153,13 +153,13 @@ impl State {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
             self.tell_all();
         } else if event.mask.contains(AddWatchFlags::IN_IGNORED) {
-            // The folder is gone, and its watch with it.
+            // The folder was removed, and its watch with it.
             for waiter in self.folders.remove(&event.wd).into_iter().flatten() {
                 waiter.wake.notify_one();
             }
         } else if let Some(waiters) = self.folders.get(&event.wd) {
             for waiter in waiters {
-                // Without a name it is the folder itself.
+                // An event without a name is about the folder itself.
                 if event.name.as_ref().is_none_or(|name| *name == waiter.name) {
                     waiter.wake.notify_one();
                 }
@@ -177,7 +177,7 @@ impl State {
 impl Drop for Watching {
     fn drop(&mut self) {
         let mut state = self.watches.lock();
-        // It may have ended by itself; numbers are not used twice.
+        // The watch may have ended by itself; IDs are not reused.
         let Some(waiters) = state.folders.get_mut(&self.folder) else {
             return;
         };
@@ -189,7 +189,7 @@ impl Drop for Watching {
     }
 }
 
-/// How many wait for that name, in any folder.
+/// Returns the number of waiters for a name, in any folder.
 #[cfg(test)]
 pub(super) fn waiters_for(name: &str) -> usize {
     let state = watches().unwrap().lock();

@@ -4,7 +4,7 @@ use nix::unistd::{geteuid, mkdtemp};
 
 use super::*;
 
-/// A program in a folder of its own that everybody may run, removed at the end of the test.
+/// A program in a folder of its own that any user may run, removed at the end of the test.
 struct Program(PathBuf);
 
 impl Program {
@@ -25,7 +25,7 @@ impl Program {
         PrivateLibvirtd::start(&self.0.join("libvirtd"), &self.0).unwrap()
     }
 
-    /// Its folders that were left behind.
+    /// Returns libvirtd's folders that were left behind.
     fn left(&self) -> Vec<PathBuf> {
         fs::read_dir(&self.0)
             .unwrap()
@@ -94,7 +94,7 @@ fn a_socket_that_nobody_listens_to_is_not_open() {
 
 #[test]
 fn what_it_left_ends_with_it() {
-    // It ignores the polite signal, and leaves a process in the background that does so too.
+    // It ignores SIGTERM, and leaves a background process that also ignores it.
     let program = Program::new(&format!(
         "import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

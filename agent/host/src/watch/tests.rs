@@ -47,7 +47,7 @@ fn only_what_matters_is_of_interest() {
 
     machine.write("dev/kvm");
     assert!(watch.drain().unwrap());
-    // Guests that use the device do not wake anybody.
+    // Guests that use the device cause no wake-up.
     machine.write("dev/kvm");
     assert!(!watch.drain().unwrap());
     fs::set_permissions(
@@ -77,7 +77,7 @@ fn parameters_are_found_when_their_module_comes() {
     let mut watch = HostWatch::with_roots(&machine.roots, &[]).unwrap();
     machine.write("sys/module/kvm_intel/parameters/nested");
     assert!(!watch.drain().unwrap());
-    // With the module comes the device.
+    // The device appears together with the module.
     machine.write("dev/kvm");
     assert!(watch.drain().unwrap());
     machine.write("sys/module/kvm_intel/parameters/nested");

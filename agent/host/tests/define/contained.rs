@@ -1,14 +1,14 @@
-//! Whether all of one document is in another.
+//! Check that one document is contained in another.
 
 use roxmltree::Node;
 
-/// The first thing in `written` that is not in `read`, with the path to it: an attribute, a text, an
-/// element. What `read` has beside it does not matter.
+/// Returns the first attribute, text or element of `written` that is missing in `read`, with its path. Additional
+/// content of `read` is ignored.
 pub(crate) fn lost(written: Node<'_, '_>, read: Node<'_, '_>) -> Option<String> {
     let name = written.tag_name().name();
     for attribute in written.attributes() {
         let (key, value) = (attribute.name(), attribute.value());
-        // libvirt says which version of the machine type it is.
+        // libvirt expands the machine type to its versioned name.
         let versioned = key == "machine" && value == "q35";
         let found = read
             .attributes()

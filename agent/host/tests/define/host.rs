@@ -1,4 +1,4 @@
-//! A libvirtd of the test's own, and the disks of its guests.
+//! A libvirtd for the test, and the disks of its guests.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ const NEEDED: [&str; 4] = ["libvirtd", "virsh", "qemu-system-x86_64", "qemu-img"
 /// Size of every disk, in bytes.
 const SIZE: u64 = 8 << 20;
 
-/// Says that a test was skipped, and whether to skip it.
+/// Returns whether to skip a test, and prints that it is skipped.
 pub(crate) fn skipped(test: &str) -> bool {
     let found = |program: &str| {
         ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"]
@@ -33,7 +33,7 @@ pub(crate) fn skipped(test: &str) -> bool {
     missing.is_some() || !cfg!(target_arch = "x86_64")
 }
 
-/// A libvirtd and a folder for what its guests open.
+/// A libvirtd, and a folder for the files of its guests.
 pub(crate) struct Host {
     daemon: PrivateLibvirtd,
     folder: PathBuf,
@@ -59,17 +59,17 @@ impl Host {
         host
     }
 
-    /// Where guests' files are.
+    /// Returns the folder of guests' files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Lets libvirt's account use a file or folder.
+    /// Makes a file or folder accessible to libvirt's account.
     pub(crate) fn hand_over(&self, path: &Path) {
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
     }
 
-    /// The domain as this libvirt understands it: without passt where it has none.
+    /// Returns the domain with passt removed if this libvirt does not support it.
     pub(crate) fn understood(&self, xml: &str) -> String {
         if self.passt {
             return xml.to_owned();
@@ -89,10 +89,10 @@ impl Host {
         xml.lines().filter(|line| passt(line)).collect::<Vec<_>>().join("\n")
     }
 
-    /// Defines the domain, reads it back as it would start, and forgets it.
+    /// Defines the domain, reads back its inactive XML, and undefines it.
     ///
     /// # Errors
-    /// What libvirt has against it.
+    /// libvirt's error message.
     pub(crate) fn defined(&self, xml: &str) -> Result<String, String> {
         let file = self.written(xml);
         let name = name_in(xml);
@@ -100,10 +100,10 @@ impl Host {
         Ok(domain_in(&text))
     }
 
-    /// Starts the domain paused, and reads it as it is.
+    /// Starts the domain paused, and returns its live XML.
     ///
     /// # Errors
-    /// What libvirt or QEMU have against it.
+    /// The error message of libvirt or QEMU.
     pub(crate) fn started(&self, xml: &str) -> Result<String, String> {
         let file = self.written(xml);
         let name = name_in(xml);
@@ -111,12 +111,12 @@ impl Host {
         Ok(domain_in(&text))
     }
 
-    /// Ends a domain that was started, and forgets it.
+    /// Stops a domain that was started, and undefines it.
     pub(crate) fn ended(&self, name: &str) {
         self.virsh(&format!("destroy {name}; undefine {name}")).unwrap();
     }
 
-    /// Every disk of the spec: an image with a layer above it, or an image alone.
+    /// Creates every disk of the spec: alternately an image with a layer above it and an image alone.
     pub(crate) fn prepare(&self, spec: &VirtualMachineInstanceSpec) -> Vec<PreparedDisk> {
         let base = self.folder.join("base.img").to_str().unwrap().to_owned();
         if !Path::new(&base).exists() {
@@ -157,7 +157,7 @@ impl Host {
         file.to_str().unwrap().to_owned()
     }
 
-    /// Commands, one after the other.
+    /// Runs virsh commands, one after the other.
     fn virsh(&self, commands: &str) -> Result<String, String> {
         let output = Command::new("virsh")
             .args(["-c", &self.daemon.uri(), commands])
@@ -178,7 +178,7 @@ impl Drop for Host {
     }
 }
 
-/// The least that tells whether libvirt knows passt.
+/// A minimal domain that shows whether libvirt supports passt.
 const WITH_PASST: &str = "<domain type='qemu'><name>passt</name><memory unit='MiB'>64</memory>\
     <os><type arch='x86_64' machine='q35'>hvm</type></os>\
     <devices><interface type='user'><portForward proto='tcp'/><backend type='passt'/></interface></devices></domain>";

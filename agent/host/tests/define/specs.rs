@@ -1,4 +1,4 @@
-//! Any spec with fields that Drydock carries out, and what goes with it.
+//! Random specs with fields that Drydock supports, and their related data.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use drydock_api::{
 use k8s_openapi::api::core::v1::PersistentVolumeClaimVolumeSource;
 use proptest::{option, prelude::*, sample::select};
 
-/// A spec, the disks that a launcher has prepared for it, and what its node masks.
+/// A spec, the disks that a launcher has prepared for it, and the features masked on its node.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) spec: VirtualMachineInstanceSpec,
@@ -29,11 +29,11 @@ pub(crate) struct Case {
     pub(crate) features: Option<BTreeSet<String>>,
 }
 
-/// Features that a spec may ask for, and others that a node may mask.
+/// Features that a spec may request, and below, others that a node may mask.
 const ASKED: [&str; 4] = ["aes", "avx", "pcid", "x2apic"];
 const MASKED: [&str; 3] = ["avx2", "hle", "sse4.2"];
 
-/// Cases that nothing refuses.
+/// Generates cases that are never refused.
 pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let masked = prop::collection::btree_set(select(&MASKED).prop_map(str::to_owned), 0..3);
     let features = option::of(prop::collection::btree_set(
@@ -46,11 +46,11 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
             let mut prepared = Vec::new();
             for (index, (mut disk, volume)) in disks.into_iter().enumerate() {
                 disk.name = format!("disk-{index}");
-                // Places in the order of booting are given once.
+                // Boot orders must be unique.
                 disk.boot_order = disk.boot_order.map(|place| place + 100 * u32::try_from(index).unwrap());
                 prepared.push(volume.prepared(&disk.name));
                 spec.volumes.push(volume.volume(&disk.name));
-                // One that the spec does not mention is attached all the same.
+                // A volume that the spec's disks do not mention is attached too.
                 if disk.serial.as_deref() != Some("implied") {
                     domain.devices.disks.push(disk);
                 }
@@ -99,7 +99,7 @@ fn text_of_uuid(number: u128) -> String {
     format!("{a}-{b}-{c}-{d}-{e}")
 }
 
-/// The guest's memory, given or by its request or limit, with CPUs for specs that have no topology.
+/// Generates the guest's memory, set directly or by its request or limit, and CPUs for specs without a topology.
 fn memory() -> impl Strategy<Value = (Option<Memory>, Option<Resources>)> {
     let amount = (1_u64 << 20..1 << 34).prop_map(|bytes| Amount(bytes.to_string()));
     let cpus = option::of((1_u32..9000).prop_map(|millis| Amount(format!("{millis}m"))));
@@ -240,7 +240,7 @@ fn interface() -> impl Strategy<Value = Interface> {
     })
 }
 
-/// What is in a volume.
+/// The content of a volume.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Image,

@@ -1,5 +1,5 @@
-//! What carries a migration from one pod to another: it listens at the source's sockets, and connects to
-//! the target's for each connection. Each stream can be held and cut.
+//! The tunnel that carries a migration from one pod to another. It listens on the source's sockets, and for each
+//! connection opens one to the target. Each stream can be held and cut.
 
 use std::{
     fs::{self, Permissions},
@@ -22,16 +22,16 @@ use crate::pod::{Pod, SOCKET};
 /// One of the streams of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// The source's libvirtd to the target's.
+    /// From the source's libvirtd to the target's.
     Libvirt,
-    /// QEMU to QEMU.
+    /// From QEMU to QEMU.
     Memory,
-    /// QEMU to the target's disks.
+    /// From QEMU to the target's disks.
     Disks,
 }
 
 impl Stream {
-    /// The socket at the source, below the run folder.
+    /// Returns the socket at the source, below the run folder.
     pub(crate) fn socket(self) -> &'static str {
         match self {
             Self::Libvirt => "migration/libvirt.sock",
@@ -48,7 +48,7 @@ impl Stream {
     }
 }
 
-/// Whether bytes pass from source to target.
+/// Whether data passes from source to target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
@@ -58,19 +58,19 @@ enum Gate {
 struct Carried {
     stream: Stream,
     gate: watch::Sender<Gate>,
-    /// Connections so far.
+    /// Number of connections so far.
     connections: watch::Receiver<usize>,
     task: AbortHandle,
 }
 
-/// The tunnel. It ends with the value.
+/// The tunnel. Dropping it closes it.
 pub(crate) struct Tunnel {
     carried: Vec<Carried>,
     _tasks: JoinSet<()>,
 }
 
 impl Tunnel {
-    /// Between two pods, in one direction.
+    /// Opens a tunnel between two pods, in one direction.
     pub(crate) fn new(source: &Pod, target: &Pod) -> Self {
         let mut tasks = JoinSet::new();
         let mut carried = Vec::new();
@@ -102,17 +102,17 @@ impl Tunnel {
         self.carried.iter().find(|carried| carried.stream == stream).unwrap()
     }
 
-    /// From now on nothing passes to the target.
+    /// Stops forwarding data to the target.
     pub(crate) fn hold(&self, stream: Stream) {
         self.of(stream).gate.send_replace(Gate::Held);
     }
 
-    /// Everything passes again.
+    /// Resumes forwarding.
     pub(crate) fn release(&self, stream: Stream) {
         self.of(stream).gate.send_replace(Gate::Open);
     }
 
-    /// All connections of the stream are closed, and nobody listens any more.
+    /// Closes all connections of the stream and stops listening.
     pub(crate) fn cut(&self, stream: Stream) {
         self.of(stream).task.abort();
     }
@@ -133,7 +133,7 @@ async fn carry(listener: UnixListener, target: PathBuf, gate: watch::Receiver<Ga
         let (from_source, to_source) = source.into_split();
         let (from_target, to_target) = target.into_split();
         streams.spawn(pass(from_source, to_target, gate.clone()));
-        // The gate of this direction never changes.
+        // The gate of this direction is always open.
         streams.spawn(pass(from_target, to_source, watch::channel(Gate::Open).1));
         count.send_modify(|count| *count += 1);
     }

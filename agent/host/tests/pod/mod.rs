@@ -1,9 +1,9 @@
-//! A pod with a libvirtd in it, as far as its host can tell: a folder where the kubelet would have one,
-//! and an unprivileged libvirtd that is started again whenever it ends.
+//! A simulated pod with a libvirtd: a folder where the kubelet would have one, and an unprivileged libvirtd that is
+//! restarted whenever it exits.
 //!
 //! ```text
 //!  unshare (ends with the thread that started it, and all below ends with it)
-//!   └─ sh, process 1 of a PID namespace: reaps, and starts libvirtd again
+//!   └─ sh, process 1 of a PID namespace: reaps, and restarts libvirtd
 //!       ├─ libvirtd
 //!       └─ qemu
 //! ```
@@ -24,31 +24,31 @@ use nix::{
     unistd::{Pid, geteuid, mkdtemp},
 };
 
-/// UID of the pod, as long as Kubernetes makes them.
+/// UID of the pod, in the format of Kubernetes.
 pub(crate) const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 
-/// The socket, below the volume.
+/// Path of the socket in the volume.
 pub(crate) const SOCKET: &str = "libvirt/libvirt-sock";
 
-/// User and group of a pod's processes, as in launcher pods. This machine need not know them.
+/// User and group of a pod's processes, as in launcher pods. They need not exist on this machine.
 const ACCOUNT: u32 = 107;
 
-/// Where libvirtd and QEMU find the pod's scratch folder, whichever pod it is.
+/// Path at which libvirtd and QEMU find the pod's scratch folder, the same in every pod.
 pub(crate) const MOUNT: &str = "/mnt";
 
-/// The device by which QEMU waits for memory that comes by post-copy.
+/// The device that QEMU needs to wait for memory in post-copy.
 pub(crate) const USERFAULTFD: &str = "/dev/userfaultfd";
 
-/// The pod.
+/// A simulated pod.
 pub(crate) struct Pod {
-    /// The folder in which the pod's processes find everything, as this machine names it. Its `run` is the
-    /// volume, by a path that is short enough for sockets.
+    /// The folder with all files of the pod's processes, as a path on this machine. Its `run` is the volume, with a
+    /// path that is short enough for sockets.
     pub(crate) scratch: PathBuf,
     processes: Option<Child>,
 }
 
 impl Pod {
-    /// The kubelet's folder, without the pod's in it.
+    /// Creates the kubelet's folder, without a pod in it.
     pub(crate) fn none() -> Self {
         let scratch = mkdtemp(&std::env::temp_dir().join("drydock-pod-XXXXXX")).unwrap();
         fs::set_permissions(&scratch, Permissions::from_mode(0o711)).unwrap();
@@ -59,47 +59,47 @@ impl Pod {
         }
     }
 
-    /// A pod's empty folder.
+    /// Creates a pod's empty folder.
     pub(crate) fn empty() -> Self {
         let pod = Self::none();
         fs::create_dir_all(pod.volume()).unwrap();
         pod
     }
 
-    /// A pod with libvirtd, which may not listen yet.
+    /// Creates a pod with libvirtd, which may not listen yet.
     pub(crate) fn with_libvirtd() -> Self {
         let mut pod = Self::empty();
         pod.start_libvirtd();
         pod
     }
 
-    /// The folder of its volume.
+    /// Returns the folder of the pod's volume.
     pub(crate) fn volume(&self) -> PathBuf {
         let pods = self.scratch.join("kubelet/pods");
         pods.join(UID).join("volumes/kubernetes.io~empty-dir/run")
     }
 
-    /// The same, as the agent names it.
+    /// Returns the same folder as the agent's type.
     pub(crate) fn folder(&self) -> PodFolder {
         PodFolder::new(&self.scratch.join("kubelet"), UID, "run").unwrap()
     }
 
-    /// Starts libvirtd, and again whenever it ends.
+    /// Starts libvirtd, and restarts it whenever it exits.
     pub(crate) fn start_libvirtd(&mut self) {
         for name in ["home", "config", "cache", "data"] {
             self.own(&self.scratch.join(name));
         }
         self.own(&self.volume());
-        // As in a pod, where the path is short: libvirtd could not open a socket at the long one.
+        // As in a pod, where the path is short: the long path exceeds the limit for sockets.
         symlink(self.volume(), self.scratch.join("run")).unwrap();
         let settings = self.scratch.join("libvirtd.conf");
         let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
         fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim())).unwrap();
-        // libvirt asks for the names of its user and group.
+        // libvirt looks up the names of its user and group.
         let names = "root:x:0:0::/:/bin/sh\nguest:x:107:107::/:/bin/false\n";
         fs::write(self.scratch.join("passwd"), names).unwrap();
         fs::write(self.scratch.join("group"), "root:x:0:\nguest:x:107:\n").unwrap();
-        // Two pods have the same paths, as a guest that moves needs.
+        // The paths are the same in both pods, as a migration requires.
         let script = format!(
             "mount --bind {scratch} {MOUNT} && mount --bind {scratch}/passwd /etc/passwd && \
              mount --bind {scratch}/group /etc/group && {userfaultfd} && while :; do \
@@ -138,8 +138,8 @@ impl Pod {
         self.processes = Some(command.spawn().unwrap());
     }
 
-    /// Gives the pod's processes the device by which QEMU waits for memory, as the device plugin does, if this
-    /// machine has it.
+    /// Returns shell code that gives the pod's processes the device that QEMU needs for post-copy, as the device
+    /// plugin does, if this machine has it.
     fn userfaultfd(&self) -> String {
         let device = self.scratch.join("userfaultfd");
         let device = device.display();
@@ -149,7 +149,7 @@ impl Pod {
         )
     }
 
-    /// Makes a folder that belongs to the pod's processes, or gives them what is there.
+    /// Creates a folder owned by the pod's processes, or changes the owner of an existing file.
     pub(crate) fn own(&self, path: &Path) {
         if !path.exists() {
             fs::create_dir_all(path).unwrap();
@@ -157,18 +157,18 @@ impl Pod {
         chown(path, Some(ACCOUNT), Some(ACCOUNT)).unwrap();
     }
 
-    /// The process that listens at libvirt's socket.
+    /// Returns the process that listens on libvirt's socket.
     pub(crate) async fn libvirtd(&self) -> Pid {
         let stream = tokio::net::UnixStream::connect(self.scratch.join("run").join(SOCKET)).await;
         Pid::from_raw(stream.unwrap().peer_cred().unwrap().pid().unwrap())
     }
 
-    /// Signals libvirtd.
+    /// Sends a signal to libvirtd.
     pub(crate) async fn signal_libvirtd(&self, signal: Signal) {
         kill(self.libvirtd().await, signal).unwrap();
     }
 
-    /// Signals QEMU, which there is one of.
+    /// Sends a signal to the only QEMU of the pod.
     #[allow(dead_code, reason = "not every file of tests has a guest that it ends so")]
     pub(crate) async fn signal_qemu(&self, signal: Signal) {
         let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
@@ -182,7 +182,7 @@ impl Pod {
         kill(Pid::from_raw(pid.unwrap()), signal).unwrap();
     }
 
-    /// What libvirtd and QEMU have written.
+    /// Returns the logs of libvirtd and QEMU.
     pub(crate) fn log(&self) -> String {
         let qemu = self.scratch.join("cache/libvirt/qemu/log");
         let mut logs = vec![self.scratch.join("log")];
@@ -202,7 +202,7 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         if let Some(mut processes) = self.processes.take() {
-            // With it goes process 1, and with that all others.
+            // Its end also ends process 1 of the namespace, and thereby all others.
             let _ = processes.kill();
             let _ = processes.wait();
         }
@@ -210,7 +210,7 @@ impl Drop for Pod {
     }
 }
 
-/// Says that a test was skipped, and whether to skip it.
+/// Returns whether to skip a test, and prints that it is skipped.
 pub(crate) fn skipped(test: &str) -> bool {
     let programs = [
         "libvirtd",

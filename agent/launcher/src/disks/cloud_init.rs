@@ -1,7 +1,7 @@
 //! The files of NoCloud data, from the manifest and from Secrets.
 //!
-//! As in KubeVirt, a Secret holds user data under `userdata` or `userData` and network data under
-//! `networkdata` or `networkData`.
+//! As in KubeVirt, a Secret holds user data under `userdata` or `userData` and network data under `networkdata` or
+//! `networkData`.
 
 use std::{fs, io, path::Path};
 
@@ -10,7 +10,7 @@ use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_NETWORK, SECRET_USE
 
 use super::Refusal;
 
-/// Most of a file that is read; a Secret holds 1 MiB at most.
+/// Maximum size in bytes of a file. A Secret holds at most 1 MiB.
 const MOST: u64 = 4 * 1024 * 1024;
 
 /// The files of a NoCloud volume.
@@ -20,14 +20,14 @@ pub(crate) struct NoCloud {
     pub(crate) user_data: Vec<u8>,
     /// `meta-data`.
     pub(crate) meta_data: Vec<u8>,
-    /// `network-config`, which is left out if there is none: an empty one would mean no network.
+    /// `network-config`, which is left out if there is none: an empty file would mean no network.
     pub(crate) network_config: Option<Vec<u8>>,
 }
 
-/// The files for this data; `secrets` is where its Secrets are mounted.
+/// Returns the files for this data. `secrets` is the folder where its Secrets are mounted.
 ///
 /// # Errors
-/// If a Secret lacks the data, or the data is not what it should be.
+/// If a Secret lacks the data, or the data is invalid.
 pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal> {
     let text = |text: &Option<CloudInitText>, field, folder, keys: [&str; 2]| match text {
         None => Ok(None),
@@ -43,21 +43,21 @@ pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal
         ["networkdata", "networkData"],
     )?;
     Ok(NoCloud {
-        // A volume without the file is none to cloud-init.
+        // cloud-init ignores a volume without this file.
         user_data: user_data.unwrap_or_default(),
         meta_data: meta_data(data).into_bytes(),
         network_config,
     })
 }
 
-/// JSON is YAML, and quotes whatever a name may contain.
+/// Formats the metadata as JSON, which is valid YAML and quotes any character of a name.
 fn meta_data(data: &CloudInit) -> String {
     let text = serde_json::json!({ "instance-id": data.instance_id, "local-hostname": data.hostname });
     format!("{text}\n")
 }
 
 fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, Refusal> {
-    // Folded by whoever encoded it.
+    // The encoder may have wrapped the text into lines.
     let text: String = text.split_ascii_whitespace().collect();
     BASE64_STANDARD.decode(text).map_err(|_| Refusal::Base64(field))
 }

@@ -1,7 +1,7 @@
 //! The disk in a containerDisk's image, which is mounted read-only.
 //!
-//! As in KubeVirt's images, it is the only file in `/disk`, or where the manifest's `path` says.
-//! Links in an image lead to what they lead to in the image, never out of it.
+//! As in KubeVirt's images, it is the only file in `/disk`, or the file at the manifest's `path`. Links in an image
+//! are resolved within the image and never lead out of it.
 
 use std::{
     fs::{self, File},
@@ -20,13 +20,13 @@ use super::{Refusal, image_format};
 
 /// The folder of the disk in an image.
 const FOLDER: &str = "/disk";
-/// How a disk is opened; a pipe would otherwise let nobody go on.
+/// Flags for opening a disk. O_NONBLOCK: opening a FIFO would otherwise block.
 const READING: OFlag = OFlag::O_RDONLY.union(OFlag::O_NONBLOCK);
 
-/// Finds the disk in the image whose root is at `root`.
+/// Finds the disk in the image whose root is `root`.
 ///
 /// # Errors
-/// If there is none, or several, or one that is not to be opened.
+/// If there is no disk, or more than one, or it may not be opened.
 pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, Refusal> {
     let wanted = match path {
         Some(path) => path.to_owned(),
@@ -48,7 +48,7 @@ pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, Refu
     })
 }
 
-/// The path in the image of the only file in its folder of disks.
+/// Returns the path in the image of the only file in its disk folder.
 fn only_file(root: &Path) -> Result<String, Refusal> {
     let none = || Refusal::NoDiskInImage(FOLDER.into());
     let folder = match open_in(root, FOLDER, OFlag::O_PATH | OFlag::O_DIRECTORY) {
@@ -61,7 +61,7 @@ fn only_file(root: &Path) -> Result<String, Refusal> {
     let mut names = Vec::new();
     for entry in entries {
         let name = entry.map_err(cannot)?.file_name().to_string_lossy().into_owned();
-        // What builders leave behind is no disk.
+        // Hidden files are leftovers of image builders.
         if !name.starts_with('.') {
             names.push(name);
         }
@@ -74,7 +74,7 @@ fn only_file(root: &Path) -> Result<String, Refusal> {
     }
 }
 
-/// Opens a path as it is in the image.
+/// Opens a path, resolved within the image.
 fn open_in(root: &Path, path: &str, flags: OFlag) -> io::Result<OwnedFd> {
     let root = open(
         root,
@@ -87,7 +87,7 @@ fn open_in(root: &Path, path: &str, flags: OFlag) -> io::Result<OwnedFd> {
     Ok(openat2(root, path, how)?)
 }
 
-/// Where something that is open really is.
+/// Returns the real path of an open file.
 fn real_path(file: &impl AsRawFd) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -1,13 +1,13 @@
-//! What format an image has, found by its content, and whether it is one to open.
+//! Detection of an image's format by its content, and whether the image may be opened.
 //!
 //! ```text
 //! qcow2   0 "QFI\xfb"   4 version   8 backing file: offset   16 its length   24 virtual size
 //!        32 encryption  72 incompatible features   100 header length   then extensions
 //! ```
 //!
-//! Of qcow2 as its specification in QEMU's documents (docs/interop/qcow2.txt) has it. An image comes
-//! from anybody: one whose header names a backing file or a data file would make QEMU open that
-//! file of the pod, and is refused. Inside, nothing else of it is trusted: QEMU reads the rest.
+//! The layout of qcow2 is that of QEMU's documentation (docs/interop/qcow2.txt). An image may come from any source.
+//! If its header refers to a backing file or a data file, QEMU would open that file of the pod, so the image is
+//! refused. The rest of its content is not checked here: QEMU reads it.
 
 use std::{
     fs::File,
@@ -22,13 +22,13 @@ use super::Refusal;
 const QCOW2: &[u8; 4] = b"QFI\xfb";
 /// Incompatible feature: the data is in another file.
 const EXTERNAL_DATA: u64 = 1 << 2;
-/// How much of an image is looked at: more than any signature and the header's fixed part.
+/// How many bytes of an image are read: more than any signature and the header's fixed part.
 const HEAD: u64 = 512;
-/// What QEMU calls a sector; sizes are multiples of it.
+/// QEMU's sector size in bytes. Sizes are multiples of it.
 const SECTOR: u64 = 512;
 
-/// Images of other formats: where their signature is, what it is, what they are called. Read as raw
-/// they would be a disk of nonsense.
+/// Other formats: offset of the signature, signature, description. Read as raw, such images would be disks full of
+/// nonsense.
 const OTHERS: [(usize, &[u8], &str); 11] = [
     (0, b"KDMV", "a VMDK image"),
     (0, b"# Disk DescriptorFile", "a description of a VMDK image"),
@@ -46,16 +46,16 @@ const OTHERS: [(usize, &[u8], &str); 11] = [
 /// Format and size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Its format.
+    /// Image format.
     pub(crate) format: DiskFormat,
     /// Size that a guest sees, in bytes.
     pub(crate) virtual_size: u64,
 }
 
-/// Looks at an image.
+/// Detects the format and size of an image.
 ///
 /// # Errors
-/// If it cannot be read or is not to be opened.
+/// If it cannot be read or may not be opened.
 pub(crate) fn look(path: &Path, file: &File) -> Result<Found, Refusal> {
     let cannot = |error| Refusal::unreadable(path, error);
     let length = file.metadata().map_err(cannot)?.len();
@@ -86,7 +86,7 @@ fn read_head(mut file: &File, head: &mut Vec<u8>) -> io::Result<usize> {
     Read::by_ref(&mut file).take(HEAD).read_to_end(head)
 }
 
-/// The virtual size of a qcow2 image that needs no other file.
+/// Returns the virtual size of a qcow2 image that needs no other file.
 fn qcow2_size(head: &[u8]) -> Result<u64, Refusal> {
     const SHORT: Refusal = Refusal::DamagedImage("its header is cut off");
     let word = |at: usize| -> Option<u32> { Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?)) };

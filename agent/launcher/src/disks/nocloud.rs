@@ -1,7 +1,7 @@
-//! Writes a NoCloud volume: a FAT file system with the label `cidata`.
+//! Creation of a NoCloud volume: a FAT file system with the label `cidata`.
 //!
-//! The same files give the same bytes: the times in it are none, its serial number is fixed, and it
-//! is as large as the files need.
+//! The same files result in the same bytes: the volume contains no timestamps, its serial number is fixed, and its
+//! size depends on the files only.
 
 use std::{
     fs::OpenOptions,
@@ -14,17 +14,17 @@ use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 
 use super::{Refusal, cloud_init::NoCloud};
 
-/// By this label cloud-init knows the volume; padded as FAT wants it.
+/// The label by which cloud-init recognises the volume, padded as FAT requires.
 const LABEL: [u8; 11] = *b"cidata     ";
-/// Serial number of the volume, which nobody looks for: always the same.
+/// Serial number of the volume. It is not used, so it is constant.
 const SERIAL: u32 = 0x6472_7964;
-/// Unit of space in the file system.
+/// Allocation unit of the file system in bytes.
 const CLUSTER: u64 = 4096;
-/// Room for the file system itself: boot sector, tables, root folder.
+/// Space in bytes for the file system itself: boot sector, tables, root folder.
 const OVERHEAD: u64 = 64 * 1024;
-/// The volume's size is a multiple of this, so that it says little about its content.
+/// The volume's size is a multiple of this number of bytes, so that it reveals little about the content.
 const STEP: u64 = 1024 * 1024;
-/// Most data that is written.
+/// Maximum amount of data in bytes.
 const MOST: u64 = 8 * 1024 * 1024;
 
 /// Writes the volume to a new file that only this user can read, and returns its size in bytes.
@@ -62,7 +62,7 @@ fn sum(files: &NoCloud) -> u64 {
     parts(files).map(|(_, content)| content.len() as u64).sum()
 }
 
-/// The volume's bytes.
+/// Returns the bytes of the volume.
 pub(crate) fn volume(files: &NoCloud) -> io::Result<Vec<u8>> {
     let space: u64 = parts(files)
         .map(|(_, content)| (content.len() as u64).next_multiple_of(CLUSTER))

@@ -1,4 +1,4 @@
-//! Makes qcow2 files with qemu-img.
+//! Creation of qcow2 files with qemu-img.
 
 use std::{
     ffi::OsStr,
@@ -10,14 +10,14 @@ use drydock_api::launcher::BackingImage;
 
 use super::Refusal;
 
-/// What QEMU calls a sector; sizes are multiples of it.
+/// QEMU's sector size in bytes. Sizes are multiples of it.
 const SECTOR: u64 = 512;
 
-/// Makes a layer above a read-only image, of that size in bytes. The image's format is given, so
-/// that nobody guesses it again.
+/// Creates a layer of `size` bytes above a read-only image. The image's format is specified, so that it is not
+/// guessed again.
 ///
 /// # Errors
-/// If qemu-img does not make it.
+/// If qemu-img fails.
 pub(crate) fn overlay(path: &Path, image: &BackingImage, size: u64) -> Result<(), Refusal> {
     let size = size.to_string();
     let format = image.format.as_str();
@@ -25,10 +25,10 @@ pub(crate) fn overlay(path: &Path, image: &BackingImage, size: u64) -> Result<()
     run(arguments.map(OsStr::new), path, &size)
 }
 
-/// Makes an empty disk, and returns its size in bytes: the capacity in whole sectors.
+/// Creates an empty disk, and returns its size in bytes: the capacity, rounded up to whole sectors.
 ///
 /// # Errors
-/// If qemu-img does not make it.
+/// If qemu-img fails.
 pub(crate) fn empty(path: &Path, capacity: u64) -> Result<u64, Refusal> {
     let size = match capacity.checked_next_multiple_of(SECTOR) {
         None | Some(0) => {

@@ -1,13 +1,13 @@
-//! Why a disk is not made.
+//! Why a disk cannot be prepared.
 
 use std::{fmt, io, path::PathBuf};
 
-/// A disk that is not made.
+/// A disk that cannot be prepared.
 #[derive(Debug)]
 pub(crate) struct RefusedDisk {
-    /// Name of its volume.
+    /// Name of the volume.
     pub(crate) volume: String,
-    /// Why.
+    /// The reason.
     pub(crate) refusal: Refusal,
 }
 
@@ -22,52 +22,52 @@ impl fmt::Display for RefusedDisk {
     }
 }
 
-/// Why a disk is not made.
+/// Why a disk cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// A name that is no name of a volume.
+    /// The name is not a valid name of a volume.
     #[error("this is no name of a volume")]
     VolumeName,
-    /// An image without a disk.
+    /// The image contains no disk.
     #[error("the image has no file in {0}; a disk is expected in /disk, or where the field path says")]
     NoDiskInImage(String),
-    /// An image with several disks.
+    /// The image contains more than one disk.
     #[error("the image has several files in /disk ({0}); one is expected, or the field path has to say which")]
     SeveralDisksInImage(String),
-    /// Something that cannot be read.
+    /// A file cannot be read.
     #[error("{path} cannot be read as user {uid}")]
     Unreadable {
-        /// What.
+        /// The file.
         path: PathBuf,
-        /// As whom.
+        /// The user that tried to read it.
         uid: u32,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// Something that is neither file nor device.
+    /// The path is neither a file nor a device.
     #[error("{0} is neither a file nor a block device")]
     NotADisk(PathBuf),
-    /// A disk of no size.
+    /// The disk is empty.
     #[error("{0} is empty")]
     Empty(PathBuf),
-    /// An image of another format.
+    /// The image has an unsupported format.
     #[error("the disk is {0}; qcow2 and raw are possible")]
     Format(&'static str),
-    /// A damaged image.
+    /// The image is damaged.
     #[error("the disk begins like qcow2 but is damaged: {0}")]
     DamagedImage(&'static str),
-    /// An image that would make QEMU open other files.
+    /// The image would make QEMU open other files.
     #[error(
         "the disk names another file as its {0}, and images that do are not opened; flatten it with qemu-img convert"
     )]
     ImageNamesOtherFile(&'static str),
-    /// An image that is encrypted.
+    /// The image is encrypted.
     #[error("the disk is encrypted, and nobody gives the key")]
     EncryptedImage,
-    /// qemu-img did not do it.
+    /// qemu-img failed.
     #[error("qemu-img does not make the disk: {0}")]
     QemuImg(String),
-    /// The volume has no room.
+    /// The volume has not enough free space.
     #[error("{path} is not there, and the volume has only {free} bytes free to make it")]
     NoRoom {
         /// The disk.
@@ -75,32 +75,32 @@ pub(crate) enum Refusal {
         /// Free bytes of its volume.
         free: u64,
     },
-    /// A Secret without the data it is there for.
+    /// A Secret lacks the expected data.
     #[error("Secret {secret} of the guest's namespace has no key {keys}")]
     NoSuchKey {
         /// The Secret's name.
         secret: String,
-        /// The keys, of which it should have one.
+        /// The accepted keys, of which one is needed.
         keys: String,
     },
-    /// Data that is not text in base64.
+    /// The data is not valid base64.
     #[error("{0} is not valid base64")]
     Base64(&'static str),
-    /// More data than a disk for it holds.
+    /// There is more data than a disk for it can hold.
     #[error("cloud-init's data has {0} bytes, more than the {1} that are possible")]
     TooMuchData(u64, u64),
-    /// A disk that cannot be written.
+    /// A disk cannot be written.
     #[error("{path} cannot be made")]
     Unwritable {
-        /// What.
+        /// The disk.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
 }
 
 impl Refusal {
-    /// The stable name of the reason.
+    /// Returns the stable identifier of the reason.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::VolumeName => "InvalidVolumeName",
@@ -122,7 +122,7 @@ impl Refusal {
         }
     }
 
-    /// Something cannot be read.
+    /// Creates the refusal for a file that cannot be read.
     pub(crate) fn unreadable(path: &std::path::Path, source: io::Error) -> Self {
         Self::Unreadable {
             path: path.to_owned(),
@@ -131,7 +131,7 @@ impl Refusal {
         }
     }
 
-    /// Something cannot be written.
+    /// Creates the refusal for a file that cannot be written.
     pub(crate) fn unwritable(path: &std::path::Path, source: io::Error) -> Self {
         Self::Unwritable {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Disks as they are made by the real qemu-img, and read back by programs that are not this one.
+//! Disks prepared with the real qemu-img, and read by independent programs.
 
 use std::{
     fs,
@@ -34,7 +34,7 @@ impl Pod {
         Folders::below(self.root.path())
     }
 
-    /// A file in the image of the volume `root`.
+    /// Creates a file in the image of the volume `root`.
     fn in_image(&self, path: &str, content: &[u8]) -> std::path::PathBuf {
         let path = self.folders().image("root").join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -149,7 +149,7 @@ fn links_stay_in_the_image() {
     let link = pod.folders().image("root").join("disk/disk.img");
     symlink("/data/real.img", &link).unwrap();
     assert_eq!(Path::new(&pod.container_disk().unwrap().backing.unwrap().path), real);
-    // A file of the pod that the image has not.
+    // A file of the pod that is not in the image.
     let outside = pod.root.path().join("outside");
     fs::write(&outside, [0; 512]).unwrap();
     for target in [outside.as_path(), "../../../outside".as_ref()] {
@@ -179,7 +179,8 @@ fn images_that_name_other_files_are_refused() {
         "1M",
     ]);
     assert_eq!(pod.refusal(), "ImageNamesOtherFile");
-    // How it is encrypted is in the header; to encrypt takes qemu-img a benchmark that may fail.
+    // The encryption method is set in the header directly, because encrypting with qemu-img runs a benchmark that may
+    // fail.
     qemu_img(&["create", "-q", "-f", "qcow2", path, "1M"]);
     fs::OpenOptions::new()
         .write(true)
@@ -281,7 +282,7 @@ fn the_disk_of_an_empty_volume_is_made_as_large_as_the_volume_and_sparse() {
     let found = fs::metadata(&disk.path).unwrap();
     assert_eq!((found.len(), found.blocks()), (disk.virtual_size, 0));
     assert!(disk.virtual_size > 0 && disk.virtual_size.is_multiple_of(MIB));
-    // The next pod finds it as it is.
+    // The next pod finds the disk unchanged.
     let file = fs::OpenOptions::new().read(true).write(true).open(&disk.path).unwrap();
     file.write_all_at(b"written", 512).unwrap();
     assert_eq!(pod.prepare(DiskSource::Filesystem {}).unwrap(), disk);
@@ -309,7 +310,7 @@ fn disks_whose_content_arrives_have_the_size_that_they_had() {
     let blank = pod.prepare(DiskSource::Blank { size: 3 * MIB }).unwrap();
     assert_eq!((blank.format, blank.virtual_size), (DiskFormat::Raw, 3 * MIB));
     assert_eq!(fs::metadata(&blank.path).unwrap().len(), 3 * MIB);
-    // What is there is never written over.
+    // Existing content is never overwritten.
     assert!(pod.prepare(DiskSource::Blank { size: 3 * MIB }).is_err());
     assert_eq!(
         Pod::new().prepare(DiskSource::Blank { size: 0 }).unwrap_err().0,
@@ -395,7 +396,7 @@ fn cloud_init_finds_its_volume_and_every_byte_of_it() {
         meta,
         serde_json::json!({"instance-id": "i-1", "local-hostname": "vm: \"1\""})
     );
-    // The target of a migration makes the same again.
+    // The target of a migration creates an identical volume.
     let again = Pod::new().prepare(DiskSource::CloudInitNoCloud(data.clone()));
     let other = Pod::new();
     let other_disk = other.prepare(DiskSource::CloudInitNoCloud(data)).unwrap();

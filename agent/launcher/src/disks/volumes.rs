@@ -1,6 +1,6 @@
-//! Volumes that are disks already.
+//! Volumes that already are disks.
 //!
-//! They are raw, whatever is in them: their content is the guest's.
+//! They are raw, regardless of their content, because the guest controls the content.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,18 +14,18 @@ use nix::sys::statvfs::statvfs;
 
 use super::Refusal;
 
-/// What is left free in a volume whose disk is made here, as KubeVirt leaves it.
+/// Bytes left free in a volume whose disk is created here. The same amount as in KubeVirt.
 const RESERVE: u64 = 128 * 1024;
-/// A disk that is made has whole mebibytes, which all partitions are aligned to.
+/// The size of a created disk is a multiple of this number of bytes. Partitions are aligned to whole mebibytes.
 const ALIGNMENT: u64 = 1024 * 1024;
 
-/// The disk in a volume with a file system, and its size in bytes.
+/// Returns the disk in a volume with a file system, and its size in bytes.
 ///
-/// One that is not there is made: sparse, raw, as large as the volume has room. One of no size was
-/// not finished by whoever began to make it.
+/// A missing disk is created: sparse, raw, as large as the volume's free space allows. An empty file is treated the
+/// same way, because its creation was interrupted.
 ///
 /// # Errors
-/// If it cannot be made, or is not a file that can be written.
+/// If it cannot be created, or is not a writable file.
 pub(crate) fn file(folder: &Path) -> Result<(PathBuf, u64), Refusal> {
     let path = folder.join(DISK_FILE);
     let cannot = |error| Refusal::unwritable(&path, error);
@@ -50,10 +50,10 @@ pub(crate) fn file(folder: &Path) -> Result<(PathBuf, u64), Refusal> {
     Ok((path, size))
 }
 
-/// Makes a sparse file of that size in bytes, for content that comes from elsewhere.
+/// Creates a sparse file of `size` bytes, whose content will come from elsewhere.
 ///
 /// # Errors
-/// If there is a file already, or it cannot be made.
+/// If the file already exists, or cannot be created.
 pub(crate) fn blank(path: &Path, size: u64) -> Result<(), Refusal> {
     if size == 0 {
         return Err(Refusal::Empty(path.to_owned()));
@@ -68,7 +68,7 @@ pub(crate) fn blank(path: &Path, size: u64) -> Result<(), Refusal> {
     disk.set_len(size).map_err(cannot)
 }
 
-/// How large a disk the volume has room for.
+/// Returns the size in bytes of the largest disk that fits into the volume.
 fn room(folder: &Path, path: &Path) -> Result<u64, Refusal> {
     let volume = statvfs(folder).map_err(|error| Refusal::unreadable(folder, error.into()))?;
     let free = volume.blocks_available().saturating_mul(volume.fragment_size());
@@ -81,10 +81,10 @@ fn room(folder: &Path, path: &Path) -> Result<u64, Refusal> {
     }
 }
 
-/// The size of a block volume in bytes.
+/// Returns the size of a block volume in bytes.
 ///
 /// # Errors
-/// If it is no block device or cannot be read.
+/// If it is not a block device or cannot be read.
 pub(crate) fn device(path: &Path) -> Result<u64, Refusal> {
     let cannot = |error| Refusal::unreadable(path, error);
     let mut device = File::open(path).map_err(cannot)?;

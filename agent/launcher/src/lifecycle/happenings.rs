@@ -1,20 +1,20 @@
-//! What can happen to a launcher, and what it can do.
+//! Events and actions of a launcher.
 
 use drydock_api::launcher::Ending;
 use nix::{sys::signal::Signal, unistd::Pid};
 
 use crate::{domain_log::DomainLog, domain_state::DomainState, process_end::ProcessEnd};
 
-/// Something happened.
+/// An event.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// Time passed.
     Time,
-    /// The pod is told to end.
+    /// The pod received SIGTERM.
     ToldToEnd,
     /// The guest's liveness probe has failed: how often and why.
     Unhealthy(String),
-    /// The disks are there, or why not.
+    /// The disks are prepared, or the reason why they are not.
     Prepared(Result<(), String>),
     /// libvirtd accepts connections.
     LibvirtdListens,
@@ -22,68 +22,68 @@ pub(crate) enum Event {
     LibvirtdEnded(String),
     /// The domain has a QEMU.
     QemuStarted(Pid),
-    /// The guest stands still so that the rest of it can be moved, and its QEMU is about to be told to have ended.
+    /// The guest was paused for the final phase of its migration. The event for the end of its QEMU follows.
     Leaves,
-    /// A QEMU has ended: the guest's, or one that libvirt only asked about itself.
+    /// A QEMU has ended: the guest's, or a QEMU that libvirt only ran to probe its capabilities.
     QemuEnded(Pid, ProcessEnd),
-    /// libvirt keeps no state of the domain any more.
+    /// libvirt has removed its state of the domain.
     StateRemoved,
     /// libvirt or QEMU has written to the domain's log.
     LogWritten,
-    /// libvirt answered [`Question::State`], or why it did not.
+    /// libvirt's response to [`Question::State`], or why there is none.
     Answered(Result<DomainState, String>),
-    /// libvirt did another [`Question`], or why it did not.
+    /// libvirt has carried out another [`Question`], or why it has not.
     Done(Question, Result<(), String>),
-    /// What the guest has left behind.
+    /// The traces of a guest that has ended.
     Log(Traces),
 }
 
-/// What tells of a guest that has ended, beside libvirt and the kernel.
+/// Evidence about the end of a guest, besides libvirt's state and QEMU's exit status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traces {
-    /// What the domain's log says.
+    /// The relevant content of the domain's log.
     pub(crate) log: DomainLog,
-    /// The kernel has killed a process of the pod for memory.
+    /// The kernel's OOM killer has killed a process of the pod.
     pub(crate) out_of_memory: bool,
-    /// The node's tunnel has proof that the guest went on elsewhere.
+    /// The node's tunnel has proof that the guest continues elsewhere.
     pub(crate) has_left: bool,
 }
 
-/// Something to ask of libvirt; one at a time.
+/// A call to libvirt. There is one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// The domain's state.
+    /// Query the domain's state.
     State,
-    /// To press its power button.
+    /// Press the power button.
     PowerButton,
-    /// To destroy it.
+    /// Destroy the domain.
     Destroy,
-    /// Nothing but to answer once all that was asked before about the domain is done, whoever asked.
-    /// Only for a domain that has ended.
+    /// A call without effect, which returns once all earlier calls for the domain, from any client, are done. Only
+    /// for a domain that has ended.
     Settled,
 }
 
-/// Something to do.
+/// An action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Start libvirtd.
     StartLibvirtd,
     /// Kill libvirtd.
     KillLibvirtd,
-    /// Have libvirt find out what its QEMU can do, which its first guest would wait for.
+    /// Make libvirt probe QEMU's capabilities, so that the first guest does not have to wait for it.
     Learn,
-    /// Ask libvirt.
+    /// Make a call to libvirt.
     Ask(Question),
-    /// Forget the question that is being asked.
+    /// Ignore the call in progress.
     Abandon,
     /// Send QEMU a signal.
     SignalQemu(Pid, Signal),
-    /// Say that the pod is ready for its guest.
+    /// Report that the pod is ready for its guest.
     SayReady,
     /// Read the domain's log; [`Event::Log`] follows at once.
     ReadLog,
-    /// Tell people.
+    /// Log a message.
     Say(String),
-    /// End, with this message.
+    /// Exit with this ending.
     End(Ending),
 }

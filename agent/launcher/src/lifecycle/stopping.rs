@@ -1,4 +1,4 @@
-//! How a launcher ends its guest: because the pod is to end, or libvirt cannot be kept alive.
+//! How a launcher stops its guest: because the pod is terminated, or because libvirtd cannot be kept running.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{Action, Guest, Libvirtd, Lifecycle, POLITE, PRESS_AGAIN, PRESS_LATER
 use crate::ending::bounded;
 
 impl Lifecycle {
-    /// Steps towards the end that the pod was told of.
+    /// Takes the next steps of a requested termination.
     pub(super) fn stopping(&mut self, now: Duration, actions: &mut Vec<Action>) {
         let Some(mut stop) = self.stop else { return };
         match self.guest {
@@ -17,7 +17,7 @@ impl Lifecycle {
             Guest::Ended { .. } => {}
             Guest::Runs { .. } => {
                 let passed = now.saturating_sub(stop.since);
-                // It came up while libvirtd was being ended so that none would.
+                // The guest started while libvirtd was being stopped to prevent that.
                 let too_late = matches!(self.libvirtd, Libvirtd::Off { again: None });
                 if passed >= self.grace.give_up {
                     self.forced = true;
@@ -39,14 +39,14 @@ impl Lifecycle {
         }
     }
 
-    /// When the pod ends, whatever happens, if it is to end.
+    /// Returns when the pod ends in any case, if it is being terminated.
     pub(super) fn last_instant(&self) -> Option<Duration> {
         let grace = self.stop.map(|stop| stop.since + self.grace.give_up);
         let failure = self.given_up.map(|at| at + POLITE + POLITE / 2);
         [grace, failure].into_iter().flatten().min()
     }
 
-    /// Ends without a guest: not before libvirtd has ended, so that none can start any more.
+    /// Ends without a guest, but only after libvirtd has ended, so that no guest can start any more.
     fn close(&mut self, now: Duration, actions: &mut Vec<Action>) {
         match self.libvirtd {
             Libvirtd::Off { .. } => {

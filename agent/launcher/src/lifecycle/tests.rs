@@ -1,4 +1,4 @@
-//! The launcher's whole life as tables: what happened, when, and what follows.
+//! Tests of the launcher's lifecycle: events, their times, and the resulting actions.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use crate::{
 const QEMU: Pid = Pid::from_raw(40);
 const PROBE: Pid = Pid::from_raw(41);
 
-/// A launcher to which things happen, and what it did.
+/// A launcher in a test: receives events and records the result.
 struct Story {
     lifecycle: Lifecycle,
     now: Duration,
     log: DomainLog,
     ending: Option<(Outcome, String)>,
-    /// Whether the launcher says that the end was requested.
+    /// The `requested` field of the ending.
     requested: Option<bool>,
-    /// Whether nobody else waits for libvirt's answers.
+    /// Whether no other client waits for libvirt's responses.
     settles: bool,
 }
 
@@ -41,14 +41,14 @@ impl Story {
         }
     }
 
-    /// A guest that runs in a ready pod.
+    /// Returns a ready pod with a running guest.
     fn running(grace_seconds: u64) -> Self {
         let mut story = Self::ready(grace_seconds);
         assert_eq!(story.happens(Event::QemuStarted(QEMU)), []);
         story
     }
 
-    /// A pod that is ready.
+    /// Returns a ready pod.
     fn ready(grace_seconds: u64) -> Self {
         let mut story = Self::new(grace_seconds);
         assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
@@ -61,7 +61,7 @@ impl Story {
         story
     }
 
-    /// What is done when this happens, without what is only said, and without waiting for others.
+    /// Processes an event and returns the actions, without log messages. Does not wait for other clients of libvirt.
     fn happens(&mut self, event: Event) -> Vec<Action> {
         let mut done = Vec::new();
         for action in self.lifecycle.step(event, self.now) {
@@ -91,7 +91,7 @@ impl Story {
         self.happens(Event::Answered(Ok(state)))
     }
 
-    /// Lets time pass up to when the launcher wants to be called.
+    /// Advances time to the launcher's wake-up.
     fn wakes(&mut self) -> Vec<Action> {
         self.now = self.lifecycle.wake().expect("it waits for an instant");
         self.happens(Event::Time)
@@ -121,7 +121,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     assert_eq!(story.happens(unhealthy()), [STATE]);
     assert_eq!(story.says(DomainState::Running), [BUTTON]);
     story.happens(Event::Done(Question::PowerButton, Ok(())));
-    // Once is enough, and so is the pod's end meanwhile.
+    // A repeated failure, or SIGTERM meanwhile, changes nothing.
     assert_eq!(story.happens(unhealthy()), []);
     assert_eq!(story.happens(Event::ToldToEnd), []);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
@@ -134,7 +134,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
         "its exit code says what the message says"
     );
 
-    // A pod that is told to end first ends for that.
+    // A pod that received SIGTERM first ends for that reason.
     let mut story = Story::running(30);
     story.happens(Event::ToldToEnd);
     story.happens(unhealthy());
@@ -144,7 +144,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     story.says(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(Outcome::Shutdown));
 
-    // Of a guest that is not there, nothing can fail.
+    // Without a guest the failure is ignored.
     let mut story = Story::ready(30);
     assert_eq!(story.happens(unhealthy()), []);
     assert!(!story.lifecycle.told_to_end());
@@ -246,21 +246,21 @@ fn killed_qemu_needs_no_word_of_libvirt_unless_guest_leaves() {
         if leaves {
             story.happens(Event::Leaves);
         }
-        // libvirt hangs: it does not answer at all.
+        // libvirt hangs: it does not respond at all.
         assert_eq!(story.happens(Event::QemuEnded(QEMU, how)), [STATE]);
         assert_eq!(story.outcome(), None);
         story.wakes();
         assert!(story.outcome().is_some(), "{how}");
         assert_eq!(story.now.as_secs(), seconds, "{how}, leaves: {leaves}");
     }
-    // What else waits for libvirt is not waited for long.
+    // Other calls to libvirt are not waited for very long.
     let mut story = Story::running(30);
     story.settles = false;
     story.happens(Event::QemuEnded(QEMU, killed));
     assert_eq!(story.says(off(OffReason::Crashed)), [Action::Ask(Question::Settled)]);
     story.wakes();
     assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Crashed), 1));
-    // Its word counts if it comes.
+    // libvirt's report counts if it arrives.
     let mut story = Story::running(30);
     story.happens(Event::QemuEnded(QEMU, killed));
     story.says(off(OffReason::Migrated));
@@ -280,11 +280,11 @@ fn who_moves_the_guest_hears_of_it_before_libvirtd_ends() {
     let mut story = moved();
     story.happens(Event::Done(Question::Settled, Err("domain is not running".into())));
     assert_eq!(story.outcome(), Some(Outcome::Migrated));
-    // One that never hears of it does not keep the pod.
+    // A client that gets no response does not keep the pod alive.
     let mut story = moved();
     story.wakes();
     assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Migrated), 5));
-    // A libvirtd that is gone tells nobody anything.
+    // Clients get no more responses once libvirtd is gone.
     let mut story = moved();
     assert_eq!(story.happens(Event::LibvirtdEnded("ended".into())), [Action::Abandon]);
     assert_eq!(story.outcome(), Some(Outcome::Migrated));
@@ -305,7 +305,7 @@ fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
     assert_eq!(story.happens(Event::StateRemoved), [STATE]);
     story.says(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(Outcome::Failed));
-    // Not even libvirt's state file was seen, only that some QEMU has ended.
+    // Not even libvirt's state file was seen, only the end of a QEMU.
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(1))), [STATE]);
     story.says(off(OffReason::Destroyed));
@@ -318,7 +318,7 @@ fn a_start_that_failed_early_is_seen_by_the_log_alone() {
     assert_eq!(story.happens(Event::LogWritten), [STATE]);
     story.says(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(Outcome::Failed));
-    // A guest that runs may fill its log as it likes.
+    // A running guest may fill its log at any rate.
     let mut story = Story::running(30);
     assert_eq!(story.happens(Event::LogWritten), []);
 }
@@ -341,7 +341,7 @@ fn a_stale_word_does_not_end_a_guest_whose_qemu_lives() {
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
     story.happens(Event::QemuStarted(QEMU));
-    // The answer is from before the start.
+    // The response predates the start.
     assert_eq!(story.says(off(OffReason::Unknown)), []);
     assert_eq!(story.wakes(), [STATE]);
     assert_eq!(story.says(DomainState::Running), []);
@@ -383,7 +383,7 @@ fn a_guest_that_shuts_down_when_asked_has_shut_down() {
 
 #[test]
 fn guest_that_powers_off_before_the_button_shut_itself_down() {
-    // Before the pod is told to end, and before libvirt says that there is a guest to hear the button.
+    // Before SIGTERM, or before libvirt has confirmed that a guest is running that could react to the button.
     for told_first in [false, true] {
         let mut story = Story::running(30);
         if told_first {
@@ -433,7 +433,7 @@ fn a_destroy_that_does_not_succeed_is_done_by_hand() {
     let mut story = Story::running(0);
     story.happens(Event::ToldToEnd);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
-    // Not even that helps.
+    // Even that has no effect.
     story.wakes();
     assert_eq!(story.outcome(), Some(Outcome::Destroyed));
 }
@@ -442,7 +442,7 @@ fn a_destroy_that_does_not_succeed_is_done_by_hand() {
 fn a_question_in_flight_does_not_delay_destroying() {
     let mut story = Story::running(10);
     assert_eq!(story.happens(Event::ToldToEnd), [STATE]);
-    // virsh hangs. The second press is due, and nothing can be asked.
+    // virsh hangs. The second press is due, but no call can be made.
     assert_eq!(story.wakes(), []);
     assert_eq!(story.wakes(), [Action::Abandon, DESTROY]);
     assert_eq!(story.now.as_secs(), 8);
@@ -514,7 +514,7 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
         }
     }
     assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000]);
-    // QEMU may write what it holds.
+    // SIGTERM first, so that QEMU can flush its buffers.
     assert_eq!(steps, [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
@@ -641,7 +641,7 @@ proptest! {
         let given_up = told + Grace::divide(grace).give_up;
         story.happens(Event::ToldToEnd);
         let mut after = after.into_iter();
-        // After what happens, nothing does, but that the kernel ends a libvirtd that is killed.
+        // No further events follow, except that the kernel ends a killed libvirtd.
         for _ in 0..500 {
             if story.ending.is_some() {
                 break;
@@ -693,7 +693,7 @@ proptest! {
                 let done = story.happens(Event::ToldToEnd);
                 prop_assert!(check(&done, false));
             }
-            // Only what is asked is answered.
+            // Only responses to the call in progress are generated.
             let answers = match (&event, story.lifecycle.asking) {
                 (Event::Answered(_), asked) if asked != Some(Question::State) => continue,
                 (Event::Done(question, _), asked) if asked != Some(*question) => continue,

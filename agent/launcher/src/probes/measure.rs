@@ -1,7 +1,7 @@
-//! One probe: a connection to a port, and what comes of it.
+//! A single probe: a connection to a port, and its result.
 //!
-//! passt takes each connection, and ends it once the guest has refused it. So a TCP connection to the guest is kept for
-//! a moment: a guest that stands still has not refused it.
+//! passt accepts each connection, and closes it once the guest has refused it. So a TCP probe keeps the connection
+//! open for a moment: as long as it stays open, the guest has not refused it.
 
 use std::{
     fmt::Write as _,
@@ -23,15 +23,15 @@ use super::{
     tls,
 };
 
-/// How long a guest may take at most to refuse a TCP connection.
+/// Maximum time that a guest may take to refuse a TCP connection.
 const REFUSES_WITHIN: Duration = Duration::from_secs(1);
-/// Longest status line of a response, in bytes.
+/// Maximum length of a response's status line in bytes.
 const STATUS_LINE: u64 = 1024;
 
-/// Carries out a probe; `guest` is the pod's address, behind which passt has the guest.
+/// Carries out a probe. `guest` is the pod's address, on which passt accepts connections for the guest.
 ///
 /// # Errors
-/// For people: what failed.
+/// Returns a readable description of the failure.
 pub(super) fn measure(action: &ProbeAction, guest: Option<IpAddr>, timeout: Duration) -> Result<(), String> {
     let patience = Patience::new(timeout);
     match action {
@@ -55,7 +55,7 @@ pub(super) fn measure(action: &ProbeAction, guest: Option<IpAddr>, timeout: Dura
             let status = request
                 .send(guest, patience)
                 .map_err(|error| failure("HTTP at port", *port, &error))?;
-            // As for Kubernetes: a redirection is as good as a page.
+            // As in Kubernetes, a redirect counts as success.
             if (200..400).contains(&status) {
                 Ok(())
             } else {
@@ -95,7 +95,7 @@ fn tcp(
             "the connection was ended before anything was sent",
         )),
         Ok(_) => Ok(()),
-        // The guest has accepted it and waits for its client.
+        // The guest has accepted the connection and waits for the client.
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
         Err(error) => Err(error),
     }
@@ -111,7 +111,7 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Sends it, and returns the status of the response.
+    /// Sends the request and returns the status of the response.
     fn send(&self, guest: Option<IpAddr>, mut patience: Patience) -> io::Result<u16> {
         let address = address(self.host, self.port, guest)?;
         let text = self.text(address);
@@ -128,7 +128,8 @@ impl Request<'_> {
         }
     }
 
-    /// Its text. The kubelet's rules: a header of the manifest replaces one of the same name.
+    /// Returns the text of the request. As in the kubelet, a header of the manifest replaces a default header of the
+    /// same name.
     fn text(&self, address: SocketAddr) -> String {
         let has = |name: &str| self.headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
         let mut text = format!("GET {} HTTP/1.1\r\n", escaped(self.path));
@@ -151,7 +152,7 @@ impl Request<'_> {
     }
 }
 
-/// A path of which nothing ends its line.
+/// Escapes a path so that it cannot end the request line.
 fn escaped(path: &str) -> String {
     let mut escaped = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -194,7 +195,7 @@ fn address(host: Option<&str>, port: u16, guest: Option<IpAddr>) -> io::Result<S
     }
 }
 
-/// Connects; the stream does not wait by itself.
+/// Connects; the returned stream is non-blocking.
 fn open(address: SocketAddr, patience: &mut Patience) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet
@@ -222,9 +223,9 @@ mod tests {
     use super::*;
 
     const HERE: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
-    /// Nothing that certainly comes takes so long.
+    /// Time limit for events that certainly happen.
     const LONG: Duration = Duration::from_secs(60);
-    /// For what never comes.
+    /// Time limit for events that never happen.
     const SHORT: Duration = Duration::from_millis(200);
 
     fn listener() -> (TcpListener, u16) {
@@ -237,7 +238,7 @@ mod tests {
     fn tcp_succeeds_when_kept_or_spoken_on() {
         let (listener, port) = listener();
         let probe = |timeout| measure(&ProbeAction::Tcp { host: None, port }, HERE, timeout);
-        // The connection was not accepted yet, and was not refused.
+        // The connection has neither been accepted nor refused yet.
         probe(SHORT).unwrap();
         drop(listener.accept().unwrap());
         let server = thread::spawn(move || {
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn silent_server_fails_by_timeout() {
-        // The kernel accepts for it, and it says nothing.
+        // The kernel accepts the connection for the server, which never responds.
         let (_listener, port) = listener();
         for tls in [false, true] {
             let action = ProbeAction::Http {

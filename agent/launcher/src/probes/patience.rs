@@ -1,8 +1,8 @@
-//! How long a guest may take to respond, counted in time in which this process itself was scheduled.
+//! The time limit for a guest's response, which only counts time in which this process itself was scheduled.
 //!
-//! On a busy node this process may sleep far longer than it wanted to, and the guest beside it, in the same control
-//! group, got as little of the CPU meanwhile. So a wait is made of short ones, and each counts for no more than it was
-//! to take:
+//! On a busy node this process may sleep far longer than intended, and the guest, in the same control group, gets as
+//! little CPU time meanwhile. So a wait consists of short parts, and each part counts for no more than its intended
+//! duration:
 //!
 //! ```text
 //!  wanted      100 ms     100 ms     100 ms
@@ -21,19 +21,19 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// Longest part of a wait.
+/// Maximum length of one part of a wait.
 const PART: Duration = Duration::from_millis(100);
-/// Shortest part: the precision of `poll(2)`.
+/// Minimum length of a part: the precision of `poll(2)`.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// What is left of the time.
+/// The remaining time.
 #[derive(Debug)]
 pub(super) struct Patience {
     left: Duration,
 }
 
 impl Patience {
-    /// So much.
+    /// Creates a limit of this length.
     pub(super) fn new(left: Duration) -> Self {
         Self { left }
     }
@@ -41,7 +41,7 @@ impl Patience {
     /// Waits until `fd` is ready.
     ///
     /// # Errors
-    /// `TimedOut` if it is not in time; what the kernel says otherwise.
+    /// `TimedOut` if it is not ready in time; otherwise the kernel's error.
     pub(super) fn wait(&mut self, fd: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
         self.wait_by(|part| {
             let timeout = PollTimeout::try_from(part).unwrap_or(PollTimeout::MAX);
@@ -53,14 +53,14 @@ impl Patience {
         })
     }
 
-    /// The same by a wait for one part, which says whether it has come to an end.
+    /// Like [`Self::wait`], but calls `wait` for each part. It returns whether the wait is over.
     fn wait_by(&mut self, mut wait: impl FnMut(Duration) -> io::Result<bool>) -> io::Result<()> {
         while !self.left.is_zero() {
             let part = self.left.clamp(LEAST, PART);
             let begun = Instant::now();
             let ready = wait(part)?;
             let counts = begun.elapsed().min(part);
-            // A part that was cut short by a signal counts for what it took, and always for something.
+            // A part interrupted by a signal counts for its actual duration, and for at least `LEAST`.
             self.left = self.left.saturating_sub(if ready { counts } else { counts.max(LEAST) });
             if ready {
                 return Ok(());
@@ -70,12 +70,12 @@ impl Patience {
     }
 }
 
-/// A connection whose reads and writes wait as long as there is patience.
+/// A connection whose reads and writes block until the time limit is used up.
 #[derive(Debug)]
 pub(super) struct Patient<'a> {
-    /// It does not wait by itself.
+    /// The non-blocking stream.
     pub(super) stream: &'a TcpStream,
-    /// For all reads and writes together.
+    /// The common limit of all reads and writes.
     pub(super) patience: &'a mut Patience,
 }
 
@@ -121,7 +121,7 @@ mod tests {
         let mut parts = Vec::new();
         let timed_out = patience.wait_by(|part| {
             parts.push(part);
-            // The node is busy: it comes back late.
+            // The node is busy: the wait returns late.
             thread::sleep(part * 3);
             Ok(false)
         });

@@ -1,10 +1,10 @@
-//! When a probe of the guest is carried out, and what its results mean.
+//! When to probe the guest, and how to evaluate the results.
 //!
 //! ```text
 //!            guest may be probed          due                 result
 //!  waiting ────────────────────▶ delay ──────▶ probing ──────────────────▶ count ──threshold──▶ verdict
 //!     ▲                                          │                           │
-//!     └──────── guest stands still, leaves ──────┴── its result is void ─────┴── a run begins anew
+//!     └──────── guest is paused or leaving ──────┴── its result is void ─────┴── counting restarts
 //! ```
 
 use std::{fmt, time::Duration};
@@ -13,18 +13,18 @@ use drydock_api::launcher::GuestProbe;
 
 use crate::guest_activity::GuestActivity;
 
-/// What a probe is for.
+/// The purpose of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The guest is ended when it fails.
+    /// The guest is stopped when the probe fails.
     Liveness,
-    /// Services do not send to the guest while it fails.
+    /// Services do not route traffic to the guest while the probe fails.
     Readiness,
 }
 
 impl Kind {
-    /// A guest that stands still can respond to nothing. While it moves it may be slowed down as far as its migration
-    /// takes, which is no reason to end it; whether it can serve is a question all the same.
+    /// Returns whether to probe a guest with this activity. A paused guest cannot respond. During a migration it may
+    /// be throttled to any degree, which is no reason to stop it, but its readiness still matters.
     fn may_probe(self, activity: GuestActivity) -> bool {
         match activity {
             GuestActivity::Absent | GuestActivity::Still | GuestActivity::Leaving => false,
@@ -43,16 +43,16 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A change of what a probe says of the guest.
+/// A changed result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It succeeds.
+    /// The probe succeeds.
     Succeeds,
-    /// It fails: how often in a row, and why the last time.
+    /// The probe fails.
     Fails {
-        /// How often in a row.
+        /// Number of consecutive failures.
         times: u32,
-        /// Why.
+        /// Reason of the last failure.
         why: String,
     },
 }
@@ -67,16 +67,16 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A probe, and how it has gone so far. Time is counted from the launcher's start.
+/// A probe and its state. Times are relative to the launcher's start.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     kind: Kind,
     probe: GuestProbe,
     activity: GuestActivity,
-    /// When the next one is due; `None` before the guest has run here.
+    /// When the next probe is due; `None` until the guest runs here.
     next: Option<Duration>,
     probing: bool,
-    /// The guest stood still since the probe that is under way was begun.
+    /// Whether the guest was paused since the current probe was started.
     void: bool,
     successes: u32,
     failures: u32,
@@ -84,7 +84,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// A probe of a guest that has not been seen yet.
+    /// Creates the schedule for a guest that has not been seen yet.
     pub(crate) fn new(kind: Kind, probe: GuestProbe) -> Self {
         Self {
             kind,
@@ -99,17 +99,17 @@ impl Schedule {
         }
     }
 
-    /// What it is for.
+    /// Returns the purpose of the probe.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The probe.
+    /// Returns the probe.
     pub(crate) fn probe(&self) -> &GuestProbe {
         &self.probe
     }
 
-    /// Takes in what the guest does now.
+    /// Updates the guest's current activity.
     pub(crate) fn observe(&mut self, activity: GuestActivity, now: Duration) {
         self.activity = activity;
         if !self.kind.may_probe(activity) {
@@ -121,7 +121,7 @@ impl Schedule {
         }
     }
 
-    /// Whether a probe is to be begun now. It is under way then, until [`Self::result`].
+    /// Returns whether to start a probe now. If so, it counts as running until [`Self::result`].
     pub(crate) fn begins(&mut self, now: Duration) -> bool {
         let due = self.wake().is_some_and(|next| next <= now);
         if due {
@@ -131,7 +131,8 @@ impl Schedule {
         due
     }
 
-    /// Takes in the result of the probe that was under way; `None` if it could not be carried out.
+    /// Records the result of the running probe; `None` if the probe could not be carried out. Returns the verdict if
+    /// it has changed.
     pub(crate) fn result(&mut self, result: Option<Result<(), String>>) -> Option<Verdict> {
         self.probing = false;
         if std::mem::take(&mut self.void) {
@@ -162,7 +163,7 @@ impl Schedule {
         }
     }
 
-    /// When [`Self::begins`] is to be called.
+    /// Returns when to call [`Self::begins`].
     pub(crate) fn wake(&self) -> Option<Duration> {
         self.next
             .filter(|_| !self.probing && self.kind.may_probe(self.activity))
@@ -214,7 +215,7 @@ mod tests {
     fn probe_waits_for_guest_then_delay_then_period() {
         for kind in [Kind::Liveness, Kind::Readiness] {
             let mut schedule = schedule(kind);
-            // The target of a migration, for as long as it takes.
+            // The target of a migration, for its whole duration.
             for activity in [Absent, Still, Leaving] {
                 schedule.observe(activity, at(1));
                 assert_eq!(schedule.wake(), None, "{activity:?}");
@@ -242,7 +243,7 @@ mod tests {
             (ok(), None),
             (refused(), None),
             (refused(), None),
-            // It was not carried out.
+            // The probe was not carried out.
             (None, None),
             (refused(), fails(3)),
             (refused(), None),
@@ -288,7 +289,7 @@ mod tests {
             assert_eq!(schedule.wake().is_some(), probed, "{kind:?}");
             schedule.observe(Still, at(40));
             assert_eq!(schedule.wake(), None, "{kind:?}");
-            // It stayed.
+            // The guest did not migrate after all.
             schedule.observe(Running, at(50));
             assert_eq!(schedule.wake(), Some(at(30)), "{kind:?}");
         }

@@ -1,5 +1,5 @@
-//! TLS for probes, which takes whatever certificate there is, as the kubelet does: it finds out whether a server
-//! responds, and sends it nothing that others may not read.
+//! TLS for probes. Like the kubelet, it accepts any certificate: a probe only checks whether a server responds, and
+//! sends nothing confidential.
 
 use std::{io, net::IpAddr, sync::Arc};
 
@@ -10,10 +10,10 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-/// A session with the server at an address.
+/// Creates a session with the server at an address.
 ///
 /// # Errors
-/// If its name is none.
+/// If the TLS session cannot be created.
 pub(super) fn session(host: Option<&str>, address: IpAddr) -> io::Result<ClientConnection> {
     let name = host
         .and_then(|host| ServerName::try_from(host.to_owned()).ok())
@@ -28,7 +28,7 @@ pub(super) fn session(host: Option<&str>, address: IpAddr) -> io::Result<ClientC
     ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)
 }
 
-/// Takes any certificate whose key the server has.
+/// Accepts any certificate whose private key the server has.
 #[derive(Debug)]
 struct Any(Arc<CryptoProvider>);
 

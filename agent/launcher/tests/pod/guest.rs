@@ -1,7 +1,7 @@
-//! A guest that fits in a boot sector: it writes to its serial port, ticks, and heeds its power
-//! button. So it needs no kernel and boots in half a second without KVM.
+//! A guest that fits in a boot sector: it writes to its serial port, ticks, and reacts to its power button. So it
+//! needs no kernel and boots in half a second without KVM.
 
-/// Its machine code, loaded at 0x7c00; text follows it: `tick`, `bye`, and what it says first.
+/// Its machine code, loaded at 0x7c00, followed by its texts: `tick`, `bye`, and the greeting.
 #[rustfmt::skip]
 const CODE: [u8; 79] = [
     0x31, 0xc0,             // 00       xor ax, ax
@@ -18,13 +18,13 @@ const CODE: [u8; 79] = [
     0x75, 0x06,             // 17       jnz BUTTON
     0xbe, 0x4f, 0x7c,       // 19       mov si, TICK
     0xe8, 0x18, 0x00,       // 1c       call PRINT
-    0xba, 0x00, 0x06,       // 1f BUTTON: mov dx, 0x600     the register of events that came
+    0xba, 0x00, 0x06,       // 1f BUTTON: mov dx, 0x600     the register of pending events
     0xed,                   // 22       in ax, dx
     0xf6, 0xc4, 0x01,       // 23       test ah, 1
     0x74, 0xea,             // 26       jz WAIT
     0xbe, 0x56, 0x7c,       // 28       mov si, BYE
     0xe8, 0x09, 0x00,       // 2b       call PRINT
-    0xba, 0x04, 0x06,       // 2e       mov dx, 0x604       the register of power
+    0xba, 0x04, 0x06,       // 2e       mov dx, 0x604       the power register
     0xb8, 0x00, 0x20,       // 31       mov ax, 0x2000      off
     0xef,                   // 34       out dx, ax
     0xeb, 0xdb,             // 35       jmp WAIT
@@ -42,19 +42,19 @@ const CODE: [u8; 79] = [
     0xeb, 0xe9,             // 4c       jmp PRINT
     0xc3,                   // 4e DONE: ret
 ];
-/// Where in the code it says which events it wants to hear of.
+/// Offset of the mask of enabled events in the code.
 const EVENTS: usize = 0x0f;
 
-/// How a guest is.
+/// The behaviour of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manners {
-    /// What it says first.
+    /// The greeting, printed first.
     pub(crate) hello: &'static str,
-    /// Whether it hears its power button.
+    /// Whether it reacts to its power button.
     pub(crate) hears: bool,
 }
 
-/// The guest's disk.
+/// Returns the guest's disk.
 pub(crate) fn disk(manners: Manners) -> Vec<u8> {
     let mut code = CODE;
     if !manners.hears {

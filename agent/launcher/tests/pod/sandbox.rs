@@ -1,4 +1,4 @@
-//! A launcher with folders of its own, as a pod gives it, and what an agent does with it.
+//! A launcher with folders of its own, like in a pod, and the operations of an agent.
 
 use std::{
     ffi::OsString,
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use super::guest::{Manners, disk};
 
-/// Nothing here takes so long; a test that waits longer has failed.
+/// Time limit for every wait; a test that waits longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A launcher and its folders.
@@ -29,11 +29,11 @@ pub(crate) struct Sandbox {
     root: TempDir,
     launcher: Child,
     lines: Receiver<String>,
-    /// All lines so far.
+    /// All lines read so far.
     pub(crate) seen: Vec<String>,
 }
 
-/// The user that a launcher is here: libvirt has sessions for all users but root.
+/// Returns the user for the launcher. libvirt has sessions for all users but root.
 fn unprivileged() -> Option<User> {
     geteuid()
         .is_root()
@@ -47,7 +47,7 @@ fn give_away(path: &Path) {
 }
 
 impl Sandbox {
-    /// Starts a launcher for a guest whose boot disk, a containerDisk, is one with these manners.
+    /// Starts a launcher for a guest with this behaviour, booted from a containerDisk.
     pub(crate) fn start(manners: Manners, grace_period_seconds: u64) -> Self {
         Self::start_with(&disk(manners), grace_period_seconds)
     }
@@ -57,12 +57,12 @@ impl Sandbox {
         Self::start_on(&[], image, grace_period_seconds)
     }
 
-    /// Starts a launcher on a node that knows this of its QEMU: names of files and what is in them.
+    /// Starts a launcher on a node with these QEMU capabilities: file names and contents.
     pub(crate) fn start_on(known: &[(OsString, Vec<u8>)], image: &[u8], grace_period_seconds: u64) -> Self {
         Self::start_probing(GuestProbes::default(), known, image, grace_period_seconds)
     }
 
-    /// The same with probes of its guest.
+    /// Like [`Self::start_on`], with probes of its guest.
     pub(crate) fn start_probing(
         probes: GuestProbes,
         known: &[(OsString, Vec<u8>)],
@@ -94,9 +94,10 @@ impl Sandbox {
             }],
             probes,
         };
-        // Where it was built, not everybody may look.
+        // Copied, because not every user may access the build folder.
         let program = root.path().join("drydock-launcher");
-        // By another process: what this one has open for writing, a child of another test inherits.
+        // Copied by another process, because a child of another test would inherit a descriptor that is open for
+        // writing.
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_drydock-launcher"))
             .arg(&program)
@@ -132,7 +133,7 @@ impl Sandbox {
         self.root.path().join(path)
     }
 
-    /// Waits for a line that contains this, and forgets those before it.
+    /// Waits for a line that contains this text, skipping earlier lines.
     pub(crate) fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -148,18 +149,18 @@ impl Sandbox {
         }
     }
 
-    /// Waits until the pod is ready, and says with which disks.
+    /// Waits until the pod is ready, and returns the content of its ready file.
     pub(crate) fn ready(&mut self) -> Ready {
         self.expect("launcher: ready for the guest");
         self.ready_file()
     }
 
-    /// What it says in its file.
+    /// Returns the content of the ready file.
     pub(crate) fn ready_file(&self) -> Ready {
         serde_json::from_slice(&fs::read(self.path("run/drydock/ready.json")).unwrap()).unwrap()
     }
 
-    /// What an agent does once the pod is ready: defines the domain.
+    /// Defines the domain once the pod is ready, like an agent.
     pub(crate) fn define(&mut self) {
         let ready = self.ready();
         let disk = &ready.disks[0];
@@ -191,7 +192,7 @@ impl Sandbox {
         self.expect("guest: tick");
     }
 
-    /// Asks this pod's libvirt.
+    /// Runs virsh with this pod's libvirt.
     pub(crate) fn virsh(&self, arguments: &[&str]) -> String {
         let output = self.try_virsh(arguments);
         assert!(
@@ -202,7 +203,7 @@ impl Sandbox {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The same, if it may fail.
+    /// Like [`Self::virsh`], but may fail.
     pub(crate) fn try_virsh(&self, arguments: &[&str]) -> Output {
         Command::new("virsh")
             .args(["--quiet", "--connect", &self.uri()])
@@ -212,18 +213,18 @@ impl Sandbox {
             .expect("virsh")
     }
 
-    /// This pod's libvirt, for others on this machine.
+    /// Returns the URI of this pod's libvirt, for other programs on this machine.
     pub(crate) fn uri(&self) -> String {
         let socket = self.path("run/drydock/libvirt/libvirt-sock");
         format!("qemu+unix:///session?socket={}", socket.display())
     }
 
-    /// Tells the pod to end.
+    /// Sends SIGTERM to the launcher.
     pub(crate) fn tell_to_end(&self) {
         kill(Pid::from_raw(self.launcher.id().cast_signed()), Signal::SIGTERM).unwrap();
     }
 
-    /// The process of this name that the launcher has as a child.
+    /// Returns the launcher's child process with this name.
     pub(crate) fn child(&self, name: &str) -> Pid {
         let launcher = self.launcher.id();
         let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
@@ -239,12 +240,12 @@ impl Sandbox {
             )
     }
 
-    /// Kills that process.
+    /// Kills the child process with this name.
     pub(crate) fn kill(&self, name: &str) {
         kill(self.child(name), Signal::SIGKILL).unwrap();
     }
 
-    /// Waits for the launcher's end: how the guest ended, and the exit code.
+    /// Waits until the launcher exits, and returns the guest's ending and the exit code.
     pub(crate) fn ended(&mut self) -> (Ending, i32) {
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
             self.seen.push(line);
@@ -257,7 +258,7 @@ impl Sandbox {
 }
 
 impl Drop for Sandbox {
-    /// Leaves nothing running if a test has failed: what the launcher left is told by its folder.
+    /// Leaves nothing running if a test has failed: the launcher's leftovers are recognised by their folder.
     fn drop(&mut self) {
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
@@ -286,7 +287,7 @@ fn contains(all: &[u8], part: &[u8]) -> bool {
 fn read_lines(from: impl Read + Send + 'static, to: Sender<String>) {
     thread::spawn(move || {
         for line in BufReader::new(from).lines() {
-            // A test that has what it wants no longer listens.
+            // The test no longer receives lines once it has what it needs.
             let Ok(line) = line else { return };
             if to.send(line).is_err() {
                 return;

@@ -10,7 +10,7 @@ use super::*;
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-/// A pod with a gate that is open, shut, or was never set.
+/// Returns a pod whose gate is open, closed, or was never set.
 fn pod(version: u64, gate: Option<bool>) -> Pod {
     let gate = gate.map(|open| PodCondition {
         type_: GUEST_RUNNING.into(),
@@ -38,7 +38,7 @@ fn pod(version: u64, gate: Option<bool>) -> Pod {
     }
 }
 
-/// Gates of one pod, as the watch shows it, and the API server.
+/// Creates the gates of one pod, as the watch shows it, with a fake API server.
 fn gates(shown: Pod) -> (Gates, ApiServer) {
     let (client, server) = api_server();
     (
@@ -47,7 +47,7 @@ fn gates(shown: Pod) -> (Gates, ApiServer) {
     )
 }
 
-/// What the next request wants the gate to be; it is answered with the pod as it is then, or refused.
+/// Returns the gate's status in the next request, and responds with the pod as it is then, or with an error.
 async fn answered(server: &mut ApiServer, answer: Result<Pod, (u16, &str)>) -> String {
     let asked = server.asked().await;
     assert_eq!(asked.method, Method::PATCH);
@@ -62,7 +62,7 @@ async fn answered(server: &mut ApiServer, answer: Result<Pod, (u16, &str)>) -> S
     wanted["status"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Fails if the API server is asked meanwhile.
+/// Fails if there is a request to the API server meanwhile.
 async fn unasked<T>(server: &mut ApiServer, work: impl Future<Output = T>) -> T {
     let work = std::pin::pin!(work);
     tokio::select! {
@@ -89,12 +89,12 @@ async fn what_was_written_counts_until_the_watch_has_shown_it() {
     let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, Ok(pod(7, Some(true)))));
     set.expect("it is opened");
     assert_eq!(wanted, "True");
-    // The watch shows still that it is shut.
+    // The watch still shows it as closed.
     unasked(&mut server, gates.set(UID, true)).await.expect("it is open");
     let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, Ok(pod(8, Some(false)))));
     set.expect("it is shut");
     assert_eq!(wanted, "False");
-    // Somebody else has opened it since.
+    // Another client has opened it since.
     let gates = Gates {
         pods: gates.pods.showing([pod(9, Some(true))]),
         ..gates

@@ -1,4 +1,4 @@
-//! The end of a guest whose Node object was deleted while this agent lives.
+//! Ends a guest whose Node object was deleted while this agent is alive.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ use super::{GuestTask, READY_BYTES, Then, Trouble};
 use crate::{folder_watch::FolderWatch, guests::report::tell};
 
 impl GuestTask {
-    /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when it was
-    /// confirmed that the Node is deleted.
+    /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when the deletion
+    /// of the Node was confirmed.
     pub(super) async fn end_with_node(&mut self, pod_uid: &str, since: clock::Instant) -> Result<Then, Trouble> {
         let instance = self.instance();
         if is_reported(&instance, pod_uid) {
@@ -37,7 +37,7 @@ impl GuestTask {
         let folder = PodFolder::new(&kubelet, pod_uid, RUN_VOLUME)?;
         match folder.read(READY_FILE, READY_BYTES) {
             Ok(_) => {}
-            // No guest was started where no libvirt was ready, and none is started once this is reported.
+            // Without a ready libvirt no guest was started, and none is started after this report.
             Err(FolderError::NotThere { .. }) if is_empty(&instance, &kubelet, pod_uid) => {
                 self.report_end(pod_uid).await;
                 return Ok(Then::OnChange);
@@ -81,7 +81,7 @@ impl GuestTask {
                         self.announce(&instance, &vmi);
                     }
                     pressed = Some(passed);
-                    // It is pressed again, and the guest destroyed at last.
+                    // After a failure, the button is pressed again, and the guest is finally destroyed.
                     if let Err(error) = handle.shutdown(ShutdownBy::PowerButton).await {
                         warn!(vmi, error = %chain(&error), "libvirt did not press the guest's power button");
                     }
@@ -115,7 +115,7 @@ impl GuestTask {
         }
     }
 
-    /// Reports that no guest is in a pod any more, and none comes.
+    /// Reports that a pod has no guest any more and gets none.
     pub(super) async fn report_end(&mut self, pod_uid: &str) {
         let instance = self.instance();
         let before = instance.status.clone().unwrap_or_default();
@@ -132,7 +132,7 @@ impl GuestTask {
     }
 }
 
-/// The guest as libvirt has it.
+/// Returns the state of the guest according to libvirt.
 async fn guest(handle: &DomainHandle) -> Result<Guest, CallError> {
     let state = match handle.state().await {
         Ok(state) => state,
@@ -157,15 +157,15 @@ fn is_reported(instance: &VirtualMachineInstance, pod_uid: &str) -> bool {
     drydock.is_some_and(|drydock| drydock.ended_pods.iter().any(|uid| uid == pod_uid))
 }
 
-/// Whether no guest can be in a pod whose launcher has not left word that it was ever ready: nothing was started in
-/// it, or the kubelet has taken its folder away, which it does when its containers have ended.
+/// Returns whether no guest can be in a pod whose launcher never reported to be ready: nothing was started in it, or
+/// the kubelet has removed its folder, which it does after the pod's containers have ended.
 fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) -> bool {
     let phase = instance.status.as_ref().and_then(|status| status.phase);
     let pods = kubelet.join("pods");
     pods.is_dir() && (phase.unwrap_or_default() < Phase::Running || !pods.join(pod_uid).exists())
 }
 
-/// Waits until the kubelet has taken a pod's folder away.
+/// Waits until the kubelet has removed a pod's folder.
 pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), Trouble> {
     let pods = kubelet.join("pods");
     let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(Trouble::Watch)?;

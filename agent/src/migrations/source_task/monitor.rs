@@ -1,4 +1,4 @@
-//! How a guest that moves is measured, and what is done so that its migration ends.
+//! Measures a guest that moves, and acts so that its migration ends.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
@@ -17,7 +17,7 @@ use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds,
 use crate::migrations::progress::{measured, sample};
 
 impl SourceTask {
-    /// Measures a guest that moves, and does what is needed so that it ends.
+    /// Measures a guest that moves, and executes what the monitor decides so that the migration ends.
     pub(super) async fn measure(
         &mut self,
         handle: &DomainHandle,
@@ -41,7 +41,7 @@ impl SourceTask {
         let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
         let sample = sample(info, paused, self.switched);
         if self.monitor.is_none() {
-            // A guest that its user has paused changes nothing, and would go on by being switched.
+            // A guest that its user has paused dirties no memory, and a switch would resume it.
             let post_copy = self.may_be_switched(migration) && !by_user;
             self.monitor = Limits::new(&configuration, sample.data_total)
                 .map(|limits| Limits { post_copy, ..limits })
@@ -70,7 +70,7 @@ impl SourceTask {
                     Ok(()) => handle.suspend().await,
                     Err(_) => Ok(()),
                 },
-                // Nothing could be given up after that.
+                // After the switch, the migration could no longer be given up.
                 Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
                 Act::StartPostCopy => handle.start_post_copy().await,
                 Act::Abort => {
@@ -97,7 +97,7 @@ impl SourceTask {
         if !worth_writing(self.progress.as_ref(), &written) {
             return;
         }
-        // A migration that is over within seconds needs no word of its progress.
+        // A migration that is over within seconds needs no progress report.
         let first = self.progress.is_none();
         self.progress = Some(written.clone());
         if first {
@@ -119,7 +119,8 @@ impl SourceTask {
         }
     }
 
-    /// Says how the guest moves, before it is so: a new agent must know who has paused it.
+    /// Writes the mode of the migration before it changes: a new agent must know whether an agent has paused the
+    /// guest.
     async fn write_mode(
         &mut self,
         migration: &VirtualMachineInstanceMigration,

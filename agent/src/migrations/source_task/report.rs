@@ -1,4 +1,4 @@
-//! What a source says of itself: how far it is, and why its guest has stayed.
+//! Reports of the source on the object: its state, and why its guest has stayed.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
@@ -17,7 +17,7 @@ use super::{SourceTask, Trouble, is_paused_to_move, status_patch};
 use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
-    /// Says how far the source is.
+    /// Reports the state of the source.
     pub(super) async fn say(
         &mut self,
         state: SourceState,
@@ -38,11 +38,11 @@ impl SourceTask {
         match state {
             SourceState::Migrating => {
                 let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
-                // The session is there: this only tells its fingerprint.
+                // The session exists: this call only returns its fingerprint.
                 side.fingerprint = Some(session.tunnel.prepare(super::session(migration)).await?.fingerprint);
                 side.start_timestamp = Some(whole_seconds(clock::now()).0);
                 side.mode = Some(MigrationMode::PreCopy);
-                // Also if no answer comes: libvirt has not been asked.
+                // Set even if the write fails without a response: libvirt has not been called.
                 self.call = Call::Due;
             }
             SourceState::Stayed => {
@@ -70,7 +70,7 @@ impl SourceTask {
                 let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
                 status_patch::record_event(&self.shared.events, migration, Severity::Warning, "Migrated", note);
             }
-            // A guest of which a part was lost has moved nowhere.
+            // A guest of which a part was lost has not migrated.
             SourceState::Stopped | SourceState::HandedOver if !status_patch::that_post_copy_is_broken(migration) => {
                 let target = migration
                     .status
@@ -86,7 +86,7 @@ impl SourceTask {
         Ok(())
     }
 
-    /// A guest that was paused so that it could move goes on where it stays.
+    /// Resumes a guest that was paused so that it could move, and now stays.
     async fn resume_if_paused_to_move(
         &self,
         migration: &VirtualMachineInstanceMigration,
@@ -100,7 +100,7 @@ impl SourceTask {
         Ok(())
     }
 
-    /// Why this side's tunnel has ended the session by itself, if it has.
+    /// Returns why this side's tunnel has ended the session by itself, if it has.
     fn why_session_ended(&self, uid: &str) -> Option<(String, String)> {
         let state = self.tunnels.session(uid)?.state;
         let reason = state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
@@ -113,7 +113,7 @@ impl SourceTask {
         before: Option<SourceState>,
     ) -> (&'static str, String) {
         let record = Record::of(migration);
-        // What its target says once its guest is ended there may have come back as an abort since.
+        // The target's report that its guest was ended may have come back as an abort meanwhile.
         if let Some(own) = self.failure.as_ref().filter(|failure| is_given_up_for(failure.reason)) {
             return (own.reason, own.message.clone());
         }

@@ -1,4 +1,4 @@
-//! How the call is made by which the guest moves.
+//! The libvirt call that moves the guest.
 
 use drydock_api::{
     kubevirt::VirtualMachineInstanceMigration,
@@ -16,7 +16,7 @@ use tracing::info;
 use super::{SourceTask, configuration, milliseconds, status_patch};
 
 impl SourceTask {
-    /// Has libvirt move the guest. The call lasts as long as that.
+    /// Starts the libvirt call that moves the guest. The call lasts as long as the migration.
     pub(super) async fn start(&mut self, migration: &VirtualMachineInstanceMigration, handle: DomainHandle) {
         let status = migration.status.clone().unwrap_or_default();
         let guest = status.guest.unwrap_or_default();
@@ -35,7 +35,7 @@ impl SourceTask {
                     CopiedContent::Whole
                 },
             }),
-            // libvirt counts in MiB/s; less than one is one.
+            // libvirt's unit is MiB/s; smaller values are rounded up to 1.
             bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
             auto_converge: configuration.allow_auto_converge.unwrap_or(false),
             post_copy: self.may_be_switched(migration),
@@ -59,8 +59,8 @@ impl SourceTask {
         self.moving.spawn(async move { handle.migrate(how).await });
     }
 
-    /// Whether the guest may be switched to post-copy: it is allowed, its target can take it so, and the tunnel
-    /// sees to it that a guest that was not switched arrives paused.
+    /// Returns whether the guest may be switched to post-copy: the configuration allows it, its target supports it,
+    /// and the tunnel ensures that a guest that was not switched arrives paused.
     pub(super) fn may_be_switched(&self, migration: &VirtualMachineInstanceMigration) -> bool {
         let status = migration.status.clone().unwrap_or_default();
         let configuration = configuration(status.migration_state.as_ref());

@@ -6,7 +6,7 @@ use drydock_host::rpc::{
 
 use super::{CALL, FinalReply, REPLY};
 
-/// A message of the domains' program.
+/// Returns a message of the program for domains.
 fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
     words([PROGRAM, VERSION, procedure, kind, serial, status], body)
 }
@@ -29,7 +29,7 @@ fn reply(serial: u32) -> Vec<u8> {
     message(306, REPLY, serial, 0, b"a domain")
 }
 
-/// Whether the reply was seen, of messages by direction: `true` goes to the target.
+/// Returns whether the reply was seen. Each message has its direction: `true` is to the target.
 fn proves(messages: &[(bool, Vec<u8>)]) -> bool {
     let mut follows = FinalReply::default();
     let mut came = false;
@@ -188,7 +188,7 @@ fn what_is_no_message_proves_nothing_ever_after() {
     }
 }
 
-/// Cuts bytes at some places.
+/// Splits bytes at the given places.
 fn pieces<'a>(bytes: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
     let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
     places.extend([0, bytes.len()]);
@@ -245,7 +245,7 @@ proptest! {
     fn garbage_proves_nothing(calls in vec(any::<u8>(), 0..200), replies in vec(any::<u8>(), 0..200)) {
         prop_assert!(!proves(&[(true, calls.clone()), (false, replies.clone())]));
         prop_assert!(!proves(&[(true, finish(9, 0)), (false, replies)]));
-        // One more byte in front of a message, and it is none.
+        // With one more byte in front, it is not a message.
         prop_assert!(!proves(&[(true, [&[1], &finish(9, 0)[..]].concat()), (false, reply(9))]));
     }
 }

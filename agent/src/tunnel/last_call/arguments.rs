@@ -1,25 +1,25 @@
-//! Where the flags are in the arguments of a migration's last call.
+//! Finds the flags in the arguments of a migration's last call.
 //!
-//! The arguments are walked from their begin, as the other libvirtd decodes them (XDR, RFC 4506; the structures
-//! are those of libvirt's `remote_protocol.x`), and must end where they are said to: only so it is certain that
-//! what is taken for the flags here is taken for them there.
+//! The arguments are parsed from the start, as the other libvirtd decodes them (XDR, RFC 4506; the structures are
+//! those of libvirt's `remote_protocol.x`), and must end exactly at the end of the body. Only this ensures that both
+//! sides read the flags from the same place.
 
-/// Most parameters of a call (`REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX`).
+/// Maximum number of parameters of a call (`REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX`).
 const MOST_PARAMETERS: u32 = 64;
 
-/// Flags of a last call, and whether it ends a migration that has failed.
+/// Flags of a last call, and whether the call ends a migration that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     /// Offset of the low 32 bits of the flags in the body.
     pub(super) flags_at: usize,
     /// The low 32 bits of the flags.
     pub(super) flags: u32,
-    /// The migration has failed.
+    /// Whether the migration has failed.
     pub(super) cancelled: bool,
 }
 
-/// The decision in the body of a call of `procedure`, one of [`super::LAST_CALLS`]; `None` if its arguments
-/// are not the ones of that procedure.
+/// Returns the decision in the body of a call of `procedure`, one of [`super::LAST_CALLS`]; `None` if the arguments
+/// do not match that procedure.
 pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<Decision> {
     let mut arguments = Arguments { body, at: 0 };
     match procedure {
@@ -73,13 +73,13 @@ impl Arguments<'_> {
         Some(u32::from_be_bytes(*bytes))
     }
 
-    /// A string, or bytes: their length, and then they themselves, filled up to a multiple of 4.
+    /// A string or bytes: their length, then the content, padded to a multiple of 4.
     fn opaque(&mut self) -> Option<()> {
         let length = usize::try_from(self.word()?).ok()?;
         self.skip(length.checked_next_multiple_of(4)?)
     }
 
-    /// A string that may be missing.
+    /// An optional string.
     fn optional(&mut self) -> Option<()> {
         match self.word()? {
             0 => Some(()),
@@ -88,7 +88,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// The value of a parameter, by its type (`virTypedParameterType`).
+    /// The value of a parameter, preceded by its type (`virTypedParameterType`).
     fn value(&mut self) -> Option<()> {
         match self.word()? {
             // int, unsigned int, boolean

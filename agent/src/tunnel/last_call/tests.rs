@@ -5,7 +5,7 @@ use crate::tunnel::final_reply::LAST_CALLS;
 
 const POST_COPY: u32 = 1 << 15;
 
-/// What libvirts sent that moved a guest; `agent/host/testdata/README.md` describes these.
+/// Calls that libvirts sent while they moved a guest; `agent/host/testdata/README.md` describes them.
 const RECORDED: [(&str, &[u8], bool); 4] = [
     (
         "bookworm-paused",
@@ -46,7 +46,7 @@ fn message(header: Header, body: &[u8]) -> Vec<u8> {
     [&Header { length, ..header }.to_bytes()[..], body].concat()
 }
 
-/// Bytes with their length, as XDR has them.
+/// Encodes bytes with their length, as in XDR.
 fn opaque(bytes: &[u8]) -> Vec<u8> {
     let mut all = u32::try_from(bytes.len()).unwrap().to_be_bytes().to_vec();
     all.extend_from_slice(bytes);
@@ -58,7 +58,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// A last call as libvirt makes it, with a cookie of this length.
+/// Returns a last call as libvirt makes it, with a cookie of this length.
 fn last_call(procedure: u32, cookie: usize, flags: u32, cancelled: u32) -> Vec<u8> {
     let cookie = opaque(&vec![b'c'; cookie]);
     let before = match procedure {
@@ -86,8 +86,8 @@ fn last_call(procedure: u32, cookie: usize, flags: u32, cancelled: u32) -> Vec<u
     message(header(procedure, CALL), &[before, words(&[flags, cancelled])].concat())
 }
 
-/// What comes out when pieces of this size go in, and the guest is so whenever that is asked; how often that is; and
-/// why the session ends, if it does.
+/// Feeds pieces of this size, with `guest` as the result of each query of the guest's state. Returns the output, the
+/// number of queries, and why the session ends, if it does.
 fn carried(bytes: &[u8], piece: usize, guest: GuestLeft) -> (Vec<u8>, usize, Option<NotUnderstood>) {
     let (mut calls, mut out, mut asked) = (LastCalls::default(), Vec::new(), 0);
     for bytes in bytes.chunks(piece) {
@@ -121,7 +121,7 @@ fn a_guest_goes_on_there_only_if_it_was_switched() {
                     assert_eq!(carried(&call, piece, left), (paused.clone(), 1, None));
                 }
                 assert_eq!(carried(&call, piece, GuestLeft::Switched), (call.clone(), 1, None));
-                // What leaves it paused needs no decision.
+                // A call that leaves the guest paused needs no decision.
                 assert_eq!(carried(&paused, piece, GuestLeft::Switched), (paused.clone(), 0, None));
             }
         }
@@ -256,7 +256,7 @@ fn anything_else_is_held_unless_the_guest_was_switched() {
             assert_eq!((out, asked, refused), (Vec::new(), 1, Some(why)), "{name}");
             let (out, asked, refused) = carried(&bytes, piece, GuestLeft::Switched);
             assert_eq!((asked, refused), (1, None), "{name}");
-            // The header of what is no frame is not passed on.
+            // The header of an invalid frame is not forwarded.
             assert!(bytes.ends_with(&out) && out.len() + HEADER >= bytes.len(), "{name}");
         }
     }
@@ -274,8 +274,8 @@ fn what_comes_before_a_last_call_does_not_wait_for_it() {
     assert!(calls.has_seen_last_call());
 }
 
-/// Calls by which the other libvirtd lets a guest go on, of a stream that it gets: decoded as it does, from the begin
-/// of the arguments, whatever follows them.
+/// Returns the calls in a stream with which the receiving libvirtd resumes a guest. Decodes them as libvirtd does:
+/// from the start of the arguments, whatever follows them.
 fn server(mut stream: &[u8]) -> Vec<u32> {
     let mut found = Vec::new();
     while let Some((header, rest)) = stream.split_first_chunk() {
@@ -348,7 +348,7 @@ fn resumed_by_217(mut body: &[u8]) -> Option<bool> {
 }
 
 proptest! {
-    /// Whatever is changed in what libvirt sends, nothing of it lets a guest go on that was not switched.
+    /// No change to the data of libvirt makes it resume a guest that was not switched.
     #[test]
     fn mutated_calls_never_resume_a_guest(
         which in 0..RECORDED.len() + 2,
@@ -391,7 +391,7 @@ proptest! {
         prop_assert_eq!(paused.len(), bytes.len());
         let changed = paused.iter().zip(&bytes).filter(|(after, before)| after != before).count();
         prop_assert_eq!(changed, asked);
-        // What leaves the guest paused needs no decision any more.
+        // A call that leaves the guest paused needs no further decision.
         prop_assert_eq!(carried(&paused, piece, GuestLeft::MayReturn).1, 0);
     }
 }

@@ -12,7 +12,7 @@ use crate::tunnel::{client::TunnelError, last_call::GuestLeft, local::Reply};
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000002";
 
-/// A message between two libvirts, of their program for domains.
+/// Returns a message between two libvirts, of their program for domains.
 fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(28 + body.len()).unwrap();
     let words = [length, 0x2000_8086, 1, procedure, kind, serial, status];
@@ -20,18 +20,18 @@ fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> 
     header.chain(body.iter().copied()).collect()
 }
 
-/// The last call, which leaves the guest paused, and its reply.
+/// Returns the last call, which leaves the guest paused, and its reply.
 fn last_call() -> (Vec<u8>, Vec<u8>) {
     (last_call_with([0, 0, 0, 1 << 5]), message(306, 1, 12, 0, &[1; 60]))
 }
 
-/// Without parameters, and with a cookie of 4 bytes.
+/// Returns a last call without parameters, and with a cookie of 4 bytes.
 fn last_call_with(flags: [u8; 4]) -> Vec<u8> {
     let arguments = [[0; 4], [0, 0, 0, 4], [9; 4], flags, [0; 4]];
     message(306, 0, 12, 0, arguments.as_flattened())
 }
 
-/// Two libvirts that are connected through the tunnels.
+/// Connects two libvirts through the tunnels.
 async fn libvirts(world: &World) -> (UnixStream, UnixStream) {
     let (listener, _socket) = world.target.pod().listen(LIBVIRT_SOCKET);
     let ours = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
@@ -52,7 +52,7 @@ async fn the_guest_goes_on_once_the_source_has_read_the_reply_and_not_before() {
     let guest = world.guest();
     let (mut source, mut target) = libvirts(&world).await;
     let (call, reply) = last_call();
-    // Something before it, as in life.
+    // Another call comes first, as in real migrations.
     pass(&mut source, &mut target, &message(303, 0, 11, 0, &[3; 100])).await;
     pass(&mut target, &mut source, &message(303, 1, 11, 0, &[])).await;
     pass(&mut source, &mut target, &call).await;
@@ -100,13 +100,13 @@ async fn a_guest_that_may_be_switched_stands_still_at_its_target_unless_it_was()
     }
 }
 
-/// What a source's libvirt might send to let its guest go on there, which this version does not know.
+/// Data with which a source's libvirt might resume its guest at the target, and which this version does not know.
 fn unknown_last_calls() -> [Vec<u8>; 4] {
     [
-        // A last call of a later libvirt, and one of an earlier.
+        // A last call of a later libvirt, and one of an earlier libvirt.
         message(454, 0, 12, 0, &[0; 16]),
         message(109, 0, 12, 0, &[0; 32]),
-        // With an argument more.
+        // With an additional argument.
         message(306, 0, 12, 0, &[0; 20]),
         // Not libvirt's protocol.
         b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
@@ -133,7 +133,7 @@ async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
         assert_eq!(world.source.metrics.not_understood.get(), 1);
         let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
         assert_eq!((state.ended.as_deref(), state.released), (Some("PeerClosed"), None));
-        // Its sockets are gone: a call of the same agent that comes late finds nothing.
+        // Its sockets are removed: a late call of the same agent finds nothing.
         assert_eq!(world.guest().resumed(), 0);
     }
 }
@@ -145,7 +145,7 @@ async fn unknown_call_passes_once_the_guest_has_been_switched() {
     let (mut source, mut target) = libvirts(&world).await;
     let [call, ..] = unknown_last_calls();
     let guest = world.source.guests.of(DOMAIN);
-    // Its libvirt does not answer at first.
+    // Its libvirt does not respond at first.
     guest.leaves(GuestLeft::Unknown);
     source.write_all(&call).await.unwrap();
     guest.until_asked().await;
@@ -174,7 +174,7 @@ async fn missed_last_call_keeps_later_guests_from_being_switched() {
     let state = world.source.until(MIGRATION, |state| !state.holds_last_call).await;
     assert_eq!(state.released, Some(Proof::SourceStopped));
     assert_eq!(world.source.metrics.missed.get(), 1);
-    // The guest has left for certain, so it goes on.
+    // The guest has certainly left, so it is resumed.
     world.target.until(MIGRATION, |state| state.resumed).await;
 }
 
@@ -191,10 +191,10 @@ async fn a_source_that_ends_before_it_has_read_the_reply_proves_nothing() {
         .source
         .until(MIGRATION, |state| state.reply == Reply::Forwarded)
         .await;
-    // The kernel throws away what it had not read.
+    // The kernel discards the data that it had not read.
     drop(source);
     assert_eq!(target.read(&mut [0]).await.unwrap_or(0), 0);
-    // What is done after it proves that nothing came of it.
+    // The state after a later call shows that nothing came of it.
     world.source.client.keep_paused(MIGRATION, true).await.unwrap();
     let state = world.source.state(MIGRATION).unwrap();
     assert_eq!((state.reply, state.released), (Reply::Forwarded, None));
@@ -215,7 +215,7 @@ async fn a_reply_that_is_lost_on_the_way_proves_nothing() {
     let (mut source, mut target) = libvirts(&world).await;
     let (call, reply) = last_call();
     pass(&mut source, &mut target, &call).await;
-    // The target's libvirtd dies in the middle of it.
+    // The target's libvirtd dies while it writes the reply.
     target.write_all(&reply[..reply.len() - 1]).await.unwrap();
     drop(target);
     let mut heard = Vec::new();
@@ -286,7 +286,7 @@ async fn a_release_waits_for_the_whole_guest() {
     assert_eq!(guest.resumed(), 1);
 }
 
-/// The network is cut after each number of bytes, thus in, before and after each message.
+/// Cuts the network after various numbers of bytes, thus within, before and after each message.
 #[tokio::test]
 async fn a_hand_over_survives_a_cut_at_any_place() {
     let world = World::new().await;
@@ -309,7 +309,7 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
             .pair(&migration, of(source.fingerprint, None))
             .await
             .unwrap();
-        // Known before the first word is said.
+        // Released before the first message is sent.
         world
             .source
             .client
@@ -324,16 +324,16 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
             .await
             .unwrap();
         cases.push((migration, network, guest));
-        // As many at once as a tunnel takes.
+        // As many at a time as a tunnel allows.
         if cases.len() == 30 {
             cut += finish(&world, std::mem::take(&mut cases)).await;
         }
     }
-    // The last ones are not cut before they are done.
+    // The last ones finish before they would be cut.
     assert!((20..90).contains(&cut), "{cut} connections were cut");
 }
 
-/// Waits for the end of hand-overs, and says how many of them needed another connection.
+/// Waits for the end of hand-overs. Returns how many of them needed another connection.
 async fn finish(world: &World, cases: Vec<(String, Network, super::world::FakeGuest)>) -> usize {
     let mut cut = 0;
     for (migration, network, guest) in cases {

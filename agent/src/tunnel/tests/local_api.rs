@@ -35,7 +35,7 @@ async fn what_is_asked_again_changes_nothing() {
     let prepared = node.client.prepare(spec.clone()).await.unwrap();
     assert_eq!(prepared.fingerprint.len(), 64);
     assert_eq!(prepared.address, node.address.to_string());
-    // What a call has changed is known when it returns.
+    // Changes caused by a call are known when it returns.
     let state = node.state(MIGRATION).unwrap();
     assert!(!state.paired);
     assert_eq!(node.client.prepare(spec.clone()).await.unwrap(), prepared);
@@ -54,7 +54,7 @@ async fn what_is_asked_again_changes_nothing() {
         node.client.close(MIGRATION).await.unwrap();
         assert!(node.state(MIGRATION).is_none());
     }
-    // A new one has a new key.
+    // A new session has a new key.
     assert_ne!(
         node.client.prepare(spec).await.unwrap().fingerprint,
         prepared.fingerprint
@@ -186,7 +186,7 @@ async fn lines_that_are_no_calls_are_answered_and_endless_ones_end_the_conversat
         .send(String::from_utf8_lossy(&noise(2 << 20, 1)).replace('\n', " "))
         .await;
     while let Some(Ok(_)) = lines.next().await {}
-    // Others are served as before.
+    // Other clients are served as before.
     node.client.close(MIGRATION).await.unwrap();
 }
 
@@ -198,7 +198,7 @@ async fn a_tunnel_that_drains_takes_no_new_session_and_ends_with_its_last() {
     node.process.stop();
     let other = node.spec("0", Role::Target);
     assert_eq!(reason(node.client.prepare(other).await), "Draining");
-    // The session that there is goes on: another agent may connect, and it can be paired and released.
+    // The existing session continues: another agent may connect, and the session can be paired and released.
     let path = node.folder.0.join("tunnels/own.sock");
     let agent = TunnelClient::connect(&path).await.unwrap();
     agent.prepare(node.spec(MIGRATION, Role::Source)).await.unwrap();
@@ -209,7 +209,7 @@ async fn a_tunnel_that_drains_takes_no_new_session_and_ends_with_its_last() {
     node.until(MIGRATION, |state| state.acknowledged).await;
     assert!(!node.process.running_tasks().is_empty());
     agent.close(MIGRATION).await.unwrap();
-    // Its agents see the end, and its process has nothing left to do.
+    // The agents see that the connection ends, and the process has nothing left to do.
     for mut sessions in [agent.sessions(), node.client.sessions()] {
         while sessions.changed().await.is_ok() {}
     }

@@ -20,13 +20,13 @@ async fn sessions_of_all_tunnels_of_the_node_are_known() {
     let old = Node::new().await;
     old.client.prepare(old.spec(FIRST, Role::Target)).await.unwrap();
     let folder = old.folder.0.join("tunnels");
-    // Of processes that are gone.
+    // Left by processes that are gone.
     drop(UnixListener::bind(folder.join("dead.sock")).unwrap());
     fs::write(folder.join("notes.txt"), "not a tunnel").unwrap();
     let process = Process::new();
     let tunnels = Tunnels::follow(&folder, "new", &process).unwrap();
     let known = until(&tunnels, |known| known.sessions.contains_key(FIRST)).await;
-    // The own one is not there yet.
+    // The agent's own tunnel does not exist yet.
     assert!(known.own.is_none() && !known.is_complete);
     let new = Node::on(Arc::clone(&old.folder), "new", |port| port).await;
     let known = until(&tunnels, |known| known.is_complete).await;
@@ -36,7 +36,7 @@ async fn sessions_of_all_tunnels_of_the_node_are_known() {
     own.prepare(new.spec(SECOND, Role::Target)).await.unwrap();
     assert!(new.state(SECOND).is_some());
     until(&tunnels, |known| known.sessions.len() == 2).await;
-    // Each is asked where it is.
+    // Each session is closed through the tunnel that has it.
     let first = tunnels.session(FIRST).unwrap();
     assert_eq!(first.state.role, Role::Target);
     old.process.stop();
@@ -56,7 +56,7 @@ async fn the_own_tunnel_is_found_again_when_it_is_started_anew() {
     until(&tunnels, |known| known.is_complete).await;
     node.client.prepare(node.spec(FIRST, Role::Target)).await.unwrap();
     until(&tunnels, |known| known.sessions.contains_key(FIRST)).await;
-    // It ends as a container does that is restarted: its sessions go with it.
+    // It ends like a restarted container: its sessions end too.
     node.client.close(FIRST).await.unwrap();
     node.process.stop();
     until(&tunnels, |known| known.own.is_none()).await;

@@ -19,14 +19,14 @@ use crate::tunnel::{
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000003";
 
-/// Somebody who has a session's address, and perhaps the right key.
+/// A client that knows a session's address, and may have the right key.
 struct Caller {
     identity: Identity,
     target: String,
 }
 
 impl Caller {
-    /// The peer of the target's session, if it is `known` to it. Else it knows another.
+    /// Creates the peer of the target's session if `known`; otherwise the session gets another peer.
     async fn new(node: &Node, known: bool) -> Self {
         let caller = Self::unheard_of(node).await;
         let other = Identity::new(MIGRATION).unwrap();
@@ -35,7 +35,7 @@ impl Caller {
         caller
     }
 
-    /// Who dials the target's session before that has been told of any peer.
+    /// Creates a client that dials the target's session before the session has a peer.
     async fn unheard_of(node: &Node) -> Self {
         let target = node.client.prepare(node.spec(MIGRATION, Role::Target)).await.unwrap();
         Self {
@@ -58,7 +58,7 @@ impl Caller {
     }
 }
 
-/// Tells the target's session who its peer is.
+/// Sets the peer of the target's session.
 async fn tell(node: &Node, peer: &Identity) {
     let peer = Peer {
         fingerprint: peer.fingerprint().to_string(),
@@ -67,12 +67,12 @@ async fn tell(node: &Node, peer: &Identity) {
     node.client.pair(MIGRATION, peer).await.unwrap();
 }
 
-/// Waits until the other side has hung up.
+/// Waits until the other side has closed the connection.
 async fn until_refused(stream: &mut (impl AsyncReadExt + Unpin)) {
     while stream.read(&mut [0; 64]).await.unwrap_or(0) > 0 {}
 }
 
-/// Waits until something was refused so often: it is counted after it is hung up on.
+/// Waits until the number of refusals is reached: a refusal is counted after the connection is closed.
 async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
     while node.metrics.refusals(refusal) < times {
         tokio::task::yield_now().await;
@@ -80,21 +80,21 @@ async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
     assert_eq!(node.metrics.refusals(refusal), times);
 }
 
-/// The session of the caller still works.
+/// Checks that the caller's session still works.
 async fn still_good(node: &Node, caller: &Caller) {
     answers(&mut caller.open(node, Stream::Control.header()).await).await;
 }
 
-/// Whoever has the other end of a control channel answers.
+/// Checks that the other end of a control channel responds.
 async fn answers(control: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) {
     control.write_all(b"{\"ping\":{}}\n").await.unwrap();
     assert_eq!(line(control).await, PONG);
 }
 
-/// The answer to a ping.
+/// The response to a ping.
 const PONG: &str = r#"{"pong":{"version":2}}"#;
 
-/// The next line that the other side says.
+/// Reads the next line from the other side.
 async fn line(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
     let mut line = Vec::new();
     loop {
@@ -109,7 +109,7 @@ async fn line(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
 async fn who_shows_another_certificate_is_refused() {
     let node = Node::new().await;
     let stranger = Caller::new(&node, false).await;
-    // The client has done its part before the server refuses.
+    // The client has finished its part before the server refuses.
     if let Ok(mut stream) = stranger.connect(&node, MIGRATION).await {
         let _ = stream.write_all(&Stream::Control.header()).await;
         let _ = stream
@@ -167,7 +167,7 @@ async fn a_source_that_dials_before_the_target_has_heard_of_it_waits() {
     let caller = Caller::unheard_of(&node).await;
     let connecting = caller.connect(&node, MIGRATION);
     let telling = async {
-        // It keeps the only place of those who are not known yet.
+        // It occupies the only place for connections that are not identified yet.
         let _next = TcpStream::connect(node.address).await.unwrap();
         while node.metrics.refusals(StreamRefusal::TooManyConnections) == 0 {
             assert_eq!(node.metrics.refusals(StreamRefusal::UnknownSession), 0);
@@ -187,7 +187,7 @@ async fn a_session_that_is_never_told_of_a_peer_lets_nobody_wait_for_ever() {
     let caller = Caller::unheard_of(&node).await;
     assert!(caller.connect(&node, MIGRATION).await.is_err());
     counted(&node, StreamRefusal::TooSlow, 1).await;
-    // One that is closed meanwhile is one that is not there.
+    // A session that is closed meanwhile is treated as missing.
     let node = Node::new().await;
     let caller = Caller::unheard_of(&node).await;
     let closing = async { node.client.close(MIGRATION).await.unwrap() };
@@ -208,12 +208,12 @@ async fn sessions_that_are_not_there_are_refused() {
     );
     counted(&node, StreamRefusal::UnknownSession, 1).await;
     still_good(&node, &caller).await;
-    // One of a source, which dials.
+    // A session with the source role, which only dials.
     let other = "5eed0000-0000-4000-8000-00000000eeee";
     node.client.prepare(node.spec(other, Role::Source)).await.unwrap();
     assert!(caller.connect(&node, other).await.is_err());
     counted(&node, StreamRefusal::UnknownSession, 2).await;
-    // The right certificate, again, after its session was closed, and after one was made anew.
+    // The right certificate again, after its session was closed, and after a new one was created.
     node.client.close(MIGRATION).await.unwrap();
     assert!(caller.connect(&node, MIGRATION).await.is_err());
     counted(&node, StreamRefusal::UnknownSession, 3).await;
@@ -258,14 +258,14 @@ async fn garbage_harms_nobody() {
     stream.shutdown().await.unwrap();
     until_refused(&mut stream).await;
     counted(&node, StreamRefusal::ClosedEarly, 1).await;
-    // A line that never ends, and lines that mean nothing.
+    // A line that never ends, and lines that are not understood.
     let mut stream = caller.open(&node, Stream::Control.header()).await;
     let _ = stream.write_all(&[b'{'; 10_000]).await;
     until_refused(&mut stream).await;
     let mut stream = caller.open(&node, Stream::Control.header()).await;
     let words = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
     stream.write_all(words).await.unwrap();
-    // Each is answered, so that a side of a later version does not wait for ever.
+    // Each gets a response, so that a side of a later version does not wait for ever.
     for word in ["", "release", "release"] {
         let expected = format!(r#"{{"notUnderstood":{{"word":"{word}"}}}}"#);
         assert_eq!(line(&mut stream).await, expected);
@@ -278,7 +278,7 @@ async fn garbage_harms_nobody() {
 async fn who_is_slow_is_refused() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(500))).await;
     let caller = Caller::new(&node, true).await;
-    // One says nothing at all, one stops after the handshake, or within it.
+    // One connection sends nothing at all, another stops during or after the handshake.
     let mut silent = TcpStream::connect(node.address).await.unwrap();
     let slow = caller.connect(&node, MIGRATION).await;
     until_refused(&mut silent).await;
@@ -352,7 +352,7 @@ async fn a_stream_that_nothing_in_the_pod_takes_is_refused() {
     counted(&world.target, StreamRefusal::NobodyInPod, 1).await;
 }
 
-/// A newer control channel takes the older one's place: the older may be one that is cut.
+/// A newer control channel replaces the older one, which may have been cut.
 #[tokio::test]
 async fn the_newest_control_channel_counts() {
     let node = Node::new().await;

@@ -10,7 +10,7 @@ use super::world::{World, frames, noise};
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000001";
 
-/// Writes pieces of all sizes and ends its direction.
+/// Writes in pieces of this size, and ends its direction.
 async fn send(stream: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8], piece: usize) {
     for piece in bytes.chunks(piece) {
         stream.write_all(piece).await.unwrap();
@@ -24,7 +24,7 @@ async fn receive(stream: &mut (impl AsyncReadExt + Unpin)) -> Vec<u8> {
     bytes
 }
 
-/// Both sides send at once, each ends its direction, and each hears all of the other.
+/// Both sides send at the same time, each ends its direction, and each receives everything that the other sent.
 async fn exchange(ours: UnixStream, theirs: UnixStream, there: &[u8], back: &[u8], piece: usize) {
     let (mut our_reads, mut our_writes) = ours.into_split();
     let (mut their_reads, mut their_writes) = theirs.into_split();
@@ -59,13 +59,13 @@ async fn all_streams_carry_what_comes_both_ways_whatever_its_pieces() {
             let ours = source.connect(from).await;
             let (theirs, _) = listener.accept().await.unwrap();
             let (mut there, back) = (noise(length, 1), noise(length / 3, 2));
-            // Of a source's libvirt only its protocol is carried.
+            // From a source's libvirt, only its protocol is carried.
             if from == MIGRATION_LIBVIRT_SOCKET {
                 there = frames(&there);
             }
             exchange(ours, theirs, &there, &back, piece).await;
             carried += there.len() as u64;
-            // As a stream may exist once, the next waits for its end.
+            // Only one such stream may exist, so the next one waits for the end of this one.
             world.source.until(MIGRATION, |state| state.sent == carried).await;
         }
     }
@@ -104,7 +104,7 @@ async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
     let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
     let ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
     let (mut theirs, _) = listener.accept().await.unwrap();
-    // More than all buffers on the way hold is never taken.
+    // More than all buffers on the way can hold is never accepted.
     let bytes = noise(32 << 20, 3);
     let mut written = 0;
     loop {
@@ -135,7 +135,7 @@ async fn a_stream_ends_with_its_session_on_both_sides() {
     assert_eq!(ours.read(&mut [0]).await.unwrap(), 0);
     assert_eq!(theirs.read(&mut [0]).await.unwrap_or(0), 0);
     assert!(world.source.state(MIGRATION).is_none());
-    // Its sockets go, and the other side knows why.
+    // Its sockets are removed, and the other side knows the reason.
     let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
     assert_eq!(state.ended.as_deref(), Some("PeerClosed"));
     assert!(!state.connected);

@@ -9,7 +9,7 @@ use crate::tunnel::{
     local::{Answer, Call, Reply, Request, Role, Said},
 };
 
-/// Each line means what it meant, and is still written so, but for what `adds` something.
+/// Checks that each line still parses, and is still written the same way, except for values to which `adds` applies.
 fn read<T: Debug + Serialize + DeserializeOwned>(lines: &str, adds: impl Fn(&T) -> bool) -> Vec<T> {
     let read = lines.lines().map(|line| {
         let value: T = serde_json::from_str(line).unwrap();
@@ -49,7 +49,7 @@ fn lines_of_the_previous_release_are_read() {
     assert!(!answers.iter().any(unknown));
 }
 
-/// The previous release reads a version in a ping as what it passes over.
+/// The previous release ignores the version in a ping.
 #[test]
 fn lines_for_the_previous_release_have_all_that_it_needs() {
     let ping = serde_json::to_value(Word::Ping { version: 2 }).unwrap();
@@ -79,7 +79,7 @@ fn values_of_a_later_version_are_unknown() {
     ] {
         assert_eq!(Word::of_line(line), Word::Unknown(key.to_owned()), "{line}");
     }
-    // One session that is of a later version in part leaves the others as they are.
+    // A session with values of a later version does not affect the other sessions.
     let sessions = include_str!("../../../testdata/a233b06/answers.jsonl")
         .lines()
         .nth(1)
@@ -101,6 +101,6 @@ fn values_of_a_later_version_are_unknown() {
             result: Answer::Unknown
         }
     );
-    // A call is refused instead, with the reason.
+    // An unknown call is refused instead, with the reason.
     assert!(serde_json::from_value::<Call>(json!({"hibernate": {}})).is_err());
 }

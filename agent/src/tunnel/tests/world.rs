@@ -1,4 +1,4 @@
-//! What the tests share: a node with its tunnel, pods, guests, and a network that can be cut.
+//! Fixtures of the tests: a node with its tunnel, pods, guests, and a network that can be cut.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,7 @@ use crate::tunnel::{
 pub(super) const DOMAIN: &str = "default_guest";
 const POD: &str = "0a0a0a0a-0000-4000-8000-000000000000";
 
-/// A folder that is removed in the end.
+/// A folder that is removed when dropped.
 #[derive(Debug)]
 pub(super) struct Folder(pub(super) PathBuf);
 
@@ -62,15 +62,15 @@ impl Drop for Folder {
     }
 }
 
-/// A guest whose state the test says.
+/// A guest whose state the test sets.
 #[derive(Clone, Debug)]
 pub(super) struct FakeGuest {
     state: watch::Sender<GuestHere>,
     resumed: Arc<AtomicUsize>,
     left: Arc<Mutex<GuestLeft>>,
-    /// How often its source's libvirt was asked.
+    /// Number of queries to its source's libvirt.
     asked: watch::Sender<usize>,
-    /// So many attempts to resume it fail.
+    /// Number of attempts to resume it that fail.
     pub(super) failures: Arc<AtomicUsize>,
 }
 
@@ -89,17 +89,17 @@ impl FakeGuest {
         self.state.send_replace(state);
     }
 
-    /// What its source's libvirt says of it.
+    /// Sets the state that its source's libvirt reports.
     pub(super) fn leaves(&self, left: GuestLeft) {
         *self.left.lock().unwrap() = left;
     }
 
-    /// Waits until its source's libvirt has been asked.
+    /// Waits until its source's libvirt has been queried.
     pub(super) async fn until_asked(&self) {
         self.asked.subscribe().wait_for(|asked| *asked > 0).await.unwrap();
     }
 
-    /// How often it was resumed.
+    /// Returns how often it was resumed.
     pub(super) fn resumed(&self) -> usize {
         self.resumed.load(Ordering::SeqCst)
     }
@@ -144,7 +144,7 @@ impl IncomingGuest for FakeConnection {
     }
 }
 
-/// Guests by pod, made when they are first asked for.
+/// Guests by domain, created on first use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FakeGuests(Arc<Mutex<BTreeMap<String, FakeGuest>>>);
 
@@ -189,7 +189,7 @@ impl Node {
         Self::with(|port| port).await
     }
 
-    /// With a port that is as `limit` makes it.
+    /// Creates a node whose port is modified by `limit`.
     pub(super) async fn with(limit: impl FnOnce(Port) -> Port) -> Self {
         drydock_runtime::install_crypto();
         let folder = Arc::new(Folder::new());
@@ -197,7 +197,7 @@ impl Node {
         Self::on(folder, "own", limit).await
     }
 
-    /// Another tunnel on the same node.
+    /// Creates another tunnel on the same node.
     pub(super) async fn on(folder: Arc<Folder>, name: &str, limit: impl FnOnce(Port) -> Port) -> Self {
         let owner = fs::metadata(&folder.0).unwrap().uid();
         let process = Process::new();
@@ -244,7 +244,7 @@ impl Node {
         Pod::new(self, POD)
     }
 
-    /// Waits until the session of a migration is as wanted.
+    /// Waits until the state of a migration's session satisfies `wanted`.
     pub(super) async fn until(&self, migration: &str, wanted: impl Fn(&SessionState) -> bool) -> SessionState {
         let mut sessions = self.client.sessions();
         let found = |states: &Vec<SessionState>| states.iter().find(|state| state.migration == migration).cloned();
@@ -261,7 +261,7 @@ impl Node {
     }
 }
 
-/// A launcher's pod.
+/// A launcher pod.
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) uid: String,
@@ -285,14 +285,14 @@ impl Pod {
         }
     }
 
-    /// Listens as libvirt or QEMU of a target does.
+    /// Listens like libvirt or QEMU of a target.
     pub(super) fn listen(&self, path: &str) -> (UnixListener, PodListener) {
         let socket = self.folder.listen(path, self.owner).unwrap();
         let listener: StdListener = socket.listener().unwrap();
         (UnixListener::from_std(listener).unwrap(), socket)
     }
 
-    /// Connects as libvirt or QEMU of a source does.
+    /// Connects like libvirt or QEMU of a source.
     pub(super) async fn connect(&self, path: &str) -> UnixStream {
         let socket = self.folder.open_socket(path).unwrap();
         UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))
@@ -301,7 +301,7 @@ impl Pod {
     }
 }
 
-/// Two nodes between which a guest may move.
+/// Two nodes between which a guest can move.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) source: Node,
@@ -316,7 +316,7 @@ impl World {
         }
     }
 
-    /// Prepares and pairs both sides; the target is reached at `address`, or where it listens.
+    /// Prepares and pairs both sides. The source dials the target at `address`, or where it listens if there is none.
     pub(super) async fn pair(&self, migration: &str, address: Option<SocketAddr>) {
         let target = self
             .target
@@ -342,18 +342,18 @@ impl World {
         self.source.client.pair(migration, peer).await.unwrap();
     }
 
-    /// The guest that arrives at the target.
+    /// Returns the guest that arrives at the target.
     pub(super) fn guest(&self) -> FakeGuest {
         self.target.guests.of(DOMAIN)
     }
 }
 
-/// A piece of network. Its first connection is cut after so many bytes, of both directions; later ones
-/// are not.
+/// A network link. It cuts its first connection after a number of bytes, counted in both directions, and no later
+/// one.
 #[derive(Debug)]
 pub(super) struct Network {
     pub(super) address: SocketAddr,
-    /// Connections that were made.
+    /// Number of connections so far.
     pub(super) connections: Arc<AtomicU64>,
     _task: JoinSet<()>,
 }
@@ -403,7 +403,7 @@ async fn pass(mut from: TcpStream, to: SocketAddr, most: u64) {
     }
 }
 
-/// Bytes that are not alike, the same for the same seed.
+/// Returns pseudo-random bytes, the same for the same seed.
 pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -417,8 +417,8 @@ pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The same bytes as the arguments of calls by which a libvirt prepares migrations (`REMOTE_PROC_DOMAIN_MIGRATE_PREPARE3_PARAMS`),
-/// a MiB at most in each.
+/// Wraps the bytes as arguments of calls by which a libvirt prepares migrations
+/// (`REMOTE_PROC_DOMAIN_MIGRATE_PREPARE3_PARAMS`), at most one MiB in each.
 pub(super) fn frames(bytes: &[u8]) -> Vec<u8> {
     let one = |body: &[u8]| {
         let header = Header {
@@ -438,7 +438,7 @@ pub(super) fn frames(bytes: &[u8]) -> Vec<u8> {
     bytes.chunks(1 << 20).flat_map(one).collect()
 }
 
-/// A file with this content, for tests of what is in a socket's place.
+/// Creates a file with this content, for tests with a file in the place of a socket.
 pub(super) fn write(path: &PathBuf, content: &[u8]) {
     fs::File::create(path).unwrap().write_all_at(content, 0).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Amounts of bytes, CPUs and the like.
+//! Quantities of bytes, CPUs and the like.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-/// A quantity as manifests write it: `64Mi`, `"2"`, or a plain number.
+/// A quantity as in manifests: `64Mi`, `"2"`, or a plain number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Amount(pub String);
@@ -68,7 +68,7 @@ impl JsonSchema for Amount {
         true
     }
 
-    /// As Kubernetes' own kinds describe quantities.
+    /// Returns the schema of quantities in Kubernetes' own kinds.
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         schemars::json_schema!({
             "x-kubernetes-int-or-string": true,

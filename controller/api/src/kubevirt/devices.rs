@@ -113,7 +113,7 @@ pub enum DiskBus {
 }
 
 impl DiskBus {
-    /// libvirt's word.
+    /// Returns libvirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Virtio => "virtio",
@@ -136,7 +136,7 @@ pub enum DiskCache {
 }
 
 impl DiskCache {
-    /// libvirt's word.
+    /// Returns libvirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -203,7 +203,7 @@ pub enum InterfaceModel {
 }
 
 impl InterfaceModel {
-    /// libvirt's word.
+    /// Returns libvirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Virtio => "virtio",

@@ -101,7 +101,7 @@ pub enum FeaturePolicy {
 }
 
 impl FeaturePolicy {
-    /// libvirt's word.
+    /// Returns libvirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Force => "force",
@@ -248,7 +248,7 @@ pub enum TickPolicy {
 }
 
 impl TickPolicy {
-    /// libvirt's word.
+    /// Returns libvirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Delay => "delay",
@@ -270,7 +270,7 @@ pub enum Track {
 }
 
 impl Track {
-    /// libvirt's word.
+    /// Returns libvirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Guest => "guest",

@@ -1,4 +1,4 @@
-//! VirtualMachine: a virtual machine that is there whether it runs or not.
+//! VirtualMachine: a virtual machine that exists whether it runs or not.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub struct VirtualMachineSpec {
     pub template: InstanceTemplate,
 }
 
-/// The word itself is judged by admission, which can name the right one.
+/// Returns the schema of a run strategy. Admission validates the value, since it can name the right one.
 fn run_strategy(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({"type": "string"})
 }
@@ -83,7 +83,7 @@ pub enum RunStrategy {
 }
 
 impl RunStrategy {
-    /// All of them.
+    /// All run strategies.
     pub const ALL: [Self; 5] = [
         Self::Always,
         Self::RerunOnFailure,
@@ -92,7 +92,7 @@ impl RunStrategy {
         Self::Halted,
     ];
 
-    /// KubeVirt's word.
+    /// Returns KubeVirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "Always",

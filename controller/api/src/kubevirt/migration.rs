@@ -1,4 +1,4 @@
-//! VirtualMachineInstanceMigration: one move of a running virtual machine to another node.
+//! VirtualMachineInstanceMigration: one migration of a running virtual machine to another node.
 
 use std::collections::BTreeMap;
 
@@ -130,7 +130,7 @@ pub struct VirtualMachineInstanceMigrationStatus {
     pub target: Option<MigrationTarget>,
 }
 
-/// A rule in the API server's language: a side's state stays, or becomes one that may follow it.
+/// Returns a CEL rule: the state of a side does not change, or changes to an allowed successor.
 fn only_forward<S: Copy + Serialize>(side: &str, all: &[S], may_follow: fn(S, S) -> bool) -> String {
     let allowed = |before: S| {
         all.iter()
@@ -179,12 +179,12 @@ pub enum MigrationPhase {
 }
 
 impl MigrationPhase {
-    /// Nothing happens any more.
+    /// Returns whether the migration has ended.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 
-    /// KubeVirt's word.
+    /// Returns KubeVirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -321,7 +321,7 @@ pub enum SourceState {
 }
 
 impl SourceState {
-    /// All that this version writes.
+    /// All values that this version writes.
     pub const ALL: [Self; 7] = [
         Self::Migrating,
         Self::Halted,
@@ -332,12 +332,12 @@ impl SourceState {
         Self::Ended,
     ];
 
-    /// Whether the source reports nothing after this: the guest does not move any more.
+    /// Returns whether this is the source's last report: the migration of the guest is over.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Stopped | Self::HandedOver | Self::Stayed | Self::Ended)
     }
 
-    /// A source that has said `before` may say this next. Nothing is taken back.
+    /// Returns whether a source that has reported `before` may report this state next. No report is revoked.
     pub fn may_follow(self, before: Self) -> bool {
         match before {
             Self::Migrating | Self::Halted => self >= before && self != Self::Unknown,
@@ -412,7 +412,7 @@ pub enum TargetState {
 }
 
 impl TargetState {
-    /// All that this version writes.
+    /// All values that this version writes.
     pub const ALL: [Self; 6] = [
         Self::Prepared,
         Self::Refused,
@@ -422,7 +422,7 @@ impl TargetState {
         Self::Ended,
     ];
 
-    /// A target that has said `before` may say this next. Nothing is taken back.
+    /// Returns whether a target that has reported `before` may report this state next. No report is revoked.
     pub fn may_follow(self, before: Self) -> bool {
         match before {
             Self::Prepared | Self::Complete => self >= before && self != Self::Unknown,
@@ -448,7 +448,7 @@ pub enum MigrationMode {
 }
 
 impl MigrationMode {
-    /// There is nothing to write: no mode, or one of a later version.
+    /// Returns whether the field is omitted: no mode, or one of a later version.
     fn is_not_written(mode: &Option<Self>) -> bool {
         mode.is_none_or(|mode| mode == Self::Unknown)
     }

@@ -1,4 +1,4 @@
-//! VirtualMachineInstanceReplicaSet: so many instances that are all alike.
+//! VirtualMachineInstanceReplicaSet: a number of identical instances.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;

@@ -1,7 +1,7 @@
-//! What is reported of a VirtualMachineInstance.
+//! The status of a VirtualMachineInstance.
 //!
-//! The controller writes what it knows of the cluster, the agent of `nodeName` what it knows of the
-//! guest; each field has one writer (the phase changes hands when the guest runs).
+//! The controller writes the cluster's part, the agent of `nodeName` the guest's part; each field has one writer (the
+//! writer of the phase changes when the guest runs).
 
 use std::collections::BTreeMap;
 
@@ -108,12 +108,12 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The guest will not run again under this object.
+    /// Returns whether the guest will not run again under this object.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 
-    /// KubeVirt's word.
+    /// Returns KubeVirt's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -340,7 +340,7 @@ pub enum DrainRequest {
 }
 
 impl DrainRequest {
-    /// In one word.
+    /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Maintenance => "Maintenance",

@@ -1,4 +1,4 @@
-//! What a guest's disks are made of, and its networks.
+//! The sources of a guest's disks, and its networks.
 
 use k8s_openapi::api::core::v1::{LocalObjectReference, PersistentVolumeClaimVolumeSource};
 use schemars::JsonSchema;
@@ -77,7 +77,7 @@ pub enum PullPolicy {
 }
 
 impl PullPolicy {
-    /// Kubernetes' word.
+    /// Returns Kubernetes' name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "Always",

@@ -1,33 +1,33 @@
-//! Annotations that ask for something that Drydock does not do: refused by name, as fields are.
+//! Annotations that request something Drydock does not implement: refused by name, as fields are.
 //!
-//! Only annotations by which KubeVirt makes the guest or its pod another one are here. Those that describe
-//! (`vm.kubevirt.io/os`), that others act on (`sidecar.istio.io/inject`) or without which the guest gets the same
-//! (`kubevirt.io/memfd`) are kept and not acted on.
+//! Only annotations that make KubeVirt change the guest or its pod are listed here. Annotations that only describe
+//! (`vm.kubevirt.io/os`), that other components act on (`sidecar.istio.io/inject`) or that make no difference to the
+//! guest (`kubevirt.io/memfd`) are kept and ignored.
 
 use serde_json::Value;
 
 use super::{At, Refusals};
 
-/// Annotations of instances that are refused, unless they ask for nothing.
+/// Annotations of instances that are refused, unless their value is in `NOTHING`.
 pub const REFUSED: [&str; 7] = [
-    // Programs that change the guest's description on its way to libvirt.
+    // Programs that change the domain XML on its way to libvirt.
     "hooks.kubevirt.io/hookSidecars",
-    // Networks beside the pod's: the pod would get interfaces that its guest never sees.
+    // Secondary networks: the pod would get interfaces that its guest never sees.
     "k8s.v1.cni.cncf.io/networks",
-    // PCI addresses as the guest sees them.
+    // PCI addresses inside the guest.
     "kubevirt.io/disablePCIHole64",
     "kubevirt.io/placePCIDevicesOnRootComplex",
-    // What the guest is set up by.
+    // Provisioning data of the guest (Ignition).
     "kubevirt.io/ignitiondata",
-    // For the search for faults in KubeVirt.
+    // Debugging of KubeVirt itself.
     "kubevirt.io/keep-launcher-alive-after-failure",
     "kubevirt.io/libvirt-log-filters",
 ];
 
-/// Values that ask for nothing.
+/// Values that request nothing.
 const NOTHING: [&str; 3] = ["", "false", "[]"];
 
-/// Refuses what metadata of an instance, here or in a template, asks for by annotation.
+/// Refuses the unsupported annotations in an instance's metadata, in the instance itself or in a template.
 pub(super) fn check(metadata: Option<&Value>, at: &At, refusals: &mut Refusals) {
     let annotations = metadata.and_then(|metadata| metadata.get("annotations"));
     for key in REFUSED {

@@ -1,11 +1,11 @@
 //! What may change after an object has been created.
 //!
 //! ```text
-//!  old, new, who ─▶ being deleted, or the same spec? ── yes ─▶ allowed
-//!                    └ no ─▶ VirtualMachineInstance: only the controller, which fills in defaults;
-//!                            anybody else: a shorter time to shut down, which is how a guest that
-//!                            ignores its power button is stopped
-//!                            VirtualMachine, ReplicaSet: reviewed as if it were created
+//!  old, new, user ─▶ being deleted, or the same spec? ── yes ─▶ allowed
+//!                     └ no ─▶ VirtualMachineInstance: only the controller, which fills in defaults;
+//!                             other users: only a shorter grace period, which is how a guest that
+//!                             ignores its power button is stopped
+//!                             VirtualMachine, ReplicaSet: reviewed as if it were created
 //!  Migration: nothing, and while it is in flight not its label either
 //! ```
 
@@ -18,8 +18,8 @@ use crate::launcher_pod::GRACE_PERIOD;
 /// User name of the controller.
 pub const CONTROLLER: &str = "system:serviceaccount:drydock:drydock-controller";
 
-/// Labels of instances and their pods by which parts of the system find each other. Only the system
-/// sets them; a policy keeps everybody else from changing them (`deploy/policies/instance-labels.yaml`).
+/// Labels by which Drydock's components find instances and their pods. Only Drydock sets them; a policy keeps other
+/// users from changing them (`deploy/policies/instance-labels.yaml`).
 pub const RESERVED_LABELS: [&str; 5] = [
     CREATED_BY,
     "kubevirt.io/migrationJobUID",
@@ -28,21 +28,21 @@ pub const RESERVED_LABELS: [&str; 5] = [
     "kubevirt.io/outdatedLauncherImage",
 ];
 
-/// KubeVirt's words, which clients know.
+/// KubeVirt's messages, which clients know.
 const RESTRICTED: &str = "update of VMI object is restricted";
 const MIGRATION_SPEC: &str = "update of Migration object's spec is restricted";
 
-/// Everything that is wrong with a change; empty if it may be made.
+/// Returns every reason to refuse a change; empty if the change is allowed.
 ///
-/// `old` and `new` are whole objects, `user` the name of who changes. An object that was created
-/// before a rule was made can still be deleted: nothing is asked of it then.
+/// `old` and `new` are whole objects, `user` is the name of the requesting user. An object that is being deleted is
+/// not checked, so an object that was created before a rule existed can still be deleted.
 pub fn review_change(old: &Value, new: &Value, kind: Kind, user: &str) -> Vec<Refusal> {
     let is_being_deleted = new
         .pointer("/metadata/deletionTimestamp")
         .is_some_and(|time| !time.is_null());
     let mut refusals = Refusals::default();
     if kind == Kind::Migration {
-        // One that is being deleted is in flight until it has been given up.
+        // A migration that is being deleted stays in flight until it has been cancelled.
         migration::check_change(old, new, &mut refusals);
     }
     if is_being_deleted || old.get("spec") == new.get("spec") {
@@ -50,7 +50,7 @@ pub fn review_change(old: &Value, new: &Value, kind: Kind, user: &str) -> Vec<Re
     }
     match kind {
         Kind::Instance if shortens_shutdown(old, new) => {}
-        // Nothing that an instance is can change while it runs.
+        // The spec of an instance cannot change while the instance runs.
         Kind::Instance if user != CONTROLLER => refusals.immutable(&At::root("spec"), RESTRICTED),
         Kind::Migration => refusals.immutable(&At::root("spec"), MIGRATION_SPEC),
         Kind::Instance | Kind::Machine | Kind::ReplicaSet => return review(new, kind),
@@ -58,7 +58,7 @@ pub fn review_change(old: &Value, new: &Value, kind: Kind, user: &str) -> Vec<Re
     refusals.into_vec()
 }
 
-/// Whether a change makes the time shorter that the guest has to shut down, and changes nothing else of the spec.
+/// Returns whether a change shortens the guest's shutdown grace period and changes nothing else of the spec.
 fn shortens_shutdown(old: &Value, new: &Value) -> bool {
     const FIELD: &str = "terminationGracePeriodSeconds";
     let split = |object: &Value| {

@@ -1,17 +1,17 @@
-//! What an instance has that its manifest does not say.
+//! Defaults for fields that an instance's manifest leaves unset.
 //!
-//! One function, called by the webhook when an instance is created and again by the controller
-//! before its first pod, because the webhook may have been away. After that the spec stays as it is:
-//! a changed configuration concerns the next start. What an eviction does is not filled in, as it is not the
-//! guest's: the cluster's default is the one in force at the eviction (`eviction::strategy`).
+//! The webhook calls [`default_instance`] when an instance is created. The controller calls it again before it
+//! creates the first pod, because the webhook may have been unavailable. After that the spec stays unchanged: a
+//! changed configuration takes effect at the next start. The eviction strategy is not filled in, because it does not
+//! affect the guest: the cluster's default at the time of the eviction applies (`eviction::strategy`).
 //!
 //! ```text
 //!  manifest ─▶ default_instance() ─▶ everything that decides what the guest gets is in the spec
 //!              ▲ configuration, architecture, name
 //! ```
 //!
-//! Identities (firmware UUID and serial, MAC addresses) are made from the name, so that a virtual
-//! machine that is started again is the same to its guest.
+//! Identities (firmware UUID and serial, MAC addresses) are derived from the name, so that a virtual machine that is
+//! started again looks the same to its guest.
 
 use drydock_api::kubevirt::{
     Amount, VirtualMachineInstanceSpec,
@@ -29,14 +29,14 @@ use crate::{
     quantity,
 };
 
-/// Architectures of guests, by Kubernetes' names.
+/// Supported guest architectures, by their Kubernetes names.
 pub const ARCHITECTURES: [&str; 3] = ["amd64", "arm64", "s390x"];
-/// Seconds that a guest may take to shut down.
+/// Default grace period for the guest's shutdown, in seconds.
 const GRACE: i64 = 30;
-/// Name of the network of a guest that names none.
+/// Name of the default network of a guest that has no networks.
 const NETWORK: &str = "default";
 
-/// The machine type of an architecture's guests.
+/// Returns the default machine type for guests of an architecture.
 pub fn machine_type(architecture: &str) -> &'static str {
     match architecture {
         "arm64" => "virt",
@@ -45,17 +45,16 @@ pub fn machine_type(architecture: &str) -> &'static str {
     }
 }
 
-/// What an instance is called.
+/// Namespace and name of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named<'a> {
     /// Its namespace.
     pub namespace: &'a str,
-    /// Its name; `None` while the API server has yet to make one.
+    /// Its name; `None` while the API server has yet to generate one.
     pub name: Option<&'a str>,
 }
 
-/// Fills in what a spec does not say. `architecture` is that of guests that name none. Doing it twice
-/// changes nothing more.
+/// Fills in the unset fields of a spec. `architecture` is the default for guests that set none. Idempotent.
 pub fn default_instance(
     spec: &mut VirtualMachineInstanceSpec,
     named: Named<'_>,
@@ -78,8 +77,8 @@ pub fn default_instance(
     }
 }
 
-/// The same for an object as an API server has it, other fields kept as they are. `None` if nothing
-/// is missing, or if it is no instance (which validation tells).
+/// Returns `raw`, an object as the API server has it, with defaults filled in and all other fields kept as they are.
+/// `None` if nothing is missing, or if it is not an instance (validation reports that).
 pub fn defaulted(raw: &Value, named: Named<'_>, configuration: &Configuration, architecture: &str) -> Option<Value> {
     let before: VirtualMachineInstanceSpec = serde_json::from_value(raw.get("spec")?.clone()).ok()?;
     let mut after = before.clone();
@@ -93,7 +92,7 @@ pub fn defaulted(raw: &Value, named: Named<'_>, configuration: &Configuration, a
     Some(wanted)
 }
 
-/// A topology that is not said at all follows the pod's CPUs, as KubeVirt does: so many sockets.
+/// If the topology is entirely unset, the guest gets as many sockets as the pod has CPUs, as in KubeVirt.
 fn cpu(domain: &mut Domain, configuration: &Configuration, architecture: &str) {
     let resources = domain.resources.as_ref();
     let amount = resources.and_then(|all| all.limits.get("cpu").or_else(|| all.requests.get("cpu")));
@@ -119,7 +118,7 @@ fn cpu(domain: &mut Domain, configuration: &Configuration, architecture: &str) {
     }
 }
 
-/// What the guest sees follows what the pod asks for, and the other way round.
+/// Derives guest memory from the pod's request or limit, and the pod's request from guest memory.
 fn memory(domain: &mut Domain) {
     let resources = domain.resources.clone().unwrap_or_default();
     let (request, limit) = (resources.requests.get("memory"), resources.limits.get("memory"));
@@ -128,7 +127,7 @@ fn memory(domain: &mut Domain) {
     if let Some(guest) = &guest {
         domain.memory.get_or_insert_default().guest = Some(guest.clone());
     }
-    // As Kubernetes does for pods: what is limited and not requested is requested up to the limit.
+    // As Kubernetes does for pods: a resource with a limit and no request is requested up to the limit.
     let wanted: [(&str, Option<Amount>); 2] = [
         ("memory", limit.cloned().or(guest)),
         ("cpu", resources.limits.get("cpu").cloned()),
@@ -161,8 +160,8 @@ fn network(spec: &mut VirtualMachineInstanceSpec) {
     }
 }
 
-/// A volume that no disk names becomes a disk (KubeVirt's rule); a disk is connected by the bus that
-/// its architecture has for it.
+/// Creates a disk for a volume that no disk references (KubeVirt's rule), and sets each disk's default bus for the
+/// architecture.
 fn disks(spec: &mut VirtualMachineInstanceSpec, architecture: &str) {
     let disks = &mut spec.domain.devices.disks;
     for volume in &spec.volumes {

@@ -1,10 +1,10 @@
-//! Which fields may be there: each is carried out, a hint, or refused by name.
+//! Which fields are allowed: each one is implemented, a hint, or refused by name.
 //!
 //! ```text
-//!  field of the object ─▶ in Drydock's definition? ── yes ─▶ carried out
-//!                          └ no ─▶ empty, switched off, or an accepted hint? ── yes ─▶ passed over
+//!  field of the object ─▶ in Drydock's definition? ── yes ─▶ implemented
+//!                          └ no ─▶ empty, switched off, or an accepted hint? ── yes ─▶ ignored
 //!                                   └ no ─▶ a field of KubeVirt's? ── yes ─▶ NotSupported
-//!                                            └ no ─▶ UnknownField, with the name that may be meant
+//!                                            └ no ─▶ UnknownField, with a suggested name
 //! ```
 
 use std::{
@@ -21,10 +21,10 @@ use super::{
     shape::Shape,
 };
 
-/// What KubeVirt's API has, recorded by `hack/record-kubevirt-fields`.
+/// The fields of KubeVirt's API, recorded by `hack/record-kubevirt-fields`.
 pub(super) const RECORDED: &str = include_str!("../../testdata/kubevirt-v1-fields.txt");
 
-/// What KubeVirt's API has had since that was recorded.
+/// Fields that KubeVirt's API has gained since that was recorded.
 pub(super) const LATER: [(Kind, &str); 6] = [
     (Kind::Migration, "spec.priority"),
     (Kind::Instance, "spec.utilityVolumes[]"),
@@ -34,8 +34,8 @@ pub(super) const LATER: [(Kind, &str); 6] = [
     (Kind::Instance, "spec.volumes[].containerPath"),
 ];
 
-/// Fields that hold others and mean nothing by themselves: what they hold is judged one by one. Of
-/// all other objects even an empty one means something (`tpm: {}` is a TPM).
+/// Fields that only group other fields: each field inside is checked on its own. Any other object has a meaning even
+/// if it is empty (`tpm: {}` is a TPM).
 pub(super) const CONTAINERS: [&str; 14] = [
     "spec.domain.chassis",
     "spec.domain.cpu.numa",
@@ -53,20 +53,20 @@ pub(super) const CONTAINERS: [&str; 14] = [
     "spec.domain.launchSecurity",
 ];
 
-/// The switch in fields that are on if they are there, unless it says otherwise.
+/// The switch of fields that are on if present, unless their switch is false.
 const SWITCH: &str = "enabled";
 
-/// Where a template has the fields of an instance.
+/// Path at which templates contain the fields of an instance.
 const TEMPLATE: &str = "spec.template.spec";
 
-/// Every field of an object that is not carried out and not passed over.
+/// Returns a refusal for every field that is neither implemented nor ignored.
 pub fn refused_fields(raw: &Value, kind: Kind) -> Vec<Refusal> {
     let mut refusals = Refusals::default();
     check(raw, kind, &mut refusals);
     refusals.into_vec()
 }
 
-/// Refuses every field that is not carried out and not passed over.
+/// Refuses every field that is neither implemented nor ignored.
 pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
     let Some(spec) = raw.get("spec") else { return };
     let place = Place {
@@ -77,7 +77,7 @@ pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
     Walk { kind, refusals }.walk(spec, Shape::of_spec(kind), &place);
 }
 
-/// A place in an object, and the same in the list of KubeVirt's fields.
+/// A path in an object, and the matching path in the list of KubeVirt's fields.
 struct Place {
     at: At,
     kind: Kind,
@@ -132,7 +132,7 @@ impl Walk<'_> {
                     self.walk(value, shape, &place.index(index));
                 }
             }
-            // Other types than the schema's do not come this far.
+            // The schema refuses values of other types earlier.
             _ => {}
         }
     }
@@ -152,7 +152,7 @@ impl Walk<'_> {
             }
             return;
         }
-        // A key with a dot is nobody's field, whatever path it seems to be.
+        // A key with a dot is never a known field, whatever path it seems to form.
         let is_known = !name.contains(['.', '[']) && known(place.kind).contains_key(place.field.as_str());
         if !is_known {
             let recorded = known(parent.kind).get(parent.field.as_str());
@@ -170,7 +170,7 @@ impl Walk<'_> {
     }
 }
 
-/// A value that asks for nothing. `false` is the default of all switches that are not hints.
+/// Returns whether a value requests nothing. `false` is the default of all switches that are not hints.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -180,12 +180,12 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// An object that says that it is not there.
+/// Returns whether an object is switched off.
 fn is_switched_off(value: &Value) -> bool {
     value.get(SWITCH) == Some(&Value::Bool(false))
 }
 
-/// Fields of KubeVirt's: names of what each path holds, paths with `[]` for lists.
+/// Returns KubeVirt's fields of a kind: each path, with `[]` for lists, with the names of the fields in it.
 fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> {
     static KNOWN: OnceLock<BTreeMap<Kind, BTreeMap<&'static str, BTreeSet<&'static str>>>> = OnceLock::new();
     static NOTHING: BTreeMap<&'static str, BTreeSet<&'static str>> = BTreeMap::new();
@@ -193,7 +193,7 @@ fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> 
         let mut all: BTreeMap<Kind, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
         for (kind, path) in recorded() {
             let paths = all.entry(kind).or_default();
-            // A list is found by its own name, and what it holds by that of its members.
+            // A list is found by its own name, its items by the path with `[]`.
             for path in [path, path.trim_end_matches("[]")] {
                 paths.entry(path).or_default();
             }
@@ -206,7 +206,7 @@ fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> 
     all.get(&kind).unwrap_or(&NOTHING)
 }
 
-/// Kind and path of each field of KubeVirt's.
+/// Yields the kind and path of each of KubeVirt's fields.
 pub(super) fn recorded() -> impl Iterator<Item = (Kind, &'static str)> {
     let lines = RECORDED.lines().filter_map(|line| {
         let (word, path) = line.split_once(' ')?;

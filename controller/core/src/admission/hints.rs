@@ -1,30 +1,30 @@
-//! Fields that are accepted and not acted on, because the guest gets the same without them.
+//! Fields that are accepted and ignored, because they make no difference to the guest.
 //!
-//! A field is a hint only if nothing that the guest can see or do depends on it: it asks for speed,
-//! for something of the host, or for what guests have anyway. Where only some values are so, only
-//! those are accepted.
+//! A field is a hint only if nothing that the guest can see or do depends on it: it affects speed, it affects
+//! something on the host, or it requests what guests have anyway. Where this holds for some values only, only those
+//! are accepted.
 
 use super::Kind;
 
 /// Which values of a hint are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// All.
+    /// All values.
     Any,
-    /// This one, as JSON writes it without quotes.
+    /// This value, in JSON notation without quotes.
     Only(&'static str),
 }
 
-/// A field that is accepted and not acted on.
+/// A field that is accepted and ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// Kind that has it; fields of an instance are also those of templates.
+    /// Kind with the field; fields of an instance also apply to templates.
     pub kind: Kind,
     /// Path, with `[]` for lists.
     pub field: &'static str,
-    /// Which values.
+    /// Accepted values.
     pub accepted: Accepted,
-    /// Why the guest gets the same without it.
+    /// Why the field makes no difference to the guest.
     pub why: &'static str,
 }
 
@@ -51,7 +51,7 @@ const NO_CPUS_ADDED: &str = "says how many CPUs may be added while the guest run
 const NO_MEMORY_ADDED: &str = "says how much memory may be added while the guest runs; Drydock adds none";
 const ALWAYS: &str = "guests have it anyway";
 
-/// All of them.
+/// All hints.
 pub const HINTS: [Hint; 19] = [
     any("spec.domain.cpu.maxSockets", NO_CPUS_ADDED),
     any("spec.domain.memory.maxGuest", NO_MEMORY_ADDED),
@@ -97,7 +97,7 @@ pub const HINTS: [Hint; 19] = [
     },
 ];
 
-/// The hint of a field, by its path with `[]` for lists.
+/// Returns the hint for a field, by its path with `[]` for lists.
 pub(super) fn find(kind: Kind, field: &str) -> Option<&'static Hint> {
     HINTS.iter().find(|hint| hint.kind == kind && hint.field == field)
 }

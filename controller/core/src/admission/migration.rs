@@ -1,8 +1,8 @@
-//! What a VirtualMachineInstanceMigration may ask for, and when.
+//! What a VirtualMachineInstanceMigration may request, and when.
 //!
 //! ```text
 //!  manifest ─▶ prepared() ─▶ check(), review_asker() ─▶ review_instance(), review_in_flight()
-//!              label, finalizer     its own fields            what the cluster says
+//!              label, finalizer     its own fields            the state of the cluster
 //! ```
 
 use std::collections::BTreeMap;
@@ -22,17 +22,17 @@ use super::{
 };
 use crate::migration::purpose::{EVACUATION, WORKLOAD_UPDATE};
 
-/// Label of a migration: the instance that moves, for whoever looks for its migrations.
+/// Label of a migration with the name of the instance that moves; clients list an instance's migrations by it.
 pub const INSTANCE_LABEL: &str = "kubevirt.io/vmi-name";
 
-/// KubeVirt's words, which clients know.
+/// KubeVirt's messages, which clients know.
 const LABEL_REMOVED: &str = "selector label can't be removed from an in-flight migration";
 const LABEL_MODIFIED: &str = "selector label can't be modified on an in-flight migration";
 
-/// A new migration with the label that names its instance, and the finalizer by which its deletion
-/// gives it up in good order. `None` if it has both.
+/// Returns a new migration with the label that names its instance, and with the finalizer that lets the controller
+/// cancel it cleanly when it is deleted. `None` if it already has both.
 ///
-/// Names of instances can be longer than labels; such a migration goes without.
+/// An instance name can be longer than a label value; such a migration gets no label.
 pub fn prepared(raw: &Value) -> Option<Value> {
     let mut wanted = raw.clone();
     let name = raw.pointer("/spec/vmiName")?.as_str()?;
@@ -51,7 +51,7 @@ pub fn prepared(raw: &Value) -> Option<Value> {
     (wanted != *raw).then_some(wanted)
 }
 
-/// What its own fields say.
+/// Checks the migration's own fields.
 pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     let at = At::root("spec.vmiName");
     match raw.pointer("/spec/vmiName").and_then(Value::as_str) {
@@ -67,9 +67,9 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     }
 }
 
-/// What only the controller may ask for: nobody else moves to the head of the queue. The priority is one
-/// way there, the annotations of [`Purpose`](crate::migration::purpose::Purpose) are another. `old` is
-/// the migration as it was, if it is not new: it is not asked again what it asked for then.
+/// Refuses requests that are reserved for the controller, so that no other user moves to the head of the queue. The
+/// priority is one way there; the annotations of [`Purpose`](crate::migration::purpose::Purpose) are another. `old`
+/// is the migration before the change, `None` if it is new; fields that were set before are not refused again.
 pub fn review_asker(old: Option<&Value>, raw: &Value, user: &str) -> Vec<Refusal> {
     let mut refusals = Refusals::default();
     if user == CONTROLLER {
@@ -88,8 +88,8 @@ pub fn review_asker(old: Option<&Value>, raw: &Value, user: &str) -> Vec<Refusal
     refusals.into_vec()
 }
 
-/// What may not change while a migration is in flight, beside its spec: the label by which its
-/// instance's migrations are found. It may be put right.
+/// Refuses changes to a migration in flight that are outside its spec: changes of the label by which its instance's
+/// migrations are found. Correcting a wrong label is allowed.
 pub(super) fn check_change(old: &Value, new: &Value, refusals: &mut Refusals) {
     let label = |raw: &Value| Some(raw.get("metadata")?.get("labels")?.get(INSTANCE_LABEL)?.clone());
     let phase = new.pointer("/status/phase").and_then(Value::as_str);
@@ -108,9 +108,10 @@ pub(super) fn check_change(old: &Value, new: &Value, refusals: &mut Refusals) {
     }
 }
 
-/// What the instance of this name says, in KubeVirt's words; there is none if it is `None`.
+/// Refuses a migration because of its instance's state, with KubeVirt's messages. `instance` is `None` if it does not
+/// exist.
 ///
-/// What is not known yet is no reason to refuse: the migration itself waits for it or fails.
+/// State that is not known yet is no reason to refuse: the migration itself waits for it or fails.
 pub fn review_instance(name: &str, instance: Option<&VirtualMachineInstance>) -> Option<Refusal> {
     let Some(instance) = instance else {
         return refusal(format!("the VMI \"{name}\" does not exist under the cluster"));
@@ -128,10 +129,10 @@ pub fn review_instance(name: &str, instance: Option<&VirtualMachineInstance>) ->
     refusal(format!("Cannot migrate VMI, Reason: {reason}, Message: {message}"))
 }
 
-/// Whether another migration of the same instance keeps a new one out, in KubeVirt's words.
+/// Refuses a new migration while another one of the same instance is in flight, with KubeVirt's message.
 ///
-/// Of two that are created at the same time neither sees the other: the controller goes on with the
-/// older one and fails the other.
+/// Two that are created at the same time do not see each other: the controller continues the older one and fails the
+/// other.
 pub fn review_in_flight(other: &VirtualMachineInstanceMigration) -> Option<Refusal> {
     let phase = other.status.as_ref().and_then(|status| status.phase);
     if phase.is_some_and(MigrationPhase::is_final) {

@@ -1,9 +1,9 @@
-//! The name that somebody may have meant.
+//! Suggestions for misspelt names.
 
-/// The candidate that is nearest to `word`, if one is near enough to have been meant: it differs by
-/// letter case, by a change in four letters (three at most), or goes on where the word ends.
+/// Returns the candidate nearest to `word`, if one is near enough to be the intended name: it differs only in letter
+/// case, by at most one edit per four letters (three at most), or it begins with `word`.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Nothing that long is a typing error, and the distance costs time by its square.
+    // A longer name is not a typing error, and the distance takes quadratic time.
     if word.len() > 64 {
         return None;
     }
@@ -22,7 +22,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, candidate)| candidate)
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
+/// Counts insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
 fn distance(a: &[char], b: &[char]) -> usize {
     let width = b.len() + 1;
     let mut rows = vec![0; (a.len() + 1) * width];

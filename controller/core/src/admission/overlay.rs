@@ -1,12 +1,11 @@
-//! Writes what has changed in a typed value into the object that it was read from.
+//! Writes the changes of a typed value into the object that it was read from.
 //!
-//! Types do not keep what they do not know, nor how it was written (`2` or `"2"`). So an object is
-//! not replaced by its typed value: only the differences go into it.
+//! Types keep neither unknown fields nor the original notation (`2` or `"2"`). So an object is not replaced by its
+//! typed value: only the differences are written into it.
 
 use serde_json::{Map, Value};
 
-/// Puts into `raw` whatever differs between `before` and `after`. Nothing is ever taken away:
-/// defaults only add.
+/// Writes the differences between `before` and `after` into `raw`. Never removes anything: defaults only add.
 pub(super) fn overlay(raw: &mut Value, before: &Value, after: &Value) {
     if before == after {
         return;

@@ -1,41 +1,41 @@
-//! Why an object is not admitted.
+//! Reasons for refusing an object.
 
 use std::fmt;
 
 use super::VERSION;
 
-/// Values are cut to so many characters in sentences.
+/// Values in messages are truncated to this many characters.
 const VALUE: usize = 80;
-/// So many refusals are told in one answer; more help nobody.
+/// At most this many refusals are listed in one response; more would not help.
 pub const MAX_REFUSALS: usize = 50;
 
-/// Why something is not admitted, stable for machines.
+/// Machine-readable reason of a refusal. Stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// KubeVirt has this field or value, Drydock does not.
     NotSupported,
     /// There is no such field.
     UnknownField,
-    /// It cannot be read at all.
+    /// The field or value cannot be parsed.
     Malformed,
     /// The value is not among those allowed.
     NotAllowed,
-    /// It is missing.
+    /// The field is missing.
     Required,
-    /// It is there twice.
+    /// The value is used twice.
     Duplicate,
-    /// It contradicts another field.
+    /// The field contradicts another one.
     Conflict,
-    /// It is somebody else's to set.
+    /// The field is reserved for another user.
     Reserved,
-    /// It cannot be changed.
+    /// The field cannot be changed.
     Immutable,
-    /// What it names is not in a state for it.
+    /// The object that the field names is in the wrong state.
     WrongState,
 }
 
 impl Reason {
-    /// The stable word, which is KubeVirt's and Kubernetes' cause where they have one.
+    /// Returns the stable string: the cause as KubeVirt or Kubernetes has it, if they have one.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotSupported => "FieldValueNotSupported",
@@ -52,19 +52,19 @@ impl Reason {
     }
 }
 
-/// One reason why an object is not admitted.
+/// One reason for refusing an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// Machine-readable reason.
     pub reason: Reason,
     /// Path of the field, such as `spec.domain.devices.disks[0].name`.
     pub field: String,
-    /// A sentence for people that names the field, the value and what is allowed.
+    /// A human-readable sentence that names the field, the value and what is allowed.
     pub message: String,
 }
 
 impl Refusal {
-    /// The message without the field, which clients write before it (`kubectl` for one, as `field: cause`).
+    /// Returns the message without the field, which clients prepend (`kubectl`, for example, as `field: cause`).
     pub fn cause(&self) -> &str {
         let rest = self.message.strip_prefix(&self.field);
         let cause = rest.and_then(|rest| rest.strip_prefix(": ").or_else(|| rest.strip_prefix(' ')));
@@ -80,7 +80,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// All refusals in one answer.
+/// Returns all refusals in one message.
 pub fn sentence(refusals: &[Refusal]) -> String {
     let mut told: Vec<String> = refusals.iter().take(MAX_REFUSALS).map(ToString::to_string).collect();
     if let Some(more) = refusals.len().checked_sub(MAX_REFUSALS).filter(|more| *more > 0) {
@@ -94,22 +94,22 @@ pub fn sentence(refusals: &[Refusal]) -> String {
 pub(super) struct At(String);
 
 impl At {
-    /// A path from the object's root.
+    /// Returns a path from the object's root.
     pub(super) fn root(path: &str) -> Self {
         Self(path.into())
     }
 
-    /// A field of what is here.
+    /// Returns the path of a field of this object.
     pub(super) fn field(&self, name: &str) -> Self {
         Self(format!("{}.{name}", self.0))
     }
 
-    /// An entry of the map that is here, whose keys may have dots.
+    /// Returns the path of an entry of this map, whose keys may contain dots.
     pub(super) fn key(&self, key: &str) -> Self {
         Self(format!("{}[{key}]", self.0))
     }
 
-    /// A member of the list that is here.
+    /// Returns the path of a member of this list.
     pub(super) fn index(&self, index: usize) -> Self {
         Self(format!("{}[{index}]", self.0))
     }
@@ -121,22 +121,22 @@ impl fmt::Display for At {
     }
 }
 
-/// Refusals as they are found.
+/// Collects refusals.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Vec<Refusal>);
 
 impl Refusals {
-    /// All that were found.
+    /// Returns all collected refusals.
     pub(super) fn into_vec(self) -> Vec<Refusal> {
         self.0
     }
 
-    /// How many there are.
+    /// Returns how many refusals there are.
     pub(super) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether something in this place has been refused already.
+    /// Returns whether something inside this path has already been refused.
     pub(super) fn has_refused_within(&self, at: &At) -> bool {
         self.0.iter().any(|refusal| {
             let inner = refusal.field.strip_prefix(&at.0);
@@ -152,20 +152,20 @@ impl Refusals {
         });
     }
 
-    /// A field that is not carried out.
+    /// Refuses a field that Drydock does not implement.
     pub(super) fn not_supported(&mut self, at: &At) {
         let message = format!("{at} is not supported by Drydock {VERSION}");
         self.add(Reason::NotSupported, at, message);
     }
 
-    /// A value that is not carried out.
+    /// Refuses a value that Drydock does not implement.
     pub(super) fn value_not_supported(&mut self, at: &At, value: &str, allowed: &str) {
         let value = cut(value);
         let message = format!("{at}: `{value}` is not supported by Drydock {VERSION}; allowed: {allowed}");
         self.add(Reason::NotSupported, at, message);
     }
 
-    /// A field that nobody has, with the one that may be meant.
+    /// Refuses a field that does not exist; `meant` is the suggested name.
     pub(super) fn unknown(&mut self, at: &At, kind: &str, meant: Option<&str>) {
         let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
         let at = At(cut_path(&at.0));
@@ -173,56 +173,56 @@ impl Refusals {
         self.add(Reason::UnknownField, &at, message);
     }
 
-    /// Something that cannot be read.
+    /// Refuses a value that cannot be parsed.
     pub(super) fn malformed(&mut self, at: &At, why: &str) {
         let message = format!("{at} cannot be read: {why}");
         self.add(Reason::Malformed, at, message);
     }
 
-    /// A value that is not allowed.
+    /// Refuses a value that is not allowed.
     pub(super) fn not_allowed(&mut self, at: &At, value: impl fmt::Display, allowed: impl fmt::Display) {
         let value = cut(&value.to_string());
         let message = format!("{at}: `{value}` is not allowed; allowed: {allowed}");
         self.add(Reason::NotAllowed, at, message);
     }
 
-    /// Something that is missing.
+    /// Refuses an object because a field is missing.
     pub(super) fn required(&mut self, at: &At, why: impl fmt::Display) {
         let message = format!("{at} must be set: {why}");
         self.add(Reason::Required, at, message);
     }
 
-    /// A value that is there twice.
+    /// Refuses a value that is used twice.
     pub(super) fn duplicate(&mut self, at: &At, value: impl fmt::Display, first: &At) {
         let value = cut(&value.to_string());
         let message = format!("{at}: `{value}` is used already by {first}");
         self.add(Reason::Duplicate, at, message);
     }
 
-    /// Two that cannot both be set.
+    /// Refuses two fields that cannot both be set.
     pub(super) fn conflict(&mut self, at: &At, with: impl fmt::Display) {
         let message = format!("{at} cannot be set together with {with}");
         self.add(Reason::Conflict, at, message);
     }
 
-    /// Something that only one user may set.
+    /// Refuses a field that only one user may set.
     pub(super) fn reserved(&mut self, at: &At, user: &str) {
         let message = format!("{at} can only be set by {user}; leave it out");
         self.add(Reason::Reserved, at, message);
     }
 
-    /// Values that are right one by one and cannot be had together.
+    /// Refuses values that are valid on their own but not in combination.
     pub(super) fn impossible(&mut self, at: &At, why: &str) {
         let message = format!("{at} cannot be had: {why}");
         self.add(Reason::NotAllowed, at, message);
     }
 
-    /// Something that cannot be changed, in the words that KubeVirt has for it.
+    /// Refuses a change to an immutable field, with KubeVirt's message.
     pub(super) fn immutable(&mut self, at: &At, words: &str) {
         self.add(Reason::Immutable, at, words.into());
     }
 
-    /// Something whose state does not allow it, in the words that KubeVirt has for it.
+    /// Refuses a request that an object's state does not allow, with KubeVirt's message.
     pub(super) fn wrong_state(&mut self, at: &At, words: String) {
         self.add(Reason::WrongState, at, words);
     }
@@ -236,7 +236,7 @@ fn cut(value: &str) -> String {
     cut
 }
 
-/// A path may hold what a user made up: it keeps its end, which tells most.
+/// Truncates a path, which may contain user input. Keeps the end, which is the most useful part.
 fn cut_path(path: &str) -> String {
     let count = path.chars().count();
     let kept: String = path

@@ -1,10 +1,10 @@
-//! What values have to be, beyond what the schema says.
+//! Rules for values, beyond the schema.
 //!
 //! - [`cpu_and_memory`], [`hardware`]: the guest's CPU, memory, machine, firmware and clock.
-//! - [`disks`], [`volumes`], [`networks`]: its devices and what they are connected to.
-//! - [`scheduling`], [`probes`]: what goes into its pod, as the API server would judge it there.
-//! - [`describable`]: whether the guest can be described to libvirt.
-//! - [`machine`], [`replica_set`]: what makes instances.
+//! - [`disks`], [`volumes`], [`networks`]: the guest's devices and their backends.
+//! - [`scheduling`], [`probes`]: fields that are copied to the pod, checked as the API server checks them there.
+//! - [`describable`]: whether the domain XML can be generated.
+//! - [`machine`], [`replica_set`]: the kinds that create instances.
 
 mod cpu_and_memory;
 mod describable;
@@ -50,7 +50,7 @@ pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
     }
 }
 
-/// The template of an object that makes instances.
+/// Checks the template of an object that creates instances.
 fn template(raw: &Value, refusals: &mut Refusals) {
     let at = At::root("spec.template");
     let Some(template) = raw.pointer("/spec/template").filter(|template| template.is_object()) else {
@@ -61,12 +61,12 @@ fn template(raw: &Value, refusals: &mut Refusals) {
     instance(template.get("spec"), &at.field("spec"), refusals);
 }
 
-/// The spec of an instance, here or in a template.
+/// Checks the spec of an instance, in the instance itself or in a template.
 fn instance(raw: Option<&Value>, at: &At, refusals: &mut Refusals) {
     let Some(raw) = raw.filter(|spec| spec.is_object()) else {
         return refusals.required(at, "it says what the instance is");
     };
-    // The same types as everything else reads: what does not fit them fits nobody.
+    // All components read the spec with these types: a spec that does not parse here does not parse anywhere.
     let spec: VirtualMachineInstanceSpec = match serde_json::from_value(raw.clone()) {
         Ok(spec) => spec,
         Err(error) => return refusals.malformed(at, &error.to_string()),

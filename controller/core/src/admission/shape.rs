@@ -1,7 +1,7 @@
-//! Which fields are carried out: what the definitions of the kinds describe.
+//! Which fields are implemented: those in the definitions of the kinds.
 //!
-//! The definitions are made of the types that everything else in Drydock reads, so a field cannot
-//! be described and not be there, nor the other way round.
+//! The definitions are generated from the types that all of Drydock reads, so a field is implemented if and only if
+//! it is described.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -9,29 +9,29 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{JSONSch
 
 use super::Kind;
 
-/// What may be in a place.
+/// What a place in an object may contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// These fields.
+    /// An object with these fields.
     Fields(BTreeMap<String, Shape>),
-    /// Any number of this.
+    /// A list of these.
     List(Box<Shape>),
-    /// Whatever the schema lets through: numbers, texts, maps with keys of the user's.
+    /// Any value that the schema allows: numbers, strings, maps with user-defined keys.
     Value,
 }
 
-/// Metadata of templates: the API server knows its fields.
+/// Metadata of templates; the API server checks its fields.
 const FREE: &str = "metadata";
 
 impl Shape {
-    /// The shape of a kind's spec; a kind without a definition has no fields.
+    /// Returns the shape of a kind's spec; a kind without a definition has no fields.
     pub(super) fn of_spec(kind: Kind) -> &'static Self {
         static SPECS: OnceLock<BTreeMap<Kind, Shape>> = OnceLock::new();
         static NOTHING: Shape = Shape::Fields(BTreeMap::new());
         SPECS.get_or_init(specs).get(&kind).unwrap_or(&NOTHING)
     }
 
-    /// What a schema describes.
+    /// Returns the shape that a schema describes.
     fn of(schema: &JSONSchemaProps) -> Self {
         if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
             return Self::List(Box::new(Self::of(items)));

@@ -1,4 +1,4 @@
-//! Tests of admission, by what they are about.
+//! Tests of admission, by topic.
 
 mod annotations;
 mod changes;
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use super::{Kind, review, sentence};
 
-/// A manifest, as people write it.
+/// Parses a manifest as users write it.
 fn manifest(yaml: &str) -> Value {
     serde_saphyr::from_str(yaml).unwrap()
 }
 
-/// An instance of which everything is right.
+/// Returns a valid instance.
 fn instance() -> Value {
     manifest(
         "
@@ -36,7 +36,7 @@ fn instance() -> Value {
     )
 }
 
-/// Puts a value into an object, at a JSON pointer whose parents are there.
+/// Puts a value into an object, at a JSON pointer whose parents exist.
 fn put(object: &mut Value, pointer: &str, value: Value) {
     let (parent, name) = pointer.rsplit_once('/').unwrap();
     match object.pointer_mut(parent).unwrap_or_else(|| panic!("no {parent}")) {
@@ -51,7 +51,7 @@ fn put(object: &mut Value, pointer: &str, value: Value) {
     }
 }
 
-/// A VirtualMachine that makes such an instance.
+/// Returns a VirtualMachine with the template of this instance.
 fn machine(mut instance: Value) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1",

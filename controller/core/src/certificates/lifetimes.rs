@@ -1,37 +1,37 @@
-//! Lifetimes that work together, made of those that are configured.
+//! Consistent certificate lifetimes, derived from the configured ones.
 
 use std::time::Duration;
 
 use crate::configuration::{Certificates, Lifetime};
 
-/// The shortest life of an authority.
+/// Minimum lifetime of an authority.
 const SHORTEST: Duration = Duration::from_secs(4);
-/// The longest: more than anybody wants, and short enough for every calendar.
+/// Maximum lifetime of an authority: longer than needed, and short enough for every calendar.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// After so long, every API server has heard of a change of a webhook configuration.
+/// Time after which every API server has seen a change of a webhook configuration.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// How long certificates live and when they are renewed.
+/// Lifetimes of the certificates and when they are renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// The authority.
+    /// Of the authority.
     pub authority: Lifetime,
-    /// The serving certificates.
+    /// Of the serving certificates.
     pub serving: Lifetime,
-    /// How long a bundle has to have been seen in the webhook configurations before anybody serves
-    /// what only it vouches for.
+    /// How long a bundle must have been observed in the webhook configurations before a replica serves a certificate
+    /// that only this bundle makes trusted.
     pub settle: Duration,
 }
 
 impl From<&Certificates> for Lifetimes {
-    /// What is configured, but for what cannot be done:
+    /// Returns the configured lifetimes, adjusted where they are impossible:
     ///
-    /// - an authority lives from 4 seconds to ten years, a serving certificate at most half as long
-    ///   as its authority, so that it can live for all of its own time;
-    /// - an authority is renewed while it can still sign a whole life, and not before an eighth of its
-    ///   own is over, so that bundles stay small;
-    /// - a serving certificate is renewed while there is time to do it (a quarter of its life or a
-    ///   minute), and not before an eighth of its life is over.
+    /// - an authority lives from 4 seconds to ten years, a serving certificate at most half as long as its authority,
+    ///   so that it can use its full lifetime;
+    /// - an authority is renewed while it can still sign for a full serving lifetime, and not before an eighth of its
+    ///   own lifetime has passed, so that bundles stay small;
+    /// - a serving certificate is renewed while there is time to do it (a quarter of its lifetime or a minute), and
+    ///   not before an eighth of its lifetime has passed.
     fn from(configured: &Certificates) -> Self {
         let Certificates { ca, server } = configured;
         let life = ca.duration.clamp(SHORTEST, LONGEST);
@@ -45,7 +45,7 @@ impl From<&Certificates> for Lifetimes {
             duration: serving_life,
             renew_before: server.renew_before.clamp(least, serving_life / 8 * 7),
         };
-        // Between two authorities there must be time to bring in the first.
+        // There must be time to introduce one authority before the next.
         let between = authority.duration - authority.renew_before;
         Self {
             authority,

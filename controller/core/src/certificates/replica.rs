@@ -1,10 +1,10 @@
-//! Which certificate a replica serves.
+//! Choice of the certificate that a replica serves.
 
 use jiff::Timestamp;
 
 use super::{Lifetimes, Serving, Trust, trust::settled};
 
-/// What a replica does about the certificate that the Secret offers.
+/// What a replica does with the certificate that the Secret offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     /// Serve it from now on.
@@ -13,11 +13,11 @@ pub struct Choice {
     pub wake: Option<Timestamp>,
 }
 
-/// Whether a replica takes the certificate that the Secret offers.
+/// Decides whether a replica takes the certificate that the Secret offers.
 ///
-/// As a rule at once, since the leader offers only what API servers trust. But a Secret may have
-/// been lost, restored or made anew by a leader that had nothing better; then a replica goes on
-/// serving what is trusted until the other is too.
+/// Usually it does so immediately, since the leader offers only what API servers trust. But a Secret may have been
+/// lost, restored or recreated by a leader that had nothing better; then a replica keeps serving the trusted
+/// certificate until the offered one is trusted too.
 pub fn choose(
     now: Timestamp,
     current: Option<&Serving>,
@@ -30,7 +30,7 @@ pub fn choose(
         wake: wake.filter(|wake| *wake > now),
     };
     let Some(offered) = offered.filter(|offered| offered.is_valid(now)) else {
-        // One that is not valid yet will be.
+        // A certificate that is not valid yet is chosen again once it is.
         return keep(offered.map(|offered| offered.from));
     };
     let take = Choice { take: true, wake: None };
@@ -44,7 +44,7 @@ pub fn choose(
         return take;
     }
     match settled(current, &offered.authority, trust, lifetimes) {
-        // What nobody trusts any more is worse than what some may not have heard of yet.
+        // A certificate that is no longer trusted is worse than one that some API servers may not trust yet.
         Some(_) if !trust.covers(&current.authority) => take,
         Some(at) if at <= now => take,
         Some(at) => keep(Some(at.min(current.until))),

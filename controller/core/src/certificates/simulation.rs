@@ -1,8 +1,8 @@
-//! A small cluster, to see that nobody is ever refused: replicas that restart, lag and crash
-//! between two steps, API servers that lag, lifetimes that change, a Secret that is deleted.
+//! A small simulated cluster, to check that no request is ever refused: replicas that restart, lag and crash between
+//! two steps, API servers that lag, lifetimes that change, a Secret that is deleted.
 //!
-//! What has to hold at each instant: every replica serves a certificate that is valid, and whose
-//! authority is in every bundle that an API server may have read by then.
+//! Invariant at each instant: every replica serves a certificate that is valid, and whose authority is in every
+//! bundle that any API server may still use by then.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -12,25 +12,25 @@ use proptest::prelude::*;
 use super::{Authority, Facts, Held, Id, Lifetimes, Place, Serving, ServingChange, Step, Trust, choose, plan};
 use crate::configuration::{Certificates, Lifetime};
 
-/// What happens beside the passing of time.
+/// Events besides the passing of time.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// Nothing.
     Quiet,
-    /// A replica is started again and remembers nothing.
+    /// A replica restarts and has lost its state.
     Restart(usize),
-    /// Another replica leads.
+    /// Another replica becomes the leader.
     Elect(usize),
-    /// The leader stops after so many steps.
+    /// The leader stops after this many steps.
     Crash(usize),
-    /// A replica sees nothing of this.
+    /// A replica does not observe this round.
     Blind(usize),
-    /// The configuration changes: seconds of authority and serving certificate, and the shares of
-    /// them (in percent) before the end at which they are renewed.
+    /// The configuration changes: lifetimes of authority and serving certificate in seconds, and how long before the
+    /// end each is renewed, in percent of the lifetime.
     Configure(u64, u64, u64, u64),
-    /// Somebody deletes the Secret or writes garbage into it.
+    /// The Secret is deleted or overwritten with garbage.
     Lose,
-    /// Somebody puts back what the Secret held long ago.
+    /// An old copy of the Secret is restored.
     Restore,
 }
 
@@ -58,18 +58,18 @@ struct Replica {
 struct World {
     now: Timestamp,
     lifetimes: Lifetimes,
-    /// The shortest time that API servers were ever given to hear of a change: they are never slower,
-    /// since their speed does not depend on what is configured.
+    /// The shortest time that API servers were ever given to see a change. They are always at least that fast, since
+    /// their speed does not depend on the configuration.
     settle: Duration,
     secret: Held,
     /// An earlier Secret.
     copy: Option<Held>,
     bundle: Vec<Authority>,
-    /// Bundles that some API server may still go by, each with the time at which it was replaced.
+    /// Bundles that some API server may still use, each with the time at which it was replaced.
     past: VecDeque<(Timestamp, Vec<Authority>)>,
     replicas: [Replica; REPLICAS],
     leader: usize,
-    /// When somebody wants to look again.
+    /// The earliest requested wake-up time.
     wake: Option<Timestamp>,
     made: u64,
     renewals: u64,
@@ -98,7 +98,7 @@ impl World {
         Id::new(&self.made.to_be_bytes())
     }
 
-    /// Replicas look, the leader does its steps, replicas look again.
+    /// Replicas observe, the leader executes its steps, replicas observe again.
     fn round(&mut self, steps: usize, blind: Option<usize>) {
         self.wake = None;
         self.look(blind);
@@ -217,7 +217,7 @@ impl World {
         self.forget();
     }
 
-    /// API servers have heard of a change after a third of the time that they are given.
+    /// API servers have seen a change after a third of the time that they are given.
     fn forget(&mut self) {
         let lag = SignedDuration::try_from(self.settle / 3).unwrap();
         self.past.retain(|(replaced, _)| *replaced + lag > self.now);
@@ -257,18 +257,18 @@ fn certificates((ca, server, ca_share, server_share): (u64, u64, u64, u64)) -> C
     }
 }
 
-/// Runs it; how many serving certificates were made.
+/// Runs the simulation; returns how many serving certificates were created.
 fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCaseError> {
     let mut world = World::new(&certificates(first));
     world.round(9, None);
-    // Before the first bundle, nobody is trusted.
+    // Before the first bundle, API servers trust no authority.
     world.past.clear();
     world.check()?;
     let mut idle = 0;
     let (mut forgetful, mut lost) = (false, 0u32);
     for event in events {
-        // Nobody can help if the leader never gets to its steps: of some events there are not many in
-        // a row, and who has forgotten everything just when the Secret is lost is lost too.
+        // If the leader never executes its steps, no algorithm can succeed. So some events are limited to a few in a
+        // row, and the Secret is not lost right after a replica has lost its state.
         let hinders = matches!(
             event,
             Event::Crash(_) | Event::Blind(_) | Event::Elect(_) | Event::Restart(_)
@@ -286,7 +286,7 @@ fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCa
             Event::Elect(replica) => world.leader = replica,
             Event::Crash(after) => steps = after,
             Event::Blind(replica) => {
-                // Who is blind from its start on is not ready, and is asked nothing.
+                // A replica that has not observed anything since its start is not ready, and receives no requests.
                 blind = world.replicas[replica].serves.is_some().then_some(replica);
             }
             Event::Configure(a, b, c, d) => world.configure(&certificates((a, b, c, d))),
@@ -297,7 +297,7 @@ fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCa
             Event::Restore if !forgetful && lost == 0 => {
                 lost = 30;
                 if let Some(mut copy) = world.copy.take() {
-                    // One that is about to expire, and is not seen to be, helps nobody.
+                    // A copy that is about to expire, and that the leader cannot recognise as such, would be useless.
                     let enough = world.now + SignedDuration::try_from(world.lifetimes.settle * 4).unwrap();
                     copy.serving = copy.serving.filter(|serving| serving.until > enough);
                     world.secret = copy;
@@ -306,7 +306,7 @@ fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCa
             Event::Lose | Event::Restore => {}
         }
         world.round(steps, blind);
-        // Nor if the Secret is lost again and again before another authority has come in.
+        // The Secret is also not lost again and again before another authority has been introduced.
         lost = lost.saturating_sub(1);
         forgetful = forgets || steps < 9 || blind.is_some();
         world.check()?;
@@ -317,9 +317,9 @@ fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCa
 }
 
 proptest! {
-    // The same clusters each time. Other seeds find, about once in several thousand clusters, one in
-    // which a Secret is lost, an old copy of it put back and lifetimes cut to seconds while replicas
-    // restart, and a replica then serves before all API servers trust it.
+    // The seed is fixed. Other seeds find, about once in several thousand clusters, a case in which the Secret is
+    // lost, an old copy of it is restored and lifetimes are cut to seconds while replicas restart; a replica then
+    // serves a certificate before all API servers trust it.
     #![proptest_config(ProptestConfig {
         cases: 300,
         rng_seed: proptest::test_runner::RngSeed::Fixed(1),

@@ -6,7 +6,7 @@ use super::{Authority, Cause, Facts, Held, Id, Lifetimes, Make, Place, Plan, Ser
 use super::{choose, plan};
 use crate::configuration::Configuration;
 
-/// Hours after the beginning.
+/// Returns a time this many hours after the beginning.
 fn at(hours: i64) -> Timestamp {
     seconds(hours * 3600)
 }
@@ -44,7 +44,7 @@ fn held(bundle: &[Authority], serving: Serving) -> Held {
     }
 }
 
-/// Two places that have held these authorities since then.
+/// Returns the trust of two places that have held these authorities since then.
 fn trust(since: Timestamp, authorities: &[Authority]) -> Trust {
     let place = Place {
         authorities: authorities.to_vec(),

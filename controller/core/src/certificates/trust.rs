@@ -1,4 +1,4 @@
-//! What API servers trust, as far as this process has seen it.
+//! What API servers trust, as observed by this process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,19 +9,19 @@ use jiff::Timestamp;
 
 use super::{Authority, Id, Lifetimes, Serving, later};
 
-/// One bundle that API servers read: of one webhook of a configuration.
+/// One CA bundle that API servers read: that of one webhook of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The authorities of ours in it.
+    /// Our authorities in it.
     pub authorities: Vec<Authority>,
-    /// It holds something else too.
+    /// Whether it contains anything else.
     pub foul: bool,
 }
 
 /// What API servers trust.
 ///
-/// It remembers since when it has seen each authority in all places. A process that has just begun
-/// has seen it since it began, which is later than true: nobody is ever ahead of the API servers.
+/// It records since when each authority has been observed in all places. After a restart that is the start of the
+/// process or later, so never earlier than the true time: no replica ever runs ahead of the API servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
     places: Option<Vec<Place>>,
@@ -29,7 +29,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Takes note of what all places hold; `None`: not known.
+    /// Records the content of all places; `None`: not known.
     pub fn observe(&mut self, now: Timestamp, places: Option<Vec<Place>>) {
         let mut everywhere: Option<BTreeSet<Id>> = None;
         for place in places.iter().flatten() {
@@ -47,12 +47,13 @@ impl Trust {
         self.places = places;
     }
 
-    /// Whether it is known.
+    /// Returns whether the content of the places is known.
     pub fn is_known(&self) -> bool {
         self.places.is_some()
     }
 
-    /// Since when an authority is in all places. If there is none, nobody asks, and anything will do.
+    /// Returns since when an authority is in all places. If there are no places, no API server connects, so any time
+    /// will do.
     pub fn since(&self, id: &Id) -> Option<Timestamp> {
         match &self.places {
             Some(places) if places.is_empty() => Some(Timestamp::MIN),
@@ -60,17 +61,17 @@ impl Trust {
         }
     }
 
-    /// Whether an authority is in all places.
+    /// Returns whether an authority is in all places.
     pub fn covers(&self, id: &Id) -> bool {
         self.since(id).is_some()
     }
 
-    /// All authorities of ours that are anywhere; some more than once.
+    /// Yields all of our authorities in any place; some more than once.
     pub fn authorities(&self) -> impl Iterator<Item = &Authority> {
         self.places.iter().flatten().flat_map(|place| &place.authorities)
     }
 
-    /// Whether all places hold these and nothing else.
+    /// Returns whether all places hold exactly these authorities and nothing else.
     pub(super) fn is_exactly(&self, bundle: &BTreeSet<&Id>) -> bool {
         self.places.iter().flatten().all(|place| {
             let here: BTreeSet<&Id> = place.authorities.iter().map(|authority| &authority.id).collect();
@@ -79,9 +80,9 @@ impl Trust {
     }
 }
 
-/// From when on a certificate of `authority` may be served instead of `current`: once API servers
-/// have certainly heard of the authority, or have had half of the time that `current` leaves if that
-/// is less. `None` while it is not in all places.
+/// Returns when a certificate of `authority` may be served instead of `current`: once all API servers have certainly
+/// seen the authority, or after half of `current`'s remaining lifetime if that is shorter. `None` while the authority
+/// is not in all places.
 pub(super) fn settled(current: &Serving, authority: &Id, trust: &Trust, lifetimes: &Lifetimes) -> Option<Timestamp> {
     let since = trust.since(authority)?;
     let left = Duration::try_from(current.until.duration_since(since)).unwrap_or_default();

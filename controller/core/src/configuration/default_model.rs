@@ -1,8 +1,8 @@
-//! Whether the configured CPU model of virtual machines that name none can be used.
+//! Whether the configured default CPU model can be used.
 //!
-//! Any name fits the schema's pattern. Whether a model exists only the nodes can say: each lists all
-//! models that its libvirt knows, whether guests can have them or not. A name that none of them lists is
-//! a typing error, or waits for nodes that are not there yet; until then the last good one stays.
+//! Any name matches the schema's pattern. Only the nodes know whether a model exists: each lists all models that its
+//! libvirt knows, whether or not guests can use them. A name that no node lists is a typing error, or belongs to
+//! nodes that have not joined yet; until they do, the last good model stays in force.
 
 use std::collections::BTreeSet;
 
@@ -11,35 +11,35 @@ use drydock_api::facts::{NodeFacts, Usable};
 use super::{Configuration, Problem};
 use crate::{admission::nearest::nearest, aliases, conditions::Status, default_cpu, obsolete::ObsoleteModels};
 
-/// The field, as a path a person finds in the object.
+/// Path of the field, as a person finds it in the object.
 const FIELD: &str = "spec.defaultCPUModel";
-/// Most names that are suggested.
+/// Maximum number of suggested names.
 const SUGGESTED: usize = 3;
 
-/// What is said of the configured model: the condition `DefaultCPUModelOffered`.
+/// The condition `DefaultCPUModelOffered` for the configured model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// It is in force. Otherwise the last good one is.
+    /// Whether the model is in force. Otherwise the last good one is.
     pub accepted: bool,
     /// Whether a node offers it.
     pub status: Status,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// The model in force, and what is said of the configured one.
+/// The model in force, and the verdict on the configured one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// The model of virtual machines that name none; `None`: that of their architecture.
+    /// The model of virtual machines that set none; `None`: their architecture's default.
     pub model: Option<String>,
-    /// `None` if no model is configured that could be missing.
+    /// `None` if no model is configured whose existence could be checked.
     pub verdict: Option<Verdict>,
 }
 
-/// Chooses by what the configuration names, by what was in force before (`last_good`), and by what all nodes
-/// say. That no node offers a model which some know is a warning: nodes that do may come.
+/// Chooses the model from the configuration, the model in force before (`last_good`) and the facts of all nodes. A
+/// model that some nodes know but none offers only causes a warning: nodes that offer it may join.
 pub fn choose<'a>(
     configuration: &Configuration,
     last_good: Option<&str>,
@@ -59,7 +59,7 @@ pub fn choose<'a>(
             verdict: Some(verdict),
         };
     }
-    // It may have been accepted while no node had said anything.
+    // The same model may have been accepted while no node had reported its models.
     let last_good = last_good.filter(|good| *good != model);
     verdict.message += &match last_good {
         Some(good) => format!("; virtual machines that name no model get {good}, as before"),
@@ -139,7 +139,7 @@ fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterato
     }
 }
 
-/// The names that may have been meant, the nearest first.
+/// Returns suggested names, the nearest first.
 fn suggestions<'a>(model: &str, mut names: BTreeSet<&'a str>) -> Vec<&'a str> {
     let mut found = Vec::new();
     while found.len() < SUGGESTED

@@ -1,4 +1,4 @@
-//! From the configuration objects that there are to the layers in force.
+//! Selects the layers in force from the existing configuration objects.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::O
 
 use super::{Reference, Source, choose, hyperconverged, legacy};
 
-/// The configuration objects in force, lowest layer first: of each kind at most one, from the first
-/// of `namespaces` that has one.
+/// Returns the configuration objects in force, lowest layer first: at most one of each kind, from the first of
+/// `namespaces` that has one.
 pub fn sources(
     config_maps: &[Arc<ConfigMap>],
     hyperconvergeds: &[Arc<HyperConverged>],

@@ -1,5 +1,5 @@
-//! Reads a HyperConverged. The schema has checked types and patterns; what it cannot say is
-//! checked here.
+//! Parses a HyperConverged. The schema has checked types and patterns; this module checks what the schema cannot
+//! express.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{migration::convergence::LONGEST_DOWNTIME_MS, quantity};
 /// Name of the kind.
 pub const KIND: &str = "HyperConverged";
 
-/// What a HyperConverged says.
+/// Parses the spec of a HyperConverged.
 pub fn parse(spec: &HyperConvergedSpec) -> Parsed {
     let mut parsed = Parsed::default();
     if let Some(cpus) = &spec.obsolete_cpus {
@@ -39,7 +39,7 @@ pub fn parse(spec: &HyperConvergedSpec) -> Parsed {
     parsed
 }
 
-/// Reads migration settings into the layer; `path` is where they stand in the object.
+/// Reads migration settings into the layer; `path` is their path in the object.
 pub(super) fn live_migration(parsed: &mut Parsed, from: &LiveMigrationConfig, path: &str) {
     for (field, value) in [
         ("parallelMigrationsPerCluster", from.parallel_migrations_per_cluster),
@@ -136,7 +136,7 @@ fn lifetime(parsed: &mut Parsed, from: &CertLifetime, default: Lifetime, path: &
     None
 }
 
-/// A Go duration (`48h0m0s`, `1h30m`) of at least a second.
+/// Parses a Go duration (`48h0m0s`, `1h30m`) of at least a second.
 fn go_duration(text: &str) -> Option<Duration> {
     let unsigned = text.starts_with(|c: char| c.is_ascii_digit());
     let duration: SignedDuration = text.parse().ok().filter(|_| unsigned)?;

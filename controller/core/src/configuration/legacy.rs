@@ -1,7 +1,7 @@
-//! Reads the legacy ConfigMap `kubevirt-config`.
+//! Parses the legacy ConfigMap `kubevirt-config`.
 //!
-//! Keys that Drydock has no use for are left alone: the ConfigMap is KubeVirt's, and configures
-//! more than what Drydock does.
+//! Keys that Drydock does not use are ignored: the ConfigMap belongs to KubeVirt and configures features that Drydock
+//! does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use crate::label_keys;
 /// Name of the kind.
 pub const KIND: &str = "ConfigMap";
 
-/// Most bytes of one key that are read.
+/// Maximum accepted size of one key's value, in bytes.
 const LIMIT: usize = 64 * 1024;
 
-/// What the ConfigMap's data says.
+/// Parses the ConfigMap's data.
 pub fn parse(data: &BTreeMap<String, String>) -> Parsed {
     let mut parsed = Parsed::default();
     let mut get = |key: &str| {
@@ -67,13 +67,13 @@ fn field(key: &str) -> String {
     format!("data.{key}")
 }
 
-/// CPU models have names that can stand in a label key.
+/// Returns whether a CPU model's name is valid as part of a label key.
 fn is_model_name(name: &str) -> bool {
     label_keys::is_valid(name) && !name.contains('/')
 }
 
-/// Names separated by commas or white space. A line of the form `name: true` or `- name`, as YAML
-/// lists and KubeVirt's map have it, is read too.
+/// Parses names separated by commas or white space. Also accepts lines of the form `name: true` or `- name`, as in
+/// KubeVirt's map and in YAML lists.
 fn model_names(parsed: &mut Parsed, text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for entry in text.split(['\n', ',']) {
@@ -99,7 +99,7 @@ fn model_names(parsed: &mut Parsed, text: &str) -> BTreeSet<String> {
     names
 }
 
-/// A type of value in the migrations mapping, with what to say when it is another.
+/// The expected type of a value in the migrations mapping.
 enum Expected {
     Integer,
     Boolean,
@@ -136,7 +136,7 @@ fn read_migrations(parsed: &mut Parsed, text: &str) {
         let Some(value) = mapping.get(*name).filter(|value| !value.is_null()) else {
             continue;
         };
-        // Numbers and booleans that were quoted are meant as what they say, as in KubeVirt.
+        // Quoted numbers and booleans count as numbers and booleans, as in KubeVirt.
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let (read, allowed) = match expected {
             Expected::Integer => (

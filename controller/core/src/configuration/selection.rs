@@ -1,11 +1,11 @@
-//! Which configuration object is in force where several exist.
+//! Selection of the configuration object in force where several exist.
 
 use std::collections::BTreeMap;
 
-/// Name that the HyperConverged operator gives the one object it accepts; preferred over others.
+/// The only name that the HyperConverged operator accepts for its object; preferred over others.
 pub const USUAL_NAME: &str = "kubevirt-hyperconverged";
 
-/// Namespaces that are looked at, in this order, where nothing else is said.
+/// Default list of namespaces to search, in this order.
 pub const NAMESPACES: [&str; 4] = [
     drydock_api::NAMESPACE,
     "kubevirt-hyperconverged",
@@ -13,28 +13,28 @@ pub const NAMESPACES: [&str; 4] = [
     "kubevirt",
 ];
 
-/// An object that may configure the cluster.
+/// An object that could configure the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reference {
     /// Namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// What changes when the object does: generation, or resourceVersion of a ConfigMap.
+    /// Revision that changes with the object: generation, or resourceVersion of a ConfigMap.
     pub revision: String,
 }
 
 /// Why an object is not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotInForce {
-    /// Its namespace is not looked at.
+    /// Its namespace is not among the searched ones.
     Namespace,
-    /// This other object (`namespace/name`) comes first.
+    /// This other object (`namespace/name`) takes precedence.
     Superseded(String),
 }
 
 impl NotInForce {
-    /// Reason of the condition.
+    /// Returns the condition's reason.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Namespace => "NamespaceNotLookedAt",
@@ -42,7 +42,7 @@ impl NotInForce {
         }
     }
 
-    /// The same for people.
+    /// Returns the reason as a sentence for people.
     pub fn sentence(&self, namespaces: &[String]) -> String {
         match self {
             Self::Namespace => format!(
@@ -54,17 +54,17 @@ impl NotInForce {
     }
 }
 
-/// What became of the objects of one kind.
+/// Which object of one kind is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// The object in force, as an index into what was given.
+    /// The object in force, as an index into the candidates.
     pub in_force: Option<usize>,
     /// The others, with the reason.
     pub others: BTreeMap<usize, NotInForce>,
 }
 
-/// Chooses the object in force: the first namespace of `namespaces` that holds one, there the one
-/// with the usual name, else the first by name.
+/// Chooses the object in force: in the first namespace of `namespaces` that has one, the one with the usual name,
+/// else the first by name.
 pub fn choose(objects: &[Reference], namespaces: &[String]) -> Choice {
     let rank = |object: &Reference| {
         let namespace = namespaces.iter().position(|namespace| *namespace == object.namespace)?;

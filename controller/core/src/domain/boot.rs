@@ -1,4 +1,4 @@
-//! From which devices a guest boots, and in which order.
+//! Boot devices of a guest and their order.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 
 use super::{disks, problem::DomainProblem};
 
-/// Places in the order of booting, from 1, by name.
+/// Positions in the boot order, from 1, by device name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct BootOrder {
     pub(super) disks: BTreeMap<String, u32>,
@@ -14,11 +14,11 @@ pub(super) struct BootOrder {
 }
 
 impl BootOrder {
-    /// As the spec says. If it gives no device a place, its disks are tried in the order of the
-    /// manifest, but for those that hold no system: cloud-init's data and empty disks.
+    /// Reads the order from the spec. If no device has a position, the disks are tried in the order of the manifest,
+    /// except those without a system: cloud-init's data and empty disks.
     ///
     /// # Errors
-    /// If a place is 0 or given twice.
+    /// If a position is 0 or used twice.
     pub(super) fn of(spec: &VirtualMachineInstanceSpec) -> Result<Self, DomainProblem> {
         let devices = &spec.domain.devices;
         let mut order = Self::default();

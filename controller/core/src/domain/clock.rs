@@ -4,16 +4,16 @@ use drydock_api::kubevirt::domain::{Clock, TickPolicy, Timer};
 
 use super::{element::Element, problem::DomainProblem};
 
-/// What libvirt knows of a timer.
+/// libvirt's properties of a timer.
 struct Kind {
     /// Name in manifests.
     name: &'static str,
     /// Name in libvirt.
     libvirt: &'static str,
-    /// What may happen to ticks that were missed. libvirt refuses the rest; of the hpet it takes
-    /// all and QEMU does none.
+    /// Allowed policies for missed ticks. libvirt refuses all others; for the hpet it accepts all and QEMU supports
+    /// none.
     policies: &'static [TickPolicy],
-    /// It can follow the guest's or the host's time.
+    /// Whether it can track the guest's or the host's time.
     tracks: bool,
 }
 
@@ -53,15 +53,15 @@ const HYPERV: Kind = Kind {
     tracks: false,
 };
 
-/// The element `clock`: UTC unless the spec says otherwise, with the timers that it names. Of others
-/// QEMU's defaults hold, as in KubeVirt.
+/// Returns the element `clock`: UTC unless the spec sets something else, with the timers in the spec. QEMU's defaults
+/// apply to other timers, as in KubeVirt.
 pub(super) fn element(clock: Option<&Clock>) -> Result<Element, DomainProblem> {
     let element = Element::new("clock");
     let Some(clock) = clock else {
         return Ok(element.with("offset", "utc"));
     };
     let offset = clock.utc.as_ref().and_then(|utc| utc.offset_seconds);
-    // Beside `utc` KubeVirt passes over the zone.
+    // With `utc` set, KubeVirt ignores the time zone.
     let zone = clock.timezone.as_ref().filter(|_| clock.utc.is_none());
     let element = match (zone, offset) {
         (Some(zone), _) => element.with("offset", "timezone").with("timezone", zone),

@@ -1,4 +1,4 @@
-//! How people and agents talk to the guest: serial port, screen, channel of the guest's agent.
+//! The guest's serial port, display, and channel of the guest agent.
 
 use drydock_api::{
     kubevirt::devices::Devices,
@@ -7,13 +7,13 @@ use drydock_api::{
 
 use super::{element::Element, pci};
 
-/// The socket of the guest's screen, below the run folder.
+/// The guest's VNC socket, below the run folder.
 pub const VNC_SOCKET: &str = "vnc.sock";
 
-/// By this name a guest's agent finds its channel.
+/// Channel name by which the guest agent finds its channel.
 const GUEST_AGENT: &str = "org.qemu.guest_agent.0";
 
-/// All of them, as the spec wants them.
+/// Returns all of these devices that the spec enables.
 pub(super) fn elements(devices: &Devices) -> Vec<Element> {
     let mut elements = vec![
         Element::new("controller")
@@ -31,7 +31,7 @@ pub(super) fn elements(devices: &Devices) -> Vec<Element> {
     elements
 }
 
-/// The launcher listens; QEMU connects again should the launcher's end be lost.
+/// The launcher listens; QEMU reconnects if the connection is lost.
 fn serial_port() -> [Element; 2] {
     let port = |name: &'static str| {
         let source = Element::new("source")
@@ -61,7 +61,7 @@ fn guest_agent() -> Element {
         )
 }
 
-/// VNC on a socket of the pod, never on its network, and the card that all guests know.
+/// VNC on a Unix socket in the pod, never on its network, and a display card that all guests support.
 fn screen() -> [Element; 2] {
     let socket = format!("{RUN_FOLDER}/{VNC_SOCKET}");
     let listen = Element::new("listen")

@@ -1,4 +1,4 @@
-//! The guest's CPU: how many, which model, which features.
+//! The guest's CPU: topology, model and features.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +16,10 @@ use crate::{
     quantity,
 };
 
-/// Most CPUs of a guest whose interrupts are not remapped.
+/// Maximum number of CPUs of a guest without interrupt remapping.
 const MOST: u64 = 255;
 
-/// Sockets, cores of each, threads of each core.
+/// Sockets, cores per socket and threads per core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Topology {
     sockets: u32,
@@ -28,8 +28,8 @@ pub(super) struct Topology {
 }
 
 impl Topology {
-    /// As the spec says; what it leaves out is 1. A spec without any of the three has a socket for
-    /// each CPU of its limit, else of its request, as in KubeVirt.
+    /// Reads the topology from the spec; unset parts are 1. If none of the three is set, there is one socket per CPU
+    /// of the limit, else of the request, as in KubeVirt.
     pub(super) fn of(spec: &VirtualMachineInstanceSpec) -> Self {
         let given = spec.domain.cpu.as_ref();
         let part = |choose: fn(&Cpu) -> Option<u32>| given.and_then(choose);
@@ -46,7 +46,7 @@ impl Topology {
         }
     }
 
-    /// All threads together.
+    /// Returns the total number of threads.
     pub(super) fn count(self) -> Result<u64, DomainProblem> {
         let count = u64::from(self.sockets)
             .saturating_mul(self.cores.into())
@@ -66,25 +66,25 @@ impl Topology {
     }
 }
 
-/// CPUs of the limit, else of the request, rounded up; `None` if there is none of either.
+/// Returns the CPUs of the limit, else of the request, rounded up; `None` without either.
 fn whole_cpus(resources: &Resources) -> Option<u32> {
     let amount = resources.limits.get("cpu").or_else(|| resources.requests.get("cpu"))?;
     let cpus = quantity::milli_cpus(&amount.0)?.div_ceil(1000);
     u32::try_from(cpus).ok().filter(|count| *count > 0)
 }
 
-/// What a node's mask does to guests.
+/// The effect of a node's mask on guests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mask<'a> {
-    /// Features that no guest shall have.
+    /// Features that are withheld from all guests.
     pub(super) masked: &'a BTreeSet<String>,
-    /// Features that a guest could have here; `None` if it is not known.
+    /// Features that a guest could have here; `None` if unknown.
     pub(super) host: Option<&'a BTreeSet<String>>,
 }
 
 impl Mask<'_> {
-    /// The policy of a feature that the spec names. Masked means: not there, so what a guest may do
-    /// without it does without, also where it would refuse a host that has it.
+    /// Returns the policy of a feature that the spec names. A masked feature counts as absent: a guest that can do
+    /// without it does so, even where its policy would refuse a host that has it.
     fn policy(self, name: &str, policy: FeaturePolicy) -> Result<FeaturePolicy, DomainProblem> {
         if !self.masked.contains(name) {
             return Ok(policy);
@@ -95,8 +95,8 @@ impl Mask<'_> {
         }
     }
 
-    /// Masked features that a guest could have otherwise, but for those that the spec names. On a
-    /// node whose features are not known, all of them.
+    /// Yields the masked features that a guest could otherwise have, except those that the spec names. All of them on
+    /// a node whose features are unknown.
     fn withheld<'a>(&'a self, named: &'a BTreeSet<&str>) -> impl Iterator<Item = &'a str> {
         self.masked
             .iter()
@@ -105,11 +105,11 @@ impl Mask<'_> {
     }
 }
 
-/// The element `cpu`.
+/// Returns the element `cpu`.
 ///
-/// By emulation the emulator is the host: `host-passthrough`, which libvirt does not know there, is
-/// what `host-model` is. `migratable`: whether the host's own CPU may be asked to leave out what cannot
-/// be migrated, which libvirt refuses where QEMU has no such switch.
+/// In emulation the emulator is the host: `host-passthrough`, which libvirt does not support there, is the same as
+/// `host-model`. `migratable`: whether libvirt may be requested to omit features that cannot be migrated from the
+/// host's own CPU; libvirt refuses that where QEMU has no such switch.
 pub(super) fn element(
     spec: &VirtualMachineInstanceSpec,
     topology: Topology,

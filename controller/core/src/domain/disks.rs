@@ -1,4 +1,4 @@
-//! The guest's disks: what they are called, and where QEMU finds them.
+//! The guest's disks: their names, and their sources for QEMU.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -17,26 +17,25 @@ use super::{
     problem::DomainProblem,
 };
 
-/// Disks of a SATA controller.
+/// Disks per SATA controller.
 const ON_SATA: usize = 6;
-/// Disks of the SCSI controller, each a unit of its only target. The first 256 are found by all
-/// guests.
+/// Disks on the SCSI controller, each a unit of its only target. All guests find the first 256.
 const ON_SCSI: usize = 256;
-/// What QEMU takes in a serial number beside letters and digits.
+/// Characters that QEMU accepts in a serial number besides letters and digits.
 const SERIAL_MARKS: [char; 5] = ['-', '_', ' ', '.', '+'];
 
-/// A disk's name in libvirt and what that depends on.
+/// A disk's name in libvirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskTargetName {
     /// Name of the volume.
     pub volume: String,
-    /// Name in libvirt's statistics and jobs: `vda`, `sda` ... Guests may call it otherwise.
+    /// Name in libvirt's statistics and jobs: `vda`, `sda` ... Guests may name it differently.
     pub target: String,
-    /// The guest cannot write to it.
+    /// Whether the guest cannot write to it.
     pub read_only: bool,
 }
 
-/// What the guest's disks are called, in the order of [`all`] of them.
+/// Returns the names of the guest's disks, in the order of [`all`].
 pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
     let (mut virtio, mut others) = (0, 0);
     all(spec)
@@ -58,7 +57,7 @@ pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
         .collect()
 }
 
-/// The spec's disks; volumes that have none get one each after them, as in KubeVirt.
+/// Returns the spec's disks, followed by one disk for each volume that has none, as in KubeVirt.
 pub(super) fn all(spec: &VirtualMachineInstanceSpec) -> Vec<Cow<'_, Disk>> {
     let given = &spec.domain.devices.disks;
     let named: BTreeSet<_> = given.iter().map(|disk| disk.name.as_str()).collect();
@@ -75,12 +74,12 @@ pub(super) fn all(spec: &VirtualMachineInstanceSpec) -> Vec<Cow<'_, Disk>> {
     given.iter().map(Cow::Borrowed).chain(implied).collect()
 }
 
-/// What libvirt's events call the disk of that volume.
+/// Returns the volume's disk alias in libvirt's events.
 pub fn disk_alias(volume: &str) -> String {
     format!("ua-{volume}")
 }
 
-/// How the guest sees a disk.
+/// How a disk appears to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     bus: DiskBus,
@@ -106,7 +105,7 @@ impl Shape {
     }
 }
 
-/// The disks, and the controllers that they need.
+/// Returns the disks and the controllers that they need.
 pub(super) fn elements(
     spec: &VirtualMachineInstanceSpec,
     prepared: &[PreparedDisk],
@@ -157,7 +156,7 @@ pub(super) fn elements(
     Ok(disks)
 }
 
-/// How the guest sees a disk, if it can.
+/// Returns how a disk appears to the guest, or an error if that is impossible.
 fn checked(disk: &Disk) -> Result<Shape, DomainProblem> {
     if disk.disk.is_some() && disk.cdrom.is_some() {
         return Err(DomainProblem::AmbiguousDisk(disk.name.clone()));
@@ -170,10 +169,10 @@ fn checked(disk: &Disk) -> Result<Shape, DomainProblem> {
     }
 }
 
-/// The disk as far as the host is concerned. All layers are named with their formats, so that
-/// nothing in a layer's content decides what is opened below it.
+/// Returns the host side of the disk. All layers are listed with their formats, so that a layer's content cannot
+/// decide which files are opened below it.
 ///
-/// The guest stops when storage fails, and can go on when it is back.
+/// The guest is paused when storage fails, and can be resumed when it is back.
 fn source_elements(
     spec: &VirtualMachineInstanceSpec,
     disk: &Disk,
@@ -222,9 +221,9 @@ fn absolute<'a>(disk: &str, path: &'a str) -> Result<&'a str, DomainProblem> {
     })
 }
 
-/// What the host keeps of a disk in memory. Storage that other nodes see too must not be in this
-/// node's memory when a guest leaves, so a PersistentVolumeClaim has no cache unless asked; disks
-/// that are gone with the pod have QEMU's default.
+/// Returns the host's cache mode for a disk. When a guest leaves, this node's memory must not hold data of storage
+/// that other nodes also see, so a PersistentVolumeClaim is not cached unless the spec requests it; disks that are
+/// deleted with the pod have QEMU's default.
 fn cache(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Option<DiskCache> {
     let claimed = || {
         spec.volumes.iter().any(|volume| {
@@ -246,7 +245,7 @@ fn serial(disk: &Disk) -> Result<Option<Element>, DomainProblem> {
     }
 }
 
-/// The SATA controllers, of which the chip set has the first, and the SCSI controller.
+/// Returns the SATA controllers, the first of which is part of the chip set, and the SCSI controller.
 fn controllers(on_sata: usize, on_scsi: usize, places: &mut Places) -> Result<Vec<Element>, DomainProblem> {
     let controller = |type_: &str, index: usize| {
         Element::new("controller")
@@ -276,7 +275,7 @@ fn drive(controller: usize, unit: usize) -> Element {
         .with("unit", unit.to_string())
 }
 
-/// `a` to `z`, `aa` to `zz` and so on.
+/// Returns `a` to `z`, `aa` to `zz` and so on.
 fn letters(index: u32) -> String {
     let last = char::from(b'a' + u8::try_from(index % 26).unwrap_or_default());
     match index / 26 {

@@ -1,7 +1,6 @@
-//! The XML that libvirt reads, as a tree that is written out whole.
+//! A tree of XML elements that is serialized for libvirt.
 //!
-//! What names, paths and serial numbers contain is escaped here and nowhere else, so none of them
-//! can become an element.
+//! Names, paths and serial numbers are escaped here and nowhere else, so none of them can become an element.
 
 use quick_xml::{
     Writer,
@@ -10,7 +9,7 @@ use quick_xml::{
 
 use super::problem::DomainProblem;
 
-/// An element with its attributes, and either text or elements in it.
+/// An element with its attributes, and either text or child elements.
 #[derive(Clone, Debug)]
 pub(super) struct Element {
     name: &'static str,
@@ -20,7 +19,7 @@ pub(super) struct Element {
 }
 
 impl Element {
-    /// An empty one.
+    /// Returns an empty element.
     pub(super) fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -30,7 +29,7 @@ impl Element {
         }
     }
 
-    /// One with a text.
+    /// Returns an element with text.
     pub(super) fn text(name: &'static str, text: impl Into<String>) -> Self {
         Self {
             text: Some(text.into()),
@@ -38,13 +37,13 @@ impl Element {
         }
     }
 
-    /// With one more attribute.
+    /// Adds an attribute.
     pub(super) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.attributes.push((name, value.into()));
         self
     }
 
-    /// With one more attribute if there is a value for it.
+    /// Adds an attribute if it has a value.
     pub(super) fn with_some<T: Into<String>>(self, name: &'static str, value: Option<T>) -> Self {
         match value {
             Some(value) => self.with(name, value),
@@ -52,23 +51,23 @@ impl Element {
         }
     }
 
-    /// With one more element in it.
+    /// Adds a child element.
     pub(super) fn child(mut self, child: Self) -> Self {
         self.children.push(child);
         self
     }
 
-    /// With more elements in it.
+    /// Adds child elements.
     pub(super) fn children(mut self, children: impl IntoIterator<Item = Self>) -> Self {
         self.children.extend(children);
         self
     }
 
-    /// The document whose root this is.
+    /// Returns the document with this root element.
     ///
     /// # Errors
-    /// If a text has control characters: XML has no way to write most of them, and libvirt and QEMU
-    /// have no use for the rest.
+    /// If a text has control characters: XML cannot represent most of them, and libvirt and QEMU have no use for the
+    /// others.
     pub(super) fn document(&self) -> Result<String, DomainProblem> {
         let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
         self.write(&mut writer)?;
@@ -101,7 +100,7 @@ impl Element {
     }
 }
 
-/// The text, if all of it can be in a document.
+/// Returns the text if a document can represent it.
 fn printable(text: &str, place: impl FnOnce() -> String) -> Result<&str, DomainProblem> {
     let hidden = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
     if text.chars().any(hidden) {

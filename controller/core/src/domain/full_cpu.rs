@@ -1,16 +1,16 @@
-//! The CPU of a running guest, in full: what another node's libvirt is asked whether it has.
+//! The complete CPU of a running guest, for comparison with another node's CPU by that node's libvirt.
 
 use drydock_api::kubevirt::status::GuestCpu;
 
 use super::{element::Element, problem::DomainProblem};
 
-/// The element `cpu` of a guest that has exactly this CPU, as `virConnectCompareHypervisorCPU` takes it.
+/// Returns the element `cpu` of a guest with exactly this CPU, as `virConnectCompareHypervisorCPU` takes it.
 ///
-/// Everything that the guest has is required. What it lacks of its model is disabled, so that a host
-/// may lack it too.
+/// All features of the guest are required. Features of its model that it lacks are disabled, so that a host may lack
+/// them too.
 ///
 /// # Errors
-/// If a name has control characters, which no name of libvirt's has.
+/// If a name has control characters, which no libvirt name has.
 pub fn full_cpu(cpu: &GuestCpu) -> Result<String, DomainProblem> {
     let feature = |policy: &'static str| {
         move |name: &String| {

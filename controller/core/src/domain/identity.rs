@@ -1,31 +1,31 @@
-//! What a guest is known by, made from its name alone, so that it is the same after each restart.
+//! Identities of a guest, derived from its name alone, so that they are the same after each restart.
 
 use uuid::Uuid;
 
-/// The names from which UUIDs are made here, apart from everybody else's.
+/// Namespace of the UUIDs that are generated here; keeps them distinct from all others.
 const NAMES: Uuid = Uuid::from_u128(0x3d0c_2f5e_6a0b_5c61_9f0e_7d2b_8c41_aa95);
 
-/// The UUID that the firmware shows to the guest of that name, unless its manifest gives one.
+/// Returns the firmware UUID of the guest with that name, used unless its manifest sets one.
 pub fn firmware_uuid(namespace: &str, name: &str) -> String {
-    // No name of Kubernetes has a `/`.
+    // Kubernetes names contain no `/`.
     Uuid::new_v5(&NAMES, format!("firmware/{namespace}/{name}").as_bytes()).to_string()
 }
 
-/// The MAC address of that interface, unless its manifest gives one: unicast and locally
-/// administered, `02:` and 40 bits.
+/// Returns the MAC address of that interface, used unless its manifest sets one: unicast and locally administered,
+/// `02:` and 40 bits.
 pub fn mac_address(namespace: &str, name: &str, interface: &str) -> String {
     let hash = Uuid::new_v5(&NAMES, format!("interface/{namespace}/{name}/{interface}").as_bytes());
     let [a, b, c, d, e, ..] = hash.into_bytes();
     format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
 }
 
-/// A UUID as libvirt writes it: in lower case.
+/// Returns a UUID in libvirt's notation: lower case.
 pub(super) fn plain_uuid(text: &str) -> Option<String> {
     Uuid::try_parse(text).ok().map(|uuid| uuid.hyphenated().to_string())
 }
 
-/// A MAC address as libvirt reads it: in lower case, with colons. `None` if it is none, is one of
-/// a group, or is all zeros.
+/// Returns a MAC address in libvirt's notation: lower case, with colons. `None` if it is invalid, a group address, or
+/// all zeros.
 pub(super) fn plain_mac_address(text: &str) -> Option<String> {
     let bytes: Vec<u8> = text
         .split([':', '-'])

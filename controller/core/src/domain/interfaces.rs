@@ -1,19 +1,20 @@
 //! The guest's network interfaces.
 //!
-//! passt gives the guest the address of its first pod by DHCP and carries its connections, without
-//! privilege; the guest keeps that address wherever it moves, and is reached by that of its present pod.
-//! What may come in is what passt listens on:
+//! passt gives the guest the address of its first pod by DHCP and forwards its connections, without privileges. The
+//! guest keeps that address wherever it moves, and is reached by the address of its current pod. Inbound traffic is
+//! limited to the ports that passt listens on:
 //!
 //! ```text
 //!  ports: []              the usual ones, and those of its probes
 //!  ports: [80, 53/UDP]    these, and those of its probes
 //! ```
 //!
-//! Probes come through passt like everybody else: a guest that is well would fail one at a port that is not open.
+//! Probes come through passt like any other connection: a healthy guest would fail a probe of a port that is not
+//! open.
 //!
-//! A port costs passt a file descriptor and the kernel 5 to 6 KiB. All of them would be 75,000
-//! descriptors and 400 MiB for each guest, so a guest that names none gets [`USUAL_TCP`] and
-//! [`USUAL_UDP`], for about 35 MiB. One that names its ports is far smaller.
+//! A port costs passt a file descriptor and the kernel 5 to 6 KiB. All ports would be 75,000 descriptors and 400 MiB
+//! for each guest, so a guest that lists none gets [`USUAL_TCP`] and [`USUAL_UDP`], for about 35 MiB. A guest that
+//! lists its ports needs far less.
 
 use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
 
@@ -29,16 +30,16 @@ use crate::launcher_pod::probes;
 
 use super::{DomainInput, boot::BootOrder, element::Element, identity, pci::Places, problem::DomainProblem};
 
-/// TCP ports that can be reached where an interface names none: first and last of each range. The
-/// well-known ports, and those that servers commonly use beyond them.
+/// TCP ports that are open where an interface lists none: first and last of each range. The well-known ports, and the
+/// ports that servers commonly use beyond them.
 pub const USUAL_TCP: [(u16, u16); 4] = [(1, 1023), (3000, 3999), (5000, 5999), (8000, 9999)];
-/// UDP ports that can be reached where an interface names none.
+/// UDP ports that are open where an interface lists none.
 pub const USUAL_UDP: [(u16, u16); 1] = [(1, 1023)];
 
-/// Name of the interface that a guest has without asking for it.
+/// Name of the default interface.
 const DEFAULT: &str = "default";
 
-/// The spec's interfaces; one on the pod's network if it names none and does not say no.
+/// Returns the spec's interfaces. If it has none and does not opt out, one on the pod network.
 fn all(spec: &VirtualMachineInstanceSpec) -> Cow<'_, [Interface]> {
     let devices = &spec.domain.devices;
     if devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false) {
@@ -51,10 +52,9 @@ fn all(spec: &VirtualMachineInstanceSpec) -> Cow<'_, [Interface]> {
     Cow::Borrowed(&devices.interfaces)
 }
 
-/// The interfaces of an instance.
+/// Returns the interfaces of an instance.
 ///
-/// Their aliases are numbers: passt's socket is named after the alias, and the path of a socket is
-/// short.
+/// Their aliases are numbers: passt's socket is named after the alias, and the path of a socket is limited in length.
 pub(super) fn elements(
     input: &DomainInput<'_>,
     order: &BootOrder,
@@ -72,7 +72,7 @@ pub(super) fn elements(
             };
             let boot = match order.interfaces.get(&interface.name) {
                 Some(place) => Element::new("boot").with("order", place.to_string()),
-                // The firmware need not load what boots from a network.
+                // The firmware need not load the network boot ROM.
                 None => Element::new("rom").with("enabled", "no"),
             };
             Ok(Element::new("interface")
@@ -89,17 +89,17 @@ pub(super) fn elements(
         .collect()
 }
 
-/// The guest's addresses, one of each family: those of the pod that it starts in.
+/// Returns the guest's addresses, one per family: those of the pod that it starts in.
 ///
-/// passt would find them by itself there. In a pod that the guest moves to it would find that pod's, and
-/// what comes in would not reach the guest before it has sent something. What is said here moves along.
+/// passt would find them by itself there. In a pod that the guest moves to, passt would find that pod's address, and
+/// inbound traffic would not reach the guest until it has sent something. Addresses set here move along.
 fn own_addresses(addresses: &[PodAddress]) -> Vec<Element> {
     let of = |family: &str, is: fn(&PodAddress) -> bool| {
         let found = addresses.iter().find(|address| is(address))?;
         let element = Element::new("ip")
             .with("family", family)
             .with("address", found.address.to_string());
-        // libvirt knows no prefix but 64 for IPv6 by passt, and wants none said.
+        // libvirt supports no prefix but 64 for IPv6 with passt, and it must not be set.
         Some(match found.address {
             IpAddr::V4(_) => element.with("prefix", found.prefix.to_string()),
             IpAddr::V6(_) => element,
@@ -120,7 +120,7 @@ fn mac(interface: &Interface, namespace: &str, name: &str) -> Result<String, Dom
     }
 }
 
-/// What passt listens on: an element for each protocol.
+/// Returns the ports that passt listens on: an element for each protocol.
 fn forwards(interface: &Interface, probed: &[u16]) -> Result<Vec<Element>, DomainProblem> {
     let (mut tcp, mut udp) = (BTreeSet::new(), BTreeSet::new());
     for port in &interface.ports {

@@ -1,19 +1,19 @@
-//! How much memory a guest has.
+//! The guest's memory.
 
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 
 use super::problem::DomainProblem;
 use crate::quantity;
 
-/// Least memory, in bytes.
+/// Minimum memory, in bytes.
 const LEAST: u64 = 1 << 20;
-/// More than any guest has, in bytes: more than x86 can address.
+/// Exclusive upper bound of the memory, in bytes: more than x86 can address.
 const TOO_MUCH: u64 = 1 << 53;
 
-/// Memory of the guest in bytes: `memory.guest`, else the request, else the limit of its resources.
+/// Returns the guest's memory in bytes: `memory.guest`, else its memory request, else its memory limit.
 ///
 /// # Errors
-/// If there is none of them, or it is no amount of memory.
+/// If none of them is set, or the value is not an amount of memory.
 pub fn guest_memory(spec: &VirtualMachineInstanceSpec) -> Result<u64, DomainProblem> {
     let guest = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
     let resources = spec.domain.resources.as_ref();

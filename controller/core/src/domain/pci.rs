@@ -1,8 +1,7 @@
-//! Where each device is on the guest's PCI Express buses.
+//! Places of the devices on the guest's PCI Express buses.
 //!
-//! Addresses follow from the spec alone: libvirt chooses none, so the guest that arrives by a
-//! migration, or is started again with another version, finds each device where it was. They also
-//! stay when a disk is added.
+//! Addresses follow from the spec alone: libvirt chooses none. So a guest that arrives by migration, or is started
+//! again by another version, finds each device at the same place. Addresses also stay the same when a disk is added.
 //!
 //! ```text
 //!  bus 0   01.0  screen
@@ -12,7 +11,7 @@
 //!          1f    the chip set, with the first SATA controller
 //!
 //!  port 1  first interface          5  random numbers
-//!       2  SCSI controller        6, 7  for what is yet to come
+//!       2  SCSI controller        6, 7  reserved for later devices
 //!       3  serial controller     8 …    virtio disks, then more interfaces
 //!       4  balloon
 //! ```
@@ -25,37 +24,37 @@ use super::{element::Element, problem::DomainProblem};
 const FIRST_INTERFACE: u8 = 1;
 /// Port of the SCSI controller.
 pub(super) const SCSI: Address = Address::behind(2);
-/// Port of the controller of virtio serial ports.
+/// Port of the virtio serial controller.
 pub(super) const SERIAL: Address = Address::behind(3);
 /// Port of the balloon.
 pub(super) const BALLOON: Address = Address::behind(4);
-/// Port of the source of random numbers.
+/// Port of the random number generator.
 pub(super) const RNG: Address = Address::behind(5);
-/// First port without a device of its own.
+/// First port that is not reserved for a specific device.
 const FIRST_FREE: u8 = 8;
-/// Fewest ports.
+/// Minimum number of ports.
 const FEWEST: u8 = 16;
-/// Ports that stay free.
+/// Minimum number of free ports.
 const SPARE: u8 = 4;
-/// Ports in a slot.
+/// Ports per slot.
 const IN_SLOT: u8 = 8;
-/// First slot of the ports.
+/// First slot of the root ports.
 const PORT_SLOTS: u8 = 0x02;
 /// First slot of further SATA controllers.
 const SATA_SLOTS: u8 = 0x10;
-/// First slot of cards that are PCI only.
+/// First slot of cards that are PCI only, not PCI Express.
 const CARD_SLOTS: u8 = 0x18;
 /// The chip set's slot.
 const CHIP_SET: u8 = 0x1f;
-/// Most ports.
+/// Maximum number of ports.
 const MOST: u8 = (SATA_SLOTS - PORT_SLOTS) * IN_SLOT;
-/// The screen's place.
+/// Place of the display card.
 pub(super) const SCREEN: Address = Address {
     bus: 0,
     slot: 0x01,
     function: 0,
 };
-/// The first SATA controller's place, which QEMU gives it.
+/// Place of the first SATA controller, assigned by QEMU.
 pub(super) const FIRST_SATA: Address = Address {
     bus: 0,
     slot: CHIP_SET,
@@ -71,7 +70,7 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Behind the port of that number.
+    /// Returns the address behind the port with that number.
     const fn behind(port: u8) -> Self {
         Self {
             bus: port,
@@ -80,7 +79,7 @@ impl Address {
         }
     }
 
-    /// The element that says so.
+    /// Returns the element `address`.
     pub(super) fn element(self) -> Element {
         Element::new("address")
             .with("type", "pci")
@@ -91,7 +90,7 @@ impl Address {
     }
 }
 
-/// What has been given away of the places that have no device of their own.
+/// The next free place for each kind of device without a reserved place.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     next_port: u8,
@@ -101,7 +100,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// All are free.
+    /// Returns the initial state: all places are free.
     pub(super) fn new() -> Self {
         Self {
             next_port: FIRST_FREE,
@@ -111,7 +110,7 @@ impl Places {
         }
     }
 
-    /// A port for a disk.
+    /// Takes a port for a disk.
     pub(super) fn disk(&mut self) -> Result<Address, DomainProblem> {
         if self.next_port > MOST - SPARE {
             return Err(DomainProblem::TooManyDevices("virtio"));
@@ -120,7 +119,7 @@ impl Places {
         Ok(Address::behind(self.next_port - 1))
     }
 
-    /// A port for an interface.
+    /// Takes a port for an interface.
     pub(super) fn interface(&mut self) -> Result<Address, DomainProblem> {
         if self.first_interface_free {
             self.first_interface_free = false;
@@ -129,17 +128,17 @@ impl Places {
         self.disk()
     }
 
-    /// A slot for an interface that is no PCI Express card.
+    /// Takes a slot for an interface card that is not PCI Express.
     pub(super) fn card(&mut self) -> Result<Address, DomainProblem> {
         take_slot(&mut self.next_card, CHIP_SET, "pci")
     }
 
-    /// A slot for a SATA controller beside the first.
+    /// Takes a slot for a SATA controller other than the first.
     pub(super) fn sata_controller(&mut self) -> Result<Address, DomainProblem> {
         take_slot(&mut self.next_sata, CARD_SLOTS, "sata")
     }
 
-    /// The root and its ports.
+    /// Returns the root and its ports.
     pub(super) fn controllers(&self) -> Vec<Element> {
         let used = self.next_port - 1;
         let ports = (used + SPARE).next_multiple_of(IN_SLOT).clamp(FEWEST, MOST);

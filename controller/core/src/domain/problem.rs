@@ -1,68 +1,68 @@
-//! Why a guest cannot be described to libvirt.
+//! Errors in generating the domain XML.
 
-/// Why a guest cannot be described to libvirt. Most of it is refused at creation already; what is
-/// left here is what was not asked about then, or what the pod got wrong.
+/// Why the domain XML cannot be generated. Admission refuses most of these cases at creation; the remaining ones were
+/// not checked then, or are errors of the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DomainProblem {
-    /// Guests of this architecture are not described.
+    /// Drydock does not run guests of this architecture.
     #[error("guests of architecture `{0}` cannot be run; only x86_64 can")]
     UnsupportedArchitecture(String),
     /// A machine type without PCI Express, or of another architecture.
     #[error("machine type `{0}` cannot be run; `q35` and its versions can")]
     UnsupportedMachine(String),
-    /// Nothing says how much memory the guest has.
+    /// The spec does not set the guest's memory.
     #[error("nothing says how much memory the guest has: neither memory.guest nor a request or limit of memory")]
     NoMemory,
-    /// An amount of memory that is none.
+    /// The amount of memory is invalid.
     #[error("`{0}` is not an amount of memory; it must be a quantity of at least 1Mi and below 8Pi")]
     BadMemory(String),
-    /// A UUID that is none.
+    /// The UUID is invalid.
     #[error("`{0}` is not a UUID")]
     BadUuid(String),
-    /// No CPU, or more than the machine type can have.
+    /// No CPUs, or more than the machine type supports.
     #[error("the guest would have {0} CPUs; 1 to 255 are possible")]
     BadCpuCount(u64),
-    /// A feature is asked for that the node shall not offer.
+    /// The guest requires a feature that is masked on the node.
     #[error("the guest asks for CPU feature `{0}`, which is masked on this node")]
     FeatureMasked(String),
-    /// A timer that cannot be set up so.
+    /// A timer with a setting that it does not support.
     #[error("timer `{timer}` cannot have {setting}")]
     BadTimer {
         /// Name of the timer in the manifest.
         timer: &'static str,
-        /// What it cannot have.
+        /// The unsupported setting.
         setting: String,
     },
-    /// Two disks of one name.
+    /// Two disks with the same name.
     #[error("disk `{0}` is there twice")]
     DuplicateDisk(String),
     /// The launcher has not prepared a disk.
     #[error("disk `{0}` has not been prepared")]
     DiskNotPrepared(String),
-    /// The launcher has prepared a disk at no place.
+    /// The launcher has prepared a disk at an invalid path.
     #[error("disk `{disk}` was prepared at `{path}`, which is not an absolute path")]
     BadDiskPath {
         /// Name of the disk.
         disk: String,
-        /// What the launcher says.
+        /// The path from the launcher.
         path: String,
     },
-    /// Both a disk and a CD-ROM.
+    /// A disk that is both a disk and a CD-ROM.
     #[error("`{0}` cannot be both a disk and a CD-ROM")]
     AmbiguousDisk(String),
-    /// A CD-ROM that is no drive.
+    /// A CD-ROM on a bus without CD-ROM drives.
     #[error("CD-ROM `{0}` cannot be on bus virtio; sata and scsi are possible")]
     BadCdRomBus(String),
-    /// A read-only disk on a bus whose disks can be written.
+    /// A read-only disk on a bus that supports only writable disks.
     #[error("disk `{0}` cannot be read-only on bus sata; virtio and scsi are possible")]
     ReadOnlySataDisk(String),
-    /// A serial number that QEMU does not take.
+    /// A serial number that QEMU does not accept.
     #[error("the serial number of disk `{0}` may have letters, digits, spaces, `.`, `+`, `-` and `_` only")]
     BadDiskSerial(String),
-    /// Two devices of one place in the boot order, or place 0.
+    /// Two devices at one position in the boot order, or position 0.
     #[error("place {0} in the order of booting is 0 or given twice")]
     BadBootOrder(u32),
-    /// A MAC address that a card cannot have.
+    /// A MAC address that a network card cannot have.
     #[error("interface `{interface}` cannot have MAC address `{address}`")]
     BadMacAddress {
         /// Name of the interface.
@@ -70,7 +70,7 @@ pub enum DomainProblem {
         /// The address.
         address: String,
     },
-    /// A port that is none.
+    /// The port is invalid.
     #[error("interface `{interface}` has port {port}; 1 to 65535 are possible")]
     BadPort {
         /// Name of the interface.
@@ -78,10 +78,10 @@ pub enum DomainProblem {
         /// The port.
         port: i32,
     },
-    /// More devices than there are places for.
+    /// More devices than places.
     #[error("there are too many devices on bus {0}")]
     TooManyDevices(&'static str),
-    /// A text with characters that XML cannot carry, or that are invisible.
+    /// A text with characters that XML cannot represent, or that are invisible.
     #[error("a text for `{place}` has control characters: {text:?}")]
     ControlCharacters {
         /// The element or attribute of libvirt's XML.
@@ -92,7 +92,7 @@ pub enum DomainProblem {
 }
 
 impl DomainProblem {
-    /// CamelCase word for conditions and events.
+    /// Returns the CamelCase reason for conditions and events.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::UnsupportedArchitecture(_) => "UnsupportedArchitecture",

@@ -1,4 +1,4 @@
-//! What each field of a spec becomes.
+//! The domain XML for each field of a spec.
 //!
 //! The expected outputs are in `snapshots`, each with the part of the spec that it comes from.
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The spec of JSON; 64 MiB of memory if it says nothing about that.
+/// Parses the spec from JSON; sets 64 MiB of memory if it sets none.
 fn spec(domain: &Value) -> VirtualMachineInstanceSpec {
     let mut domain = domain.clone();
     let volumes = domain.as_object_mut().and_then(|domain| domain.remove("volumes"));
@@ -41,7 +41,7 @@ fn translated_code_is_bounded_where_guests_run_by_emulation() {
     assert_eq!(cache(VirtType::Kvm), None);
 }
 
-/// Every disk of the spec, prepared as a launcher does.
+/// Returns every disk of the spec, prepared as by a launcher.
 fn prepared(spec: &VirtualMachineInstanceSpec) -> Vec<PreparedDisk> {
     let one = |name: &str| {
         let volume = spec.volumes.iter().find(|volume| volume.name == name);
@@ -75,7 +75,7 @@ fn names(list: &[&str]) -> BTreeSet<String> {
     list.iter().map(|&name| name.into()).collect()
 }
 
-/// The domain of shop/db with that spec on a node with KVM and without a mask.
+/// Returns the domain of shop/db with that spec on a node with KVM and without a mask.
 fn xml(spec: &VirtualMachineInstanceSpec) -> Result<String, DomainProblem> {
     masked_xml(spec, VirtType::Kvm, &[], None)
 }
@@ -112,7 +112,7 @@ fn described(
     })
 }
 
-/// The elements of those names in a domain, as they are written.
+/// Returns the elements of those names in a domain, as serialized.
 fn parts(xml: &str, elements: &[&str]) -> String {
     let document = Document::parse(xml).unwrap();
     let mut text = String::new();
@@ -131,7 +131,7 @@ fn parts(xml: &str, elements: &[&str]) -> String {
     text
 }
 
-/// Each spec with those elements of its domain.
+/// Returns each spec with those elements of its domain.
 fn shown(specs: &[Value], elements: &[&str]) -> String {
     let one = |value: &Value| format!("# {value}\n{}", parts(&xml(&spec(value)).unwrap(), elements));
     specs.iter().map(one).collect::<Vec<_>>().join("\n")
@@ -506,7 +506,7 @@ fn probed_ports_are_open_beside_those_that_are_anyway() {
             http(json!({"port": 10250})),
             vec!["1-1023", "3000-3999", "5000-5999", "8000-9999", "10250"],
         ),
-        // It is another host's.
+        // The probe connects to another host.
         (
             json!([]),
             http(json!({"port": 10250, "host": "192.0.2.1"})),

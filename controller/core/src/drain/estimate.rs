@@ -1,4 +1,4 @@
-//! When a node will be empty, by what was measured.
+//! Estimates when a node will be empty, from measured migrations.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,32 +23,32 @@ use crate::{
     },
 };
 
-/// An estimate is not told anew for a change of less than one part in so many of what is left.
+/// Hysteresis: estimates that change by less than 1/`ESTIMATE_HYSTERESIS` of the remaining time are not written.
 const ESTIMATE_HYSTERESIS: u32 = 5;
-/// Nor for less than this.
+/// Estimates that change by less than this are not written either.
 const ESTIMATE_MIN_CHANGE: Duration = Duration::from_secs(5);
 
-/// How fast guests move, of all migrations that were measured.
+/// Speed of all measured migrations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
-    /// Migrations.
+    /// Number of migrations.
     pub count: u32,
-    /// Time that they took, all together.
+    /// Their total duration.
     pub time: Duration,
-    /// Memory of their guests in bytes, all together.
+    /// Total memory of their guests, in bytes.
     pub bytes: u64,
 }
 
 impl Rate {
-    /// Adds one.
+    /// Adds a migration.
     pub fn add(&mut self, time: Duration, bytes: u64) {
         self.count = self.count.saturating_add(1);
         self.time = self.time.saturating_add(time);
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// How long a guest of this size will take. Half of the mean time is counted for every guest, half
-    /// by its size: what was measured may have been of one size, which says nothing about the shares.
+    /// Returns the expected duration for a guest of this size. Half of the mean is fixed, half is proportional to the
+    /// size: the measured guests may all have had one size, which implies nothing about the two shares.
     fn expected(&self, bytes: u64) -> Option<Duration> {
         let (count, mean) = (self.count.max(1), self.mean()?);
         let mean_bytes = (self.bytes / u64::from(count)).max(1);
@@ -57,26 +57,26 @@ impl Rate {
         Some(mean.mul_f64((0.5 + 0.5 * share).min(1000.0)))
     }
 
-    /// How long one takes of a guest of which nothing is known.
+    /// Returns the expected duration for a guest of unknown size.
     fn mean(&self) -> Option<Duration> {
         self.time.checked_div(self.count)
     }
 }
 
-/// What moves at a time: each takes the place that is free first.
+/// Parallel migrations: each guest takes the lane that is free first.
 struct Lanes(Vec<Duration>);
 
 impl Lanes {
-    /// All of them free, for so many guests of one node.
+    /// Creates free lanes for this number of guests of one node.
     fn new(limits: &Migrations, guests: usize) -> Self {
         let lanes = limits.outbound_per_node.min(limits.per_cluster).max(1);
         let lanes = usize::try_from(lanes).unwrap_or(usize::MAX).min(guests.max(1));
         Self(vec![Duration::ZERO; lanes])
     }
 
-    /// When the next guest will have moved, that takes so long.
+    /// Adds a guest that takes this long, and returns when it will have moved.
     fn next(&mut self, takes: Duration) -> Duration {
-        // There is one at least.
+        // There is at least one lane.
         let Some(free) = self.0.iter_mut().min() else {
             return takes;
         };
@@ -85,7 +85,7 @@ impl Lanes {
     }
 }
 
-/// Whether it can be estimated when a guest will have left: it moves, or waits for nothing but its turn.
+/// Returns whether the departure of a guest can be estimated: it moves, or waits only for its turn.
 fn is_predictable(guest: &RemainingGuest) -> bool {
     match guest.state {
         RemainingState::Moving => true,
@@ -94,8 +94,8 @@ fn is_predictable(guest: &RemainingGuest) -> bool {
     }
 }
 
-/// When the last of these will have moved, always after `now`; `None` if nothing was measured yet, or it is not known of
-/// any of them when it will leave, also because it moves for longer than was to be expected.
+/// Returns when the last of these guests will have moved, always after `now`. `None` if nothing was measured yet, or if
+/// the departure of any guest cannot be estimated, for example because it moves for longer than expected.
 pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
     let rate = cluster.rate?;
     if !left.iter().all(|(_, guest)| is_predictable(guest)) {
@@ -110,29 +110,29 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
             Some(since) => expected.saturating_sub(cluster.now.duration_since(since).unsigned_abs()),
             None => expected,
         };
-        // It takes longer than it should: nothing is known of how much longer.
+        // It takes longer than expected; how much longer is unknown.
         if takes.is_zero() {
             return None;
         }
         longest = longest.max(lanes.next(takes));
     }
-    // Rounded up, as a time that has passed is no estimate.
+    // Rounded up, because an estimate must not lie in the past.
     let at = cluster.now.checked_add(longest.max(Duration::from_nanos(1))).ok()?;
     let up = at.checked_add(Duration::from_nanos(999_999_999)).ok()?;
     Some(Time(whole_seconds(up).0))
 }
 
-/// A guest that is to leave its node, for whoever waits for one of them.
+/// A guest that is to leave its node: input for the estimate of when one of them has left.
 #[derive(Clone, Debug)]
 pub struct Leaving {
-    /// Its memory in bytes; `None`: as much as most have.
+    /// Its memory in bytes; `None`: assumed average.
     pub bytes: Option<u64>,
-    /// Its migration that is not over, if it has one.
+    /// Its unfinished migration, if it has one.
     pub migration: Option<Arc<VirtualMachineInstanceMigration>>,
 }
 
 impl Leaving {
-    /// A guest with these migrations.
+    /// Creates the entry for a guest with these migrations.
     pub fn of(instance: &VirtualMachineInstance, migrations: Vec<Arc<VirtualMachineInstanceMigration>>) -> Self {
         let mut migrations = migrations.into_iter();
         Self {
@@ -141,7 +141,7 @@ impl Leaving {
         }
     }
 
-    /// The guest of a migration that is not over, if that empties this node.
+    /// Returns the guest of an unfinished migration, if that migration evacuates `node`.
     pub fn by(migration: Arc<VirtualMachineInstanceMigration>, node: &str) -> Option<Self> {
         let annotations = migration.metadata.annotations.as_ref();
         let of = annotations.and_then(|annotations| annotations.get(EVACUATION));
@@ -151,13 +151,13 @@ impl Leaving {
         })
     }
 
-    /// Since when it moves.
+    /// Returns since when the guest moves.
     fn moves_since(&self) -> Option<Timestamp> {
         let status = self.migration.as_ref()?.status.as_ref()?;
         status.migration_state.as_ref()?.start_timestamp
     }
 
-    /// Whoever moves comes first, then whose migration the queue takes first.
+    /// Returns the sort key: moving guests first, then the order of their migrations in the queue.
     fn rank(&self) -> impl Ord + '_ {
         let migration = self.migration.as_ref();
         (
@@ -172,8 +172,8 @@ impl Leaving {
     }
 }
 
-/// How long it will take until a guest has left its node that `others` leave, too; `None` if nothing was measured yet,
-/// or it takes longer than it should. Others that have no migration yet go after it.
+/// Returns how long it takes until a guest has left its node, which `others` leave, too. `None` if nothing was measured
+/// yet, or if it takes longer than expected. Others without a migration go after it.
 pub fn time_left(
     own: &Leaving,
     others: &[Leaving],
@@ -200,7 +200,7 @@ pub fn time_left(
     Some(lanes.next(own_left))
 }
 
-/// The estimate to tell: what was told stays until it is clearly wrong, so that it is no news each
+/// Returns the estimate to report. The reported one is kept until it is clearly wrong, so that it does not change every
 /// second.
 pub(super) fn steady(told: Option<Time>, newest: Option<Time>, now: Timestamp) -> Option<Time> {
     let (Some(before), Some(after)) = (&told, &newest) else {
@@ -229,7 +229,7 @@ mod tests {
         "2026-01-01T00:01:40Z".parse().unwrap()
     }
 
-    /// A guest of a GiB whose migration has this place, and moves since so many seconds if it does.
+    /// A guest with a GiB of memory, whose migration has this position and has moved for `since` seconds, if at all.
     fn leaving(order: u32, since: Option<i64>) -> Leaving {
         let began = since.map(|seconds| (now() - jiff::SignedDuration::from_secs(seconds)).to_string());
         let migration = json!({
@@ -276,12 +276,12 @@ mod tests {
                 vec![leaving(1, Some(9)), leaving(2, Some(9))],
                 Some(6),
             ),
-            // Whose migration is not yet made, comes last.
+            // Guests without a migration come last.
             (unasked.clone(), vec![leaving(0, None), leaving(1, None)], Some(20)),
             (leaving(0, None), vec![unasked.clone(), unasked], Some(10)),
-            // Longer than it should: nobody knows.
+            // It takes longer than expected, so the end is unknown.
             (leaving(0, Some(11)), vec![], None),
-            // That one may end at any moment.
+            // The overdue guest may finish at any moment.
             (
                 leaving(2, None),
                 vec![leaving(0, Some(11)), leaving(1, Some(1))],
@@ -291,7 +291,7 @@ mod tests {
             assert_eq!(seconds(&own, &others), expected, "{own:?} {others:?}");
         }
         assert_eq!(time_left(&leaving(0, None), &[], None, &limits, now()), None);
-        // Of another one its migration alone is known: it takes as long as most.
+        // Only the other guest's migration is known, so its size is assumed to be average.
         rate.add(Duration::from_secs(30), 3 << 30);
         let other = leaving(0, None).migration.unwrap();
         assert!(Leaving::by(Arc::clone(&other), "b").is_none());

@@ -1,4 +1,4 @@
-//! How far one guest is that is to leave its node, and what is to be done about it.
+//! The state of one guest that is to leave its node, and the steps for it.
 
 use std::sync::Arc;
 
@@ -27,42 +27,42 @@ use crate::{
     vm_conditions::find,
 };
 
-/// Annotation of a migration that empties a node: digest of what decided about it when it was made.
+/// Annotation of a migration that evacuates a node: digest of the circumstances at its creation.
 pub const CIRCUMSTANCES: &str = "drydock.dev/drain-circumstances";
-/// At most so many characters of why a migration has failed are kept.
+/// Maximum length of a stored failure message, in characters.
 const MAX_GUESTS_LISTED: usize = 512;
 
-/// How far a guest is that is to leave its node.
+/// State of a guest that is to leave its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is to go, and is not yet marked to.
+    /// It is to leave, and is not marked yet.
     ToBeMarked,
-    /// Nothing keeps it from being migrated, and nothing is under way.
+    /// Nothing prevents its migration, and no migration exists.
     MayGo,
-    /// It is on its way.
+    /// It is being migrated.
     Moving(String),
     /// It waits.
     Waiting(Why, String),
-    /// It stays unless somebody does something.
+    /// It stays until a user intervenes.
     Blocked(Why, String),
     /// It is being shut down, or will be once it is evicted.
     ShuttingDown(Why, String),
 }
 
-/// Why a guest is still on a node that is being emptied.
+/// Why a guest is still on a node that is being drained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its migration is next, or under way.
+    /// Its migration is next, or running.
     Migration,
-    /// Its migration waits, for the reason that it gives itself.
+    /// Its migration waits, for the reason in its own condition.
     Queued(String),
-    /// Its last migration has failed, and the next one is not yet to be tried.
+    /// Its last migration has failed, and the next attempt is not due yet.
     BackOff,
-    /// Its agent has not said yet whether it can be migrated.
+    /// Its agent has not reported its migratability yet.
     NotKnownYet,
-    /// Something else than Drydock is to move it.
+    /// A component other than Drydock is to move it.
     External,
-    /// The API server refuses what is to be done about it.
+    /// The API server refuses the step for it.
     Refused,
     /// It cannot be migrated.
     NotMigratable,
@@ -70,20 +70,20 @@ pub enum Why {
     NoTarget,
     /// All attempts have failed.
     CannotEvacuate,
-    /// Nothing has asked it to leave: its node is only cordoned.
+    /// Nothing has requested it to leave: its node is only cordoned.
     NotRequested,
-    /// Somebody else's PodDisruptionBudget allows no eviction of its pod now.
+    /// A foreign PodDisruptionBudget allows no eviction of its pod now.
     DisruptionBudget,
     /// It is being deleted.
     Deleted,
-    /// Nothing keeps it from being shut down.
+    /// Nothing prevents its shutdown.
     NotProtected,
-    /// It cannot be migrated, and is to be started elsewhere instead.
+    /// It cannot be migrated, and is to be restarted elsewhere instead.
     Restart,
 }
 
 impl Why {
-    /// The stable word.
+    /// Returns the stable reason.
     pub fn reason(&self) -> &str {
         match self {
             Self::Migration => "Migration",
@@ -104,22 +104,21 @@ impl Why {
     }
 }
 
-/// A guest in a drain.
+/// The situation of a guest in a drain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Situation {
-    /// How far it is; `None` if nobody asks for it to go.
+    /// Its state; `None` if nothing requests it to leave.
     pub state: Option<State>,
-    /// Who asks for it.
+    /// The requester.
     pub asker: Option<DrainRequest>,
-    /// What is to be done at once.
+    /// Steps to take at once.
     pub steps: Vec<Step>,
-    /// When it has to be looked at again though nothing has changed.
+    /// When to evaluate it again without a change.
     pub wake: Option<Timestamp>,
 }
 
 impl Situation {
-    /// Takes account of that what is to be done has been refused before: says so, and returns until when it is not
-    /// tried again.
+    /// Applies back-off from an earlier refusal: sets the message and returns the earliest retry time.
     pub(super) fn held_up(&mut self, guest: &Guest<'_>, now: Timestamp) -> Option<Timestamp> {
         let refused = guest.refused.as_ref()?;
         let is_next = matches!(self.state, Some(State::ToBeMarked | State::MayGo));
@@ -135,15 +134,15 @@ impl Situation {
             .filter(|again| now < *again)
     }
 
-    /// A guest that nothing asks to leave counts all the same where its node is to be emptied or is cordoned: the node
-    /// cannot be switched off before it has left.
+    /// Sets a state for a guest that nothing requests to leave, if its node is to be drained or is cordoned: the node
+    /// cannot be powered off before that guest has left.
     pub(super) fn account_for(&mut self, guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) {
         if self.state.is_none() && marks != NodeMarks::default() {
             self.state = Some(unasked(guest, now));
         }
     }
 
-    /// As it is reported.
+    /// Returns the guest as reported in the drain status.
     pub(super) fn remaining(&self, guest: &Guest<'_>) -> Option<RemainingGuest> {
         let (state, why, message) = match self.state.clone()? {
             State::ToBeMarked => (
@@ -172,14 +171,14 @@ impl Situation {
     }
 }
 
-/// How far a guest is, and what is to be done about it.
+/// Returns the situation of a guest and the steps for it.
 pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts, now: Timestamp) -> Situation {
     let instance = guest.instance;
     let node = here(instance);
     let marked = mark::of(instance);
     let phase = instance.status.as_ref().and_then(|status| status.phase);
     if phase.is_some_and(Phase::is_final) {
-        // Its guest is there no more: nothing of it keeps a node from being empty but a mark that was left.
+        // The guest no longer exists. Only a leftover mark can keep the node from being empty.
         return Situation {
             steps: marked.map(|_| unmarking(instance)).into_iter().collect(),
             ..Situation::default()
@@ -247,7 +246,7 @@ fn unmarking(instance: &VirtualMachineInstance) -> Step {
     }
 }
 
-/// A guest that nobody has marked: it is, if its node asks for all to go.
+/// Returns the situation of an unmarked guest. It gets marked if its node requests all guests to leave.
 fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
     let Some(asker) = marks.asks() else {
         return Situation::default();
@@ -267,7 +266,8 @@ fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
     }
 }
 
-/// Nobody wants a guest to go any more: its mark goes, and what has not begun is called off.
+/// Returns the situation of a guest that nothing requests to leave any more: removes its mark, and cancels migrations
+/// that have not begun.
 fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
     let mut steps = vec![unmarking(guest.instance)];
     if marks.asks().is_none() {
@@ -294,13 +294,13 @@ fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
     }
 }
 
-/// A migration to empty a node that has not begun.
+/// Returns whether a migration evacuates a node and has not begun.
 fn is_queued(migration: &VirtualMachineInstanceMigration) -> bool {
     let record = Record::of(migration);
     Purpose::of(migration) == Purpose::Evacuation && !record.is_given_up() && !record.has_sides()
 }
 
-/// A guest that nothing asks to leave.
+/// Returns the state of a guest that nothing requests to leave.
 fn unasked(guest: &Guest<'_>, now: Timestamp) -> State {
     let mut migrations = guest.migrations.iter();
     if let Some(migration) = migrations.find(|migration| !Record::of(migration).is_over()) {
@@ -313,7 +313,7 @@ fn unasked(guest: &Guest<'_>, now: Timestamp) -> State {
     stays(guest)
 }
 
-/// A guest that is not to be migrated.
+/// Returns the state of a guest that is not to be migrated.
 pub(super) fn stays(guest: &Guest<'_>) -> State {
     match (not_migrated(guest), &guest.held_by) {
         (State::ShuttingDown(..), Some(budget)) => State::Blocked(
@@ -350,7 +350,7 @@ fn not_migrated(guest: &Guest<'_>) -> State {
     }
 }
 
-/// How far a guest is that is marked, and when to look again.
+/// Returns the state of a marked guest, and when to evaluate it again.
 pub(super) fn state(
     guest: &Guest<'_>,
     evacuation: &Evacuation,
@@ -399,7 +399,7 @@ pub(super) fn state(
     target::state(guest, now)
 }
 
-/// Why and until when the next attempt waits, for people.
+/// Returns the human-readable reason and time of the next attempt.
 fn waits_until(evacuation: &Evacuation, attempts: Attempts, until: Timestamp) -> String {
     let last = evacuation.last_failure.as_ref();
     let why = match last.map(|failure| (failure.reason.as_deref(), failure.message.as_deref())) {
@@ -420,10 +420,10 @@ fn waits_until(evacuation: &Evacuation, attempts: Attempts, until: Timestamp) ->
     }
 }
 
-/// How far a migration is.
+/// Returns the state of a guest with an unfinished migration.
 ///
-/// From its pod's making on the guest is told to move, in the same words until it is gone: how far it is and where to, the
-/// migration itself says, and here it would be news, and a write, for each of many guests.
+/// Once the target pod exists, the message stays constant until the guest has left. Progress and target are on the
+/// migration; repeating them here would cost one write for each of many guests.
 fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
     let name = migration.metadata.name.as_deref().unwrap_or_default();
     let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
@@ -444,7 +444,7 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
     }
 }
 
-/// A mark that knows of all migrations to empty the node that have failed since it was made.
+/// Returns the mark, updated with all failed evacuation migrations since it was set.
 fn counted(mark: &Evacuation, migrations: &[Arc<VirtualMachineInstanceMigration>]) -> Evacuation {
     let mut failed: Vec<FailedMigration> = migrations.iter().filter_map(|migration| failure(migration)).collect();
     failed.sort_by(|one, other| (one.at, &one.uid).cmp(&(other.at, &other.uid)));
@@ -462,8 +462,9 @@ fn counted(mark: &Evacuation, migrations: &[Arc<VirtualMachineInstanceMigration>
     counted
 }
 
-/// Takes account of what decides by now. That it has changed stays noted until the next attempt has failed, whatever it
-/// changes to meanwhile: each change ends one wait. Of an attempt of which nothing is known, the first that is known counts.
+/// Records whether the circumstances have changed since the last failure. The flag stays set until the next attempt has
+/// failed, whatever changes meanwhile: each change ends one wait. If the circumstances of the failed attempt are
+/// unknown, the first known ones are recorded for it.
 fn notice_change(mark: &mut Evacuation, circumstances: Option<&str>) {
     if let (Some(failure), Some(now)) = (&mut mark.last_failure, circumstances) {
         let then = failure.circumstances.get_or_insert_with(|| now.to_owned());
@@ -471,7 +472,7 @@ fn notice_change(mark: &mut Evacuation, circumstances: Option<&str>) {
     }
 }
 
-/// When and why a migration to empty a node has failed by itself. One that was called off has not.
+/// Returns when and why an evacuation migration has failed by itself; `None` if it was canceled.
 fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigration> {
     let status = migration.status.as_ref()?;
     let is_ours = Purpose::of(migration) == Purpose::Evacuation && migration.metadata.deletion_timestamp.is_none();
@@ -495,7 +496,7 @@ fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigratio
     })
 }
 
-/// The memory of a guest in bytes, as far as it says.
+/// Returns the memory of a guest in bytes; 0 if it is not reported.
 pub fn memory(instance: &VirtualMachineInstance) -> u64 {
     let current = instance
         .status

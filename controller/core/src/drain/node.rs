@@ -1,4 +1,4 @@
-//! What a Node that is being emptied says in its conditions.
+//! Conditions of a Node that is being drained.
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -9,12 +9,12 @@ use crate::{
 
 use super::DrainingNode;
 
-/// Whether a node is safe to switch off: nothing is on it that a drain would have to move.
+/// Whether a node is safe to power off: nothing is on it that a drain would have to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// It is.
+    /// It is safe to power off.
     Yes,
-    /// Nobody asks for it, and new pods may come at any time.
+    /// No drain is requested, and new pods may arrive at any time.
     NotAsked,
     /// Virtual machines are on it.
     GuestsLeft(usize),
@@ -22,12 +22,12 @@ pub enum Drained {
     GuestsArriving(usize),
     /// Other pods are on it that a drain would evict.
     PodsLeft(usize),
-    /// Nobody knows yet which pods are on it.
+    /// It is not known yet which pods are on it.
     NotKnown,
 }
 
 impl Drained {
-    /// The status of the condition.
+    /// Returns the status of the condition.
     pub fn status(self) -> Status {
         match self {
             Self::Yes => Status::True,
@@ -36,7 +36,7 @@ impl Drained {
         }
     }
 
-    /// Its reason: where there is one, KEP-5683's.
+    /// Returns the reason of the condition: KEP-5683's, where it defines one.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Yes => "DrainCompleted",
@@ -48,7 +48,7 @@ impl Drained {
         }
     }
 
-    /// For people. It does not count, so that it changes as seldom as the reason.
+    /// Returns the human-readable message. It contains no counts, so it changes as rarely as the reason.
     pub fn message(self) -> &'static str {
         match self {
             Self::Yes => "nothing is left to be moved: it is safe to switch the node off",
@@ -61,14 +61,14 @@ impl Drained {
     }
 }
 
-/// Whether a drain would have to wait for a pod: it is there, has not ended, and neither a DaemonSet nor
-/// the kubelet itself would put it back (the rules of `kubectl drain`).
+/// Returns whether a drain would have to wait for a pod: it exists, has not ended, and neither a DaemonSet nor the
+/// kubelet itself would create it again (the rules of `kubectl drain`).
 pub fn counts(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     !matches!(phase, Some("Succeeded" | "Failed")) && verdict(pod, &|_, _| false) == Verdict::Leaves
 }
 
-/// Whether a node is safe to switch off.
+/// Returns whether a node is safe to power off.
 pub(super) fn drained(node: &DrainingNode<'_>) -> Drained {
     if !node.marks.cordoned && node.marks.asks().is_none() {
         Drained::NotAsked

@@ -1,8 +1,8 @@
-//! Which guests go next: small and quiet ones first.
+//! Decides which guests go next: small ones with a low dirty rate first.
 //!
-//! What moves fast empties most of a node soon, and a guest that writes its memory faster than it can
-//! be copied does not hold up the others. Migrations are made a few at a time: those that could not
-//! get a place soon anyway are better planned anew when one is free.
+//! Guests that move fast empty most of a node soon, and a guest that dirties its memory faster than it can be copied
+//! does not hold up the others. Only a few migrations are created at a time: guests that would have to wait anyway are
+//! better planned again when a slot is free.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// What comes first, goes first. Memory that is written anew has to be copied anew.
+    /// Returns the sort key; lower candidates go first. Dirtied memory has to be copied again.
     fn rank(&self) -> impl Ord + '_ {
         let metadata = &self.guest.instance.metadata;
         (
@@ -50,12 +50,12 @@ impl<'a> Candidate<'a> {
         )
     }
 
-    /// The migration that it gets.
+    /// Returns the step that creates the guest's migration.
     pub(super) fn step(&self, order: usize) -> Step {
         let metadata = &self.guest.instance.metadata;
         let annotations = metadata.annotations.as_ref();
         let source = annotations.and_then(|annotations| annotations.get(EVICTION_SOURCE));
-        // The descheduler tidies up: nobody waits for that.
+        // The descheduler only rebalances. No user waits for that.
         let is_tidying = source.is_some_and(|source| source == DESCHEDULER)
             && mark::evacuation(self.guest.instance).is_some_and(|mark| mark.requested_by == DrainRequest::Eviction);
         Step::Migrate {
@@ -72,7 +72,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// How fast a guest writes its memory, in bytes a second, as its last migration measured it; 0 if none did.
+/// Returns a guest's dirty rate in bytes per second, as measured by its last migration; 0 if unknown.
 fn dirty_rate(guest: &Guest<'_>) -> u64 {
     let measured = guest.migrations.iter().filter_map(|migration| {
         let progress = migration.status.as_ref()?.source.as_ref()?.progress.as_ref()?;
@@ -81,7 +81,7 @@ fn dirty_rate(guest: &Guest<'_>) -> u64 {
     measured.max().map_or(0, |(_, rate)| rate)
 }
 
-/// Those that get a migration now, in order.
+/// Returns the guests that get a migration now, in order.
 pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &Cluster<'_>) -> Vec<Candidate<'a>> {
     candidates.sort_by(|one, other| one.rank().cmp(&other.rank()));
     let window = |limit: u32| {

@@ -1,4 +1,4 @@
-//! What emptying a node would do, without doing any of it.
+//! Previews the effect of draining a node, without any change.
 
 use drydock_api::{
     annotations::DRAIN_PREVIEW,
@@ -17,10 +17,10 @@ use crate::{
     vm_conditions::find,
 };
 
-/// As many guests are told of by name: an API server passes on 4096 characters of warnings in all.
+/// At most this many guests are listed by name: an API server passes on 4096 characters of warnings in total.
 const MAX_LINES: usize = 15;
 
-/// Whether a Node asks for a preview.
+/// Returns whether a Node requests a preview.
 pub fn is_asked(node: &Node) -> bool {
     let annotations = node.metadata.annotations.as_ref();
     annotations
@@ -28,7 +28,7 @@ pub fn is_asked(node: &Node) -> bool {
         .is_some_and(|value| value == "true")
 }
 
-/// What a preview adds about the drain taint, whose key is given: its effect decides whether guests move.
+/// Returns the preview's note about the drain taint with this key: the taint's effect decides whether guests move.
 pub fn taint_note(key: &str) -> String {
     format!(
         "guests move by the taint {key} with the effect NoSchedule only: with NoExecute Kubernetes deletes their pods, which \
@@ -36,8 +36,8 @@ pub fn taint_note(key: &str) -> String {
     )
 }
 
-/// What would become of each guest of a node if it were emptied now, a line for each, and when it would
-/// be empty.
+/// Returns what would happen to each guest of a node if it were drained now, one line per guest, and when the node
+/// would be empty.
 pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
     let told: Vec<(&Guest<'_>, Situation)> = node
         .guests
@@ -94,7 +94,7 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
     lines
 }
 
-/// Which other nodes could take a guest.
+/// Returns which other nodes could take a guest.
 fn targets(instance: &VirtualMachineInstance) -> Option<&str> {
     let conditions = &instance.status.as_ref()?.conditions;
     find(conditions, types::MIGRATION_TARGET_AVAILABLE)
@@ -103,7 +103,7 @@ fn targets(instance: &VirtualMachineInstance) -> Option<&str> {
         .as_deref()
 }
 
-/// How far a guest would be right after its node was asked to be emptied.
+/// Returns the situation of a guest right after its node's drain was requested.
 fn would_be(guest: &Guest<'_>, cluster: &Cluster<'_>) -> Situation {
     let state: State = if wants_mark(guest.instance, guest.strategy, guest.made, cluster.now) {
         let new = mark::new(DrainRequest::Maintenance, cluster.now);

@@ -1,4 +1,4 @@
-//! What becomes of a guest that may go, by whether another node can take it.
+//! Decides about a guest that may go, depending on whether another node can take it.
 
 use drydock_api::{hyperconverged::EvictionStrategy, kubevirt::names::conditions as types};
 use jiff::Timestamp;
@@ -15,17 +15,17 @@ use crate::{
     vm_conditions::find,
 };
 
-/// How a guest competes for room with others that leave.
+/// How a guest competes for room with other guests that leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Competing {
-    /// Its migration is made already.
+    /// It already has a migration.
     pub has_migration: bool,
-    /// How many of its migrations have failed since it was marked.
+    /// Number of its migrations that have failed since it was marked.
     pub failures: u32,
 }
 
-/// How a guest that is to leave competes for room; `None` if it does not: it is not to be migrated, its migration is
-/// refused, or it `has_place`, which counts as taken.
+/// Returns how a guest that is to leave competes for room; `None` if it does not compete: it is not to be migrated, its
+/// migration is refused, or it `has_place`, which already counts as taken.
 pub fn competing(guest: &Guest<'_>, has_place: bool) -> Option<Competing> {
     let migrates = matches!(
         guest.strategy,
@@ -48,11 +48,11 @@ pub fn competing(guest: &Guest<'_>, has_place: bool) -> Option<Competing> {
     })
 }
 
-/// Whether a guest that nothing else holds back may go, and when to evaluate it again.
+/// Returns the state of a guest that nothing else holds back, and when to evaluate it again.
 pub(super) fn state(guest: &Guest<'_>, now: Timestamp) -> (State, Option<Timestamp>) {
     let lack = match &guest.outlook {
         Outlook::Fits(_) => None,
-        // The others that leave are placed first: it is judged anew once they have moved.
+        // The other guests that leave are placed first. This one is evaluated again once they have moved.
         Outlook::Crowded(message) => return (State::Blocked(Why::NoTarget, message.clone()), None),
         Outlook::Nowhere(message) => Some(message.clone()),
         Outlook::Unknown => lack_by_condition(guest),
@@ -69,7 +69,7 @@ pub(super) fn state(guest: &Guest<'_>, now: Timestamp) -> (State, Option<Timesta
     (State::ShuttingDown(Why::NoTarget, message), from)
 }
 
-/// Why no other node can take a guest, as its condition has it.
+/// Returns why no other node can take a guest, from its condition.
 fn lack_by_condition(guest: &Guest<'_>) -> Option<String> {
     let status = guest.instance.status.as_ref()?;
     let condition = find(&status.conditions, types::MIGRATION_TARGET_AVAILABLE)

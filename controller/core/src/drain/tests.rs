@@ -28,7 +28,7 @@ fn seconds_ago(seconds: i64) -> Timestamp {
     now() - SignedDuration::from_secs(seconds)
 }
 
-/// A running instance on node `a`.
+/// A running VMI on node `a`.
 fn instance(name: &str, change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -234,7 +234,7 @@ fn what_is_marked_gets_a_migration_once() {
         order: 0,
     };
     assert_eq!(plan.steps, [expected]);
-    // The same is said of it from its pod's making on until it is gone.
+    // The report stays the same from the creation of the target pod until the guest has left.
     let mut told = Vec::new();
     for phase in ["Pending", "Running"] {
         let under_way = migration("1", phase, |migration| {
@@ -421,7 +421,7 @@ fn failures_are_counted_once_and_back_off_until_there_is_no_more() {
     );
     assert_eq!(said(&plan), [(RemainingState::Waiting, "BackOff".to_owned())]);
     assert_eq!(plan.wake, Some(seconds_ago(10) + SignedDuration::from_secs(40)));
-    // Carried out, nothing more is counted.
+    // Once the plan is carried out, no failure is counted again.
     let mut after = web.clone();
     after.status.as_mut().unwrap().evacuation = Some(evacuation.clone());
     let again = of_one(
@@ -429,7 +429,7 @@ fn failures_are_counted_once_and_back_off_until_there_is_no_more() {
         guest(&after, LiveMigrate, vec![failed("1", 40), failed("2", 10)]),
     );
     assert_eq!(again.steps, []);
-    // History may be cleared away, the count stays.
+    // Old migrations may be deleted; the count stays.
     let mut evacuation = evacuation.clone();
     evacuation.failures = 10;
     after.status.as_mut().unwrap().evacuation = Some(evacuation);
@@ -472,16 +472,17 @@ fn change_of_what_decides_ends_a_back_off_once() {
         let message = plan.reports[0].drain.clone().unwrap().remaining[0].message.clone();
         (after, goes, message)
     };
-    // What was noted of the attempt; then what decides, look by look, and whether the next one is made.
+    // The circumstances recorded for the attempt. Then, for each reconcile: the circumstances, and whether a migration
+    // is created.
     type Look = (&'static str, bool);
     let cases: [(Option<&str>, &[Look]); 5] = [
         (Some("masked"), &[("masked", false), ("masked", false)]),
         (Some("masked"), &[("masked", false), ("unmasked", true)]),
-        // It had changed before the attempt failed.
+        // They had changed before the attempt failed.
         (Some("unmasked"), &[("masked", true)]),
-        // It stays noted, whatever it changes to.
+        // The change stays recorded, whatever follows.
         (Some("unmasked"), &[("masked", true), ("unmasked", true)]),
-        // Nothing is known of the attempt of an earlier release.
+        // An attempt of an earlier release has no circumstances recorded.
         (None, &[("masked", false), ("masked", false), ("unmasked", true)]),
     ];
     for (noted, looks) in cases {
@@ -501,7 +502,7 @@ fn change_of_what_decides_ends_a_back_off_once() {
         }
         let (same, ..) = planned(&web, &all, looks[looks.len() - 1].0);
         assert_eq!(same, web, "{noted:?}: nothing more is noted");
-        // The next one fails as things are now: it waits as long as they stay so.
+        // The next attempt fails in the current circumstances: the guest waits as long as they stay the same.
         let again = migration("2", "Failed", |migration| {
             migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
                 json!(seconds_ago(1).to_string());
@@ -542,7 +543,7 @@ fn small_guests_go_first_and_no_more_than_can_go_soon() {
         })
         .collect();
     assert_eq!(names[0], "small");
-    // Twice what may run and be placed beside: 2 of a node at once.
+    // Twice what may run and be placed in addition: 2 per node at once.
     assert_eq!(names.len(), 8);
     assert_eq!(plan.reports[0].drain.as_ref().unwrap().waiting, 21);
 }
@@ -653,7 +654,7 @@ fn guests_are_kept_from_nodes_that_are_emptied_only_where_nothing_else_does_it()
         (json!({"unschedulable": true}), false, true, true),
         (json!({"taints": [drain]}), false, false, false),
         (json!({"taints": [drain]}), false, true, true),
-        // It is about to be cordoned.
+        // The node is about to be cordoned.
         (json!({}), true, false, true),
         (json!({"unschedulable": true}), true, false, false),
         (
@@ -717,7 +718,7 @@ fn outlook_of_a_guest_decides_whether_it_goes() {
             Outlook::Unknown,
             (RemainingState::ShuttingDown, "by its condition; it is", 0),
         ),
-        // What is evaluated now counts rather than the condition.
+        // The current evaluation takes precedence over the condition.
         (&no, LiveMigrate, fits(), (RemainingState::Waiting, "Migration", 1)),
         (&yes, LiveMigrate, nowhere(), (RemainingState::Blocked, "anyway", 0)),
         (
@@ -732,7 +733,7 @@ fn outlook_of_a_guest_decides_whether_it_goes() {
             crowded(),
             (RemainingState::Blocked, "beside others", 0),
         ),
-        // Others are about to leave it room, or not: it is not shut down for that.
+        // Others may make room for it, or not. It is not shut down for that.
         (
             &yes,
             LiveMigrateIfPossible,
@@ -870,7 +871,7 @@ fn a_preview_says_what_would_move_and_what_would_block() {
     assert_eq!(preview(Vec::new()), ["no virtual machine is on a"]);
 }
 
-/// A running instance on node `a` whose agent says that it cannot be migrated.
+/// A running VMI on node `a` that is not live-migratable according to its agent.
 fn immovable(name: &str) -> VirtualMachineInstance {
     instance(name, |instance| {
         instance["status"]["conditions"][0] = json!({"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable", "message": "disk x"});
@@ -1026,7 +1027,7 @@ fn what_is_refused_of_a_guest_is_said_and_not_tried_again_before_its_time() {
             }
         }
     }
-    // It is on its way all the same, so what was refused before is no matter.
+    // It is moving anyway, so an earlier refusal does not matter.
     let moving = Guest {
         refused: refused(5),
         ..guest(&stale, LiveMigrate, vec![migration("1", "Pending", |_| {})])
@@ -1056,8 +1057,8 @@ fn a_guest_whose_migration_is_refused_takes_no_other_ones_place() {
 }
 
 proptest! {
-    /// Whatever guests are like, all of them are listed, and an estimate is in the future and only there if each of them
-    /// moves or waits for its turn alone.
+    /// For any guests: all of them are listed. An estimate lies in the future, and exists only if each guest moves or
+    /// waits only for its turn.
     #[test]
     fn report_accounts_for_all_guests(
         guests in prop::collection::vec((0..5_usize, 0..4_usize, 0..3_usize, 0..6_usize, any::<bool>()), 0..12),
@@ -1124,8 +1125,8 @@ proptest! {
         }
     }
 
-    /// Whatever guests are like, a plan that is carried out changes nothing the next time, no guest is
-    /// moved by two, and none is moved that nobody wants to go.
+    /// For any guests: a plan that was carried out is empty the next time, no guest is moved by two migrations, and no
+    /// guest is moved without a request.
     #[test]
     fn a_plan_that_is_carried_out_is_done(
         guests in prop::collection::vec((0..5_usize, 0..4_usize, 0..3_usize, any::<bool>()), 0..12),

@@ -1,17 +1,17 @@
-//! The budget that keeps one launcher pod from being evicted, also while no webhook answers.
+//! The PodDisruptionBudget (PDB) that protects one launcher pod from eviction, even while no webhook is available.
 //!
 //! ```text
-//!  pod made ─▶ budget made ─▶ guest starts, or arrives ─▶ has moved, ended, or is deleted ─▶ gone with the pod
-//!                               ├─▶ its guest may be shut down, or has ended in a pod that stays ─▶ deleted
-//!                               └─▶ a budget of somebody else selects the pod too ─▶ deleted, and said
+//!  pod created ─▶ PDB created ─▶ guest starts, or arrives ─▶ has moved, ended, or is deleted ─▶ deleted with the pod
+//!                                 ├─▶ its guest may be shut down, or has ended in a pod that stays ─▶ deleted
+//!                                 └─▶ a foreign PDB selects the pod too ─▶ deleted, and reported
 //! ```
 //!
-//! It belongs to its pod, and Kubernetes deletes it with that, whether or not a controller is there. So it is made right
-//! after the pod, and before there is a guest in it: none starts or arrives unless a controller has told an agent to let it,
-//! and while one does, webhooks answer, too. Whoever begins to lead makes those that are missing.
+//! The PDB is owned by its pod, and Kubernetes deletes it with the pod, whether or not a controller is running. It is
+//! created right after the pod, before a guest is in it: an agent starts or receives a guest only after a controller
+//! has permitted it, and while a controller runs, the webhooks respond, too. A new leader creates missing PDBs.
 //!
-//! One budget for each pod, because a pod that two budgets select cannot be evicted at all: the
-//! eviction is answered with an internal error, which drainers give up on.
+//! There is one PDB per pod, because a pod that two PDBs select cannot be evicted at all: the eviction fails with an
+//! internal error, at which drainers give up.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ use k8s_openapi::{
 use super::{falls_back, is_finished, made, no_target::is_shut_down, wants_mark};
 use crate::{instance::ending::ended, replica_set::selector::Selector};
 
-/// The budget of a launcher pod, with the pod's name; `None` of one that the API server has not made.
+/// Returns the PDB of a launcher pod, with the pod's name; `None` for a pod that the API server has not created.
 pub fn of(pod: &Pod) -> Option<PodDisruptionBudget> {
     let label = label(pod)?.clone();
     let labels = BTreeMap::from([(LAUNCHER.to_owned(), label)]);
@@ -79,7 +79,8 @@ fn name_of_instance(owner: &OwnerReference) -> Option<&str> {
     (owner.kind == "VirtualMachineInstance").then_some(owner.name.as_str())
 }
 
-/// The name of the instance that one of our budgets is about. Those of earlier versions belong to the instance itself.
+/// Returns the name of the VMI that one of Drydock's PDBs protects. PDBs of earlier versions are owned by the VMI
+/// itself.
 pub fn instance_of(budget: &PodDisruptionBudget) -> Option<&str> {
     let annotations = budget.metadata.annotations.as_ref();
     let named = annotations.and_then(|annotations| annotations.get(INSTANCE));
@@ -90,24 +91,24 @@ pub fn instance_of(budget: &PodDisruptionBudget) -> Option<&str> {
     })
 }
 
-/// Whether a budget is deleted with this pod.
+/// Returns whether a PDB is deleted together with this pod.
 pub fn goes_with(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let mut owners = budget.metadata.owner_references.iter().flatten();
     pod.metadata.uid.is_some() && owners.any(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
-/// What makes a launcher pod unlike all others.
+/// Returns the label value that identifies a launcher pod.
 fn label(pod: &Pod) -> Option<&String> {
     pod.metadata.labels.as_ref()?.get(LAUNCHER)
 }
 
-/// Whether a budget is one of ours: it protects one launcher pod.
+/// Returns whether a PDB is one of Drydock's: it protects one launcher pod.
 pub fn is_ours(budget: &PodDisruptionBudget) -> bool {
     let labels = budget.metadata.labels.as_ref();
     labels.is_some_and(|labels| labels.contains_key(LAUNCHER))
 }
 
-/// Whether a budget selects a pod. One that cannot be read as Kubernetes reads it selects nothing.
+/// Returns whether a PDB selects a pod. A PDB with an invalid selector selects nothing.
 pub fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     let selector = selector.and_then(|selector| Selector::new(selector).ok());
@@ -115,8 +116,7 @@ pub fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
         && selector.is_some_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
 }
 
-/// Whether a pod of an instance is to be protected by a budget: whenever an eviction of it would be
-/// refused.
+/// Returns whether a VMI's pod needs a PDB: whenever its eviction would be refused.
 pub fn is_protected(instance: &VirtualMachineInstance, strategy: EvictionStrategy, pod: &Pod, now: Timestamp) -> bool {
     !is_finished(instance)
         && ended(pod).is_none()
@@ -125,7 +125,7 @@ pub fn is_protected(instance: &VirtualMachineInstance, strategy: EvictionStrateg
         && (wants_mark(instance, strategy, made(pod).or(Some(now)), now) || is_blocked(instance, strategy))
 }
 
-/// It is to be migrated, cannot be, and may not be shut down instead.
+/// Returns whether a VMI must be migrated and must not be shut down instead.
 fn is_blocked(instance: &VirtualMachineInstance, strategy: EvictionStrategy) -> bool {
     strategy == EvictionStrategy::LiveMigrate && !falls_back(instance)
 }

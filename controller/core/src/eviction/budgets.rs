@@ -1,4 +1,4 @@
-//! Which budgets an instance's pods have, and which they should have.
+//! Compares the PDBs of a VMI's pods with the ones that they need.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,47 +19,47 @@ use crate::{
     vm_conditions::{condition, find},
 };
 
-/// A pod that its guest has left mostly goes within so much time, and its budget with it.
+/// A pod whose guest has migrated away is usually deleted within this time, and its PDB with it.
 const GOES_WITHIN: Duration = Duration::from_secs(5);
 
-/// A pod with the budgets that are about it.
+/// A pod with its PDBs.
 #[derive(Clone, Debug)]
 pub struct Guarded {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// The budget of ours that protects it.
+    /// Drydock's PDB that protects it.
     pub own: Option<Arc<PodDisruptionBudget>>,
-    /// A budget of somebody else that selects it.
+    /// A foreign PDB that selects it.
     pub foreign: Option<Arc<PodDisruptionBudget>>,
 }
 
-/// What is known of an instance's pods and budgets.
+/// The observed state of a VMI's pods and PDBs.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// The instance.
+    /// The VMI.
     pub instance: &'a VirtualMachineInstance,
-    /// What an eviction of it does.
+    /// The eviction strategy in force.
     pub strategy: EvictionStrategy,
     /// Its pods.
     pub pods: &'a [Guarded],
 }
 
-/// What is to be done.
+/// The changes to make.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Pods whose budget is missing.
+    /// Pods whose PDB is missing.
     pub create: Vec<Arc<Pod>>,
-    /// Budgets that protect nothing any more, and stay.
+    /// PDBs that protect nothing any more, and are not deleted with their pod.
     pub delete: Vec<Arc<PodDisruptionBudget>>,
-    /// The name of a budget of somebody else that is in the way.
+    /// Name of a conflicting foreign PDB.
     pub foreign: Option<String>,
-    /// When to look again though nothing has changed.
+    /// When to requeue without a change.
     pub wake: Option<Timestamp>,
 }
 
-/// What is to be done about the budgets of an instance.
+/// Returns the changes to the PDBs of a VMI.
 pub fn plan(observed: &Observed<'_>) -> Plan {
     let Observed {
         now,
@@ -80,7 +80,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
                 (None, None) => plan.create.push(Arc::clone(pod)),
                 (None, Some(_)) => {}
             }
-            // Whether it can be migrated may be known by then, or counts as if it could not be.
+            // By then the migratability is known, or the VMI counts as not migratable.
             wakes.extend(grace_end(made(pod)).filter(|end| now < *end));
             wakes.extend(shut_down_from(instance, strategy).filter(|from| now < *from));
             continue;
@@ -99,13 +99,13 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     plan
 }
 
-/// When the newest migration of an instance has ended.
+/// Returns when the newest migration of a VMI has ended.
 fn moved_at(instance: &VirtualMachineInstance) -> Option<Timestamp> {
     instance.status.as_ref()?.migration_state.as_ref()?.end_timestamp
 }
 
-/// Why a pod has no budget, as it is told; `None` if nothing is in the way. `refused` is what the API server has said when
-/// one was to be made.
+/// Returns the condition that explains why a pod has no PDB; `None` if there is no conflict. `refused` is the API
+/// server's message when a creation was rejected.
 pub fn conflict(
     instance: &VirtualMachineInstance,
     foreign: Option<&str>,
@@ -139,7 +139,7 @@ pub fn conflict(
     ))
 }
 
-/// Whether what an instance says is in the way of its budgets is something else than this.
+/// Returns whether the VMI's current condition differs from `conflict`.
 pub fn is_news(instance: &VirtualMachineInstance, conflict: Option<&Condition>) -> bool {
     find(conditions(instance), EVICTION_BUDGET_CONFLICT) != conflict
 }
@@ -192,7 +192,7 @@ mod tests {
         ))
     }
 
-    /// A pod, with a budget of its own if it has one.
+    /// A pod, with its own PDB if `has`.
     fn guarded(pod: Pod, has: bool, foreign: Option<Arc<PodDisruptionBudget>>) -> Guarded {
         Guarded {
             own: budget::of(&pod).filter(|_| has).map(Arc::new),
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Names of pods that get a budget, and of those that lose theirs.
+    /// Names of pods that get a PDB, names of those that lose theirs, and when to requeue.
     fn planned(
         instance: &VirtualMachineInstance,
         strategy: EvictionStrategy,
@@ -311,7 +311,7 @@ mod tests {
             let (created, gone, _) = planned(&instance, strategy, &pods);
             assert_eq!((created, gone), (names(create), names(delete)), "{what}");
         }
-        // One of an earlier version does not go with its pod.
+        // A PDB of an earlier version is not deleted with its pod.
         let mut old = guarded(pod("p", "a", deleted), true, None);
         let owned = old.own.as_mut().unwrap();
         Arc::make_mut(owned).metadata.owner_references = serde_json::from_value(json!([
@@ -364,7 +364,7 @@ mod tests {
         assert!(!looked_at(&told, foreign(), None).1);
         let (gone, news, said) = looked_at(&told, None, None);
         assert_eq!((gone, news, said), (0, true, None));
-        // So is what the API server refuses.
+        // Rejections by the API server are reported, too.
         let (_, news, said) = looked_at(&running(), None, Some("exceeded quota"));
         assert!(news && said.unwrap().message.unwrap().contains("(exceeded quota)"));
     }

@@ -1,18 +1,18 @@
-//! What the descheduler reads of a launcher pod.
+//! Annotations on launcher pods that the descheduler reads.
 //!
-//! The descheduler evicts pods to spread them. With its feature gate `EvictionsInBackground` it takes a 429 that contains
-//! "Eviction triggered evacuation" for an eviction that goes on in the background, if the pod has the first of these
-//! annotations, and counts the pod as evicted; else it takes it for a failure, and evicts the next pod as well. It does not
-//! evict a pod again that has the second one, until that is removed. (`pkg/descheduler/evictions/evictions.go` of
-//! `sigs.k8s.io/descheduler`.)
+//! The descheduler evicts pods to spread them. With its feature gate `EvictionsInBackground`, it interprets a 429 that
+//! contains "Eviction triggered evacuation" as an eviction in the background if the pod has the first of these
+//! annotations, and counts the pod as evicted. Otherwise it interprets the response as a failure and evicts the next
+//! pod as well. It does not evict a pod with the second annotation again until that is removed.
+//! (`pkg/descheduler/evictions/evictions.go` of `sigs.k8s.io/descheduler`.)
 //!
 //! | annotation | on | from | until |
 //! |---|---|---|---|
-//! | [`REQUEST_EVICT_ONLY`] | pods of instances whose strategy refuses evictions | creation | – |
-//! | [`EVICTION_IN_PROGRESS`] | the pod of a guest that the descheduler has evicted | the instance is marked | it is not marked, and not migrated, any more |
+//! | [`REQUEST_EVICT_ONLY`] | pods of VMIs whose strategy refuses evictions | creation | – |
+//! | [`EVICTION_IN_PROGRESS`] | the pod of a guest that the descheduler has evicted | the VMI is marked | the VMI is neither marked nor migrating any more |
 //!
-//! KubeVirt sets the second one for every evacuation. Nothing but the descheduler reads it, so that of drains it is one
-//! more request for each guest and is not set.
+//! KubeVirt sets the second annotation for every evacuation. Only the descheduler reads it, so for drains it would be
+//! one more request per guest, and it is not set.
 
 use drydock_api::{
     hyperconverged::EvictionStrategy,
@@ -25,7 +25,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::mark;
 
-/// Annotates a new launcher pod for the descheduler. `strategy` is the one in force for its instance.
+/// Annotates a new launcher pod for the descheduler. `strategy` is the one in force for its VMI.
 pub fn annotate(pod: &mut Pod, strategy: EvictionStrategy) {
     if strategy != EvictionStrategy::None {
         let annotations = pod.metadata.annotations.get_or_insert_default();
@@ -33,8 +33,8 @@ pub fn annotate(pod: &mut Pod, strategy: EvictionStrategy) {
     }
 }
 
-/// Whether [`EVICTION_IN_PROGRESS`] has to be set on the pod of a guest (`true`) or removed from it (`false`); `None` if
-/// it is as it should be. `migrating`: a migration of the instance has not ended.
+/// Returns whether [`EVICTION_IN_PROGRESS`] must be set on a guest's pod (`true`) or removed from it (`false`); `None`
+/// if it is correct. `migrating`: a migration of the VMI has not ended.
 pub fn change(instance: &VirtualMachineInstance, pod: &Pod, migrating: bool) -> Option<bool> {
     let annotation = |key: &str| instance.metadata.annotations.as_ref()?.get(key);
     let by_descheduler = annotation(EVICTION_SOURCE).is_some_and(|source| source == DESCHEDULER);
@@ -44,7 +44,7 @@ pub fn change(instance: &VirtualMachineInstance, pod: &Pod, migrating: bool) -> 
     let value = of_pod.and_then(|annotations| annotations.get(EVICTION_IN_PROGRESS));
     match value {
         None => (by_descheduler && leaves).then_some(true),
-        // What somebody else has set is not removed.
+        // Values set by others are not removed.
         Some(by) => (by == BY_DRYDOCK && !leaves && !migrating).then_some(false),
     }
 }

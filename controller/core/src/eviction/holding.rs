@@ -1,26 +1,27 @@
-//! How long an eviction is held that would be granted once its guest has moved.
+//! Decides how long an eviction request is held open until its guest has moved.
 //!
 //! ```text
-//!  asked ──── held ────▶ 8 s: refused ── 5 s ──▶ asked again ──── held ────▶ ...
-//!             └─ its guest moves within that time: granted at that instant
-//!  asked ─▶ its guest will not: refused at once ── 5 s ──▶ asked again ── held ─▶ it moves: granted
+//!  request ──── held ────▶ 8 s: refused ── 5 s ──▶ next request ──── held ────▶ ...
+//!               └─ its guest moves within that time: granted at that instant
+//!  request ─▶ its guest will not: refused at once ── 5 s ──▶ next request ── held ─▶ it moves: granted
 //! ```
 //!
-//! What a guest moves after between two holds is only granted when its drainer asks again. So one that will not have
-//! moved by the end of the hold is refused while nothing is lost by it, so that the next hold begins the sooner.
+//! If a guest finishes between two holds, its eviction is granted only at the drainer's next request. So a request
+//! whose guest will not have moved by the end of the hold is refused early, which starts the next hold sooner.
 
 use std::time::Duration;
 
-/// How long an eviction is held at most: longer than most guests take to move, and below the time
-/// that API servers give the webhook.
+/// How long an eviction is held at most: longer than most guests take to move, and shorter than the API server's
+/// webhook timeout.
 pub const HOLD: Duration = Duration::from_secs(8);
-/// What a drain asks for is known so long after its first eviction: which guests it marks, and who goes first.
+/// How long after the first eviction of a drain its extent is known: which guests are marked, and their order.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether an eviction is held on that has been held for so long, if its guest is expected to have moved so much later.
+/// Returns whether to keep holding an eviction, given how long it has been held and the estimated time until its guest
+/// has moved.
 ///
-/// A guest that is half as slow again as expected is still waited for. A drainer that is told too early waits for what is
-/// left of its five seconds; one whose guest moves just after the hold waits for all of them.
+/// Keeps holding for a guest that may take half as long again as estimated. A drainer that is refused too early waits
+/// for the rest of its five seconds; if its guest moves just after the hold, it waits for all of them.
 pub fn is_worth_holding(held: Duration, left: Option<Duration>) -> bool {
     left.is_none_or(|left| left.saturating_mul(3) / 2 <= HOLD.saturating_sub(held))
 }

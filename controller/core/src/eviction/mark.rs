@@ -1,10 +1,11 @@
-//! The mark that says that an instance is to leave its node, and who wants that.
+//! The evacuation mark: the request in a VMI's status to leave its node, and its origin.
 //!
-//! It is written by the webhook when a pod is evicted, and by the drain planner, both as the same
-//! field manager and always whole; and it is taken away whole, whoever has written which part of it.
+//! It is written by the webhook when a pod is evicted, and by the drain planner. Both use the same field manager and
+//! always write the complete mark. It is also removed completely, whichever of them has written which part.
 //!
-//! Of a guest that arrives elsewhere it is written over together with where the guest is: no node is named any more, which
-//! is no mark ([`of`]), and the condition is false. Who asked, and how often that was tried, stays to be read.
+//! When a guest arrives on another node, its mark is overwritten in the same write as its node: the node name becomes
+//! empty, which means no mark ([`of`]), and the condition becomes false. The requester and the number of attempts stay
+//! readable.
 
 use drydock_api::kubevirt::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceStatus,
@@ -19,27 +20,27 @@ use crate::{
     vm_conditions::condition,
 };
 
-/// The field manager of marks.
+/// The field manager of evacuation marks.
 pub const FIELD_MANAGER: &str = "drydock-evacuation";
 
-/// The node that an instance is marked to leave.
+/// Returns the node that a VMI is marked to leave.
 pub fn of(instance: &VirtualMachineInstance) -> Option<&str> {
     let node = instance.status.as_ref()?.evacuation_node_name.as_deref();
     node.filter(|node| !node.is_empty())
 }
 
-/// How an instance is being moved off its node, if it is marked to leave it.
+/// Returns the evacuation of a VMI that is marked.
 pub fn evacuation(instance: &VirtualMachineInstance) -> Option<&Evacuation> {
     of(instance)?;
     instance.status.as_ref()?.evacuation.as_ref()
 }
 
-/// Whether a guest that is on this node by now has left the one that it is marked to leave.
+/// Returns whether a guest on the node `here` has left the node that it was marked to leave.
 pub fn is_orphaned(instance: &VirtualMachineInstance, here: &str) -> bool {
     of(instance).is_some_and(|marked| marked != here)
 }
 
-/// A new mark.
+/// Creates a new mark.
 pub fn new(by: DrainRequest, now: Timestamp) -> Evacuation {
     Evacuation {
         requested_by: by,
@@ -49,10 +50,10 @@ pub fn new(by: DrainRequest, now: Timestamp) -> Evacuation {
     }
 }
 
-/// The part of an instance's status that marks it, to be applied.
+/// Returns the part of a VMI's status that marks it, for server-side apply.
 pub fn status(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacuation, now: Timestamp) -> Value {
     let before = instance.status.as_ref().map(|status| status.conditions.as_slice());
-    // KubeVirt's words.
+    // KubeVirt's texts.
     let requested: Condition = condition(
         before.unwrap_or_default(),
         EVICTION_REQUESTED,
@@ -68,7 +69,7 @@ pub fn status(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacua
     })
 }
 
-/// An instance as it is once it is marked, for whoever decides before a watch shows it.
+/// Returns a VMI with the mark set, for decisions before a watch shows it.
 pub fn marked(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacuation) -> VirtualMachineInstance {
     let mut marked = instance.clone();
     let status = marked.status.get_or_insert_with(VirtualMachineInstanceStatus::default);
@@ -77,7 +78,7 @@ pub fn marked(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacua
     marked
 }
 
-/// Who asks when a pod on this node is evicted.
+/// Returns the requester of an evacuation when a pod on a node in this state is evicted.
 pub fn asker(cordoned: bool, tainted: bool, maintenance: bool) -> DrainRequest {
     if maintenance {
         DrainRequest::Maintenance

@@ -1,14 +1,14 @@
-//! When a guest that is to be migrated if that is possible is shut down instead, since no other node can take it.
+//! Decides when a guest with the strategy `LiveMigrateIfPossible` is shut down because no other node can take it.
 //!
 //! ```text
 //!  marked to leave ──┐
-//!  no target since ──┴─▶ the later of both + SETTLED ─▶ its eviction is allowed, and its budget goes
-//!      └─ a target appears, it is on its way, or its mark goes ─▶ it stays protected
+//!  no target since ──┴─▶ the later of both + SETTLED ─▶ its eviction is allowed, and its PDB is deleted
+//!      └─ a target appears, it moves, or its mark is removed ─▶ it stays protected
 //! ```
 //!
-//! `MigrationTargetAvailable` is false only if no node has room for the guest alone, so others of the same drain that are on
-//! their way to be placed do not have it shut down; what leaves a node does not count there either. The pause covers what
-//! is missing for a moment: a node that restarts its kubelet, an agent that is updated.
+//! `MigrationTargetAvailable` is false only if no node has room for the guest alone. So other guests of the same drain
+//! that are waiting for placement do not cause a shutdown; pods that are being deleted take no room there either. The
+//! delay covers short outages: a restart of a node's kubelet, an update of an agent.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ use jiff::Timestamp;
 use super::{Migratable, mark};
 use crate::{conditions::Status, vm_conditions::find};
 
-/// How long no other node may have been able to take a guest before it is shut down instead: three attempts of
-/// `kubectl drain`, which comes again every 5 s.
+/// How long a guest must have been without a possible target node before it is shut down instead: three attempts of
+/// `kubectl drain`, which retries every 5 s.
 pub const SETTLED: Duration = Duration::from_secs(15);
-/// Reason of the condition while the guest's CPU is not known, which says nothing of other nodes.
+/// Reason of the condition while the guest's CPU is unknown. It implies nothing about other nodes.
 const NOT_KNOWN: &str = "GuestCPUUnknown";
 
-/// From when on a guest may be shut down because no other node can take it; `None` if it may not.
+/// Returns from when on a guest may be shut down because no other node can take it; `None` if it may not.
 pub fn shut_down_from(instance: &VirtualMachineInstance, strategy: EvictionStrategy) -> Option<Timestamp> {
     if strategy != EvictionStrategy::LiveMigrateIfPossible || Migratable::of(instance) != Migratable::Yes {
         return None;
@@ -48,7 +48,7 @@ pub fn shut_down_from(instance: &VirtualMachineInstance, strategy: EvictionStrat
     since.max(mark.requested_at).checked_add(SETTLED).ok()
 }
 
-/// Whether a guest may be shut down by now because no other node can take it.
+/// Returns whether a guest may be shut down by now because no other node can take it.
 pub fn is_shut_down(instance: &VirtualMachineInstance, strategy: EvictionStrategy, now: Timestamp) -> bool {
     shut_down_from(instance, strategy).is_some_and(|from| from <= now)
 }

@@ -1,9 +1,9 @@
-//! Preconditions of an eviction: which pod, in which version, the client means.
+//! Preconditions of an eviction: the UID and resourceVersion of the pod that the client means.
 
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Preconditions};
 
-/// Why an eviction with these preconditions is not about `pod`, in the API server's text of its 409 (Conflict); `None`
-/// if it is (k8s.io/apiserver, `registry/rest/delete.go`, `BeforeDelete`).
+/// Returns the API server's 409 (Conflict) text if the preconditions do not match `pod`; `None` if they do
+/// (k8s.io/apiserver, `registry/rest/delete.go`, `BeforeDelete`).
 pub fn conflict(preconditions: &Preconditions, pod: &Pod) -> Option<String> {
     let metadata = &pod.metadata;
     let name = metadata.name.as_deref().unwrap_or_default();

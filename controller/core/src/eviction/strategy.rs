@@ -1,19 +1,19 @@
-//! Which eviction strategy an instance names, and which is the cluster's to choose.
+//! Determines the eviction strategy in force: the VMI's own, or the cluster's default.
 //!
-//! The cluster's default (`HyperConverged`'s `evictionStrategy`) is evaluated at each eviction, so that a change of it
-//! concerns instances that run. Earlier releases wrote it into each instance that named none. Such a value is told from one
-//! that its user has named by what the instance was made of:
+//! The cluster's default (`HyperConverged`'s `evictionStrategy`) is evaluated at each eviction, so changing it affects
+//! running VMIs. Earlier releases wrote the default into each VMI without a strategy. The VMI's origin distinguishes
+//! such a value from one that the user has set:
 //!
-//! | the instance has a strategy, and | it |
+//! | the VMI has a strategy, and | the strategy |
 //! |---|---|
-//! | belongs to a machine, was made of its template as it is now, and the template names none | was filled in |
-//! | belongs to a machine whose template names one, or was changed since, or is not known | stands |
-//! | belongs to something else, such as a replica set | stands |
-//! | belongs to nobody, and `kubectl apply` remembers a manifest that names none | was filled in |
-//! | belongs to nobody, and there is no such manifest, or it names one | stands |
+//! | belongs to a VM, was created from its current template, and the template sets none | was filled in |
+//! | belongs to a VM whose template sets one, or was changed since, or is unknown | is kept |
+//! | belongs to another owner, such as a replica set | is kept |
+//! | has no owner, and `kubectl apply` recorded a manifest that sets none | was filled in |
+//! | has no owner, and there is no such manifest, or it sets one | is kept |
 //!
-//! What cannot be told stands as it did until the instance is made anew: an instance must not lose a protection that
-//! its user has named. A spec cannot be changed, so nothing else can name a strategy later.
+//! In undecidable cases the value is kept until the VMI is created again: a VMI must not lose a protection that its
+//! user has set. A spec is immutable, so a strategy cannot be set later.
 
 use drydock_api::{
     hyperconverged::EvictionStrategy,
@@ -26,8 +26,8 @@ use crate::{
     machine::{instance_of::template_fingerprint, owns},
 };
 
-/// The strategy in force for an instance. `machine` is the VirtualMachine of the instance's name, if it is known;
-/// `default` is the cluster's.
+/// Returns the strategy in force for a VMI. `machine` is the VirtualMachine with the VMI's name, if known; `default` is
+/// the cluster's default.
 pub fn in_force(
     instance: &VirtualMachineInstance,
     machine: Option<&VirtualMachine>,
@@ -39,8 +39,8 @@ pub fn in_force(
     }
 }
 
-/// Clears the strategy of an instance that belongs to nobody and names none, by the manifest that `kubectl apply`
-/// remembers. Whoever drops that annotation calls this before.
+/// Clears the filled-in strategy of a VMI without owner, based on the manifest that `kubectl apply` recorded. Must be
+/// called before that annotation is removed.
 pub fn clear_filled_in(instance: &mut VirtualMachineInstance) {
     if !has_controller(instance) && was_filled_in(instance, None) {
         instance.spec.eviction_strategy = None;
@@ -95,7 +95,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The cluster's default was `LiveMigrate` when the instance was made, and is `LiveMigrateIfPossible` now.
+    /// The cluster's default was `LiveMigrate` when the VMI was created, and is `LiveMigrateIfPossible` now.
     #[test]
     fn strategy_of_a_machines_instance_follows_its_template() {
         let silent = machine(&json!({"domain": {"devices": {}}}));

@@ -43,7 +43,7 @@ fn merge(into: &mut Value, change: Value) {
     }
 }
 
-/// An instance on node `a`; `migratable` is the status of its condition, if it has one.
+/// A VMI on node `a`; `migratable` is the status of its condition, if it has one.
 fn instance(migratable: Option<&str>, change: Value) -> VirtualMachineInstance {
     let conditions: Vec<Value> = migratable
         .map(|status| json!({"type": "LiveMigratable", "status": status, "reason": "R", "message": "m"}))
@@ -73,7 +73,7 @@ fn asked<'a>(pod: &'a Pod, instance: Known<&'a VirtualMachineInstance>, strategy
 fn each_strategy_answers_as_the_table_says() {
     let plain = pod(json!({}));
     let late = made() + SignedDuration::try_from(GRACE).unwrap();
-    // Whether it can be migrated may be known otherwise by now; its strategy may not.
+    // Its migratability may have changed by now; its strategy cannot.
     let as_shown = Allow(AsShown);
     for (strategy, yes, no, unknown, unknown_late) in [
         (Nothing, Allow(ForGood), Allow(ForGood), Allow(ForGood), Allow(ForGood)),
@@ -170,7 +170,7 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
     let mut asked = asked(&target, Known::There(&moving), LiveMigrate);
     asked.is_target = true;
     assert_eq!(answer(&asked), Refuse(TargetPod));
-    // A mark for a node that it has left already says nothing of the node that it is on.
+    // A mark for a node that the VMI has already left does not apply to its current node.
     let again = instance(
         Some("True"),
         json!({"status": {"nodeName": "b", "evacuationNodeName": "a"}}),
@@ -182,7 +182,8 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
 
 #[test]
 fn a_pod_is_not_let_go_by_what_was_shown_before_the_guest_came_into_it() {
-    // It went from a to b, and then into this pod on a; `name` is the one that the newest migration shown took it from.
+    // The guest went from a to b, and then into this pod on a. `name` is the source pod of the newest migration in the
+    // cache.
     let shown = |node: &str, name: &str, completed: bool| {
         instance(
             Some("True"),
@@ -192,18 +193,18 @@ fn a_pod_is_not_let_go_by_what_was_shown_before_the_guest_came_into_it() {
     let here = pod(json!({}));
     let own = "virt-launcher-web-1";
     for (instance, expected) in [
-        // As it was before it came, which the API server denies.
+        // The state before the guest arrived, which the API server does not confirm.
         (shown("b", "virt-launcher-web-0", true), Allow(AsShown)),
         (shown("b", "virt-launcher-web-2", true), Allow(AsShown)),
         (shown("b", own, false), Allow(AsShown)),
         (shown("a", "virt-launcher-web-2", true), Mark),
-        // It has gone on since.
+        // The guest has moved on since.
         (shown("b", own, true), Allow(ForGood)),
         (shown("a", own, true), Mark),
     ] {
         let asked = asked(&here, Known::There(&instance), LiveMigrate);
         assert_eq!(answer(&asked), expected, "{:?}", instance.status);
-        // Until its end is shown, a migration may bring the guest.
+        // Until its end is visible, a migration may still bring the guest.
         let arriving = Asked {
             is_target: true,
             ..asked
@@ -271,7 +272,7 @@ fn a_budget_selects_its_own_pod_and_no_other() {
     ));
     assert!(!budget::selects(&made, &pod(json!({"metadata": {"namespace": "m"}}))));
     assert_eq!(made.metadata.name.as_deref(), Some("virt-launcher-web-1"));
-    // It goes with that pod, and with no other of its name.
+    // The PDB is deleted with that pod, and not with another pod of the same name.
     assert!(budget::goes_with(&made, &own));
     assert!(!budget::goes_with(&made, &pod(json!({"metadata": {"uid": "another"}}))));
     assert_eq!(budget::instance_of(&made), Some("web"));
@@ -306,7 +307,7 @@ fn a_budget_is_there_as_long_as_an_eviction_would_move_the_guest() {
     assert!(!budget::is_protected(&falls_back, LiveMigrate, &pod(json!({})), late));
 }
 
-/// A marked instance that may be migrated and that no other node can take since the 20th second.
+/// A marked VMI that may be migrated and that no other node can take since second 20.
 fn nowhere(change: Value) -> VirtualMachineInstance {
     let mut status = json!({"status": {
         "evacuationNodeName": "a", "evacuation": {"requestedBy": "Cordon", "requestedAt": made().to_string()},
@@ -397,7 +398,7 @@ fn budget_of_a_guest_without_a_target_goes_at_its_time() {
             pods: &guarded,
         })
     };
-    // The grace for what is not known is over by then.
+    // The grace for unknown migratability is over by then.
     let before = planned(30);
     assert_eq!(before.delete.len(), 0);
     assert_eq!(before.wake, Some(made() + SignedDuration::from_secs(35)));

@@ -1,37 +1,37 @@
-//! What an agent does about a guest when the Node object of its node was deleted while the agent lives.
+//! What an agent does with a guest when the node's Node object is deleted while the agent runs.
 //!
-//! The controller starts the guest elsewhere once the agent has reported its end, or once the agent is silent. So the
-//! agent ends the guest within less time than it takes until it can count as silent, whatever happens to its token:
+//! The controller starts the guest elsewhere once the agent has reported its end, or once the agent is unresponsive.
+//! So the agent ends the guest before it can count as unresponsive, whether or not its token is still valid:
 //!
 //! ```text
 //!  0 s      the Node is deleted: a watch shows it, and a list of the API server confirms it
 //!  at once  the power button is pressed, again and again
 //!  15 s     the guest is destroyed                                       SHUTDOWN_WITHIN
-//!  25 s     libvirt has killed a QEMU that did not end when asked to     DESTROYED_WITHIN
+//!  25 s     libvirt has killed a QEMU that did not end on request        DESTROYED_WITHIN
 //!  30 s     at the earliest, the Lease is stale: its last renewal was
 //!           up to 10 s before the deletion                               STALE_AFTER - RENEW_EVERY
 //!  40 s     at the earliest, Kubernetes deletes the pods of the node,
 //!           also the agent's own, whose token is invalid from then on    POD_GC_QUARANTINE
 //! ```
 //!
-//! An agent that was already silent when the Node was deleted ends nothing before it learns of the deletion: there the
-//! deletion is the administrator's confirmation that the node is off.
+//! An agent that was already unresponsive when the Node was deleted ends no guests until it learns of the deletion:
+//! in that case the deletion is the administrator's confirmation that the node is off.
 
 use std::time::Duration;
 
 use drydock_api::leases::{RENEW_EVERY, STALE_AFTER};
 
-/// How long a guest may take to shut down. What its pod grants it may be less.
+/// How long a guest may take to shut down. The grace period of its pod may be shorter.
 pub const SHUTDOWN_WITHIN: Duration = Duration::from_secs(15);
-/// How long libvirt may take to destroy a guest: it asks QEMU to end, and kills it after 10 s
+/// How long libvirt may take to destroy a guest: it requests QEMU to end, and kills it after 10 s
 /// (`qemuProcessKill`).
 pub const DESTROYED_WITHIN: Duration = Duration::from_secs(10);
-/// How long kube-controller-manager leaves pods alone whose node has no Node object
-/// (`quarantineTime` of its pod garbage collector).
+/// How long kube-controller-manager keeps pods whose node has no Node object (`quarantineTime` of its pod garbage
+/// collector).
 pub const POD_GC_QUARANTINE: Duration = Duration::from_secs(40);
-/// Time between two presses of the power button: a guest that is booting misses one.
+/// Interval between two presses of the power button: a guest that is booting misses one.
 pub const PRESS_AGAIN: Duration = Duration::from_secs(5);
-/// Time that is left after a guest was destroyed at the latest: for the confirmation and for the report.
+/// Time left after a guest has been destroyed at the latest: for the confirmation and the report.
 pub const MARGIN: Duration = Duration::from_secs(5);
 
 const _: () = {
@@ -46,55 +46,55 @@ const _: () = {
     );
 };
 
-/// A guest, as far as its end is concerned.
+/// State of a guest with respect to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guest {
-    /// There is none: it never ran in this pod, or has ended.
+    /// It has never run in this pod, or has ended.
     Over,
-    /// It went on elsewhere, which its migration tells.
+    /// Its migration reports that it continues on another node.
     Left,
     /// It runs.
     Running,
-    /// It is being moved elsewhere.
+    /// It is being migrated to another node.
     Leaving,
-    /// It is there and does not run, or libvirt does not say whether it does.
+    /// It exists and does not run, or libvirt does not report whether it runs.
     Still,
 }
 
-/// What the agent sees of a guest.
+/// The agent's observations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
     /// The guest.
     pub guest: Guest,
-    /// Time since it was confirmed that the Node is deleted.
+    /// Time since the deletion of the Node was confirmed.
     pub passed: Duration,
-    /// What its pod grants it to shut down.
+    /// Grace period of its pod.
     pub grace: Duration,
-    /// When the power button was last pressed, as time since the confirmation.
+    /// Last press of the power button, as time since the confirmation.
     pub pressed: Option<Duration>,
 }
 
-/// What is to be done.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Its end is reported.
+    /// Report its end.
     Report,
-    /// Its power button is pressed.
+    /// Press its power button.
     PressPowerButton,
-    /// It is destroyed.
+    /// Destroy it.
     Destroy,
-    /// Nothing, before something changes or this time has passed since the confirmation.
+    /// Do nothing until something changes or this time has passed since the confirmation.
     Wait(Option<Duration>),
 }
 
-/// What is to be done about a guest whose Node was deleted.
+/// Returns the next action for a guest whose Node was deleted.
 pub fn step(observed: &Observed) -> Step {
     let end = SHUTDOWN_WITHIN.min(observed.grace);
     match observed.guest {
         Guest::Over => Step::Report,
         Guest::Left => Step::Wait(None),
         Guest::Running | Guest::Leaving | Guest::Still if observed.passed >= end => Step::Destroy,
-        // It is on its way to where it may live; one that stands still hears no button.
+        // A leaving guest is on its way to a node where it may run; a paused one does not react to the button.
         Guest::Leaving | Guest::Still => Step::Wait(Some(end)),
         Guest::Running => match observed.pressed.map(|pressed| pressed + PRESS_AGAIN) {
             Some(again) if observed.passed < again => Step::Wait(Some(again.min(end))),

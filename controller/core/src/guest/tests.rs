@@ -1,4 +1,4 @@
-//! Every state of a guest, and what is reported of it.
+//! Every state of a guest, and its report.
 
 use drydock_api::launcher::{BackingImage, DiskFormat, PreparedDisk};
 use serde_json::{Value, json};
@@ -237,7 +237,7 @@ fn readiness_by_launcher_decides_ready_and_gate() {
         assert_eq!(told, expected, "{state:?}");
         assert_eq!(gate_is_open(&case.domain, &case.ready, case.readiness.as_ref()), open);
     }
-    // There is no probe, or its kubelet carries it out.
+    // There is no probe, or the kubelet runs it.
     assert!(gate_is_open(&domain(GuestState::Running), &ready(), None));
     assert!(!gate_is_open(&domain(GuestState::Off), &ready(), None));
 }
@@ -284,7 +284,7 @@ fn what_was_reported_is_not_written_again() {
         let first = case.report();
         assert!(differs(&VirtualMachineInstanceStatus::default(), &first));
         let mut current = first.clone();
-        // What the controller writes beside it makes no difference.
+        // Fields that the controller writes make no difference.
         current.node_name = Some("a".into());
         current.active_pods.insert("p".into(), "a".into());
         current.conditions.push(Condition {

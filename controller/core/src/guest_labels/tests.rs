@@ -1,4 +1,4 @@
-//! Which labels a node gets for its launcher pods, and when they are written.
+//! A node's labels for its launcher pods, and when they are written.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -38,7 +38,7 @@ fn key(launcher: &str) -> String {
     format!("guest.node.drydock.dev/{launcher}")
 }
 
-/// Labels of a node: of these launchers, and others.
+/// Returns a node's labels: for these launchers, and others.
 fn labels(launchers: &[&str]) -> BTreeMap<String, String> {
     let own = launchers.iter().map(|launcher| (key(launcher), "true".to_owned()));
     let foreign = [("zone", "b"), ("cpu-feature.node.kubevirt.io/avx2", "true")];
@@ -54,7 +54,7 @@ fn seen(pods: Option<&[Arc<Pod>]>, waiting: Waiting) -> Guests<'_> {
     }
 }
 
-/// The names that are added, and those that are removed, where all changes are due.
+/// Returns the names that are added and those that are removed when all changes are due.
 fn changed(pods: Option<&[Arc<Pod>]>, launchers: &[&str]) -> (Vec<String>, Vec<String>) {
     let plan = plan(&seen(pods, Waiting::default()), &labels(launchers), true, at(0));
     let named = |added: bool| {
@@ -150,7 +150,7 @@ fn pods_bound_within_a_second_share_one_write() {
     );
     let third = plan(&seen(Some(&pods), second.waiting), &node, false, at(1));
     assert_eq!((third.changes.len(), third.wake), (3, None));
-    // A write that failed is due at once.
+    // A failed write is due immediately.
     assert_eq!(plan(&seen(Some(&pods), third.waiting), &node, false, at(1)), third);
     let written = plan(
         &seen(Some(&pods), third.waiting),

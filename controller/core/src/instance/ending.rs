@@ -1,19 +1,20 @@
-//! How a launcher pod ended, and what may be concluded from it.
+//! How a launcher pod ended, and what follows from that.
 //!
-//! The kubelet writes that a container has terminated only once it has, so that is proof. A pod's
-//! phase alone is not: others write it for pods on nodes that nobody can reach.
+//! The kubelet reports that a container has terminated only once it has, so that is proof. A pod's phase alone is
+//! not: other components write it for pods on unreachable nodes.
 //!
-//! An end that the cluster caused is not the guest's own, however clean it was. Whichever way it came, the launcher was
-//! told to end, pressed the guest's power button or destroyed it, and says so ([`Ending::requested`]):
+//! An end that the cluster caused is not the guest's own, however clean it was. In all these cases the launcher was
+//! requested to end, pressed the guest's power button or destroyed the guest, and reports that
+//! ([`Ending::requested`]):
 //!
 //! | way | launcher | what the pod shows |
 //! |---|---|---|
 //! | eviction, preemption, NoExecute taint | requested | condition `DisruptionTarget`, deletion |
 //! | deletion, `kubectl drain --disable-eviction` | requested | deletion |
 //! | node shutdown, kubelet eviction, rejection after a restart of the kubelet | requested | `status.reason` |
-//! | the guest's own shutdown, even if the pod is told to end then | not requested | – |
+//! | the guest's own shutdown, even if the pod is requested to end then | not requested | – |
 //!
-//! Only of a launcher that does not say, or could not, what its pod shows decides.
+//! The pod's status decides only if the launcher does not or could not report whether its end was requested.
 
 use drydock_api::{
     kubevirt::Phase,
@@ -21,32 +22,32 @@ use drydock_api::{
 };
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 
-/// Reasons of a guest that the cluster has ended.
+/// Reasons for guests that the cluster has ended.
 pub use drydock_api::kubevirt::names::reasons::{EVICTED, EVICTED_BY_KUBELET};
 
-/// The reason that kubelets give of pods that they evict for resources.
+/// The kubelets' reason on pods that they evict because of resources.
 const KUBELETS_REASON: &str = "Evicted";
 
-/// Reason of the condition `DisruptionTarget` of a pod that kube-controller-manager's garbage collector has marked as
-/// failed and deleted because its Node object is gone (`PodReasonDeletionByPodGC` of Kubernetes' API).
+/// Reason of the condition `DisruptionTarget` of a pod that kube-controller-manager's pod garbage collector has set
+/// to failed and deleted because its Node object is gone (`PodReasonDeletionByPodGC` of Kubernetes' API).
 const POD_GC: &str = "DeletionByPodGC";
 
 /// The end of a guest in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// What the launcher said, if it could say anything.
+    /// The launcher's report, if it could write one.
     pub outcome: Option<Outcome>,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
-    /// The cluster has ended the guest: its pod was evicted, preempted or deleted, or its node was shut down.
+    /// Whether the cluster has ended the guest: its pod was evicted, preempted or deleted, or its node was shut down.
     pub evicted: bool,
-    /// Its kubelet evicted it for what it used, or for what its node lacks.
+    /// Whether its kubelet evicted it, because of its resource usage or a shortage on its node.
     pub by_kubelet: bool,
 }
 
 impl Ended {
-    /// The phase that a virtual machine ends in; `None` if its guest went on elsewhere, or a launcher of a later
-    /// version has said how it ended, which that version's controller understands.
+    /// Returns the virtual machine's final phase; `None` if its guest continued on another node, or if a launcher of
+    /// a later version has reported an outcome that only that version's controller understands.
     pub fn phase(&self) -> Option<Phase> {
         match self.outcome {
             Some(Outcome::Migrated | Outcome::Unknown) => None,
@@ -57,7 +58,7 @@ impl Ended {
         }
     }
 
-    /// The reason beside that phase.
+    /// Returns the reason for that phase.
     pub fn reason(&self) -> &'static str {
         match (self.evicted, self.outcome) {
             (true, _) if self.by_kubelet => EVICTED_BY_KUBELET,
@@ -76,7 +77,7 @@ impl Ended {
     }
 }
 
-/// How the guest of a pod ended; `None` while its container may still run.
+/// Returns how the guest of a pod ended; `None` while its container may still run.
 pub fn ended(pod: &Pod) -> Option<Ended> {
     let status = pod.status.as_ref();
     let container = status
@@ -91,20 +92,20 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
     if let Some(terminated) = terminated {
         let mut ended = said(terminated, disrupted, had_to_go(pod));
         ended.by_kubelet = by_kubelet && ended.evicted;
-        // Why a kubelet evicted it, such as for more memory or disk than there is.
+        // Why a kubelet evicted it, for example because memory or disk ran out.
         if ended.evicted && !kubelet.is_empty() {
             let words = [kubelet.trim_end_matches('.'), &ended.message];
             ended.message = words.join("; ").trim_end_matches("; ").into();
         }
         return Some(ended);
     }
-    // A pod that its kubelet refused, or that was never bound, has no container that could run.
+    // A pod that its kubelet rejected, or that was never bound, has no container that could run.
     let never_ran = container.is_none_or(|container| {
         let waiting = container.state.as_ref().is_some_and(|state| state.waiting.is_some());
         waiting && container.container_id.is_none() && container.started != Some(true)
     });
     let phase = status.and_then(|status| status.phase.as_deref());
-    // Of a pod whose Node is gone its kubelet has not said so: what it last wrote may be old.
+    // The pod garbage collector wrote this phase, not the kubelet: the container status may be outdated.
     let by_pod_gc = status
         .and_then(|status| status.conditions.as_ref())
         .is_some_and(|conditions| {
@@ -125,9 +126,9 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
     })
 }
 
-/// What the kubelet said when it rejected a pod that was bound to its node, before any container existed; `None` if it
-/// did not, or if the pod was evicted or deleted. Kubelets give a rejected pod the phase `Failed`, a reason and no container
-/// (`rejectPod` in `pkg/kubelet/kubelet.go` of Kubernetes).
+/// Returns the kubelet's message if it rejected a pod that was bound to its node, before any container existed;
+/// `None` otherwise, or if the pod was evicted or deleted. Kubelets give a rejected pod the phase `Failed`, a reason
+/// and no container (`rejectPod` in `pkg/kubelet/kubelet.go` of Kubernetes).
 pub fn rejection(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let has_containers = status.container_statuses.as_ref().is_some_and(|all| !all.is_empty());
@@ -139,7 +140,7 @@ pub fn rejection(pod: &Pod) -> Option<String> {
     rejected.then(|| kubelets_message(pod))
 }
 
-/// The reason and the message in the status of a pod, empty if there are none.
+/// Returns the reason and the message in the status of a pod, empty if there are none.
 fn kubelets_message(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.as_deref());
@@ -148,7 +149,7 @@ fn kubelets_message(pod: &Pod) -> String {
     words.join(": ")
 }
 
-/// Somebody has written that the pod has to go because of a disruption.
+/// Returns whether the pod has a condition that a disruption ends it.
 fn is_disrupted(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.is_some_and(|conditions| {
@@ -158,14 +159,14 @@ fn is_disrupted(pod: &Pod) -> bool {
     })
 }
 
-/// The pod had to go: it was disrupted or deleted, or its kubelet ended it, which gives a reason then (`Evicted`,
-/// `Preempting`, `Terminated` or `NodeShutdown`, `NodeAffinity` and other rejections).
+/// Returns whether an external cause ended the pod: it was disrupted or deleted, or its kubelet ended it, which then
+/// sets a reason (`Evicted`, `Preempting`, `Terminated` or `NodeShutdown`, `NodeAffinity` and other rejections).
 fn had_to_go(pod: &Pod) -> bool {
     let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
     is_disrupted(pod) || pod.metadata.deletion_timestamp.is_some() || reason.is_some_and(|reason| !reason.is_empty())
 }
 
-/// What a terminated container says. `disrupted` and `had_to_go` tell of its pod.
+/// Returns the end that a terminated container reports. `disrupted` and `had_to_go` describe its pod.
 fn said(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: bool) -> Ended {
     let text = terminated.message.as_deref().unwrap_or_default();
     if let Ok(Ending {
@@ -225,7 +226,7 @@ mod tests {
             ("Migrated", None, "GuestMigrated"),
             ("Failed", Some(Phase::Failed), "LauncherFailed"),
             ("NotStarted", Some(Phase::Failed), "GuestNotStarted"),
-            // Of a later version, whose controller knows what follows from it.
+            // From a later version, whose controller knows how to handle it.
             ("Hibernated", None, "Unknown"),
         ] {
             let message = json!({"outcome": outcome, "message": "m"}).to_string();
@@ -292,7 +293,7 @@ mod tests {
             ("rejection", json!({"reason": "NodeAffinity"}), false),
         ];
         for (way, status, deleted) in &ways {
-            // What the launcher says of it, whether the guest shut down cleanly, whether the cluster ended it.
+            // The launcher's `requested`, its outcome, and whether the cluster ended the guest.
             for (requested, outcome, evicted) in [
                 (Some(true), Some("Shutdown"), true),
                 (Some(false), Some("Shutdown"), false),

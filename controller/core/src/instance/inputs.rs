@@ -1,17 +1,17 @@
-//! What a guest's volumes are made of and is not there: Secrets, keys in them, claims.
+//! Missing inputs of a guest's volumes: Secrets, keys in them, claims.
 //!
-//! Only the kubelet reads Secrets and mounts them, and it reports a missing one in events of the pod alone (`FailedMount`):
-//! the pod itself waits as `ContainerCreating`, as it does while an image is pulled. The scheduler reports missing claims in
-//! the pod's condition `PodScheduled`.
+//! Only the kubelet reads and mounts Secrets, and it reports a missing one only in events of the pod (`FailedMount`):
+//! the pod itself waits as `ContainerCreating`, as it does while an image is pulled. The scheduler reports missing
+//! claims in the pod's condition `PodScheduled`.
 
 /// Reason of the kubelet's events about volumes that it cannot mount.
 pub const FAILED_MOUNT: &str = "FailedMount";
 
-/// The kubelet's cache is late, which passes by itself.
+/// The kubelet's cache lags behind, which resolves itself.
 const LATE: &str = "failed to sync";
 
-/// A volume that could not be mounted, for people: `message` is the kubelet's, of a pod in `namespace`. `None` if it
-/// says nothing that anybody could do something about.
+/// Returns a human-readable message about a volume that could not be mounted: `message` is the kubelet's, for a pod
+/// in `namespace`. `None` if the message describes nothing that a person could fix.
 pub fn unmounted(message: &str, namespace: &str) -> Option<String> {
     if message.contains(LATE) || message.trim().is_empty() {
         return None;
@@ -28,7 +28,7 @@ pub fn unmounted(message: &str, namespace: &str) -> Option<String> {
     })
 }
 
-/// The object, or the key of one, that is missing.
+/// Returns a message about the missing object, or the missing key of an object.
 fn missing(cause: &str, namespace: &str) -> Option<String> {
     for (word, kind) in [("secret", "Secret"), ("configmap", "ConfigMap")] {
         if let Some(rest) = cause.strip_prefix(word) {
@@ -45,7 +45,7 @@ fn missing(cause: &str, namespace: &str) -> Option<String> {
     None
 }
 
-/// What the scheduler says of claims, with the namespace that they are missing from.
+/// Returns the scheduler's message about claims, extended by the namespace in which they are missing.
 pub(super) fn unscheduled(message: String, namespace: &str) -> String {
     let missing = message.contains("persistentvolumeclaim \"") && message.contains("not found");
     if missing {
@@ -60,7 +60,7 @@ pub(super) fn unscheduled(message: String, namespace: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Messages of kubelets of 1.36, and what is said of them.
+    /// Messages of kubelets of 1.36, and the resulting messages.
     #[test]
     fn missing_inputs_are_named_with_their_namespace() {
         for (message, expected) in [

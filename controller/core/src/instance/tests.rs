@@ -1,4 +1,4 @@
-//! Every state of an instance and its pod, and what follows from it.
+//! Every state of an instance and its pod, and the resulting plan.
 
 use drydock_api::kubevirt::status::DrainRequest;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::vm_conditions::find;
 const NOW: &str = "2026-01-01T00:00:00Z";
 const SILENT: NodeState = NodeState::NotReady { since: None };
 
-/// An instance whose status is `status`, with a finalizer unless it has no status yet.
+/// Returns an instance with this status, and with a finalizer unless it has no status yet.
 fn instance(status: &Value) -> VirtualMachineInstance {
     let finalizers: &[&str] = if status.is_null() { &[] } else { &[FINALIZER] };
     let labels = status["nodeName"].as_str().map(|node| json!({NODE_NAME: node}));
@@ -27,7 +27,7 @@ fn deleted(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
     instance
 }
 
-/// A pod on `node`, whose container is in `state`.
+/// Returns a pod on `node` whose container is in `state`.
 fn pod(uid: &str, node: Option<&str>, state: &Value) -> Arc<Pod> {
     let containers = (!state.is_null()).then(|| {
         json!([{"name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
@@ -50,13 +50,13 @@ fn running() -> Value {
     json!({"running": {"startedAt": NOW}})
 }
 
-/// The status of an instance that runs in pod `p` on node `a`.
+/// Returns the status of an instance that runs in pod `p` on node `a`.
 fn up() -> Value {
     json!({"phase": "Running", "nodeName": "a", "activePods": {"p": "a"}, "qosClass": "Burstable",
            "phaseTransitionTimestamps": [{"phase": "Running", "phaseTransitionTimestamp": NOW}]})
 }
 
-/// What is usually seen of an instance: all of its pods, on a node that is ready.
+/// Returns the usual observations of an instance: all of its pods, on a ready node.
 fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Observed<'a> {
     Observed {
         now: NOW.parse().unwrap(),
@@ -353,7 +353,7 @@ fn deleted_node_proves_nothing_while_its_agent_may_live() {
         "the agent ends its guest first"
     );
 
-    // Kubernetes' garbage collector deletes the pod, and the agent is about to report.
+    // The pod garbage collector has deleted the pod, and the agent is about to report.
     let plan = here(&[], &up());
     let condition = &plan.status.as_ref().unwrap().conditions[0];
     assert_eq!(phase(&plan), None);
@@ -371,17 +371,17 @@ fn deleted_node_proves_nothing_while_its_agent_may_live() {
     );
     assert_eq!(at(&deleted(instance(&up())), &[], true, NodeState::Deleted).steps, []);
 
-    // It has reported the end, whether or not the pod is still there.
+    // The agent has reported the end, whether or not the pod still exists.
     let mut reported = up();
     reported["drydock"] = json!({"endedPods": ["p"]});
     for pods in [&alive[..], &[]] {
         let plan = here(pods, &reported);
         assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), "Evicted"));
     }
-    // Then a pod without a guest is cleared away.
+    // Then the pod without a guest is deleted.
     reported["phase"] = json!("Failed");
     assert_eq!(here(&alive, &reported).steps.len(), 1);
-    // The launcher takes the agent's power button for the guest's own decision.
+    // The launcher takes the agent's press of the power button for the guest's own decision.
     let shut_down = [pod("p", Some("a"), &said("Shutdown"))];
     let plan = here(&shut_down, &up());
     assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "Evicted"));
@@ -452,9 +452,10 @@ fn a_guest_of_a_silent_node_is_not_said_to_be_ready_until_its_agent_says_so_agai
         None,
         "only its kubelet is silent"
     );
-    // Also where the pod was deleted by force.
+    // Also if the pod was force-deleted.
     assert_eq!(said(&before, noticed, &[]), Some(ours.clone()));
-    // Once said it is the agent's to take back: a field that one applies and another no longer does is gone.
+    // From then on, only the agent can revert it: a field that one manager applies and another no longer does would
+    // be removed.
     for node in [noticed, NodeState::Ready] {
         let mut status = up();
         status["conditions"] = json!([ours]);
@@ -488,7 +489,7 @@ fn a_pod_on_a_node_that_is_gone_for_good_ends_with_it() {
     }
 }
 
-/// What an instance says by now, what its pod was made with, and what it was told when it was deleted, in seconds.
+/// Grace periods in seconds: of the instance now, of the pod at creation, and of the pod's deletion.
 #[test]
 fn a_shutdown_can_be_made_shorter_and_not_longer() {
     for (says, made_with, told, step) in [
@@ -564,7 +565,7 @@ fn end_of_a_deleted_pod_is_its_users_if_the_instance_is_deleted() {
         Some("a"),
         &json!({"terminated": {"exitCode": 0, "message": message}}),
     );
-    // What is left of a migration keeps the instance for a moment.
+    // Leftovers of a migration keep the instance for a moment.
     let pods = [ended, pod("q", Some("b"), &running())];
     for (instance, expected) in [
         (instance(&up()), "Evicted"),
@@ -606,7 +607,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
     );
 }
 
-/// What was written is not written again. Which node it is on is known one round later than that it has one.
+/// A plan is not repeated once it is written. The node's name is known one round after the pod is bound.
 #[test]
 fn a_plan_that_was_carried_out_is_empty() {
     for status in [json!({"phase": "Pending"}), json!({"phase": "Scheduling"}), up()] {
@@ -629,7 +630,7 @@ fn a_plan_that_was_carried_out_is_empty() {
     }
 }
 
-/// As the API server merges the controller's part: what the agent wrote stays.
+/// Merges the controller's part as the API server does: the agent's fields stay.
 fn apply(current: &mut VirtualMachineInstanceStatus, written: VirtualMachineInstanceStatus) {
     let before = std::mem::replace(current, written);
     current.phase = current.phase.or(before.phase);
@@ -640,7 +641,7 @@ fn apply(current: &mut VirtualMachineInstanceStatus, written: VirtualMachineInst
     current.phase_transition_timestamps.extend(running);
 }
 
-/// What migrations say, of which one has gone to node `b`.
+/// Returns the state of migrations, one of which has moved the guest to node `b`.
 fn moved() -> Moving<'static> {
     Moving {
         under_way: true,
@@ -756,7 +757,7 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
         if !left {
             continue;
         }
-        // That is no mark, and no news any more; but it is said on with whatever else there is to say.
+        // That is no evacuation request and no change any more, but it is still applied along with any other change.
         let mut arrived = instance.clone();
         let status = arrived.status.as_mut().unwrap();
         status
@@ -804,7 +805,7 @@ fn an_instance_is_where_its_migration_has_brought_it() {
     assert_eq!((status.node_name.as_deref(), status.phase), (Some("b"), None));
     assert_eq!(status.active_pods, BTreeMap::from([("q".to_owned(), "b".to_owned())]));
     assert!(plan_moved.steps.contains(&Step::Label("b".into())));
-    // That the guest has left is no end, whoever has not heard where it is.
+    // A guest that has left has not ended, even while its new node is unknown.
     let unheard = plan(&observed(Moving::default()));
     assert_eq!(phase(&unheard), None);
 }
@@ -817,7 +818,7 @@ fn a_pod_that_its_guest_has_left_is_not_active_though_it_takes_a_moment_to_end()
     let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
     for (said, moved_to, active) in [
         ("Stopped", Some("b"), ["q"].as_slice()),
-        // Where the guest is comes first: together with that it is told.
+        // The guest's new node must be known first: both are reported together.
         ("Stopped", None, &["p", "q"]),
         ("Released", Some("b"), &["p", "q"]),
     ] {
@@ -869,7 +870,7 @@ fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_th
         );
     }
 
-    // When it ends there itself, its own pod says how: the one that its agent has told of, ...
+    // When the guest ends there itself, its own pod shows how: the pod that its agent has reported, ...
     let mut status = up();
     status["nodeName"] = json!("b");
     status["activePods"] = json!({"q": "b"});
@@ -881,7 +882,7 @@ fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_th
         let plan = at(&instance(&told), &pods, true, NodeState::Ready);
         assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "GuestShutdown"));
 
-        // ... or before that the one that its migration has brought it to.
+        // ... or before that the pod to which its migration has moved it.
         let state: MigrationState = serde_json::from_value(json!({
             "migrationUid": "m", "sourceNode": "a", "targetNode": "b", "targetPod": "virt-launcher-q", "completed": true,
         }))
@@ -1040,7 +1041,7 @@ fn a_pod_that_was_replaced_is_made_anew() {
 
 #[test]
 fn a_pod_that_its_kubelet_rejects_ends_an_instance() {
-    // Labels of its node have changed between the scheduler's choice and the kubelet's first look.
+    // The node's labels have changed between the scheduler's decision and the kubelet's first sync.
     let mut rejected = pod("p", Some("a"), &Value::Null).as_ref().clone();
     let status = rejected.status.as_mut().unwrap();
     status.phase = Some("Failed".into());

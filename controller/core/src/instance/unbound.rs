@@ -1,7 +1,8 @@
-//! A pod that has no node yet and was made under an earlier configuration.
+//! Replacement of pods that have no node yet and were created under an earlier configuration.
 //!
-//! What such a pod requires of a node may be what no node has any more, or less than its guest needs now. It is deleted
-//! and made anew, as nothing can run in it: a pod that is bound, or is being bound, is left alone, whatever it requires.
+//! Such a pod may have requirements that no node meets any more, or that are less than its guest needs now. It is
+//! deleted and recreated, as nothing can run in it. A pod that is bound, or is being bound, is left alone, whatever
+//! it requires.
 
 use std::sync::Arc;
 
@@ -13,8 +14,9 @@ use crate::{
     launcher_pod::{REQUIREMENTS_DIGEST, made_for},
 };
 
-/// Replaces the pods whose requirements are not those that a new one would have. Digests are compared, which are made of
-/// instance and configuration alone: nothing that the API server or an admission webhook fills in makes them differ.
+/// Replaces the pods whose requirements differ from those of a new pod. Digests are compared, which are computed from
+/// instance and configuration alone, so that fields filled in by the API server or an admission webhook make no
+/// difference.
 pub(super) fn replace_obsolete(observed: &Observed<'_>) -> Vec<Step> {
     let Some(wanted) = observed.requirements_digest else {
         return Vec::new();
@@ -29,7 +31,7 @@ pub(super) fn replace_obsolete(observed: &Observed<'_>) -> Vec<Step> {
         .collect()
 }
 
-/// Whether any of these pods may have to be replaced, so that the digest is worth computing.
+/// Returns whether any of these pods may have to be replaced, so that the digest is worth computing.
 pub fn may_be_obsolete(pods: &[Arc<Pod>]) -> bool {
     pods.iter().any(|pod| digest(pod).is_some())
 }
@@ -38,11 +40,11 @@ fn is_obsolete(pod: &Pod, wanted: &str) -> bool {
     digest(pod).is_some_and(|digest| digest != wanted)
 }
 
-/// The digest of a pod that waits for a node. A pod without the annotation was made by an earlier release, or something
-/// has removed it: nothing is known of what it requires, so it stays.
+/// Returns the digest of a pod that waits for a node. A pod without the annotation was created by an earlier release,
+/// or the annotation was removed: its requirements are unknown, so it stays.
 fn digest(pod: &Pod) -> Option<&str> {
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-    // A migration's pod has the migration's deadline.
+    // A migration's target pod is subject to the migration's deadline instead.
     if bound || pod.metadata.deletion_timestamp.is_some() || is_final(pod) || made_for(pod).is_some() {
         return None;
     }

@@ -44,7 +44,7 @@ fn below<'a>(desired: &'a DesiredLabels, prefix: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// The features of Haswell as the HyperConverged documentation prints them.
+/// The features of Haswell as printed in the HyperConverged documentation.
 const HASWELL: [&str; 50] = [
     "aes",
     "apic",
@@ -98,8 +98,8 @@ const HASWELL: [&str; 50] = [
     "xsave",
 ];
 
-/// The documentation's worked example. It prints twenty labels and leaves out `smep`, though its
-/// own two lists have it for Haswell and not for Penryn: twenty-one is what its rule gives.
+/// The documentation's worked example. It prints twenty labels and omits `smep`, although its own two lists have it
+/// for Haswell and not for Penryn: its rule results in twenty-one.
 #[test]
 fn the_documented_example_of_penryn_and_haswell() {
     let printed = [

@@ -1,4 +1,4 @@
-//! What the launcher is told of its guest.
+//! The description of the guest for its launcher.
 
 use drydock_api::{
     kubevirt::volumes::Volume,
@@ -13,7 +13,7 @@ use crate::{
     quantity,
 };
 
-/// [`Guest`] as JSON.
+/// Returns [`Guest`] as JSON.
 pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
     let instance = input.instance;
     let (namespace, name) = (
@@ -37,8 +37,8 @@ pub(super) fn json(input: &PodInput<'_>, grace: i64) -> String {
             .collect(),
         probes: probes::of(&instance.spec, input.arriving.is_some()),
     };
-    // A structure of texts and numbers can always be written. The kubelet replaces `$(NAME)` and `$$`
-    // in the value of a variable, and scripts for the guest may hold either: JSON can do without `$`.
+    // A structure of strings and numbers always serializes. The kubelet replaces `$(NAME)` and `$$` in the value of a
+    // variable, and scripts for the guest may contain either; in JSON, `$` can be escaped.
     serde_json::to_string(&guest)
         .unwrap_or_default()
         .replace('$', "\\u0024")
@@ -57,8 +57,8 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
     }
     if let Some(data) = &volume.cloud_init_no_cloud {
         return Some(DiskSource::CloudInitNoCloud(CloudInit {
-            // The same for each run of a virtual machine, and the same as KubeVirt's: cloud-init
-            // sets a guest up anew where it finds another one on a disk.
+            // The same in each run of a virtual machine, and the same as KubeVirt's: cloud-init provisions a guest
+            // again if a disk contains another instance ID.
             instance_id: format!("{name}.{namespace}"),
             hostname: hostname(input.instance),
             user_data: text(&data.user_data, &data.user_data_base64, data.secret_ref.as_ref()),
@@ -80,7 +80,7 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
     })
 }
 
-/// The size of a disk whose content arrives with the guest, in bytes.
+/// Returns the size in bytes of a disk whose content arrives with the guest.
 pub(super) fn arriving_size(volume: &Volume, input: &PodInput<'_>) -> Option<u64> {
     let copied = is_copied(&input.instance.spec, volume);
     input.arriving?.sizes.get(&volume.name).copied().filter(|_| copied)

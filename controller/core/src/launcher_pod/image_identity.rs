@@ -1,15 +1,17 @@
-//! Which image a containerDisk's tag named when its guest started, so that its migration's target has the same.
+//! Records the image behind a containerDisk's tag when the guest starts, so that its migration's target gets the same
+//! image.
 //!
-//! Kubernetes tells which image a *container* has, and nothing of image volumes. So a container of the containerDisk's
-//! own image runs once beside a guest that has started, for a moment: an ephemeral container, which nothing waits for.
-//! It proves that its image's disk is the very file that the guest has, and the kubelet tells what image that is.
+//! Kubernetes reports the image of a *container*, but not of an image volume. So a container of the containerDisk's
+//! own image runs once, for a moment, beside a guest that has started: an ephemeral container (a witness) that
+//! nothing waits for. It proves that its image's disk is the very file that the guest has, and the kubelet reports
+//! that container's image.
 //!
 //! ```text
 //! containerDisk tag ─▶ image volume ─▶ guest's disk ◀── same file? ── witness ◀─ container image ◀─ tag
 //!                                                                      │              │
 //!                                    status.images[].imageId ◀── yes ──┴── imageID ◀──┘ kubelet
 //!                                              │
-//!                target's image volume: repository@digest, and only what lies above it is copied
+//!                target's image volume: repository@digest, and only the layers above it are copied
 //! ```
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -31,22 +33,22 @@ use super::{
 };
 use crate::migration::deadlines::TARGET_POD_NOT_READY;
 
-/// The beginning of the names of witnesses.
+/// Name prefix of witnesses.
 const WITNESS: &str = "image-witness-";
-/// The registry of references that name none, and the folder there of those that have no folder: containerd's and
-/// Docker's rule (`github.com/distribution/reference`).
+/// The default registry, and the default folder there: containerd's and Docker's rule
+/// (`github.com/distribution/reference`).
 const DEFAULT_REGISTRY: &str = "docker.io";
 const DEFAULT_FOLDER: &str = "library";
 
-/// Whether a reference names its image by digest, so that it is the same for ever.
+/// Returns whether a reference names its image by digest, so that it never changes.
 fn has_digest(reference: &str) -> bool {
     reference.contains('@')
 }
 
-/// A reference without tag and digest, as it is written.
+/// Returns a reference as written, without tag and digest.
 fn without_tag(reference: &str) -> &str {
     let (name, _) = reference.split_once('@').unwrap_or((reference, ""));
-    // A colon before the last slash is that of a port.
+    // A colon before the last slash belongs to a port.
     let folder = name.rfind('/').map_or(0, |slash| slash + 1);
     match name.get(folder..).and_then(|last| last.find(':')) {
         Some(colon) => name.get(..folder + colon).unwrap_or(name),
@@ -54,7 +56,7 @@ fn without_tag(reference: &str) -> &str {
     }
 }
 
-/// The repository that a reference names, in full.
+/// Returns the full name of the repository in a reference.
 fn repository(reference: &str) -> String {
     let name = without_tag(reference);
     match name.split_once('/') {
@@ -64,9 +66,10 @@ fn repository(reference: &str) -> String {
     }
 }
 
-/// The reference by which any node gets the image that `disk` had when its guest started, if that is known: the
-/// manifest's own where it has a digest, else its repository with the digest of `image_id`, which is what a kubelet
-/// calls the image. An ID of another repository is of no use: this one need not have the same bytes.
+/// Returns the reference by which any node gets the image that `disk` had when its guest started, if that is known:
+/// the manifest's own reference if it has a digest, else its repository with the digest of `image_id`, which is the
+/// kubelet's ID of the image. An ID from another repository is of no use: that digest need not exist in this
+/// repository.
 pub fn pinned(disk: &ContainerDisk, image_id: Option<&str>) -> Option<String> {
     if has_digest(&disk.image) {
         return Some(disk.image.clone());
@@ -76,7 +79,7 @@ pub fn pinned(disk: &ContainerDisk, image_id: Option<&str>) -> Option<String> {
     (repository(image_id) == repository(&disk.image)).then(|| format!("{}@{digest}", without_tag(&disk.image)))
 }
 
-/// The references of an instance's containerDisks whose images are known, by volume.
+/// Returns references to those images of an instance's containerDisks that are known, by volume.
 pub fn pinned_images(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     let status = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     let records = status.map_or(&[][..], |drydock| &drydock.images);
@@ -89,8 +92,9 @@ pub fn pinned_images(instance: &VirtualMachineInstance) -> BTreeMap<String, Stri
         .collect()
 }
 
-/// A migration has failed since its pod did not come to run on its node: it may be that a registry has what the tag
-/// names now and no more what it named first. The next one is made by the manifest, and copies the whole disks.
+/// Returns whether a migration has failed because its target pod did not become ready: perhaps the registry has the
+/// tag's new image but no longer the old one. The next target pod then uses the manifest's references, and the
+/// migration copies the whole disks.
 pub fn may_be_unobtainable(earlier: &[Arc<VirtualMachineInstanceMigration>]) -> bool {
     earlier.iter().any(|migration| {
         let status = migration.status.as_ref();
@@ -104,8 +108,8 @@ fn container_disks(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = (&
     volumes.filter_map(|volume| Some((volume, volume.container_disk.as_ref()?)))
 }
 
-/// Whether layers above images are copied without the images: `target`, the pod that the guest moves to, has the very
-/// images that the guest has.
+/// Returns whether a migration copies only the layers above the images: `target`, the pod that the guest moves to,
+/// has the very images that the guest has.
 pub fn layers_only(instance: &VirtualMachineInstance, target: &Pod) -> bool {
     let pinned = pinned_images(instance);
     references(&instance.spec, target)
@@ -113,7 +117,7 @@ pub fn layers_only(instance: &VirtualMachineInstance, target: &Pod) -> bool {
         .all(|(volume, reference)| reference.is_some() && *reference == pinned.get(volume).map(String::as_str))
 }
 
-/// The guest's containerDisks, with what a pod's volumes name as their images.
+/// Returns the guest's containerDisks with the image references in a pod's volumes.
 fn references<'a>(spec: &VirtualMachineInstanceSpec, pod: &'a Pod) -> Vec<(String, Option<&'a str>)> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
     let named = |name: &str| {
@@ -125,8 +129,9 @@ fn references<'a>(spec: &VirtualMachineInstanceSpec, pod: &'a Pod) -> Vec<(Strin
     images.map(|(volume, name)| (volume, named(&name))).collect()
 }
 
-/// The witnesses that a pod lacks: one for each containerDisk of its guest whose image nobody knows. None once there
-/// are any, and none in a pod that the guest has moved to, since its disk may hold more than is in the image.
+/// Returns the witnesses that a pod lacks: one for each containerDisk of its guest with an unknown image. None if the
+/// pod already has any, and none for a pod that the guest has migrated to, since its disk may contain more than the
+/// image.
 pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<EphemeralContainer> {
     let present = pod
         .spec
@@ -157,7 +162,7 @@ pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<Eph
 
 fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &ContainerDisk) -> EphemeralContainer {
     let root = format!("{IMAGES_FOLDER}/{}", volume.name);
-    // An image of a disk has no program and no library of its own.
+    // The image of a disk has no programs or libraries of its own.
     let mut command = vec![
         format!("{LAUNCHER_FOLDER}{LOADER}"),
         "--library-path".to_owned(),
@@ -170,7 +175,7 @@ fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &Co
     EphemeralContainer {
         name: format!("{WITNESS}{number}"),
         image: Some(disk.image.clone()),
-        // Whatever the tag has come to mean elsewhere: it is about the image that this node has.
+        // Even if the tag has been moved since: the witness is about the image that this node has.
         image_pull_policy: Some("IfNotPresent".into()),
         command: Some(command),
         security_context: Some(security::container()),
@@ -182,8 +187,8 @@ fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &Co
     }
 }
 
-/// What is known of the images of a pod's volumes, by the guest's volumes: references that the pod has by digest, and
-/// what its witnesses have proved.
+/// Returns the known image IDs of a pod's volumes, by the guest's volume names: references with a digest, and the IDs
+/// that the pod's witnesses have proved.
 pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<String, String> {
     let named = references(spec, pod).into_iter();
     let mut ids: BTreeMap<_, _> = named
@@ -206,14 +211,14 @@ pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<Strin
     ids
 }
 
-/// The image of a witness that has found the guest's own disk in it.
+/// Returns the image ID of a witness that has found the guest's own disk in its image.
 fn proved(status: &ContainerStatus) -> Option<String> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     (ended.exit_code == 0 && !status.image_id.is_empty()).then(|| status.image_id.clone())
 }
 
-/// What is recorded of a guest's images: as before where that is known, since a migration's target must have the same
-/// whatever a tag means by then, with what `ids` adds to it.
+/// Returns the record of a guest's images: the previous record, since a migration's target must have the same images
+/// whatever a tag means by then, extended by `ids`.
 pub fn recorded(before: &[ImageRecord], ids: &BTreeMap<String, String>) -> Vec<ImageRecord> {
     let with_id = |record: &ImageRecord| ImageRecord {
         image_id: record.image_id.clone().or_else(|| ids.get(&record.name).cloned()),

@@ -1,4 +1,4 @@
-//! Names made from other names, the same each time.
+//! Names derived deterministically from other names.
 
 use std::collections::BTreeSet;
 
@@ -8,25 +8,25 @@ use drydock_api::{
 };
 use uuid::Uuid;
 
-/// Longest name of a volume, a host name, or the value of a label.
+/// Maximum length of a volume name, a host name, or a label value.
 const LONGEST: usize = 63;
 
-/// The names from which UUIDs are made here, apart from everybody else's.
+/// Namespace of the UUIDs that are generated here; keeps them distinct from all others.
 const NAMES: Uuid = Uuid::from_u128(0x51b8_0c0d_93e4_5f0b_8a3f_64c1_0d7e_22b6);
 
-/// A UUID that is always the same for the same words.
+/// Returns a UUID that is always the same for the same words.
 pub(super) fn stable_uuid(words: &[&str]) -> String {
-    // No name of Kubernetes has a `/`.
+    // Kubernetes names contain no `/`.
     Uuid::new_v5(&NAMES, words.join("/").as_bytes()).to_string()
 }
 
-/// The beginning of a text that is short enough for a label, and ends as one may.
+/// Truncates a text so that it is short enough for a label value and ends with a valid character.
 pub(crate) fn cut(text: &str, longest: usize) -> String {
     let cut: String = text.chars().take(longest).collect();
     cut.trim_end_matches(['-', '.', '_']).into()
 }
 
-/// The value of a label for a name, which may be longer.
+/// Returns a label value for a name, which may be longer.
 pub(super) fn label(name: &str) -> String {
     cut(name, LONGEST)
 }
@@ -44,7 +44,7 @@ pub(super) fn id(name: &str) -> String {
     format!("{beginning}-{digits}")
 }
 
-/// The host name of a guest and its pod: as its manifest says, else the first part of its name
+/// Returns the host name of a guest and its pod: the manifest's, else the first part of the instance's name
 /// (KubeVirt's rule).
 pub(super) fn hostname(instance: &VirtualMachineInstance) -> String {
     let name = instance.metadata.name.as_deref().unwrap_or_default();
@@ -52,15 +52,14 @@ pub(super) fn hostname(instance: &VirtualMachineInstance) -> String {
     instance.spec.hostname.clone().unwrap_or_else(|| cut(first, LONGEST))
 }
 
-/// Names of a pod's volumes: those of the guest's volumes, wherever the pod has none of its own of
-/// that name.
+/// Names of a pod's volumes: the names of the guest's volumes, unless the pod has a volume of its own with that name.
 #[derive(Debug)]
 pub(super) struct VolumeNames {
     taken: BTreeSet<String>,
 }
 
 impl VolumeNames {
-    /// Names beside those of the guest's volumes.
+    /// Reserves the names of the guest's volumes and of the pod's own.
     pub(super) fn beside<'a>(guest: impl Iterator<Item = &'a str>) -> Self {
         let own = [RUN_VOLUME, DISKS_VOLUME];
         Self {
@@ -68,7 +67,7 @@ impl VolumeNames {
         }
     }
 
-    /// The name of a volume that is one of the guest's.
+    /// Returns the pod's volume name for one of the guest's volumes.
     pub(super) fn of(&mut self, volume: &str) -> String {
         if [RUN_VOLUME, DISKS_VOLUME].contains(&volume) {
             self.beside_them("volume", volume)
@@ -77,7 +76,7 @@ impl VolumeNames {
         }
     }
 
-    /// A name that nothing else has.
+    /// Returns an unused name.
     pub(super) fn beside_them(&mut self, kind: &str, volume: &str) -> String {
         let mut name = cut(&format!("{kind}-{volume}"), LONGEST);
         let mut number = 0;

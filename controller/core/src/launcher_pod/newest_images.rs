@@ -1,18 +1,20 @@
-//! A containerDisk whose tag is to be resolved at each start is, and its guest needs no registry after that.
+//! Resolves a containerDisk's tag at each start if its pull policy requires that; the guest needs no registry after
+//! that.
 //!
-//! A kubelet makes sure of a pod's image volumes each time that it looks after the pod, as long as the pod lives
-//! (`getImageVolumes` in its `kuberuntime_manager.go`). With the policy Always that is a pull each time: about one in
-//! 25 seconds, which nothing needs, and which a registry counts and limits. A container's image is pulled once, when the
-//! container starts. So the volume has the policy IfNotPresent, and a container of the same image that ends at once runs
-//! before the guest's:
+//! A kubelet checks a pod's image volumes each time it syncs the pod, as long as the pod exists (`getImageVolumes` in
+//! its `kuberuntime_manager.go`). With the policy Always that is a pull each time: about one in 25 seconds, which is
+//! unnecessary, and which registries count and limit. A container's image is pulled once, when the container starts.
+//! So the volume has the policy IfNotPresent, and a container of the same image that ends immediately runs before the
+//! guest's:
 //!
 //! ```text
-//! init container, Always ─▶ registry: what does the tag name now? ─▶ the node has it
-//!                                                                        │
-//! guest's container, later ─▶ image volume, IfNotPresent ─▶ what the node has by that tag
+//! init container, Always ─▶ registry: resolves the tag ─▶ the node has the image
+//!                                                               │
+//! guest's container, later ─▶ image volume, IfNotPresent ─▶ the node's image for that tag
 //! ```
 //!
-//! A guest that arrives by a migration needs the image that it began with, or copies its disks whole: none for it.
+//! A guest that arrives by migration needs the image that it started with, or its disks are copied as a whole: it
+//! gets no such container.
 
 use std::collections::BTreeSet;
 
@@ -30,12 +32,12 @@ use super::{
     volumes::{launcher_volume, mount},
 };
 
-/// The beginning of the names of these containers.
+/// Name prefix of these containers.
 const NEWEST: &str = "newest-image-";
-/// The architecture of which the launcher's image is made, which runs in these containers.
+/// The architecture of the launcher's image, which runs in these containers.
 const ARCHITECTURE: &str = "amd64";
 
-/// Pull policy of a containerDisk's volume in the pod.
+/// Returns the pull policy of a containerDisk's volume in the pod.
 pub(super) fn volume_policy(input: &PodInput<'_>, disk: &ContainerDisk) -> PullPolicy {
     if disk.image_pull_policy == Some(PullPolicy::Never) {
         PullPolicy::Never
@@ -46,7 +48,7 @@ pub(super) fn volume_policy(input: &PodInput<'_>, disk: &ContainerDisk) -> PullP
     }
 }
 
-/// The containers that run before the guest's, one for each image.
+/// Returns the containers that run before the guest's, one for each image.
 pub(super) fn containers(input: &PodInput<'_>) -> Vec<Container> {
     let spec = &input.instance.spec;
     if !can_run(spec) {
@@ -65,7 +67,7 @@ pub(super) fn containers(input: &PodInput<'_>) -> Vec<Container> {
 }
 
 fn container(number: usize, image: &str, launcher: &str, input: &PodInput<'_>) -> Container {
-    // An image of a disk has no program and no library of its own.
+    // The image of a disk has no programs or libraries of its own.
     let command = [
         &format!("{LAUNCHER_FOLDER}{LOADER}"),
         "--library-path",
@@ -85,8 +87,8 @@ fn container(number: usize, image: &str, launcher: &str, input: &PodInput<'_>) -
     }
 }
 
-/// What the guest's container asks for, without devices. It adds nothing to the pod, which needs the most that any of
-/// its init containers asks for, and the pod's class of service stays what it is.
+/// Returns the resources of the guest's container, without devices. The pod needs the maximum over its init
+/// containers and its containers, so this adds nothing, and the pod's QoS class stays the same.
 fn as_much(mut resources: ResourceRequirements) -> ResourceRequirements {
     for amounts in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
         amounts.retain(|name, _| !name.contains('/') && !name.starts_with("hugepages-"));
@@ -94,7 +96,7 @@ fn as_much(mut resources: ResourceRequirements) -> ResourceRequirements {
     resources
 }
 
-/// Whether the tag is to be resolved at the start, by Kubernetes' rule for containers: what is called latest may be
+/// Returns whether the tag is to be resolved at the start, by Kubernetes' rule for containers: `latest` may be
 /// another image by now.
 fn is_wanted(input: &PodInput<'_>, disk: &ContainerDisk) -> bool {
     let last = disk.image.rsplit('/').next().unwrap_or_default();

@@ -1,24 +1,24 @@
-//! Which nodes a launcher pod may be on: its required node affinity.
+//! A launcher pod's required node affinity.
 //!
-//! A kubelet admits the pods of its node again when it restarts, and ends each one whose node selector or required node
-//! affinity the labels of the Node no longer meet. Labels change while a guest runs: an agent goes away, a mask, an
-//! obsolete model or the minimum CPU model changes, an administrator relabels the node. Nothing that can change may be
-//! required of a bound pod, so a launcher pod has no node selector, and the terms of its required node affinity, which
-//! are alternatives, are these:
+//! A kubelet admits the pods of its node again when it restarts, and ends each pod whose node selector or required
+//! node affinity the Node's labels no longer match. Labels change while a guest runs: an agent is removed, a mask, an
+//! obsolete model or the minimum CPU model changes, an administrator relabels the node. A bound pod must not require
+//! anything that can change. So a launcher pod has no node selector, and the terms of its required node affinity,
+//! which are alternatives, are these:
 //!
 //! ```text
 //!   the manifest's terms (one if it has none),   decide where the pod is scheduled
-//!   each with all that is selected and computed
+//!   each with all selected and computed labels
 //!   guest.node.drydock.dev/<launcher> exists     keeps it admitted where it is bound
 //! ```
 //!
-//! The name in the last term is the pod's own, so no Node has that label while the pod is scheduled: scheduling is what
-//! it would be without the term. The agent of the node that the pod is bound to sets the label
-//! ([`guest_labels`](crate::guest_labels)) and removes it once the pod has ended; with it the pod is admitted even while
-//! neither agent nor controller runs.
+//! The last term contains the pod's own ID, so no Node has that label while the pod is being scheduled: scheduling
+//! works as it would without the term. The agent of the node that the pod is bound to sets the label
+//! ([`guest_labels`](crate::guest_labels)) and removes it once the pod has ended; with the label the pod is admitted
+//! even while neither agent nor controller runs.
 //!
-//! A kubelet also checks resources, host ports, the operating system and taints of effect `NoExecute`. None of these
-//! depends on such labels, and a taint of that effect ends a pod without a restart of the kubelet too.
+//! A kubelet also checks resources, host ports, the operating system and taints with effect `NoExecute`. None of
+//! these depends on such labels, and a taint with that effect ends a pod without a restart of the kubelet too.
 
 use drydock_api::{kubevirt::VirtualMachineInstanceSpec, labels::GUEST};
 use k8s_openapi::api::core::v1::{
@@ -29,10 +29,11 @@ use serde_json::json;
 use super::{names::stable_uuid, resources};
 use crate::placement::Requirements;
 
-/// Annotation of a launcher pod: digest of what its instance and the configuration required of a node when it was made.
+/// Annotation of a launcher pod: digest of what its instance and the configuration required of a node when it was
+/// created.
 pub const REQUIREMENTS_DIGEST: &str = "drydock.dev/requirements-digest";
 
-/// The manifest's affinity with all that is required of a node in each of its ordinary terms.
+/// Returns the manifest's affinity with all requirements on a node added to each of its ordinary terms.
 pub(super) fn for_scheduling(own: Option<Affinity>, requirements: &Requirements) -> Option<Affinity> {
     let required = required_expressions(requirements);
     if required.is_empty() {
@@ -43,7 +44,7 @@ pub(super) fn for_scheduling(own: Option<Affinity>, requirements: &Requirements)
     match &mut node.required_during_scheduling_ignored_during_execution {
         Some(selector) => {
             let terms = selector.node_selector_terms.iter_mut();
-            // An empty term matches no node, and must not begin to match some.
+            // An empty term matches no node, and must not start to match some.
             for term in terms.filter(|term| !is_empty(term)) {
                 term.match_expressions
                     .get_or_insert_default()
@@ -62,15 +63,15 @@ pub(super) fn for_scheduling(own: Option<Affinity>, requirements: &Requirements)
     Some(affinity)
 }
 
-/// Adds the term by which a pod is admitted again where it is bound. It comes last: whatever else is required belongs
-/// into the ordinary terms.
+/// Adds the term that lets a pod be admitted again where it is bound. It comes last: all other requirements belong in
+/// the ordinary terms.
 pub(super) fn keep_admitted(spec: &mut PodSpec, launcher: &str) {
     let required = spec
         .affinity
         .as_mut()
         .and_then(|affinity| affinity.node_affinity.as_mut())
         .and_then(|node| node.required_during_scheduling_ignored_during_execution.as_mut());
-    // A pod that requires nothing is admitted everywhere.
+    // A pod without requirements is admitted everywhere.
     if let Some(required) = required {
         required.node_selector_terms.push(NodeSelectorTerm {
             match_expressions: Some(vec![NodeSelectorRequirement {
@@ -83,18 +84,18 @@ pub(super) fn keep_admitted(spec: &mut PodSpec, launcher: &str) {
     }
 }
 
-/// Key of the Node label for the pod with this launcher identity.
+/// Returns the key of the Node label for the pod with this launcher ID.
 pub fn guest_label(launcher: &str) -> String {
     format!("{GUEST}{launcher}")
 }
 
-/// Whether a term has no requirement. Such a term matches no node (Kubernetes API, `NodeSelectorTerm`).
+/// Returns whether a term has no requirement. Such a term matches no node (Kubernetes API, `NodeSelectorTerm`).
 pub(super) fn is_empty(term: &NodeSelectorTerm) -> bool {
     term.match_expressions.as_ref().is_none_or(Vec::is_empty) && term.match_fields.as_ref().is_none_or(Vec::is_empty)
 }
 
-/// Digest of what a pod of this instance would require of a node: its ordinary terms and its resources. The same input
-/// gives the same digest; nothing that the API server fills in is part of it.
+/// Returns the digest of what a pod of this instance would require of a node: its ordinary terms and its resources.
+/// The same input gives the same digest; fields that the API server fills in are not part of it.
 pub fn requirements_digest(spec: &VirtualMachineInstanceSpec, requirements: &Requirements, emulation: bool) -> String {
     let affinity = for_scheduling(spec.affinity.clone(), requirements);
     let required = affinity
@@ -104,7 +105,7 @@ pub fn requirements_digest(spec: &VirtualMachineInstanceSpec, requirements: &Req
     stable_uuid(&["requirements", &all.to_string()])
 }
 
-/// What is selected, by key, then what is computed.
+/// Returns the selected labels, by key, then the computed ones.
 fn required_expressions(requirements: &Requirements) -> Vec<NodeSelectorRequirement> {
     let selected = requirements
         .node_selector

@@ -1,9 +1,9 @@
-//! Why a launcher pod does not come to run, in Kubernetes' own reason and text.
+//! Why a launcher pod does not start, with Kubernetes' own reason and message.
 //!
 //! ```text
-//!  made ─▶ scheduler ─▶ kubelet: volumes, network ─▶ init containers ─▶ images, containers ─▶ runs
-//!           │ no node        │ FailedMount, ...          │ fails            │ ImagePullBackOff, ...
-//!           └ no scheduler   └ only the kubelet's events say why
+//!  created ─▶ scheduler ─▶ kubelet: volumes, network ─▶ init containers ─▶ images, containers ─▶ runs
+//!              │ no node        │ FailedMount, ...          │ fails            │ ImagePullBackOff, ...
+//!              └ no scheduler   └ only in the kubelet's events
 //! ```
 
 use jiff::{SignedDuration, Timestamp};
@@ -11,43 +11,44 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition};
 
 use crate::instance::ending::ended;
 
-/// A pod without a node of which the scheduler has reported nothing for this long has no scheduler. kube-scheduler
-/// reports within a second even if no node fits.
+/// A pod that has no node and no report of a scheduler for this long has no scheduler. kube-scheduler reports within
+/// a second even if no node fits.
 const UNSCHEDULED_AFTER: SignedDuration = SignedDuration::from_secs(10);
-/// A pod whose kubelet has not prepared its volumes and network for this long is stuck. kubelets retry a failed mount
-/// after 0.5 s, 1 s, 2 s, ..., so that there are several events of it by then.
+/// A pod whose volumes and network the kubelet has not prepared for this long is stuck. kubelets retry a failed mount
+/// after 0.5 s, 1 s, 2 s, ..., so there are several events about it by then.
 const UNPREPARED_AFTER: SignedDuration = SignedDuration::from_secs(10);
-/// Events of a pod that is stuck are listed again after this long: no watch shows them.
+/// Interval between lists of a stuck pod's events: no watch covers them.
 const EVENTS_EVERY: SignedDuration = SignedDuration::from_secs(30);
-/// Reason of a pod that no scheduler takes. Kubernetes has none.
+/// Reason of a pod that no scheduler handles. Kubernetes has no reason for that.
 pub const NOT_SCHEDULED: &str = "NotScheduled";
-/// Waiting reasons of a container that starts in time.
+/// Reasons of a waiting container that starts normally.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// What keeps a pod from running.
+/// What prevents a pod from running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hindrance {
-    /// CamelCase reason; Kubernetes' where there is one.
+    /// CamelCase reason; Kubernetes' reason if it has one.
     pub reason: String,
-    /// Kubernetes' text, or a sentence where there is none.
+    /// Kubernetes' message, or our own if it has none.
     pub message: String,
-    /// No node has been found for the pod, rather than that something fails on its node.
+    /// Whether no node has been found for the pod; otherwise something fails on its node.
     pub unscheduled: bool,
 }
 
-/// What is known of a pod on its way.
+/// State of a pod that is starting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
-    /// What keeps it from running, if anything does.
+    /// What prevents it from running, if anything does.
     pub hindrance: Option<Hindrance>,
     /// When the pod has to be checked again although it has not changed.
     pub wake: Option<Timestamp>,
-    /// Only the pod's events say why: the newest warning among them is to be passed to [`Pending::explained`].
+    /// Whether only the pod's events contain the cause: the newest warning among them is to be passed to
+    /// [`Pending::explained`].
     pub wants_events: bool,
 }
 
 impl Pending {
-    /// The same with what the newest warning among the pod's events says, if there is one.
+    /// Returns the state with the newest warning among the pod's events, if there is one.
     #[must_use]
     pub fn explained(mut self, warning: Option<Hindrance>) -> Self {
         if self.wants_events
@@ -76,7 +77,7 @@ impl Hindrance {
     }
 }
 
-/// What keeps a pod from running; nothing of a pod that has ended, is being deleted, or starts in time.
+/// Returns what prevents a pod from running; nothing for a pod that has ended, is being deleted, or starts normally.
 pub fn pending(pod: &Pod, now: Timestamp) -> Pending {
     if ended(pod).is_some() || pod.metadata.deletion_timestamp.is_some() {
         return Pending::default();
@@ -93,7 +94,8 @@ pub fn pending(pod: &Pod, now: Timestamp) -> Pending {
     unprepared(pod, now)
 }
 
-/// The newest warning among the events of a pod that is on a node; what its scheduler reported before is no news.
+/// Returns the newest warning among the events of a pod that is on a node; its scheduler's earlier reports are
+/// outdated.
 pub fn newest_warning(events: &[Event]) -> Option<Hindrance> {
     let at = |event: &Event| {
         let last = event.last_timestamp.as_ref().map(|time| time.0);
@@ -127,7 +129,7 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// A pod without a node.
+/// Returns the state of a pod without a node.
 fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
     if let Some(condition) = condition(pod, "PodScheduled").filter(|condition| condition.status == "False") {
         let reason = condition.reason.clone().unwrap_or_else(|| "Unschedulable".into());
@@ -158,7 +160,7 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
     }
 }
 
-/// A pod on a node whose volumes and network are not prepared yet, as its kubelet says.
+/// Returns the state of a pod on a node whose volumes and network the kubelet has not prepared yet.
 fn unprepared(pod: &Pod, now: Timestamp) -> Pending {
     let waits = condition(pod, "PodReadyToStartContainers").is_some_and(|condition| condition.status == "False");
     let bound = condition(pod, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
@@ -190,7 +192,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     init.into_iter().chain(main).flatten()
 }
 
-/// Why a container does not start, where that is more than that it takes time.
+/// Returns why a container does not start, unless it just takes time.
 fn failing(container: &ContainerStatus) -> Option<Hindrance> {
     let state = container.state.as_ref()?;
     if let Some(waiting) = &state.waiting {
@@ -354,7 +356,7 @@ mod tests {
                     assert!(found.message.contains(text), "{name}: {}", found.message);
                     assert_eq!(found.unscheduled, node.is_none(), "{name}");
                 }
-                // What time alone brings about is not missed.
+                // The wake-up time covers changes that are caused by time alone.
                 let changes = early != late && seconds < 10;
                 assert_eq!(
                     pending.wake,

@@ -1,7 +1,7 @@
-//! The guest's probes, which its launcher carries out (`agent/launcher/src/probes.rs` says why).
+//! The guest's probes, which its launcher runs (`agent/launcher/src/probes.rs` explains why).
 //!
-//! The container itself has none: the kubelet would probe passt or the launcher, and its time-outs on a busy node would
-//! count against the guest.
+//! The container itself has none: the kubelet would probe passt or the launcher, and its time-outs on a busy node
+//! would count against the guest.
 
 use drydock_api::{
     kubevirt::{VirtualMachineInstanceSpec, instance::Probe},
@@ -9,13 +9,14 @@ use drydock_api::{
 };
 use k8s_openapi::{api::core::v1::HTTPGetAction, apimachinery::pkg::util::intstr::IntOrString};
 
-/// Kubernetes' defaults: seconds that a probe may take, seconds between two, and how many in a row count.
+/// Kubernetes' defaults: time-out in seconds, seconds between two probes, and how many successes or failures in a row
+/// count.
 const TIMEOUT: u32 = 1;
 const PERIOD: u32 = 10;
 const SUCCESSES: u32 = 1;
 const FAILURES: u32 = 3;
 
-/// The probes of a guest. A guest that arrives by a migration has booted elsewhere: the delay for that is over.
+/// Returns the probes of a guest. A guest that arrives by migration has already booted: the initial delay is over.
 pub(super) fn of(spec: &VirtualMachineInstanceSpec, arrives: bool) -> GuestProbes {
     let probe = |probe: &Option<Probe>| {
         let mut probe = guest_probe(probe.as_ref()?, spec)?;
@@ -30,7 +31,7 @@ pub(super) fn of(spec: &VirtualMachineInstanceSpec, arrives: bool) -> GuestProbe
     }
 }
 
-/// TCP ports of the guest that its probes connect to.
+/// Returns the guest's TCP ports that its probes connect to.
 pub(crate) fn ports(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = u16> {
     let GuestProbes { liveness, readiness } = of(spec, false);
     [liveness, readiness]
@@ -42,7 +43,7 @@ pub(crate) fn ports(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = u
         })
 }
 
-/// `None` if it has no action, or no valid port, which admission refuses.
+/// Returns `None` if the probe has no action or no valid port; admission refuses such probes.
 fn guest_probe(probe: &Probe, spec: &VirtualMachineInstanceSpec) -> Option<GuestProbe> {
     let action = match (&probe.http_get, &probe.tcp_socket) {
         (Some(get), _) => http(get, port(&get.port, spec)?),

@@ -1,4 +1,4 @@
-//! What a launcher pod asks of its node.
+//! A launcher pod's resource requests and limits.
 
 use std::collections::BTreeMap;
 
@@ -12,43 +12,43 @@ use crate::{domain::guest_memory, placement::Requests, quantity};
 
 const MIB: u64 = 1 << 20;
 
-/// Launcher, libvirtd and passt, by measurement at most 32 MiB for each guest, and the programs'
-/// pages that they share with nobody on a node with one guest.
+/// Memory in bytes of launcher, libvirtd and passt: at most 32 MiB per guest as measured, plus the pages of the
+/// programs, which are not shared on a node with a single guest.
 const SERVICES: u64 = 48 * MIB;
-/// QEMU beside the guest's memory: its own code and heap, by measurement 40 to 60 MiB.
+/// QEMU's memory besides the guest's, in bytes: its own code and heap, 40 to 60 MiB as measured.
 const QEMU: u64 = 64 * MIB;
-/// What QEMU keeps for each virtual CPU.
+/// QEMU's memory for each virtual CPU, in bytes.
 const FOR_EACH_CPU: u64 = 8 * MIB;
-/// Video memory of a guest with a screen.
+/// Video memory of a guest with a display, in bytes.
 const SCREEN: u64 = 16 * MIB;
-/// Size of the cache of translated code of a guest that runs by emulation, in MiB. QEMU would fill
-/// up to 1 GiB if the domain did not say.
+/// Size in MiB of the cache of translated code of a guest in emulation. QEMU would fill up to 1 GiB if the domain set
+/// no size.
 pub const TRANSLATION_CACHE: u64 = 128;
-/// That cache and its bookkeeping.
+/// Memory in bytes of that cache and its bookkeeping.
 const EMULATION: u64 = (TRANSLATION_CACHE + 32) * MIB;
-/// The kernel's part of the ports that an interface without named ones can be reached at.
+/// Kernel memory in bytes for the open ports of an interface that lists none.
 const USUAL_PORTS: u64 = 36 * MIB;
-/// Page tables, for each so many bytes of the guest one.
+/// One byte of page tables for each 512 bytes of guest memory.
 const PAGE_TABLES: u64 = 512;
-/// More virtual CPUs than any guest has.
+/// Upper bound of the number of virtual CPUs; more than any guest has.
 const MOST_CPUS: u64 = 4096;
-/// The CPU that is asked for each virtual one where the manifest does not say, in thousandths: a
-/// tenth, as KubeVirt's default ratio of overcommitment has it.
+/// CPU request for each virtual CPU if the manifest sets none, in thousandths: a tenth, as with KubeVirt's default
+/// overcommitment ratio.
 const CPU_REQUEST: u64 = 100;
 
-/// Memory that a pod needs beside its guest's, in bytes:
+/// Returns the memory in bytes that a pod needs in addition to its guest's:
 ///
 /// ```text
 ///   112 MiB                     launcher, libvirtd, passt and QEMU itself
 /// +   8 MiB for each CPU        QEMU's threads, their stacks and buffers
 /// + 1/512 of the guest's memory page tables
 /// +  16 MiB with a screen       video memory
-/// +  36 MiB for each interface  the kernel's part of ports, where none is named
-/// + 160 MiB by emulation        translated code
+/// +  36 MiB for each interface  the kernel's part of ports, if none are listed
+/// + 160 MiB in emulation        translated code
 /// ```
 ///
-/// KubeVirt has the same terms for page tables, CPUs and the screen, and about 220 MiB for its own
-/// programs, of which there are more.
+/// KubeVirt has the same terms for page tables, CPUs and the display, and about 220 MiB for its own programs, of
+/// which there are more.
 pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
     let screen = spec.domain.devices.autoattach_graphics_device != Some(false);
     let open = spec.domain.devices.interfaces.iter();
@@ -63,36 +63,36 @@ pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
         + if emulation { EMULATION } else { 0 }
 }
 
-/// Virtual CPUs of a guest.
+/// Returns the number of a guest's virtual CPUs.
 fn cpus(spec: &VirtualMachineInstanceSpec) -> u64 {
     let cpu = spec.domain.cpu.clone().unwrap_or_default();
     let counts = [cpu.cores, cpu.sockets, cpu.threads].map(|part| u64::from(part.unwrap_or(1)));
     counts.into_iter().fold(1, u64::saturating_mul).min(MOST_CPUS)
 }
 
-/// What a pod uses of its node's disks beside what its guest writes: logs and small files, in bytes. KubeVirt's number.
+/// Ephemeral storage of a pod besides the guest's data, in bytes: logs and small files. KubeVirt's value.
 const DISK_OVERHEAD: u64 = 50_000_000;
-/// The limit of what a pod may use of its node's disks, in bytes, where the manifest names none: more than a node has. How
-/// much a guest writes into layers above its images is not known before it runs.
+/// Default limit of a pod's ephemeral storage, in bytes: more than a node has. How much a guest writes into layers
+/// above its images is not known before it runs.
 const DISK_LIMIT: u64 = 1 << 44;
-/// What a pod may use beside its guest's virtual CPUs, in thousandths of a CPU: QEMU's main loop, the thread of a
-/// migration, passt and libvirtd.
+/// CPU limit in addition to the guest's virtual CPUs, in thousandths of a CPU: for QEMU's main loop, the migration
+/// thread, passt and libvirtd.
 const CPU_BESIDE: u64 = 2000;
 
-/// The resource that is a node's disks.
+/// The resource name of a node's disk space.
 const DISKS: &str = "ephemeral-storage";
 
-/// What a pod asks of its node that nodes have more or less of.
+/// A pod's requests for the resources that differ in amount between nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Memory, in bytes.
     pub memory: u64,
-    /// CPU, in thousandths.
+    /// CPU, in thousandths of a CPU.
     pub milli_cpus: u64,
 }
 
 impl Demand {
-    /// What the pod of an instance asks for.
+    /// Returns the demand of an instance's pod.
     pub fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Self {
         let requests = of(spec, emulation).requests.unwrap_or_default();
         let amount = |name: &str| requests.get(name).map(|amount| amount.0.as_str());
@@ -103,23 +103,23 @@ impl Demand {
     }
 }
 
-/// All that the pod of an instance requests of its node.
+/// Returns all resource requests of an instance's pod.
 pub fn requests(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Requests {
     Requests::of(&of(spec, emulation))
 }
 
-/// Thousandths of a CPU that the manifest requests, or `least` if that is more.
+/// Returns the manifest's CPU request in thousandths of a CPU, but at least `least`.
 fn not_below(requests: &BTreeMap<String, Amount>, least: u64) -> u64 {
     let requested = requests.get("cpu").and_then(|amount| quantity::milli_cpus(&amount.0));
     requested.unwrap_or(0).max(least)
 }
 
-/// The container's requests and limits.
+/// Returns the container's requests and limits.
 ///
-/// Every resource that kubelets enforce has both. What a container leaves open a LimitRange of its namespace fills in,
-/// and such a limit would throttle the guest, have it killed for its overhead, or have its pod evicted for what it
-/// writes. Limits that the manifest does not name are so large that they do not bind; where a LimitRange or quota allows
-/// less, the pod is refused when it is made, with its words.
+/// Every resource that kubelets enforce has both. A LimitRange of the namespace fills in missing ones, and such a
+/// limit would throttle the guest, have it killed for its overhead, or have its pod evicted for its writes. Limits
+/// that the manifest does not set are so large that they have no effect; where a LimitRange or quota allows less, the
+/// creation of the pod is refused with the API server's message.
 pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> ResourceRequirements {
     let asked = spec.domain.resources.clone().unwrap_or_default();
     let extra = overhead(spec, emulation);
@@ -144,7 +144,7 @@ pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Resource
     let guest = guest_memory(spec).ok();
     let memory_limit = bytes(&asked.limits, "memory");
     let requested = bytes(&asked.requests, "memory").or(memory_limit).or(guest);
-    // Twice what it is expected to need beside the guest.
+    // Twice the expected overhead.
     let most = requested.max(guest).map(|bytes| bytes.saturating_add(extra));
     if let (Some(requested), Some(limit)) = (requested, memory_limit.or(most)) {
         requests.insert("memory".into(), amount(requested.saturating_add(extra)));
@@ -155,7 +155,7 @@ pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Resource
     let request = disk_request.unwrap_or(0).saturating_add(DISK_OVERHEAD);
     requests.insert(DISKS.into(), amount(request));
     limits.insert(DISKS.into(), amount(limit.max(request)));
-    // Always asked for: where emulation is allowed, the agent offers a share without a device.
+    // Always requested: where emulation is allowed, the agent offers a share without a device.
     requests.insert(KVM_RESOURCE.into(), Quantity("1".into()));
     limits.insert(KVM_RESOURCE.into(), Quantity("1".into()));
     ResourceRequirements {

@@ -1,15 +1,15 @@
-//! What a launcher may do: as little as the restricted Pod Security Standard asks for.
+//! A launcher's security context: the privileges that the restricted Pod Security Standard allows, and no more.
 
 use drydock_api::launcher::{SECCOMP_PROFILE, UID};
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Capabilities, PodSecurityContext, SeccompProfile, SecurityContext, Sysctl,
 };
 
-/// Annotation of an instance: the AppArmor profile on its node that its pod is confined by. passt
-/// cannot start under the profile that container runtimes have for everybody.
+/// Annotation of an instance: the AppArmor profile on its node that confines its pod. passt cannot start under the
+/// default profile of container runtimes.
 pub const APP_ARMOR_PROFILE: &str = "drydock.dev/app-armor-profile";
 
-/// Of the whole pod.
+/// Returns the security context of the whole pod.
 pub(super) fn pod(app_armor: Option<&str>) -> PodSecurityContext {
     PodSecurityContext {
         app_armor_profile: app_armor.map(|profile| AppArmorProfile {
@@ -20,10 +20,10 @@ pub(super) fn pod(app_armor: Option<&str>) -> PodSecurityContext {
         run_as_group: Some(UID),
         run_as_non_root: Some(true),
         fs_group: Some(UID),
-        // Volumes with many files would be walked at each start otherwise.
+        // Otherwise volumes with many files would be walked at each start.
         fs_group_change_policy: Some("OnRootMismatch".into()),
-        // A guest's well-known ports are listened on by passt, which is not root. Namespaced, safe,
-        // and what container runtimes do by default anyway.
+        // passt, which is not root, listens on a guest's well-known ports. The sysctl is namespaced, safe, and set by
+        // container runtimes by default anyway.
         sysctls: Some(vec![Sysctl {
             name: "net.ipv4.ip_unprivileged_port_start".into(),
             value: "0".into(),
@@ -36,7 +36,7 @@ pub(super) fn pod(app_armor: Option<&str>) -> PodSecurityContext {
     }
 }
 
-/// Of its container.
+/// Returns the security context of its container.
 pub(super) fn container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),

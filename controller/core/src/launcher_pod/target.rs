@@ -1,4 +1,4 @@
-//! The pod that a migration's guest arrives in.
+//! The target pod of a migration.
 
 use std::collections::BTreeMap;
 
@@ -14,37 +14,37 @@ use k8s_openapi::{
 use super::{PodInput, keep_admitted, node_affinity::is_empty, unbound_pod};
 use crate::admission::change::RESERVED_LABELS;
 
-/// Label of a target's pod: UID of the migration. KubeVirt's name.
+/// Label of a target pod: UID of the migration. KubeVirt's name.
 pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
-/// Annotation of a target's pod: name of the migration. KubeVirt's name.
+/// Annotation of a target pod: name of the migration. KubeVirt's name.
 pub const MIGRATION_NAME: &str = "kubevirt.io/migrationJobName";
-/// How much it counts that a node is not full of guests that arrive; the most that there is.
+/// Weight of the preference for nodes that are not full of incoming guests; the maximum weight.
 const NOT_FULL: i32 = 100;
-/// So many nodes are named at most: a pod is no list of a large cluster's nodes.
+/// Maximum number of node names in a pod's affinity: a pod must not list all nodes of a large cluster.
 const MOST_NAMED: usize = 50;
-/// The label by which nodes are told apart.
+/// The node label with the unique host name.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// The migration that a pod is made for.
+/// The migration that a pod is created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrationTarget<'a> {
     /// UID of the migration.
     pub uid: &'a str,
     /// Its name.
     pub name: &'a str,
-    /// How many of its pods kubelets have rejected: each has a name of its own.
+    /// How many of its pods kubelets have rejected: each new pod gets a new name.
     pub rejected: usize,
-    /// Nodes that are better left alone, since as many guests arrive there as may at once.
+    /// Nodes to avoid if possible, since they have the maximum number of incoming migrations.
     pub full: &'a [String],
-    /// Its images are those of the manifest, whatever these are by now.
+    /// Whether its images are the manifest's references, whatever these resolve to by now.
     pub by_manifest: bool,
-    /// Nodes that are being emptied, and that the pod would otherwise be let on.
+    /// Nodes that are being drained and that the pod could otherwise be scheduled on.
     pub leaving: &'a [String],
 }
 
 impl MigrationTarget<'_> {
-    /// What the name and the libvirt of its pod are made from: the same each time, so that a pod that the controller
-    /// has forgotten is met again.
+    /// Returns the text that the name and the host UUID of its pod are derived from: the same each time, so that a
+    /// controller that does not remember the pod finds it again.
     pub fn identity(&self) -> String {
         match self.rejected {
             0 => self.uid.to_owned(),
@@ -53,14 +53,14 @@ impl MigrationTarget<'_> {
     }
 }
 
-/// UID of the migration that a pod was made for, if it was made for one.
+/// Returns the UID of the migration that a pod was created for, if any.
 pub fn made_for(pod: &Pod) -> Option<&str> {
     pod.metadata.labels.as_ref()?.get(MIGRATION_UID).map(String::as_str)
 }
 
-/// The pod for a migration: the instance's, on no node that has a pod of this instance.
+/// Returns the target pod of a migration: the instance's pod, on any node that has no pod of this instance.
 ///
-/// `input` has a suffix and a libvirt of the migration's own.
+/// `input` has a suffix and a host UUID of the migration's own.
 pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
     let mut pod = unbound_pod(input);
     let metadata = &mut pod.metadata;
@@ -107,9 +107,9 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
     pod
 }
 
-/// Gives a migration's target the labels that others have put on its source, so that whatever selects by them goes on
-/// to. Labels of the target's own, and those by which the system finds pods, stay as they are; annotations often describe
-/// one pod (its address, its interfaces) and are not carried.
+/// Copies the labels that other clients have set on the source pod to the target pod, so that their selectors still
+/// match. The target's own labels, and those by which Drydock finds pods, stay as they are; annotations often
+/// describe one pod (its address, its interfaces) and are not copied.
 pub fn carry_labels(target: &mut Pod, source: &Pod) {
     let own = target.metadata.labels.get_or_insert_default();
     for (key, value) in source.metadata.labels.iter().flatten() {
@@ -127,7 +127,7 @@ fn not_on(node: &str) -> NodeSelectorRequirement {
     }
 }
 
-/// Keeps a pod off nodes, whichever of the alternatives that it asks for is met.
+/// Keeps a pod off nodes, whichever of its affinity's alternatives matches.
 fn keep_off(affinity: &mut Affinity, leaving: &[String]) {
     let fields: Vec<_> = leaving.iter().take(MOST_NAMED).map(|node| not_on(node)).collect();
     let nodes = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
@@ -142,7 +142,7 @@ fn keep_off(affinity: &mut Affinity, leaving: &[String]) {
         return;
     };
     for term in &mut required.node_selector_terms {
-        // An empty term is met by no node, and stays so.
+        // An empty term matches no node, and must not start to match some.
         if !is_empty(term) {
             term.match_fields.get_or_insert_default().extend(fields.iter().cloned());
         }

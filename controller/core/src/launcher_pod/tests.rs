@@ -1,4 +1,4 @@
-//! What of a manifest shows in the pod.
+//! The parts of a manifest that affect the pod.
 
 use drydock_api::launcher::{CloudInitText, DiskSource, Guest, GuestProbe, ProbeAction};
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
@@ -77,7 +77,7 @@ fn the_whole_pod_of_a_small_guest() {
     insta::assert_snapshot!(serde_saphyr::to_string(&pod).unwrap());
 }
 
-/// Every field of a manifest that shows in the pod.
+/// Every field of a manifest that affects the pod.
 fn everything() -> Value {
     small(json!({
         "architecture": "amd64",
@@ -128,7 +128,7 @@ fn the_whole_pod_of_a_guest_with_everything() {
     insta::assert_snapshot!(serde_saphyr::to_string(&pod).unwrap());
 }
 
-/// The pod of an instance, on another node.
+/// Returns the pod of an instance, on another node.
 fn other<'a>(
     instance: &'a VirtualMachineInstance,
     requirements: &'a Requirements,
@@ -146,7 +146,7 @@ fn other<'a>(
     }
 }
 
-/// A migration while those nodes are being emptied.
+/// Returns a migration while those nodes are being drained.
 fn moving(leaving: &[String]) -> MigrationTarget<'_> {
     MigrationTarget {
         uid: "m-1",
@@ -605,7 +605,7 @@ fn memory_is_the_guests_and_the_overhead() {
     };
     let extra = (112 + 8 + 16) * (1 << 20) + (64 << 20) / 512;
     assert_eq!(request(small(json!({})), "requests"), Some((64 << 20) + extra));
-    // The overhead once more, against what a LimitRange would put in the place of no limit.
+    // Twice the overhead, which prevents a LimitRange from setting a default limit.
     assert_eq!(request(small(json!({})), "limits"), Some((64 << 20) + 2 * extra));
     let more_than_requested = small(json!({"domain": {"resources": {"requests": {"memory": "32Mi"}}}}));
     assert_eq!(request(more_than_requested, "limits"), Some((64 << 20) + 2 * extra));
@@ -638,7 +638,7 @@ fn the_cpu_request_is_a_tenth_unless_it_is_said() {
     );
 }
 
-/// Requests and limits of what LimitRanges have defaults for, in bytes and thousandths.
+/// Requests and limits of the resources for which LimitRanges have defaults, in bytes and thousandths.
 #[test]
 fn a_limit_range_finds_nothing_to_fill_in() {
     let extra = (112 + 8 + 16) * (1 << 20) + (64 << 20) / 512;
@@ -730,7 +730,7 @@ fn tag_is_resolved_once_at_start_as_kubernetes_would() {
         let disk = json!({"image": image, "imagePullPolicy": policy});
         let told = (volume.to_owned(), before.to_owned());
         assert_eq!(of(disk.clone(), None, false), told, "{disk}");
-        // A guest that arrives has begun with an image already.
+        // A guest that arrives by migration has already started with an image.
         assert_eq!(
             of(disk.clone(), None, true),
             (volume.to_owned(), String::new()),
@@ -860,7 +860,7 @@ fn the_name_of_a_guests_label_is_valid() {
     assert!(key.len() <= GUEST_PREFIX + 63, "{key}");
 }
 
-/// Length of the prefix of guests' labels, in bytes.
+/// Length of the prefix of guest labels, in bytes.
 const GUEST_PREFIX: usize = drydock_api::labels::GUEST.len();
 
 #[test]

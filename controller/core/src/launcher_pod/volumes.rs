@@ -1,4 +1,4 @@
-//! Volumes of a launcher pod, and where they are mounted.
+//! Volumes of a launcher pod and their mounts.
 
 use drydock_api::{
     kubevirt::{
@@ -20,7 +20,7 @@ use crate::migratable::claim;
 
 type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
 
-/// Volumes, mounts and devices of the pod.
+/// Returns the volumes, mounts and devices of the pod.
 pub(super) fn of(input: &PodInput<'_>) -> Parts {
     let mut parts: Parts = Default::default();
     for (name, folder) in [(RUN_VOLUME, RUN_FOLDER), (DISKS_VOLUME, DISKS_FOLDER)] {
@@ -38,7 +38,7 @@ pub(super) fn of(input: &PodInput<'_>) -> Parts {
         add(&mut parts, &mut names, volume, input);
     }
     if witnesses {
-        // Of containers that have the image of a disk.
+        // For containers that run from a disk's image.
         parts
             .0
             .push(image(launcher, input.image.into(), PullPolicy::IfNotPresent));
@@ -46,19 +46,19 @@ pub(super) fn of(input: &PodInput<'_>) -> Parts {
     parts
 }
 
-/// Names for the pod's volumes, and that of the launcher's image.
+/// Returns the allocator of the pod's volume names, and the name of the volume with the launcher's image.
 fn names(spec: &VirtualMachineInstanceSpec) -> (VolumeNames, String) {
     let mut names = VolumeNames::beside(spec.volumes.iter().map(|volume| volume.name.as_str()));
     let launcher = names.beside_them("launcher", "image");
     (names, launcher)
 }
 
-/// The volume of the launcher's image, in pods whose guests have containerDisks.
+/// Returns the name of the volume with the launcher's image, in pods whose guests have containerDisks.
 pub(super) fn launcher_volume(spec: &VirtualMachineInstanceSpec) -> String {
     names(spec).1
 }
 
-/// The guest's containerDisks with the names that their volumes have in the pod.
+/// Returns the guest's containerDisks with their volumes' names in the pod.
 pub(super) fn image_volumes(spec: &VirtualMachineInstanceSpec) -> Vec<(String, String)> {
     let (mut names, _) = names(spec);
     spec.volumes
@@ -145,7 +145,7 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
     }
 }
 
-/// Secrets for the registries of containerDisks.
+/// Returns the pull secrets for the registries of containerDisks.
 pub(super) fn pull_secrets(spec: &VirtualMachineInstanceSpec) -> Vec<LocalObjectReference> {
     let mut names: Vec<&String> = spec
         .volumes

@@ -1,4 +1,4 @@
-//! The instance that is made of a machine's template, and how it is told later what it was made of.
+//! Creation of an instance from a machine's template, and the record of which template it was created from.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use drydock_api::kubevirt::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-/// The instance of a machine: its template under its name. Firmware UUID and MAC addresses follow
-/// from namespace and name, so they are the same at each start.
+/// Returns the instance of a machine: its template under its name. Firmware UUID and MAC addresses are derived from
+/// namespace and name, so they are the same at each start.
 pub fn instance_of(machine: &VirtualMachine) -> VirtualMachineInstance {
     let name = machine.metadata.name.clone().unwrap_or_default();
     let mut instance = of_template(&machine.spec.template);
@@ -27,8 +27,8 @@ pub fn instance_of(machine: &VirtualMachine) -> VirtualMachineInstance {
     instance
 }
 
-/// An instance without a name: labels, annotations and spec of a template. It has the finalizer
-/// that its pods need, which spares a write.
+/// Returns an instance without a name: labels, annotations and spec of a template. It already has the finalizer that
+/// its pods require, which saves a write.
 pub(crate) fn of_template(template: &InstanceTemplate) -> VirtualMachineInstance {
     let given = template.metadata.clone().unwrap_or_default();
     VirtualMachineInstance {
@@ -43,8 +43,8 @@ pub(crate) fn of_template(template: &InstanceTemplate) -> VirtualMachineInstance
     }
 }
 
-/// What makes an object of KubeVirt's API the controller of an instance. Deleting it in the
-/// foreground waits for the instance.
+/// Returns the owner reference that makes an object of KubeVirt's API the controller of an instance. Foreground
+/// deletion of the object waits for the instance.
 pub(crate) fn owner(kind: &str, name: String, uid: Option<String>) -> OwnerReference {
     OwnerReference {
         api_version: "kubevirt.io/v1".into(),
@@ -52,27 +52,27 @@ pub(crate) fn owner(kind: &str, name: String, uid: Option<String>) -> OwnerRefer
         name,
         uid: uid.unwrap_or_default(),
         controller: Some(true),
-        // Finalizers keep the order; this would take a right on finalizers in some clusters.
+        // Finalizers ensure the order; `true` would require permissions on finalizers in some clusters.
         block_owner_deletion: None,
     }
 }
 
-/// The generation of the machine that an instance was made of.
+/// Returns the machine's generation from which the instance was created.
 pub fn made_of_generation(instance: &VirtualMachineInstance) -> Option<i64> {
     let annotations: &BTreeMap<_, _> = instance.metadata.annotations.as_ref()?;
     annotations.get(VM_GENERATION)?.parse().ok()
 }
 
-/// Tells one template from another. The machine's generation does not: it also changes with the
-/// run strategy.
+/// Returns a hash that distinguishes templates. The machine's generation does not: it also changes with the run
+/// strategy.
 pub fn template_fingerprint(template: &InstanceTemplate) -> String {
-    // Maps are sorted and fields have an order, so equal templates have equal text.
+    // Maps are sorted and fields are ordered, so equal templates have equal serializations.
     let text = serde_json::to_vec(template).unwrap_or_default();
     format!("{:016x}", fingerprint(&text))
 }
 
-/// FNV-1a of 64 bits: the same on every machine and in every version, which the standard library
-/// does not promise of its own.
+/// Returns the FNV-1a hash of 64 bits: the same on every machine and in every version, which the standard library's
+/// hasher does not guarantee.
 pub(crate) fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

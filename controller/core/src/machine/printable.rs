@@ -1,4 +1,4 @@
-//! A machine's state in one or two words, by KubeVirt's names: the column `STATUS` of `kubectl get vm`.
+//! A machine's printable status, with KubeVirt's values: the column `STATUS` of `kubectl get vm`.
 
 use drydock_api::kubevirt::{Condition, Phase, VirtualMachineInstance, names::conditions as types};
 
@@ -8,45 +8,45 @@ use crate::{
     vm_conditions::{find, holds},
 };
 
-/// KubeVirt's words.
+/// KubeVirt's printable statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Printable {
-    /// It does not run and is not about to.
+    /// It does not run and is not about to start.
     Stopped,
-    /// Its volumes are being made.
+    /// Its volumes are being created.
     Provisioning,
-    /// Its guest is on the way.
+    /// Its guest is starting.
     Starting,
     /// Its guest runs.
     Running,
-    /// Its guest stands still.
+    /// Its guest is paused.
     Paused,
-    /// Its instance is ending.
+    /// Its instance is being deleted.
     Stopping,
-    /// It is deleted.
+    /// It is being deleted.
     Terminating,
-    /// Its guest did not start; the next try waits.
+    /// Its guest did not start; the next attempt is delayed.
     CrashLoopBackOff,
-    /// Its guest is moving to another node.
+    /// Its guest is being migrated to another node.
     Migrating,
-    /// Nobody can say.
+    /// The state is unknown.
     Unknown,
-    /// No node can take it.
+    /// No node can run it.
     ErrorUnschedulable,
-    /// An image cannot be had.
+    /// An image cannot be pulled.
     ErrImagePull,
-    /// An image could not be had; the next try waits.
+    /// An image could not be pulled; the next attempt is delayed.
     ImagePullBackOff,
     /// A claim is missing.
     ErrorPvcNotFound,
-    /// A volume cannot be made.
+    /// A volume cannot be created.
     DataVolumeError,
-    /// A claim has no volume yet.
+    /// A claim is not bound to a volume yet.
     WaitingForVolumeBinding,
 }
 
 impl Printable {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Self; 16] = [
         Self::Stopped,
         Self::Provisioning,
@@ -66,7 +66,7 @@ impl Printable {
         Self::WaitingForVolumeBinding,
     ];
 
-    /// As it is printed.
+    /// Returns the status as printed.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stopped => "Stopped",
@@ -89,24 +89,24 @@ impl Printable {
     }
 }
 
-/// What the word depends on, beside the instance.
+/// Input for the printable status, besides the instance.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// The machine is being deleted.
+    /// Whether the machine is being deleted.
     pub(super) deleting: bool,
-    /// The instance of its name.
+    /// State of the instance with the machine's name.
     pub(super) standing: Standing,
-    /// The instance is deleted with this plan.
+    /// Whether this plan deletes the instance.
     pub(super) ending: bool,
-    /// The instance is made with this plan.
+    /// Whether this plan creates the instance.
     pub(super) starting: bool,
-    /// The next start waits.
+    /// Whether the next start is delayed by back-off.
     pub(super) backing_off: bool,
-    /// The instance is being live migrated.
+    /// Whether the instance is being live-migrated.
     pub(super) migrating: bool,
 }
 
-/// The word for a machine with this instance of its own.
+/// Returns the status of a machine, given its own instance.
 pub(super) fn printable(seen: &Seen, own: Option<&VirtualMachineInstance>) -> Printable {
     match (seen.standing, own) {
         _ if seen.deleting => Printable::Terminating,
@@ -131,20 +131,20 @@ fn of_live(instance: &VirtualMachineInstance, migrating: bool) -> Printable {
         Phase::Running if holds(conditions, types::PAUSED) => Printable::Paused,
         Phase::Running => Printable::Running,
         Phase::Unknown => Printable::Unknown,
-        // One that has ended is not live.
+        // An instance that has ended is not live.
         Phase::Succeeded | Phase::Failed => Printable::Stopped,
         Phase::Pending | Phase::Scheduling | Phase::Scheduled => hindrance(conditions).unwrap_or(Printable::Starting),
     }
 }
 
-/// What keeps a guest from starting, where that has a word of its own.
+/// Returns the status for what prevents a guest from starting, if KubeVirt has a specific one.
 fn hindrance(conditions: &[Condition]) -> Option<Printable> {
     let fails = |type_| find(conditions, type_).filter(|condition| condition.status == "False");
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     if let Some(synchronized) = fails(types::SYNCHRONIZED) {
         let word = match text(&synchronized.reason).as_str() {
             "ImagePullBackOff" => Some(Printable::ImagePullBackOff),
-            // The kubelet's words for images that it does not even try to pull, or tries in vain.
+            // The kubelet's reasons for images that it does not even try to pull, or cannot pull.
             "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName" | "ImageInspectError" | "RegistryUnavailable" => {
                 Some(Printable::ErrImagePull)
             }
@@ -164,7 +164,7 @@ fn hindrance(conditions: &[Condition]) -> Option<Printable> {
         Some(NOT_SCHEDULED) => return Some(Printable::ErrorUnschedulable),
         _ => return None,
     }
-    // kube-scheduler names the claim in its message only, and KubeVirt compares the same text.
+    // kube-scheduler names the claim in its message only; KubeVirt also compares that message.
     let message = text(&unscheduled.message);
     Some(
         if message.contains("persistentvolumeclaim \"") && message.contains("not found") {

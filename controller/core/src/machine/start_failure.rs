@@ -1,8 +1,8 @@
-//! Failures to start that follow each other, and how long the next start waits for them.
+//! Consecutive failures to start, and the delay of the next start.
 //!
-//! Only an instance whose guest never ran counts; one that was evicted before does not, since
-//! nothing is wrong with it. One that its kubelet has evicted counts though its guest ran: it used more than it may,
-//! or its node lacks something, and either may go on.
+//! Only an instance whose guest never ran counts. An instance that was evicted before its guest ran does not count,
+//! since nothing is wrong with it. An instance that its kubelet evicted counts even if its guest ran: it exceeded its
+//! resources, or its node lacks some, and either may continue.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use jiff::Timestamp;
 use super::{instance_of::fingerprint, reached_running, was_evicted, was_evicted_by_kubelet};
 use crate::conditions::whole_seconds;
 
-/// The first wait; the n-th is n² times as long.
+/// The first delay; the n-th is n² times as long.
 const FIRST: Duration = Duration::from_secs(10);
-/// The longest, with what chance adds.
+/// The maximum delay, including the random part.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// The failures so far, the present instance included; `None` once a guest ran, and for machines
-/// that are not started without being asked.
+/// Returns the failures so far, including the present instance's; `None` once a guest ran, and for machines that do
+/// not start without a request.
 pub(super) fn start_failure(
     strategy: RunStrategy,
     before: Option<&StartFailure>,
@@ -53,14 +53,14 @@ pub(super) fn start_failure(
     })
 }
 
-/// Whether `after` counts one more failure than `before`.
+/// Returns whether `after` counts one more failure than `before`.
 pub(super) fn is_start_failure(before: Option<&StartFailure>, after: &StartFailure) -> bool {
     before.map_or(0, |before| before.consecutive_fail_count) < after.consecutive_fail_count
 }
 
-/// How long the next start waits after `count` failures: 10 s × count², and up to half as much
-/// more, at most 300 s. What chance adds depends on the failed instance, so that machines that
-/// failed together do not come back together and that asking again gives the same answer.
+/// Returns the delay of the next start after `count` failures: 10 s × count², plus up to half of that, at most 300 s.
+/// The random part is derived from the failed instance's UID, so that machines that failed together do not start
+/// together and that repeated calls return the same value.
 fn wait(count: u32, uid: &str) -> Duration {
     let whole = FIRST.saturating_mul(count.saturating_mul(count)).min(LONGEST);
     let thousandths = u32::try_from(fingerprint(uid.as_bytes()) % 501).unwrap_or(0);

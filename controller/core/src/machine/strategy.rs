@@ -1,56 +1,56 @@
-//! The table of run strategies: whether an instance is made, ended or left.
+//! The table of run strategies: whether an instance is created, deleted or left alone.
 //!
 //! | | no instance | live | ended well | failed | ended by the cluster |
 //! |---|---|---|---|---|---|
-//! | Always | make | leave | make anew | make anew | make anew |
-//! | RerunOnFailure | make if new or asked | leave | delete | make anew | make anew |
-//! | Manual | make if asked | leave | leave | leave | leave |
-//! | Once | make | leave | leave | leave | leave |
+//! | Always | create | leave | recreate | recreate | recreate |
+//! | RerunOnFailure | create if new or requested | leave | delete | recreate | recreate |
+//! | Manual | create if requested | leave | leave | leave | leave |
+//! | Once | create | leave | leave | leave | leave |
 //! | Halted | leave | delete | delete | delete | delete |
 //!
-//! It is KubeVirt's, but for the last column: there a guest that shut down cleanly because its node
-//! was drained, or its pod deleted, counts as one that shut down of its own will. `Manual` and `Once`
-//! start nothing that nobody has asked for, whoever has ended it: that is what people choose them for.
+//! It is KubeVirt's table, except for the last column: in KubeVirt, a guest that shut down cleanly because its node
+//! was drained, or its pod deleted, counts as one that shut down of its own accord. `Manual` and `Once` never start a
+//! guest without a request, whatever ended it: that is why users choose them.
 
 use drydock_api::kubevirt::{
     RunStrategy,
     machine::{StateChange, StateChangeRequest},
 };
 
-/// What is true of the instance of a machine's name.
+/// State of the instance with a machine's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// It belongs to something else.
+    /// It belongs to another owner.
     Foreign,
     /// It is being deleted.
     Leaving,
     /// Its guest has ended.
     Final {
-        /// Not by shutting down cleanly.
+        /// Whether it ended other than by shutting down cleanly.
         failed: bool,
-        /// The cluster has ended it: by an eviction, a deletion of its pod, or a shutdown of its node.
+        /// Whether the cluster has ended it: by an eviction, a deletion of its pod, or a shutdown of its node.
         evicted: bool,
     },
-    /// Its guest runs, or will.
+    /// Its guest runs, or will run.
     Live,
 }
 
-/// What a machine was asked to do with its present instance.
+/// The requests for a machine's present instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// To end it.
+    /// Stop it.
     pub stop: bool,
-    /// To end an instance that is not the present one.
+    /// Stop an instance that is not the present one.
     pub stop_of_another: bool,
-    /// To run.
+    /// Start it.
     pub start: bool,
     uid: Option<String>,
 }
 
 impl Asked {
-    /// What these requests ask of the instance with this UID, or of none.
+    /// Evaluates these requests for the instance with this UID, or for none.
     pub fn of(requests: &[StateChangeRequest], uid: Option<&str>) -> Self {
         let mut asked = Self {
             uid: uid.map(Into::into),
@@ -66,20 +66,20 @@ impl Asked {
         asked
     }
 
-    /// Whether a request to stop is about the present instance.
+    /// Returns whether a request to stop concerns the present instance.
     pub(super) fn concerns(&self, request: &StateChangeRequest) -> bool {
         self.uid.is_some() && (request.uid.is_none() || request.uid == self.uid)
     }
 }
 
-/// What becomes of the instance.
+/// What to do with the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing.
+    /// Leave it alone.
     Rest,
-    /// It is made.
+    /// Create it.
     Start,
-    /// It is deleted.
+    /// Delete it.
     End(Why),
 }
 
@@ -88,18 +88,18 @@ pub enum Decision {
 pub enum Why {
     /// The machine is to be halted.
     Halted,
-    /// Somebody asked for it.
+    /// A user requested it.
     StopRequested,
-    /// The guest has ended, and is not to run again.
+    /// The guest has ended, and will not run again.
     Finished,
-    /// The guest has ended, and is to run again.
+    /// The guest has ended, and will run again.
     RunAgain,
-    /// The machine is deleted.
+    /// The machine is being deleted.
     MachineDeleted,
 }
 
 impl Why {
-    /// For people, after "deleted the instance: ".
+    /// Returns the text that follows "deleted the instance: ".
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Halted => "the machine is halted",
@@ -111,7 +111,7 @@ impl Why {
     }
 }
 
-/// What becomes of the instance. `is_new` says that this run strategy was not in force before.
+/// Decides what to do with the instance. `is_new`: this run strategy was not in force before.
 pub fn decide(strategy: RunStrategy, standing: Standing, asked: &Asked, is_new: bool) -> Decision {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     match standing {
@@ -123,7 +123,7 @@ pub fn decide(strategy: RunStrategy, standing: Standing, asked: &Asked, is_new: 
             Always => Decision::End(Why::RunAgain),
             RerunOnFailure if (failed || evicted) && !asked.stop => Decision::End(Why::RunAgain),
             RerunOnFailure => Decision::End(Why::Finished),
-            // Without the instance of last time the next start is a new one.
+            // The next start is a new one, without the previous instance.
             Manual if asked.stop || asked.start => Decision::End(Why::StopRequested),
             Once if asked.stop => Decision::End(Why::StopRequested),
             Manual | Once | Halted => Decision::Rest,

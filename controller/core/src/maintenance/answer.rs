@@ -1,35 +1,36 @@
-//! What the API server said to an eviction, and when to try again.
+//! The API server's response to an eviction, and when to retry.
 
 use jiff::{SignedDuration, Timestamp};
 
-/// A refused eviction is tried again after so long at the latest, as kubectl drain does.
+/// Maximum delay before a refused eviction is retried; the same as kubectl drain's.
 pub const RETRY: SignedDuration = SignedDuration::from_secs(5);
-/// An accepted one whose pod does not show it: news are late, or somebody undid it.
+/// Delay before an accepted eviction is repeated if the pod shows no deletion: the watch may lag, or the deletion was
+/// undone.
 pub const DOUBT: SignedDuration = SignedDuration::from_secs(30);
-/// Answers are kept up to so many characters.
+/// Maximum length of a stored response, in characters.
 const LONGEST: usize = 1000;
 
-/// How an eviction went.
+/// The result of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The pod is going to end.
+    /// The pod is being deleted.
     Accepted,
-    /// There is no such pod any more, or another one of its name.
+    /// The pod no longer exists, or another one has its name.
     Gone,
-    /// A disruption budget does not let it go.
+    /// A disruption budget forbids the eviction.
     Budget(String),
-    /// An admission webhook (or the API server's own load) puts it off.
+    /// An admission webhook (or the API server's own load) defers it.
     Deferred(String),
-    /// Several budgets guard the pod, which Kubernetes does not evict then.
+    /// Several budgets match the pod; Kubernetes does not evict such a pod.
     SeveralBudgets(String),
     /// The namespace is being deleted, and the pod with it.
     NamespaceTerminating(String),
-    /// Anything else, no answer included.
+    /// Any other error, including a missing response.
     Failed(String),
 }
 
 impl Answer {
-    /// Reads a refusal: its code, its message and its causes (reason and message).
+    /// Interprets a refusal by its code, message and causes (reason and message).
     pub fn of_refusal(code: u16, message: &str, causes: &[(&str, &str)]) -> Self {
         let has = |reason: &str| causes.iter().any(|(cause, _)| *cause == reason);
         let mut text = message.to_owned();
@@ -40,7 +41,7 @@ impl Answer {
         }
         let text: String = text.chars().take(LONGEST).collect();
         match code {
-            // A precondition: it is another pod by now.
+            // A UID precondition failed: the name belongs to another pod by now.
             404 | 409 => Self::Gone,
             429 if has("DisruptionBudget") => Self::Budget(text),
             429 => Self::Deferred(text),
@@ -51,7 +52,7 @@ impl Answer {
         }
     }
 
-    /// What the API server said, if it refused.
+    /// Returns the API server's message, if it refused.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Accepted | Self::Gone => None,
@@ -67,18 +68,18 @@ impl Answer {
 /// The evictions of one pod so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// When the last answer came.
+    /// Time of the last response.
     pub at: Timestamp,
-    /// The last answer; `None` before the first.
+    /// The last response; `None` before the first.
     pub answer: Option<Answer>,
-    /// The next one is on its way.
+    /// Whether the next request is in flight.
     pub asking: bool,
-    /// What was in the way has changed since.
+    /// Whether the obstacle has changed since then.
     pub unblocked: bool,
 }
 
 impl Attempt {
-    /// When to try again; `None` while an answer is awaited.
+    /// Returns when to retry; `None` while a request is in flight.
     pub fn retry(&self) -> Option<Timestamp> {
         if self.asking {
             return None;

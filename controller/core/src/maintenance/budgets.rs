@@ -1,4 +1,4 @@
-//! Which PodDisruptionBudgets guard a pod, with their numbers.
+//! Which PodDisruptionBudgets protect a pod, with their numbers.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
 use crate::replica_set::selector::Selector;
 
-/// Whether a budget counts a pod. One without a selector counts none, one with an empty selector all
+/// Returns whether a budget counts a pod. A budget without a selector counts none, one with an empty selector all
 /// pods of its namespace (policy/v1).
 pub fn guards(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     budget.metadata.namespace == pod.metadata.namespace
@@ -20,8 +20,8 @@ pub fn guards(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
             })
 }
 
-/// The budget that does not let a pod go: the one that the API server named, else the one that
-/// allows least.
+/// Returns the budget that blocks a pod's eviction: the one named by the API server, else the one that allows the
+/// fewest disruptions.
 pub fn blocker(budgets: &[Arc<PodDisruptionBudget>], pod: &Pod, said: &str) -> Option<Blocker> {
     let guarding = budgets.iter().filter(|budget| guards(budget, pod));
     let rank = |budget: &&Arc<PodDisruptionBudget>| {
@@ -42,7 +42,7 @@ pub fn blocker(budgets: &[Arc<PodDisruptionBudget>], pod: &Pod, said: &str) -> O
     })
 }
 
-/// Whether a change of a budget may let a pod go that it held back.
+/// Returns whether a change of a budget may allow the eviction of a pod that it blocked.
 pub fn may_unblock(old: Option<&PodDisruptionBudget>, new: Option<&PodDisruptionBudget>) -> bool {
     let allowed = |budget: &PodDisruptionBudget| budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
     match (old, new) {

@@ -1,11 +1,12 @@
-//! Which of several maintenances of one node counts. Admission lets only one in; two may be there
-//! from before, or because webhooks were switched off.
+//! Which of several maintenances of one node counts. Admission allows only one; two can exist from before, or because
+//! webhooks were disabled.
 
 use drydock_api::maintenance::NodeMaintenance;
 
 use super::{is_over, is_touched};
 
-/// The index of the one that counts: one that has begun, else the oldest. One that is over does not count.
+/// Returns the index of the maintenance that counts: the one that has begun, else the oldest. One that is over does
+/// not count.
 ///
 /// # Guarantees
 /// The order of `maintenances` does not matter.

@@ -1,13 +1,14 @@
-//! The Lease by which one writer at a time works on a node: remediators of the same family heed it.
+//! The node's Lease, which lets only one controller at a time work on a node: remediators of the same family respect
+//! it.
 //!
 //! ```text
 //!  none, or not valid ─▶ taken         another's, valid ─▶ waited for, or lost if it was ours
-//!  ours ─▶ held, renewed every 20 minutes for as long as the maintenance lasts
+//!  ours ─▶ held, renewed every 20 minutes while the maintenance lasts
 //! ```
 //!
-//! It is lost only if another holds it, or if it could not be written for [`LOST_AFTER`].
+//! It is lost only if another holder has it, or if it could not be written for [`LOST_AFTER`].
 //!
-//! The two operators differ in where it is and in how it ends, and remediators that were written for either go by that:
+//! The two operators use different names and release it differently; remediators written for either depend on that:
 //!
 //! | group | name | at the end |
 //! |---|---|---|
@@ -24,57 +25,57 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference},
 };
 
-/// How long it is valid, in seconds (the operators' number).
+/// Validity in seconds (the operators' value).
 pub const DURATION_SECONDS: i32 = 3600;
-/// How often it is renewed: a third of that.
+/// Renewal interval: a third of the validity.
 pub const RENEW_EVERY: SignedDuration = SignedDuration::from_secs(1200);
-/// When it is tried again to write it.
+/// Delay before a failed write is retried.
 pub const RETRY: SignedDuration = SignedDuration::from_secs(15);
-/// A Lease that could not be renewed for so long is lost. Writing fails for other reasons than an
-/// API server that is down, since nobody else could take the Lease then either.
+/// A Lease that could not be renewed for this long counts as lost. This covers only write errors other than an
+/// unreachable API server, since then no other client could take the Lease either.
 pub const LOST_AFTER: SignedDuration = SignedDuration::from_secs(600);
 
-/// How a node's Lease is.
+/// State of a node's Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// We hold it, and renew it then.
+    /// We hold it.
     Held {
         /// When to renew it.
         renew: Timestamp,
     },
-    /// It has to be made, taken or renewed.
+    /// It has to be created, taken or renewed.
     ToWrite {
-        /// There is one.
+        /// Whether it exists.
         exists: bool,
     },
-    /// Another holds it.
+    /// Another client holds it.
     HeldByOther {
-        /// Who.
+        /// The holder.
         holder: String,
-        /// Until when, unless it is renewed.
+        /// End of its validity, unless it is renewed.
         until: Timestamp,
     },
 }
 
-/// A Lease as it has to be.
+/// A Lease to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeaseWrite {
-    /// There is one, which this replaces; its resource version is in it.
+    /// Whether it replaces an existing one; the Lease then has a resourceVersion.
     pub exists: bool,
     /// The Lease, without its namespace.
     pub lease: Lease,
 }
 
-/// How a Lease that we hold is let go.
+/// How to release a Lease that we hold.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Release {
-    /// It is deleted.
+    /// Delete it.
     Delete,
-    /// It is replaced by this one.
+    /// Replace it with this one.
     Empty(Box<Lease>),
 }
 
-/// Name of the Lease of a node that a maintenance of this group names.
+/// Returns the name of the Lease for a node in a maintenance of this group.
 pub fn name(group: Group, node: &str) -> String {
     match group {
         Group::Medik8s => format!("node-{}", node.to_lowercase()),
@@ -82,19 +83,19 @@ pub fn name(group: Group, node: &str) -> String {
     }
 }
 
-/// The node of a Lease of this name, of group `nodemaintenance.medik8s.io`.
+/// Returns the node name in the name of a Lease of group `nodemaintenance.medik8s.io`.
 pub fn node_of(name: &str) -> Option<&str> {
     name.strip_prefix("node-")
 }
 
-/// Whether we hold it, valid or not.
+/// Returns whether we hold it, valid or not.
 pub fn is_ours(lease: Option<&Lease>) -> bool {
     lease
         .and_then(|lease| lease.spec.as_ref())
         .is_some_and(|spec| spec.holder_identity.as_deref() == Some(LEASE_HOLDER))
 }
 
-/// How to let a Lease go; `None` if we do not hold it, or have let it go.
+/// Returns how to release a Lease; `None` if we do not hold it, or have released it.
 pub fn release(group: Group, lease: Option<&Lease>) -> Option<Release> {
     let lease = lease.filter(|lease| is_ours(Some(lease)))?;
     match group {
@@ -112,7 +113,7 @@ pub fn release(group: Group, lease: Option<&Lease>) -> Option<Release> {
     }
 }
 
-/// How a node's Lease is now.
+/// Returns the state of a node's Lease.
 pub fn judge(lease: Option<&Lease>, now: Timestamp) -> LeaseState {
     let Some(lease) = lease else {
         return LeaseState::ToWrite { exists: false };
@@ -134,8 +135,8 @@ pub fn judge(lease: Option<&Lease>, now: Timestamp) -> LeaseState {
     }
 }
 
-/// When it was renewed and when it ends, if it is valid now: what lacks a holder, a time or a
-/// duration is not, nor what was renewed in the future.
+/// Returns when the Lease was renewed and when it ends, if it is valid now. A Lease without holder, time or duration
+/// is not valid, nor is one renewed in the future.
 fn validity(lease: &Lease, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
     let spec = lease.spec.as_ref()?;
     spec.holder_identity.as_deref().filter(|holder| !holder.is_empty())?;
@@ -145,12 +146,12 @@ fn validity(lease: &Lease, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
     (renewed <= now && until >= now).then_some((renewed, until))
 }
 
-/// Whether a Lease that could not be written since then is lost.
+/// Returns whether a Lease that could not be written since `failing_since` is lost.
 pub fn is_lost(failing_since: Timestamp, now: Timestamp) -> bool {
     now.duration_since(failing_since) >= LOST_AFTER
 }
 
-/// The Lease as we make, take or renew it.
+/// Returns the Lease to create, take or renew.
 pub fn write(group: Group, lease: Option<&Lease>, exists: bool, node: &Node, now: Timestamp) -> LeaseWrite {
     let node_name = node.metadata.name.clone().unwrap_or_default();
     let before = lease.and_then(|lease| lease.spec.clone());
@@ -257,7 +258,7 @@ mod tests {
                 },
             ),
             (Some("else"), Some("2026-01-01T11:59:00Z"), Some(30), to_write.clone()),
-            // In the future, or with something missing, it is not valid.
+            // A Lease that was renewed in the future, or lacks a field, is not valid.
             (Some("else"), Some("2026-01-01T12:00:01Z"), Some(3600), to_write.clone()),
             (Some("else"), None, Some(3600), to_write.clone()),
             (Some("else"), Some(NOW), None, to_write.clone()),

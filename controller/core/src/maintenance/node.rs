@@ -1,7 +1,7 @@
-//! What a node in maintenance looks like, and how it is given back.
+//! The changes to a node in maintenance, and how they are undone.
 //!
-//! Label, taints and cordon are one merge patch, which needs the node's resource version: taints are
-//! a list that others write too.
+//! Label, taints and cordon are one merge patch, which requires the node's resourceVersion: taints are a list that
+//! other clients write too.
 
 use drydock_api::maintenance::{
     EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, NodeMaintenanceStatus, UNSCHEDULABLE_TAINT,
@@ -13,20 +13,20 @@ use serde_json::{Map, Value, json};
 use crate::conditions::whole_seconds;
 
 const NO_SCHEDULE: &str = "NoSchedule";
-/// Taint of a node whose kubelet is silent.
+/// Taint of a node whose kubelet is unresponsive.
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
-/// Whether a node takes no pods.
+/// Returns whether a node is unschedulable.
 pub fn is_unschedulable(node: &Node) -> bool {
     node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true)
 }
 
-/// Whether nobody knows what a node does: its kubelet is silent.
+/// Returns whether the state of a node is unknown because its kubelet is unresponsive.
 pub fn is_unreachable(node: &Node) -> bool {
     taints(node).iter().any(|taint| taint.key == UNREACHABLE) || status_of(node, "Ready") == Some("Unknown")
 }
 
-/// What a node says of its being in maintenance; `None` if nothing.
+/// Returns the value of the node's condition that it is in maintenance; `None` without that condition.
 pub fn in_progress(node: &Node) -> Option<bool> {
     status_of(node, IN_PROGRESS).map(|status| status == "True")
 }
@@ -48,7 +48,7 @@ fn is(taint: &Taint, key: &str) -> bool {
     taint.key == key && taint.effect == NO_SCHEDULE
 }
 
-/// Value of the label that keeps remediators off a node.
+/// Returns the value of the label that keeps remediators off a node.
 pub(super) fn label(node: &Node) -> Option<&str> {
     node.metadata
         .labels
@@ -57,10 +57,10 @@ pub(super) fn label(node: &Node) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// What a node had before its maintenance began, of what a maintenance sets.
+/// A node's state before its maintenance began, limited to what a maintenance changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before<'a> {
-    /// It was unschedulable.
+    /// Whether it was unschedulable.
     pub cordoned: bool,
     /// Value of its label that keeps remediators off it.
     pub label: Option<&'a str>,
@@ -69,7 +69,7 @@ pub struct Before<'a> {
 }
 
 impl<'a> Before<'a> {
-    /// As the maintenance has recorded it.
+    /// Returns the state recorded by the maintenance.
     pub fn of(status: &'a NodeMaintenanceStatus) -> Self {
         Self {
             cordoned: status.node_was_unschedulable == Some(true),
@@ -79,14 +79,14 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Keys of the taints that a maintenance would set and that a node has.
+/// Returns the keys of those taints of a maintenance that a node has.
 pub(super) fn own_taints(node: &Node, group: Group) -> Vec<String> {
     let keys = [UNSCHEDULABLE_TAINT, group.drain_taint()].into_iter();
     let present = keys.filter(|key| taints(node).iter().any(|taint| is(taint, key)));
     present.map(str::to_owned).collect()
 }
 
-/// The merge patch that closes a node for maintenance; `None` if it is closed.
+/// Returns the merge patch that closes a node for maintenance; `None` if it is closed.
 pub fn closed(node: &Node, group: Group) -> Option<Value> {
     let mut patch = Patch::default();
     if label(node) != Some("true") {
@@ -96,7 +96,7 @@ pub fn closed(node: &Node, group: Group) -> Option<Value> {
     let missing = wanted
         .into_iter()
         .filter(|key| !taints(node).iter().any(|taint| is(taint, key)));
-    // Neither value nor time: others compare them whole.
+    // Without value and time, since other clients compare taints as a whole.
     let missing: Vec<Taint> = missing
         .map(|key| Taint {
             key: key.into(),
@@ -114,9 +114,9 @@ pub fn closed(node: &Node, group: Group) -> Option<Value> {
     patch.into_value()
 }
 
-/// The merge patch that gives a node back; `None` if that is done. What it had `before` stays or comes back, and so does
-/// what others have set meanwhile: a taint with a value or a time is none of a maintenance's, nor is a label that is not
-/// `true`. The taint of a cordon goes with the cordon, as Kubernetes does it.
+/// Returns the merge patch that restores a node; `None` if that is done. Its state `before` stays or is restored, and
+/// so is what other clients have set meanwhile: a taint with a value or a time was not set by a maintenance, nor was
+/// a label that is not `true`. The taint of a cordon is removed with the cordon, as in Kubernetes.
 pub fn opened(node: &Node, group: Group, before: &Before<'_>) -> Option<Value> {
     let mut patch = Patch::default();
     if label(node) == Some("true") && before.label != Some("true") {
@@ -154,8 +154,8 @@ impl Patch {
     }
 }
 
-/// The node's condition that it is in maintenance, as it is applied (KEP-5683). `maintenance` names
-/// the object.
+/// Returns the node's condition that it is in maintenance, to be applied (KEP-5683). `maintenance` is the object's
+/// name.
 pub fn condition(holds: bool, maintenance: &str, now: Timestamp) -> Value {
     let (status, reason, message) = if holds {
         (
@@ -205,7 +205,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What a merge patch makes of a node.
+    /// Applies a merge patch to a node.
     fn patched(node: &Node, patch: &Value) -> Node {
         fn merge(target: &mut Value, patch: &Value) {
             let Value::Object(patch) = patch else {

@@ -4,13 +4,13 @@
 //!  pod ─┬─ of a DaemonSet that exists, and not finished ──▶ stays
 //!       ├─ mirror of a static pod ────────────────────────▶ stays
 //!       └─ leaves ─┬─ has a deletion time ─▶ waited for (never evicted again)
-//!                  ├─ not asked for yet, or its time to be asked again ─▶ evicted
-//!                  └─ refused ─▶ waits for what refused it, at most 5 s
+//!                  ├─ no eviction yet, or its retry is due ─▶ evicted
+//!                  └─ refused ─▶ waits until the obstacle changes, at most 5 s
 //! ```
 //!
-//! The filters and their order are those of `kubectl drain --force --ignore-daemonsets
-//! --delete-emptydir-data`: pods with local storage and without a controller leave too. A pod is
-//! known by its UID: another one of its name is another pod.
+//! The filters and their order are those of `kubectl drain --force --ignore-daemonsets --delete-emptydir-data`: pods
+//! with local storage and without a controller leave too. A pod is identified by its UID: another pod of the same
+//! name is a different pod.
 
 use std::sync::Arc;
 
@@ -23,58 +23,59 @@ use super::{
     budgets,
 };
 
-/// Annotation of a pod that the kubelet has from a file.
+/// Annotation of a pod that the kubelet has read from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// A pod whose time to end is over for so long is late: the kubelet kills it at that time.
+/// A pod that still exists this long after its grace period is overdue: the kubelet kills it at the end of that
+/// period.
 pub const LATE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
-/// What is known of pods beside themselves.
+/// Known state for pods, besides the pods themselves.
 #[derive(Clone, Copy)]
 pub struct Known<'a> {
-    /// Whether the API server says that there is no DaemonSet of this namespace and name.
+    /// Returns whether the API server confirms that no DaemonSet of this namespace and name exists.
     pub daemon_set_is_gone: &'a dyn Fn(&str, &str) -> bool,
-    /// All disruption budgets, at least those of the pods' namespaces.
+    /// All PDBs, at least those of the pods' namespaces.
     pub budgets: &'a [Arc<PodDisruptionBudget>],
 }
 
-/// Whether a pod leaves, and if not, why.
+/// Whether a pod has to leave, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has to leave.
     Leaves,
-    /// A DaemonSet would make it again.
+    /// A DaemonSet would recreate it.
     DaemonSet,
-    /// It is of the kubelet's own making.
+    /// It is a mirror pod, created by the kubelet.
     Mirror,
 }
 
 /// Why a pod has not left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Its eviction is under way.
+    /// Its eviction is in progress.
     Evicting,
-    /// It ends, and its time is not over.
+    /// It is terminating, within its grace period.
     Terminating,
-    /// Its namespace is being deleted, and it with it.
+    /// Its namespace is being deleted, and the pod with it.
     NamespaceTerminating,
-    /// A webhook put its eviction off: a virtual machine moves first, for example.
+    /// A webhook deferred its eviction, for example until a virtual machine has migrated.
     EvictionDeferred,
-    /// Its time to end is over, and it is still there.
+    /// Its grace period is over, and it still exists.
     TerminationOverdue,
     /// It has ended, and a finalizer keeps the object.
     HeldByFinalizers,
-    /// A disruption budget does not let it go.
+    /// A PDB blocks its eviction.
     BlockedByBudget,
     /// Its eviction failed.
     EvictionFailed,
-    /// Several disruption budgets guard it, so that Kubernetes evicts it never.
+    /// Several PDBs match it, so that Kubernetes never evicts it.
     SeveralBudgets,
-    /// It is to end, and its node does not say whether it has.
+    /// It is being deleted, and its node does not report whether it has ended.
     NodeUnreachable,
 }
 
 impl Reason {
-    /// All of them, from the one that says least to the one that says most.
+    /// All reasons, from the least to the most severe.
     pub const ALL: [Self; 10] = [
         Self::Evicting,
         Self::Terminating,
@@ -88,7 +89,7 @@ impl Reason {
         Self::NodeUnreachable,
     ];
 
-    /// The stable word.
+    /// Returns the stable string.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Evicting => "Evicting",
@@ -114,7 +115,7 @@ pub struct Target {
     pub name: String,
     /// Its UID, which is a precondition.
     pub uid: String,
-    /// Seconds that it has to end, if not its own.
+    /// Grace period in seconds, if it overrides the pod's own.
     pub grace_period_seconds: Option<i64>,
 }
 
@@ -127,16 +128,16 @@ pub struct Pending {
     pub name: String,
     /// Why it has not left.
     pub reason: Reason,
-    /// What the API server said last.
+    /// The last message of the API server.
     pub answer: Option<String>,
-    /// What does not let it go.
+    /// What blocks the eviction.
     pub blocker: Option<Blocker>,
-    /// When it ends at the latest, if it is going to end.
+    /// When it ends at the latest, if it is terminating.
     pub leaves_by: Option<Timestamp>,
 }
 
 impl Pending {
-    /// What is wrong, in the words of kubectl; `None` if it is on its way.
+    /// Returns what is wrong, in kubectl's wording; `None` if the pod is leaving as expected.
     pub fn error(&self) -> Option<String> {
         let (name, namespace) = (&self.name, &self.namespace);
         let waited =
@@ -157,23 +158,23 @@ impl Pending {
     }
 }
 
-/// The pods of a node, and what to do about them.
+/// The pods of a node, and the actions for them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drain {
-    /// How many pods there are.
+    /// Number of pods.
     pub total: usize,
-    /// Those that have not left, by namespace and name.
+    /// Pods that have not left, by namespace and name.
     pub pending: Vec<Pending>,
-    /// Those to be evicted now.
+    /// Pods to evict now.
     pub evict: Vec<Target>,
-    /// When to look again.
+    /// When to reconcile again.
     pub wake: Option<Timestamp>,
 }
 
-/// Whether a pod has to leave. `daemon_set_is_gone` is asked only about pods of DaemonSets.
+/// Returns whether a pod has to leave. `daemon_set_is_gone` is called for pods of DaemonSets only.
 pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> Verdict {
     if let Some((namespace, name)) = daemon_set(pod) {
-        // Those of a DaemonSet that is gone would never be made again, and finished ones do not run.
+        // Pods of a deleted DaemonSet would not be recreated, and finished pods do not run.
         if !is_finished(pod) && !daemon_set_is_gone(namespace, name) {
             return Verdict::DaemonSet;
         }
@@ -185,7 +186,7 @@ pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> Ve
     Verdict::Leaves
 }
 
-/// Namespace and name of the DaemonSet that controls a pod.
+/// Returns the namespace and name of the DaemonSet that controls a pod.
 pub fn daemon_set(pod: &Pod) -> Option<(&str, &str)> {
     let owners = pod.metadata.owner_references.as_ref()?;
     let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
@@ -197,7 +198,7 @@ fn is_finished(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// What to do about the pods of a node.
+/// Returns the actions for the pods of a node.
 pub fn drain(
     pods: &[Arc<Pod>],
     known: &Known<'_>,
@@ -234,7 +235,7 @@ pub fn drain(
     drain
 }
 
-/// What is due for a pod.
+/// The due action for a pod.
 enum Due {
     Evict,
     Look(Timestamp),
@@ -257,7 +258,7 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
             .finalizers
             .as_ref()
             .is_some_and(|finalizers| !finalizers.is_empty());
-        // The kubelet takes the rest of its time away once it has ended.
+        // The kubelet sets the grace period to 0 once the pod has ended.
         let is_let_go = pod.metadata.deletion_grace_period_seconds == Some(0);
         let due = if is_held && is_let_go {
             pending.reason = Reason::HeldByFinalizers;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::conditions::{Status, condition, find, holds, whole_seconds};
 
-/// Condition: the node is empty; else its reason says what it waits for, or why the maintenance failed.
+/// Condition: the node is empty; if it is not, the reason is what the maintenance waits for, or why it failed.
 pub const DRAINED: &str = "Drained";
 /// Condition: the node is closed to new pods.
 pub const CORDONED: &str = "Cordoned";
@@ -20,18 +20,18 @@ pub const LEASE_HELD: &str = "LeaseHeld";
 const HELD_BY_OTHER: &str = "HeldByOther";
 const RENEWAL_FAILED: &str = "RenewalFailed";
 const ACQUISITION_FAILED: &str = "AcquisitionFailed";
-/// Reason of the condition [`DRAINED`] of a maintenance whose node has been given back.
+/// Reason of the condition [`DRAINED`] of a maintenance whose node has been restored.
 const ENDED: &str = "Ended";
-/// So many pods are named in the message of a condition.
+/// Maximum number of pods in the message of a condition.
 const NAMED: usize = 3;
-/// A node that is not empty this long after its evictions began is logged as such. The operators' drain gives up, logs
-/// and starts again after this time.
+/// A node that is not empty this long after its evictions began is logged as overdue. The operators' drain gives up,
+/// logs and restarts after this time.
 const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
-/// Where a maintenance is.
+/// Phase of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The node is being emptied.
+    /// The node is being drained.
     Running,
     /// The node is empty.
     Succeeded,
@@ -40,7 +40,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As the API writes it.
+    /// Returns the API's string.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "Running",
@@ -49,7 +49,7 @@ impl Phase {
         }
     }
 
-    /// What a status says.
+    /// Returns the phase in a status.
     pub fn of(status: &NodeMaintenanceStatus) -> Option<Self> {
         let phase = status.phase.as_deref()?;
         [Self::Running, Self::Succeeded, Self::Failed]
@@ -61,18 +61,18 @@ impl Phase {
 /// Why a maintenance failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// There is no such node. It goes on when there is one again.
+    /// There is no such node. The maintenance continues once the node exists again.
     NodeNotFound,
-    /// Another maintenance of the node counts. It begins when that one is gone.
+    /// Another maintenance of the node counts. This one begins when that one is gone.
     AnotherMaintenance,
-    /// The Lease is another's, or could not be written for too long.
+    /// Another client holds the Lease, or it could not be written for too long.
     LeaseLost,
     /// The node was not empty in time.
     TimedOut,
 }
 
 impl Failure {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 4] = [
         Self::NodeNotFound,
         Self::AnotherMaintenance,
@@ -80,7 +80,7 @@ impl Failure {
         Self::TimedOut,
     ];
 
-    /// The stable word.
+    /// Returns the stable string.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NodeNotFound => "NodeNotFound",
@@ -90,8 +90,8 @@ impl Failure {
         }
     }
 
-    /// Why a maintenance has failed; `None` if it has not. Other implementations say it in
-    /// `lastError` alone.
+    /// Returns why a maintenance has failed; `None` if it has not. Other implementations report the reason in
+    /// `lastError` only.
     pub fn of(status: &NodeMaintenanceStatus) -> Option<Self> {
         if Phase::of(status) != Some(Phase::Failed) {
             return None;
@@ -109,42 +109,42 @@ impl Failure {
         Some(known.unwrap_or_else(by_lease))
     }
 
-    /// Whether it stays so until the object is deleted.
+    /// Returns whether the failure lasts until the object is deleted.
     pub fn is_final(self) -> bool {
         matches!(self, Self::LeaseLost | Self::TimedOut)
     }
 }
 
-/// What is said of the Lease.
+/// State of the Lease to be reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseReport {
     /// We hold it.
     Held,
-    /// This one holds it.
+    /// This client holds it.
     HeldByOther(String),
     /// It cannot be written, for this reason.
     Failing(String),
 }
 
-/// Whether a status says that we held the Lease before now.
+/// Returns whether the status reports that we held the Lease before.
 pub fn held_lease(status: &NodeMaintenanceStatus) -> bool {
     holds(&status.conditions, LEASE_HELD) || lease_failing_since(status).is_some()
 }
 
-/// Since when a Lease that was held cannot be renewed.
+/// Returns since when a Lease that was held cannot be renewed.
 pub fn lease_failing_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     let held = find(&status.conditions, LEASE_HELD)?;
     (held.reason == RENEWAL_FAILED).then_some(held.last_transition_time.0)
 }
 
-/// Whether a status says that the node was closed.
+/// Returns whether the status reports that the node was closed.
 pub fn was_cordoned(status: &NodeMaintenanceStatus) -> bool {
     holds(&status.conditions, CORDONED)
 }
 
-/// A maintenance begins: how the node was is written down before anything is done to it.
+/// Begins a maintenance: the node's earlier state is recorded before the node is changed.
 pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> NodeMaintenanceStatus {
-    // Another implementation closed the node itself, and would open it whatever it was before.
+    // Another implementation closed the node itself, and would uncordon it regardless of its earlier state.
     let adopted = before.start_time.is_none() && matches!(Phase::of(before), Some(Phase::Running | Phase::Succeeded));
     let mut after = NodeMaintenanceStatus {
         phase: Some(Phase::Running.as_str().into()),
@@ -173,7 +173,7 @@ pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> No
     written(after, seen.now)
 }
 
-/// The node is closed, and pods leave. `drain` is `None` while the pods are not known.
+/// Reports that the node is closed and pods are leaving. `drain` is `None` while the pods are unknown.
 pub fn running(
     seen: &Seen<'_>,
     before: &NodeMaintenanceStatus,
@@ -225,7 +225,7 @@ pub fn running(
     after
 }
 
-/// The Lease cannot be had yet, so that nothing is done to the node.
+/// Reports that the Lease is not available yet, so that the node is not changed.
 pub fn waiting_for_lease(
     seen: &Seen<'_>,
     before: &NodeMaintenanceStatus,
@@ -247,7 +247,7 @@ pub fn waiting_for_lease(
     after
 }
 
-/// The maintenance has failed. `detail` is who holds the Lease.
+/// Reports that the maintenance has failed. `detail` is the holder of the Lease.
 pub fn failed(
     seen: &Seen<'_>,
     before: &NodeMaintenanceStatus,
@@ -289,7 +289,7 @@ pub fn failed(
     after.conditions.insert(0, drained);
     after.last_error = Some(error);
     after.estimated_end = None;
-    // It is set once the node has been given back; of some there is nothing to give back.
+    // It is set once the node has been restored; after some failures there is nothing to restore.
     after.completion_time = None;
     if !failure.is_final() {
         completed(&mut after, seen.now);
@@ -297,15 +297,15 @@ pub fn failed(
     written(after, seen.now)
 }
 
-/// Nothing is left to be done or undone.
+/// Marks the maintenance as completed: nothing is left to be done or undone.
 pub fn completed(status: &mut NodeMaintenanceStatus, now: Timestamp) {
     status.completion_time = Some(whole_seconds(now));
     status.last_update = Some(whole_seconds(now));
     status.conditions.retain(|condition| condition.type_ != LEASE_HELD);
 }
 
-/// The status of a deleted maintenance whose node has been given back, if a finalizer of somebody else keeps its object;
-/// `None` if nothing keeps it, or if the status says so already.
+/// Returns the status of a deleted maintenance whose node has been restored, if a foreign finalizer keeps its object;
+/// `None` if nothing keeps it, or if the status already reports that.
 pub fn ended(
     object: &NodeMaintenance,
     before: &NodeMaintenanceStatus,
@@ -334,8 +334,8 @@ pub fn ended(
     Some(after)
 }
 
-/// When a node that is being emptied has taken longer than [`OVERDUE_AFTER`]; `None` if its evictions have not begun, or
-/// if it is empty.
+/// Returns when a drain has taken or will have taken [`OVERDUE_AFTER`]; `None` if its evictions have not begun, or if
+/// the node is empty.
 pub fn overdue_at(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     let cordoned = find(&status.conditions, CORDONED)?;
     let empties = Phase::of(status) == Some(Phase::Running) && cordoned.status == "True";
@@ -343,7 +343,7 @@ pub fn overdue_at(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     since.checked_add(OVERDUE_AFTER).ok().filter(|_| empties)
 }
 
-/// Sets the numbers that are found once, and the progress, which never decreases.
+/// Sets the numbers that are determined once, and the progress, which never decreases.
 fn count(status: &mut NodeMaintenanceStatus, drain: &Drain) {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     let pending = number(drain.pending.len());
@@ -379,7 +379,7 @@ fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[Pe
         blocked_by: pod.blocker.clone(),
     };
     status.pods = pending.iter().map(told).collect();
-    // With one that may stay for ever there is no estimate.
+    // There is no estimate if any pod may stay forever.
     let ends: Option<Vec<Timestamp>> = pending.iter().map(|pod| pod.leaves_by).collect();
     status.estimated_end = ends.and_then(|ends| ends.into_iter().max()).map(whole_seconds);
 }
@@ -423,7 +423,7 @@ fn lease_condition(
     }
 }
 
-/// Which pods are waited for, the worst first.
+/// Returns a message with the pods that the drain waits for, the most severe first.
 fn waiting_message(pending: &[Pending]) -> String {
     let mut worst: Vec<&Pending> = pending.iter().collect();
     worst.sort_by_key(|pod| std::cmp::Reverse(pod.reason));
@@ -457,8 +457,8 @@ fn written(mut status: NodeMaintenanceStatus, now: Timestamp) -> NodeMaintenance
     status
 }
 
-/// The status that is to be written, or when to look whether one is. Numbers and lists are written
-/// once a second at most, what people wait for at once.
+/// Returns the status to write, or when to check again whether one is to be written. Numbers and lists are written
+/// once a second at most; changes that people wait for are written immediately.
 pub fn worth_writing(
     before: &NodeMaintenanceStatus,
     after: NodeMaintenanceStatus,

@@ -1,17 +1,17 @@
-//! A node is reserved while a NodeMaintenance for it is being created.
+//! Reservation of a node while a NodeMaintenance for it is being created.
 //!
-//! Admission happens before an object is stored, so two that are created at once do not see each
-//! other. Each makes the Lease of its node first; the API server lets one of them.
+//! Admission happens before an object is stored, so two objects that are created at the same time do not see each
+//! other. Each request first creates the Lease of its node; the API server lets only one of them succeed.
 //!
 //! ```text
-//!  create ─▶ the Lease is made ─▶ asked whether another one is stored ─▶ admitted ─▶ stored
-//!               │ there is one                                                         │ seen by the controller
+//!  create ─▶ create the Lease ──▶ check whether another one is stored ─▶ admitted ─▶ stored
+//!               │ it exists                                                            │ seen by the controller
 //!               └─▶ refused, unless it has expired or is for the same object            └─▶ the Lease is deleted
 //! ```
 //!
-//! A Lease of an object that was stored is deleted only afterwards, and who makes the Lease asks
-//! afterwards: so one of two sees the other, or its Lease. One of an object that was never stored
-//! expires.
+//! The Lease of a stored object is deleted only after the controller has seen the object, and a request checks for
+//! stored objects only after it has created the Lease: so one of two requests sees the other's object or its Lease.
+//! The Lease of an object that was never stored expires.
 
 use drydock_api::maintenance::{Group, NodeMaintenance, RESERVATION, RESERVED_FOR};
 use jiff::{SignedDuration, Timestamp};
@@ -20,21 +20,20 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 
-/// How long a reservation holds, in seconds: longer than a request can take (API servers give up
-/// after 60 s).
+/// Validity of a reservation in seconds: longer than a request can take (API servers give up after 60 s).
 pub const DURATION_SECONDS: i32 = 75;
 
-/// Name of a node's reservation.
+/// Returns the name of a node's reservation.
 pub fn name(node: &str) -> String {
     format!("maintenance-{node}")
 }
 
-/// The node of a reservation of this name.
+/// Returns the node name in the name of a reservation.
 pub fn node_of(name: &str) -> Option<&str> {
     name.strip_prefix("maintenance-")
 }
 
-/// The reservation of a node for an object, named as in `group/name`, by a request.
+/// Returns the reservation of a node for an object, named `group/name`, by a request.
 pub fn of(node: &str, object: &str, request: &str, now: Timestamp) -> Lease {
     Lease {
         metadata: ObjectMeta {
@@ -53,13 +52,13 @@ pub fn of(node: &str, object: &str, request: &str, now: Timestamp) -> Lease {
     }
 }
 
-/// Whether a reservation may be taken over for an object: it has expired, or is for the same object,
-/// of which the API server stores only one.
+/// Returns whether a reservation may be taken over for an object: it has expired, or is for the same object, which
+/// the API server stores only once.
 pub fn is_free(lease: &Lease, object: &str, now: Timestamp) -> bool {
     is_for(lease, object) || expires(lease, now) <= now
 }
 
-/// Whether a reservation is for this object.
+/// Returns whether a reservation is for this object.
 pub fn is_for(lease: &Lease, object: &str) -> bool {
     let annotations = lease.metadata.annotations.as_ref();
     annotations
@@ -68,25 +67,25 @@ pub fn is_for(lease: &Lease, object: &str) -> bool {
         == Some(object)
 }
 
-/// How a reservation names an object: `group/name`.
+/// Returns the object's name in a reservation: `group/name`.
 pub fn object_name(group: Group, object: &NodeMaintenance) -> String {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     format!("{}/{name}", group.as_str())
 }
 
-/// Whether the object that a reservation is for, of which `object` has the name, has been stored
-/// since. One that is older had that name before.
+/// Returns whether the reserved object, whose name is that of `object`, has been stored since the reservation. An
+/// older `object` is an earlier one of the same name.
 pub fn is_stored(lease: &Lease, name: &str, object: &NodeMaintenance) -> bool {
     let acquired = lease.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref());
     let created = object.metadata.creation_timestamp.as_ref();
-    // Creation is kept in whole seconds.
+    // Creation timestamps have whole seconds.
     let is_newer = acquired
         .zip(created)
         .is_some_and(|(acquired, created)| created.0.as_second() >= acquired.0.as_second());
     is_for(lease, name) && is_newer
 }
 
-/// When a reservation expires; one that does not say, or that is longer than ours, at once.
+/// Returns when a reservation expires. One without a time, or with a longer validity than ours, expires immediately.
 pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
     let spec = lease.spec.as_ref();
     let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|renewed| renewed.0);
@@ -95,7 +94,7 @@ pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
         let lasts = SignedDuration::from_secs(seconds.clamp(0, DURATION_SECONDS).into());
         renewed.checked_add(lasts).ok()
     });
-    // A time far in the future would reserve the node for ever.
+    // A time far in the future would reserve the node forever.
     let latest = now
         .checked_add(SignedDuration::from_secs((2 * DURATION_SECONDS).into()))
         .unwrap_or(now);

@@ -13,7 +13,7 @@ fn at(seconds: i64) -> Timestamp {
     "2026-01-01T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seconds)
 }
 
-/// A cluster of one node, in which what is planned is done at once.
+/// A cluster of one node, in which plans are executed immediately.
 struct World {
     now: Timestamp,
     group: Group,
@@ -83,7 +83,7 @@ impl World {
         }))
     }
 
-    /// Does what is planned until there is nothing to do now. Fails if that never ends.
+    /// Executes plans until nothing is left to do now. Fails if that never ends.
     fn settle(&mut self) {
         let mut lease_failure = None;
         for _ in 0..40 {
@@ -206,7 +206,7 @@ impl World {
         self.patch_node(&json!({"spec": {"unschedulable": false, "taints": []}}));
     }
 
-    /// The pods that were evicted have ended.
+    /// Ends the pods that were evicted.
     fn end_pods(&mut self) {
         self.pods.retain(|_, pod| pod.metadata.deletion_timestamp.is_none());
     }
@@ -252,7 +252,7 @@ impl World {
         self.now += SignedDuration::from_secs(seconds);
     }
 
-    /// Nothing of the maintenance is left on the node.
+    /// Returns whether the node has no trace of the maintenance.
     fn is_given_back(&self, cordoned: bool) -> bool {
         let node = self.node.as_ref().unwrap();
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
@@ -397,7 +397,7 @@ fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
     world.settle();
     assert_eq!(world.phase(), "Succeeded");
     let completed = world.status().completion_time;
-    // An empty node has no deadline any more.
+    // A node that has been empty has no deadline any more.
     world.pass(600);
     world.uncordon();
     world.add_pod("late");
@@ -463,7 +463,7 @@ fn a_maintenance_that_takes_too_long_fails_and_gives_the_node_back() {
     );
     assert!(world.is_given_back(false));
     assert_eq!(world.told("FailedMaintenance"), 1);
-    // What somebody does afterwards is nobody's business, not even when the object goes.
+    // Later changes by other clients are left alone, even when the object is deleted.
     world.patch_node(&json!({"spec": {"unschedulable": true}}));
     world.settle();
     world.delete();
@@ -635,7 +635,7 @@ fn numbers_are_written_once_a_second_and_what_matters_at_once() {
     assert!(report::worth_writing(&before, after, at(0)).0.is_some());
 }
 
-/// Something that happens to the world.
+/// An event in the world.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
     AddPod(u8),
@@ -682,10 +682,10 @@ proptest! {
                 Happens::EndPods => world.end_pods(),
                 Happens::Block => world.blocked = true,
                 Happens::Unblock => world.blocked = false,
-                // What is done to a node that has been given back is nobody's business.
+                // Changes to a node that has been restored are ignored.
                 Happens::Uncordon if world.phase() == "Failed" => {}
                 Happens::Uncordon => world.uncordon(),
-                // Another controller goes on.
+                // Another controller takes over.
                 Happens::ForgetAttempts => world.attempts.clear(),
                 Happens::Pass(seconds) => world.pass(seconds.into()),
                 Happens::LeaseFails => world.lease_fails = true,

@@ -1,137 +1,137 @@
-//! What the controller does about one migration.
+//! The controller's next steps for one migration.
 //!
 //! ```text
 //!           place           pod ready        slot            target prepared     source moves it
 //!  Pending ───────▶ Scheduling ─────▶ Scheduled ─▶ PreparingTarget ─▶ TargetReady ─▶ Running
 //!     │                 │                │               │                 │            │
-//!     └── given up, too late, pod lost ──┴───────────────┘                 └── abort ───┤
+//!     └── aborted, overdue, pod lost ────┴───────────────┘                 └── abort ───┤
 //!                  Failed ◀──────── the source keeps the guest, or nothing arrived ─────┤
-//!               Succeeded ◀──── runs on the target, has left the source, instance moved ┘
+//!               Succeeded ◀───────── runs on the target, has left the source, VMI moved ┘
 //! ```
 //!
-//! Until the source has said that it moves the guest nothing can move, so the controller may end a
-//! migration by itself. From then on it asks (`abort`) and waits for the word of a side: the source's that
-//! the guest stayed, or the target's that nothing arrived and nothing will. Phases are written with the
-//! version of the object that was looked at, so that two controllers, or one with an old cache, cannot
-//! disagree, and an end is not written once the source has begun. A source that begins after an end
-//! finds no target: that lets it in by what it has said, and sees the end with it.
+//! Until the source has reported `Migrating`, nothing can move, so the controller may end a migration by itself. After
+//! that it requests an abort (`abort`) and waits for the report of a side: the source reports that the guest stayed, or
+//! the target reports that nothing arrived and nothing will. Phases are written with the resourceVersion on which the
+//! decision was based. So two controllers, or one with a stale cache, cannot conflict, and a final phase is not written
+//! once the source has begun. A source that begins after the final phase finds no target: the target admits the source
+//! only after its report, and sees the final phase with it.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 
 use super::record::Record;
 
-/// The instance that is to move.
+/// The state of the VMI that is to be migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Instance {
-    /// It cannot be said whether there is one.
+    /// Unknown whether the VMI exists.
     Unknown,
-    /// The API server says that there is none.
+    /// The API server confirmed that the VMI does not exist.
     Missing,
-    /// It has ended, or is being deleted.
+    /// The VMI has ended, or is being deleted.
     Ended,
     /// Its guest does not run yet.
     NotRunning,
-    /// It cannot be migrated.
+    /// The VMI is not live-migratable.
     NotMigratable,
-    /// It runs on its node, from which it is to move.
+    /// The guest runs on the source node.
     Running,
-    /// It is on the target.
+    /// The VMI is already on the target node.
     Moved,
 }
 
-/// The pod that the guest is to arrive in.
+/// The state of the target pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetPod {
-    /// The caches do not show one, and the API server has not been asked.
+    /// The caches do not contain one, and the API server has not been queried.
     Unknown,
-    /// The API server says that there is none.
+    /// The API server confirmed that the pod does not exist.
     Missing,
-    /// It is on its way to a node, or its containers are on their way.
+    /// The pod is being scheduled, or its containers are starting.
     Coming,
     /// Its containers run.
     Ready,
-    /// Its kubelet rejected it before a container existed, and there may be another
+    /// Its kubelet rejected it before a container existed, and another pod may be created
     /// ([`rejected`](super::rejected)).
     Rejected,
-    /// It is being deleted.
+    /// The pod is being deleted.
     Leaving,
-    /// It has ended.
+    /// The pod has ended.
     Over,
 }
 
-/// The pod that the guest comes from.
+/// The state of the source pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourcePod {
-    /// It may run.
+    /// The pod may still run.
     Alive,
-    /// It has ended, and says that its guest has left.
+    /// The pod has ended and reported that its guest has migrated away.
     Left,
-    /// It has ended otherwise.
+    /// The pod has ended for another reason.
     Over,
 }
 
-/// What the controller sees.
+/// The controller's view of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterView {
-    /// What the object says.
+    /// The state recorded in the object.
     pub record: Record,
-    /// There is an older migration of the instance that is not over.
+    /// An older migration of the same VMI is not over.
     pub another: bool,
-    /// The instance.
+    /// The VMI.
     pub instance: Instance,
-    /// The target's pod.
+    /// The target pod.
     pub target_pod: TargetPod,
-    /// The source's pod.
+    /// The source pod.
     pub source_pod: SourcePod,
-    /// The source's node is gone for good.
+    /// The source node is gone for good.
     pub source_node_gone: bool,
-    /// The target's node is gone for good.
+    /// The target node is gone for good.
     pub target_node_gone: bool,
-    /// It may have a pod now.
+    /// The queue has granted the creation of a target pod.
     pub may_place: bool,
-    /// It has a slot.
+    /// The queue has granted a slot.
     pub has_slot: bool,
-    /// The deadline of its phase has passed.
+    /// The deadline of the current phase has passed.
     pub overdue: bool,
-    /// Its finalizer is there.
+    /// The finalizer is present.
     pub has_finalizer: bool,
 }
 
-/// Why a migration has failed, or is given up.
+/// Why a migration has failed or is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Failure {
-    /// Another migration of the instance is older.
+    /// An older migration of the same VMI exists.
     AnotherMigration,
-    /// There is no such instance.
+    /// The VMI does not exist.
     InstanceMissing,
-    /// The instance has ended.
+    /// The VMI has ended.
     InstanceEnded,
-    /// It cannot be migrated.
+    /// The VMI is not live-migratable.
     NotMigratable,
-    /// It was deleted.
+    /// The migration was deleted.
     Canceled,
     /// A deadline has passed.
     Overdue,
-    /// The target's pod was deleted.
+    /// The target pod was deleted.
     PodRemoved,
-    /// The target's pod has ended.
+    /// The target pod has ended.
     PodEnded,
     /// The target cannot run the guest.
     TargetRefused,
-    /// The target lost its session or its guest before it had it.
+    /// The target lost its session or its copy of the guest before the guest had arrived.
     TargetLost,
-    /// The guest stayed on the source, which says why.
+    /// The guest stayed on the source, which reports the reason.
     GuestStayed,
     /// The guest has ended on the source.
     GuestEnded,
-    /// The source's node was lost, and the guest with it.
+    /// The source node was lost together with the guest.
     SourceNodeGone,
-    /// The guest had left the source, and was lost on the target.
+    /// The guest had left the source and was lost on the target.
     LostOnTarget,
 }
 
 impl Failure {
-    /// Stable CamelCase reason.
+    /// Returns the stable CamelCase reason.
     pub fn reason(self) -> &'static str {
         match self {
             Self::AnotherMigration => "AnotherMigration",
@@ -151,7 +151,8 @@ impl Failure {
         }
     }
 
-    /// A sentence for people; KubeVirt's where it has one. What a side has said is put after it.
+    /// Returns a human-readable sentence, identical to KubeVirt's where KubeVirt has one. A side's own message is
+    /// appended to it.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::AnotherMigration => "an older migration of the VMI is not over",
@@ -172,38 +173,37 @@ impl Failure {
     }
 }
 
-/// One thing that the controller does.
+/// A step of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClusterStep {
-    /// The API server is asked whether the target's pod exists.
+    /// Reads from the API server whether the target pod exists.
     Confirm,
-    /// The target's pod is made.
+    /// Creates the target pod.
     CreatePod,
-    /// The target's pod is deleted.
+    /// Deletes the target pod.
     DeletePod,
-    /// The phase is written. [`MigrationPhase::PreparingTarget`] is written together with the two
-    /// sides.
+    /// Writes the phase. [`MigrationPhase::PreparingTarget`] is written together with both sides.
     Enter(MigrationPhase),
-    /// It has failed.
+    /// Writes the phase `Failed` with this reason.
     Fail(Failure),
-    /// Both sides are told to give it up.
+    /// Requests both sides to abort the migration.
     Abort(Failure),
-    /// Both sides are told that the source's node is gone for good.
+    /// Records in the object that the source node is gone for good.
     TellSourceGone,
-    /// The finalizer is taken off.
+    /// Removes the finalizer.
     RemoveFinalizer,
 }
 
-/// Where a guest is, as far as a migration tells.
+/// Where a guest is, according to its migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GuestLocation {
-    /// On the source, or nobody has said otherwise.
+    /// On the source, or no side has reported otherwise.
     Source,
-    /// On the target, and not on the source any more: `status.nodeName` names the target.
+    /// On the target and no longer on the source: `status.nodeName` must name the target.
     Target,
 }
 
-/// Where the instance of a migration is.
+/// Returns on which side the guest of a migration is.
 pub fn guest_location(view: &ClusterView) -> GuestLocation {
     let record = &view.record;
     if record.is_unknown() {
@@ -216,7 +216,7 @@ pub fn guest_location(view: &ClusterView) -> GuestLocation {
     let left = record.source == Some(SourceState::Stopped)
         || view.source_pod == SourcePod::Left
         || (over_here && (released || arrived))
-        // Its agent has promised never to let it go on, and the target cannot any more.
+        // The source's agent has promised never to resume it, and the target cannot run it any more.
         || (released && lost_there);
     if left && (arrived || lost_there) {
         GuestLocation::Target
@@ -225,7 +225,7 @@ pub fn guest_location(view: &ClusterView) -> GuestLocation {
     }
 }
 
-/// What the controller does, in this order; none if it waits. Each is safe to repeat.
+/// Returns the controller's steps in order; none while it waits. Each step is idempotent.
 pub fn step(view: &ClusterView) -> Vec<ClusterStep> {
     if view.record.is_unknown() {
         return Vec::new();
@@ -240,7 +240,7 @@ pub fn step(view: &ClusterView) -> Vec<ClusterStep> {
     }
 }
 
-/// Agents know nothing of it yet.
+/// Steps for the phases in which the agents do not act yet.
 fn before(view: &ClusterView) -> Vec<ClusterStep> {
     let fail = |failure| vec![ClusterStep::Fail(failure)];
     if view.record.deleted {
@@ -267,7 +267,7 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
             vec![ClusterStep::CreatePod]
         }
         TargetPod::Missing | TargetPod::Unknown | TargetPod::Rejected | TargetPod::Leaving => Vec::new(),
-        // No phase is left out, however short it was.
+        // Enters every phase in order, even if it is over at once.
         TargetPod::Coming | TargetPod::Ready if phase == Some(MigrationPhase::Pending) => {
             vec![ClusterStep::Enter(MigrationPhase::Scheduling)]
         }
@@ -282,7 +282,7 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
     }
 }
 
-/// The sides are named, and the guest may move at any time once the target is prepared.
+/// Steps once both sides are named: the guest may move at any time after the target is prepared.
 fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let fail = |failure| vec![ClusterStep::Fail(failure)];
@@ -294,12 +294,12 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
                 vec![ClusterStep::Enter(MigrationPhase::Succeeded)]
             }
             (Instance::Moved | Instance::Missing | Instance::Ended, _) => fail(Failure::LostOnTarget),
-            // The instance is told first: whoever sees the end sees it where it is.
+            // The VMI is updated first, so an observer of the final phase sees the VMI on the right node.
             _ => Vec::new(),
         };
     }
     if record.target == Some(TargetState::Running) {
-        // The source is about to stop; whatever else is wished comes too late.
+        // The source is about to stop. Any other request comes too late.
         return Vec::new();
     }
     if record.source == Some(SourceState::Stayed) {
@@ -310,7 +310,7 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
         }));
     }
     if record.source == Some(SourceState::Ended) {
-        // It may have ended after its tunnel had let go: what the target has decides.
+        // The guest may have ended after the tunnel had released it. The target's state decides.
         let waits = matches!(record.target, Some(TargetState::Prepared | TargetState::Complete));
         return match view.target_pod {
             _ if !(waits && target_may_run(view)) => fail(Failure::GuestEnded),
@@ -336,7 +336,7 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     if view.target_node_gone && record.source == Some(SourceState::Halted) {
         return fail(Failure::TargetLost);
     }
-    // The source may have let go all the same: its word counts.
+    // The source may have released the guest anyway, so its report decides.
     let reason = given_up(view).or(nothing_arrives);
     if let Some(failure) = reason.filter(|_| !begun) {
         return fail(failure);
@@ -359,7 +359,8 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     steps
 }
 
-/// The target has a pod in which a guest may run. The last pod of an instance ends before the instance goes.
+/// Returns whether the target may have a pod in which a guest can run. The last pod of a VMI ends before the VMI is
+/// deleted.
 fn target_may_run(view: &ClusterView) -> bool {
     !view.target_node_gone
         && view.instance != Instance::Missing
@@ -369,7 +370,7 @@ fn target_may_run(view: &ClusterView) -> bool {
         )
 }
 
-/// Why a migration that has sides is given up, if it is.
+/// Returns why a migration with named sides is to be aborted, if at all.
 fn given_up(view: &ClusterView) -> Option<Failure> {
     if view.record.deleted {
         return Some(Failure::Canceled);
@@ -397,7 +398,7 @@ fn given_up(view: &ClusterView) -> Option<Failure> {
     view.overdue.then_some(Failure::Overdue)
 }
 
-/// It is over; its sides may still have to settle.
+/// Steps after the final phase. The sides may not have settled yet.
 fn over(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let mut steps = Vec::new();
@@ -408,7 +409,7 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     if record.has_failed() && pod && empty {
         steps.push(ClusterStep::DeletePod);
     }
-    // An agent that still has to let its guest go on needs the object for it.
+    // An agent that still has to resume its guest needs the object for that.
     let source = record.source.is_none()
         || record.source_is_settled()
         || view.source_pod != SourcePod::Alive

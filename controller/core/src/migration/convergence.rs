@@ -1,4 +1,4 @@
-//! What to do about a guest that moves, decided on what libvirt measures.
+//! Decides how to intervene in a running migration, based on libvirt's job statistics.
 //!
 //! ```text
 //!  sample ──▶ rates, passes, progress ──▶ outlook: ends in 7 s | never | unknown
@@ -9,25 +9,23 @@
 //!                                            └─ no progress:      abort
 //! ```
 //!
-//! KubeVirt acts when the acceptable time is exceeded (post-copy if allowed, else a pause that
-//! doubles the time, else abort), and aborts when the bytes that remain have not fallen below the
-//! lowest seen for the progress timeout. Here that holds too, and differs in this:
+//! KubeVirt acts when the acceptable time is exceeded (post-copy if allowed, else a pause that doubles the time, else
+//! abort). It aborts when the remaining bytes have not fallen below their previous minimum for the progress timeout.
+//! Drydock does the same, with these differences:
 //!
-//! - What will never end, because the guest changes more than can be sent and more than its
-//!   downtime covers, is post-copied or paused, if that is allowed, once that is certain, and not
-//!   only after minutes of sending in vain. It is never aborted earlier: the guest may calm down.
-//! - The downtime is raised within its limit first. KubeVirt leaves it at 300 ms, but for an alpha
-//!   feature.
-//! - What converges, and sends, is not aborted for want of progress: late passes over a large
-//!   memory end with little left, and none of the next is below that for longer than the timeout.
-//! - Disks and memory have lows of their own, since the bytes that remain rise when, after the
-//!   disks, memory begins.
-//! - A guest that may be post-copied is not paused because its disks take long: they have the time twice, and once memory
-//!   is sent, it is post-copied.
-//! - The time for each GiB is counted by GiB, not GB.
+//! - A migration that will never end, because the guest dirties more than can be sent and more than its downtime
+//!   covers, is switched to post-copy or paused, if allowed, as soon as that is certain, not only after minutes of
+//!   useless sending. It is never aborted earlier, because the dirty rate may drop.
+//! - The downtime is raised first, within its limit. KubeVirt leaves it at 300 ms, except for an alpha feature.
+//! - A migration that converges and still sends is not aborted for lack of progress: late passes over a large memory
+//!   end with little left, and none of the following passes falls below that for longer than the timeout.
+//! - Disks and memory have separate minimums, because the remaining bytes rise when memory begins after the disks.
+//! - A guest that allows post-copy is not paused because its disks take long: they get twice the time, and once memory
+//!   is sent, the guest is switched to post-copy.
+//! - The completion timeout is counted per GiB, not per GB.
 //!
-//! Time is libvirt's own count since the start, which no change of a clock affects and which goes
-//! on when the agent is replaced.
+//! Time is libvirt's own count since the start of the job. Clock changes do not affect it, and it continues when the
+//! agent is replaced.
 
 mod forecast;
 mod limits;
@@ -43,51 +41,51 @@ use forecast::{Pass, Rate};
 pub use limits::{LONGEST_DOWNTIME_MS, Limits};
 pub use words::{Written, summary, worth_writing};
 
-/// The downtime that a migration begins with, unless less is allowed (QEMU's and KubeVirt's number).
+/// The downtime limit at the start of a migration, unless a lower maximum is configured (QEMU's and KubeVirt's value).
 pub const INITIAL_DOWNTIME: Duration = Duration::from_millis(300);
-/// Passes over memory until its rates are trusted (KubeVirt's `downtimeTuning.startAfterIteration`).
+/// Number of the memory pass from which the rates are trusted (KubeVirt's `downtimeTuning.startAfterIteration`).
 const TRUSTED_FROM_PASS: u64 = 3;
-/// The time between two steps of the downtime (KubeVirt's `downtimeTuning.cooldownSeconds`).
+/// Minimum time between two increases of the downtime (KubeVirt's `downtimeTuning.cooldownSeconds`).
 const BETWEEN_STEPS: Duration = Duration::from_secs(10);
-/// How long it must have looked as if it never ended until the guest is disturbed for it: several
-/// seconds of each rate, and longer than what a busy moment of most guests takes.
+/// How long a migration must have looked endless before the guest is disrupted. Covers several seconds of each rate,
+/// and is longer than a load peak of most guests.
 const CERTAIN_AFTER: Duration = Duration::from_secs(30);
-/// What was asked of libvirt and is not seen is asked again after this time.
+/// A request to libvirt that has no visible effect is repeated after this time.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// Rates are no measure any more when nothing has been sent for this time.
+/// Rates are considered stale when nothing has been sent for this time.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
-/// libvirt's statistics of the job, at one time. What libvirt does not say is 0 or `None`.
+/// libvirt's job statistics at one point in time. Values that libvirt does not report are 0 or `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Bytes of memory and copied disks.
+    /// Total bytes of memory and copied disks.
     pub data_total: u64,
-    /// Bytes that were sent, some more than once.
+    /// Bytes sent so far, including repeated ones.
     pub data_processed: u64,
-    /// Bytes that are still to be sent.
+    /// Bytes still to be sent.
     pub data_remaining: u64,
-    /// Bytes of memory among them.
+    /// Bytes of memory still to be sent.
     pub memory_remaining: u64,
-    /// Bytes of disks among them.
+    /// Bytes of disks still to be sent.
     pub disk_remaining: u64,
-    /// Bytes of memory that the guest changes in a second.
+    /// Bytes of memory that the guest dirties per second.
     pub dirty_rate: Option<u64>,
-    /// Bytes that are sent in a second.
+    /// Bytes sent per second.
     pub bandwidth: Option<u64>,
-    /// Passes over memory, the present one included; 0 while disks are copied.
+    /// Number of the current memory pass, from 1; 0 while disks are copied.
     pub iteration: u64,
-    /// Time since the job began.
+    /// Time since the start of the job.
     pub elapsed: Duration,
-    /// How long the guest would stand still if it moved now.
+    /// Expected downtime if the guest were switched over now.
     pub expected_downtime: Option<Duration>,
-    /// The guest runs on the target already.
+    /// The guest already runs on the target.
     pub post_copy: bool,
     /// The guest is paused.
     pub paused: bool,
 }
 
 impl Sample {
-    /// How the guest moves.
+    /// Returns the current migration mode.
     pub fn mode(&self) -> MigrationMode {
         match (self.post_copy, self.paused) {
             (true, _) => MigrationMode::PostCopy,
@@ -96,52 +94,52 @@ impl Sample {
         }
     }
 
-    /// Bytes that are still to be sent, where the parts say more than the sum.
+    /// Returns the bytes still to be sent. Uses the sum of the parts where it exceeds the reported total.
     fn remaining(&self) -> u64 {
         let parts = self.memory_remaining.saturating_add(self.disk_remaining);
         self.data_remaining.max(parts)
     }
 }
 
-/// What is asked of libvirt, or told.
+/// A request to libvirt, or a report only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Act {
-    /// Nothing but to tell it.
+    /// Only reports.
     Tell,
-    /// Let the guest stand still for so long at the end.
+    /// Sets the maximum downtime.
     SetDowntime(Duration),
-    /// Pause the guest until it has moved. It is to run again afterwards, wherever it is then.
+    /// Pauses the guest until it has moved. It must run again afterwards, on whichever node it is then.
     Pause,
-    /// Let the guest run on the target, and send what is missing there.
+    /// Switches to post-copy: the guest runs on the target, and its remaining memory is sent there.
     StartPostCopy,
-    /// Give the migration up.
+    /// Aborts the migration.
     Abort,
 }
 
-/// Something to do, and why.
+/// An action and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Action {
-    /// What.
+    /// The action.
     pub act: Act,
-    /// Why, in one CamelCase word.
+    /// CamelCase reason.
     pub reason: &'static str,
-    /// The same for people, with what was measured.
+    /// Human-readable reason, with the measurements.
     pub sentence: String,
 }
 
-/// Why something is done.
+/// Why an action is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// The guest changes more than can be sent.
+    /// The guest dirties memory faster than it can be sent.
     DoesNotConverge,
-    /// It takes longer than it may.
+    /// The migration exceeds its completion time.
     CompletionTimeExceeded,
-    /// What remains does not get less.
+    /// The remaining bytes do not decrease.
     NoProgress,
 }
 
 impl Cause {
-    /// Stable CamelCase reason.
+    /// Returns the stable CamelCase reason.
     fn reason(self) -> &'static str {
         match self {
             Self::DoesNotConverge => "DoesNotConverge",
@@ -151,16 +149,16 @@ impl Cause {
     }
 }
 
-/// Whether a source that says why its guest has stayed says that it gave the migration up as asked for here, whatever
-/// libvirt would have said.
+/// Returns whether a source's reason for `Stayed` shows that it aborted the migration on request of this module,
+/// regardless of libvirt's error.
 pub fn is_given_up_for(reason: &str) -> bool {
     [Cause::CompletionTimeExceeded, Cause::NoProgress]
         .iter()
         .any(|cause| cause.reason() == reason)
 }
 
-/// What is known of one migration. A new one, after a restart, needs some samples to be certain
-/// again, and does nothing before.
+/// The state observed for one migration. After a restart, a new monitor needs several samples to become certain again
+/// and does nothing before.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     limits: Limits,
@@ -174,18 +172,18 @@ pub struct Monitor {
     lowest_disk: Option<u64>,
     progress_at: Duration,
     sent_at: Duration,
-    /// Since when it looks as if it never ended, and what the guest changed in a second then.
+    /// Since when the migration has looked endless, and the guest's dirty rate at that time, in bytes per second.
     hopeless_since: Option<(Duration, u64)>,
     downtime: Duration,
     downtime_at: Option<Duration>,
     asked: Option<(Action, Duration)>,
-    /// The guest was paused for the migration. If somebody lets it run, it is not paused again.
+    /// The guest was paused for the migration. If a user resumes it, it is not paused again.
     was_paused: bool,
     refused: Refused,
     told: Told,
 }
 
-/// What libvirt has refused.
+/// Requests that libvirt has refused.
 #[derive(Clone, Copy, Debug, Default)]
 struct Refused {
     downtime: bool,
@@ -193,7 +191,7 @@ struct Refused {
     post_copy: bool,
 }
 
-/// What has been told once.
+/// Reports that have already been made once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     slowed_down: bool,
@@ -201,7 +199,7 @@ struct Told {
 }
 
 impl Monitor {
-    /// Nothing is known yet.
+    /// Creates a monitor without any samples.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -225,23 +223,23 @@ impl Monitor {
         }
     }
 
-    /// The downtime that the migration is to begin with.
+    /// Returns the downtime to start the migration with.
     pub fn initial_downtime(&self) -> Duration {
         INITIAL_DOWNTIME.min(self.limits.max_downtime)
     }
 
-    /// What is to be done now. What was asked for and does not show is asked for again after a
-    /// while; whatever libvirt refuses for good is to be told by [`Self::refused`].
+    /// Takes in a sample and returns the actions to take now. An action without visible effect is returned again after
+    /// a while. Requests that libvirt refuses permanently must be reported through [`Self::refused`].
     pub fn observe(&mut self, sample: &Sample) -> Vec<Action> {
         self.learn(sample);
-        // Neither side could go on alone any more.
+        // After the switch, neither side could continue alone.
         if sample.post_copy {
             return Vec::new();
         }
         if let Some((action, since)) = self.asked.clone()
             && self.is_awaited(action.act, sample)
         {
-            // Whether post-copy has begun is not known until it is seen or refused.
+            // It is unknown whether post-copy has begun until it is seen or refused.
             let overdue = (action.act == Act::Pause).then(|| self.overdue(sample)).flatten();
             if let Some(cause) = overdue {
                 return vec![self.ask(self.action(Act::Abort, cause, sample))];
@@ -267,7 +265,7 @@ impl Monitor {
         self.milder_means(sample)
     }
 
-    /// libvirt has refused this, and would again.
+    /// Records that libvirt has refused this action, and would refuse it again.
     pub fn refused(&mut self, act: Act) {
         match act {
             Act::SetDowntime(_) => self.refused.downtime = true,
@@ -278,12 +276,12 @@ impl Monitor {
         self.asked.take_if(|(action, _)| action.act == act);
     }
 
-    /// Whether it will end, and when.
+    /// Returns whether and when the migration is expected to end.
     pub fn outlook(&self) -> Outlook {
         self.outlook
     }
 
-    /// How far it is, as the migration reports it.
+    /// Returns the progress to report in the migration's status.
     pub fn progress(&self, sample: &Sample, now: Timestamp) -> MigrationProgress {
         MigrationProgress {
             summary: summary(sample, self.outlook),
@@ -300,7 +298,7 @@ impl Monitor {
         }
     }
 
-    /// Takes a sample in.
+    /// Updates the monitor with a sample.
     fn learn(&mut self, sample: &Sample) {
         let first = self.last.is_none();
         let before = self.last.replace(*sample).unwrap_or(*sample);
@@ -313,7 +311,7 @@ impl Monitor {
         let measured = forecast::per_second(sent, took).filter(|_| !first);
         let said = sample.bandwidth.filter(|rate| *rate > 0 && sample.iteration > 0);
         self.bandwidth.learn(said.or(measured));
-        // QEMU knows the rate after the first pass.
+        // QEMU reports the dirty rate from the second pass on.
         self.dirty.learn(sample.dirty_rate.filter(|_| sample.iteration > 1));
         self.pass.learn(sample.iteration, sample.memory_remaining);
         let lower = [
@@ -331,7 +329,7 @@ impl Monitor {
         self.watch_hope(sample);
     }
 
-    /// Whether it will end, and when, with the downtime that is allowed now.
+    /// Returns whether and when the migration will end with the downtime currently allowed.
     fn forecast(&self, sample: &Sample) -> Outlook {
         let limit = self.limits.bandwidth.unwrap_or(u64::MAX);
         let silent = self.elapsed.saturating_sub(self.sent_at) >= SILENT_AFTER;
@@ -355,8 +353,8 @@ impl Monitor {
         .outlook()
     }
 
-    /// Keeps since when it looks as if it never ended. A guest that changes a tenth less than then,
-    /// by itself or because it is slowed down, is given the whole time again.
+    /// Records since when the migration has looked endless. If the dirty rate falls by a tenth, by itself or by
+    /// throttling, the wait starts again.
     fn watch_hope(&mut self, sample: &Sample) {
         let dirty = self.dirty.get().unwrap_or(0);
         self.hopeless_since = match (self.outlook, self.hopeless_since) {
@@ -366,15 +364,16 @@ impl Monitor {
         };
     }
 
-    /// It certainly never ends, whatever downtime is allowed.
+    /// Returns whether the migration will certainly never end, even with the highest allowed downtime.
     fn is_hopeless(&self) -> bool {
         let highest = self.refused.downtime || self.downtime >= self.limits.max_downtime;
         let since = self.hopeless_since.map(|(since, _)| self.elapsed.saturating_sub(since));
         highest && since.is_some_and(|time| time >= CERTAIN_AFTER)
     }
 
-    /// How long it may take, the way it goes; `None`: no limit. A guest that is paused has the time once more. So has one
-    /// that may be post-copied until its memory is sent, since a pause is all that would be possible before.
+    /// Returns the time the migration may take in its current mode; `None`: no limit. A pause extends it by the base
+    /// time once more. So does allowed post-copy until memory is sent, because only a pause would be possible until
+    /// then.
     fn allowed_time(&self, sample: &Sample) -> Option<Duration> {
         let paused = sample.paused || self.was_paused || self.is_asked(Act::Pause);
         let may_be_switched = self.limits.post_copy && self.limits.workload_disruption;
@@ -383,7 +382,7 @@ impl Monitor {
         self.limits.completion_time().map(|time| time.saturating_mul(times))
     }
 
-    /// Which limit is exceeded.
+    /// Returns the limit that is exceeded, if any.
     fn overdue(&self, sample: &Sample) -> Option<Cause> {
         let exceeded = self.allowed_time(sample).is_some_and(|time| self.elapsed > time);
         if exceeded && self.disruption(sample).is_some() {
@@ -401,9 +400,8 @@ impl Monitor {
         exceeded.then_some(Cause::CompletionTimeExceeded)
     }
 
-    /// How the guest may be disturbed so that the migration ends: as KubeVirt, post-copy if that is
-    /// allowed, else a pause. libvirt begins post-copy only once it sends memory: while disks are
-    /// copied, a pause is what is left.
+    /// Returns how the guest may be disrupted so that the migration ends: as in KubeVirt, post-copy if allowed, else a
+    /// pause. libvirt starts post-copy only once it sends memory, so only a pause is possible while disks are copied.
     fn disruption(&self, sample: &Sample) -> Option<Act> {
         let post_copy = self.limits.post_copy && !self.refused.post_copy && sample.iteration > 0;
         let pause = !self.refused.pause && !self.was_paused && !self.is_asked(Act::Pause);
@@ -414,7 +412,7 @@ impl Monitor {
         }
     }
 
-    /// What the guest hardly notices.
+    /// Returns the actions that the guest hardly notices.
     fn milder_means(&mut self, sample: &Sample) -> Vec<Action> {
         let late = match (self.outlook, self.limits.completion_time()) {
             (Outlook::Never, _) => true,
@@ -451,7 +449,7 @@ impl Monitor {
         actions
     }
 
-    /// What QEMU expects and a tenth more, if that is allowed; else twice as much as now.
+    /// Returns QEMU's expected downtime plus a tenth if that is allowed, else twice the current downtime.
     fn next_downtime(&self, sample: &Sample) -> Duration {
         let most = self.limits.max_downtime;
         let expected = sample
@@ -473,7 +471,7 @@ impl Monitor {
         self.asked.as_ref().is_some_and(|(action, _)| action.act == act)
     }
 
-    /// It was asked for and does not show.
+    /// Returns whether the requested action has no visible effect yet.
     fn is_awaited(&self, act: Act, sample: &Sample) -> bool {
         match act {
             Act::Pause => !sample.paused,
@@ -484,7 +482,7 @@ impl Monitor {
     }
 }
 
-/// Whether `value` is below all before it; 0 is nothing to be sent, or nothing known.
+/// Returns whether `value` is below all previous values. 0 means that nothing is left to send, or nothing is known.
 fn is_lower(lowest: &mut Option<u64>, value: u64) -> bool {
     let lower = value > 0 && lowest.is_none_or(|lowest| value < lowest);
     if lower {

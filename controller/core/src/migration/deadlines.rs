@@ -1,13 +1,13 @@
-//! How long each part of a migration may take, and when one that Drydock makes itself is tried again.
+//! Deadlines for the phases of a migration, and the retries of automatic migrations.
 //!
 //! ```text
-//!  target pod made ──▶ ready ──▶ both sides prepare ──▶ the guest begins to move ──▶ moves ──▶ hand-over
-//!   └ 300 s without a node        └ 240 s                └ 240 s                     (convergence)  └ 30 s
-//!   └ 900 s in all                                                                     then only told
+//!  target pod created ──▶ ready ──▶ both sides prepare ──▶ guest starts to move ──▶ moving ──▶ hand-over
+//!  └ 300 s without a node           └ 240 s                └ 240 s              (convergence)  └ 30 s,
+//!  └ 900 s in total                                                                              report only
 //! ```
 //!
-//! A deadline that passes aborts the migration, which is safe as long as the guest has not left.
-//! In the hand-over it proves nothing about either side, so it is only reported there.
+//! A deadline that passes aborts the migration, which is safe as long as the guest has not left. During the hand-over
+//! it proves nothing about either side, so it is only reported.
 
 mod attempts;
 
@@ -19,33 +19,33 @@ use crate::configuration::Problem;
 
 pub use attempts::{Attempts, Failures, Retry};
 
-/// Annotation of a migration: seconds that its target pod may be without a node (KubeVirt's name).
+/// Annotation of a migration: seconds for which its target pod may have no node (KubeVirt's name).
 pub const UNSCHEDULABLE_SECONDS: &str = "kubevirt.io/migrationUnschedulablePodTimeoutSeconds";
-/// Annotation of a migration: seconds that its target pod may take until it is ready (KubeVirt's name).
+/// Annotation of a migration: seconds until its target pod must be ready (KubeVirt's name).
 pub const PENDING_SECONDS: &str = "kubevirt.io/migrationPendingPodTimeoutSeconds";
 
-/// Reason of a migration whose target pod got a node and did not run there in time.
+/// Reason of a migration whose target pod got a node but did not become ready in time.
 pub const TARGET_POD_NOT_READY: &str = "TargetPodNotReady";
 
-/// The longest time that an annotation may give. After a day a waiting pod is forgotten, not waited for.
+/// Maximum for these annotations, in seconds. A pod that has waited for a day is assumed to be forgotten.
 const LONGEST_SECONDS: u64 = 24 * 60 * 60;
 
-/// How long each part of a migration may take.
+/// Deadlines for the phases of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// A target pod without a node. Default: 300 s (KubeVirt's `defaultUnschedulablePendingTimeoutSeconds`).
+    /// How long a target pod may have no node. Default: 300 s (KubeVirt's `defaultUnschedulablePendingTimeoutSeconds`).
     pub unschedulable: Duration,
-    /// A target pod from when it was made until its containers are ready. Default: 900 s (KubeVirt's
+    /// From the creation of a target pod until its containers are ready. Default: 900 s (KubeVirt's
     /// `defaultCatchAllPendingTimeoutSeconds`).
     pub pending: Duration,
-    /// From the slot until both sides are prepared. Default: 240 s, which a launcher of KubeVirt
-    /// waits for its guest (`--qemu-timeout`); KubeVirt has no limit of the migration itself here.
+    /// From the slot until both sides are prepared. Default: 240 s, for which a KubeVirt launcher waits for its guest
+    /// (`--qemu-timeout`). KubeVirt itself has no limit for this phase of a migration.
     pub preparing: Duration,
-    /// From then until the guest begins to move. Default: 240 s, for the same reason: long enough
-    /// for an agent that is just being replaced.
+    /// From then until the guest starts to move. Default: 240 s, for the same reason. Long enough for an agent that is
+    /// being replaced.
     pub starting: Duration,
-    /// From when the guest may go on until it does. Default: 30 s, after which libvirt takes a
-    /// silent connection for dead (`keepalive_interval` 5 s, `keepalive_count` 5).
+    /// From when the target may resume the guest until it does. Default: 30 s, after which libvirt considers an
+    /// unresponsive connection dead (`keepalive_interval` 5 s, `keepalive_count` 5).
     pub hand_over: Duration,
 }
 
@@ -61,21 +61,21 @@ impl Default for Deadlines {
     }
 }
 
-/// A part of a migration that has a deadline. While the guest moves
-/// [`convergence`](super::convergence) decides.
+/// A phase of a migration that has a deadline. While the guest moves, [`convergence`](super::convergence) decides
+/// instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Its target pod is on its way.
+    /// The target pod is being scheduled or started.
     TargetPod(TargetPod),
     /// Both sides prepare (phase `PreparingTarget`).
     Preparing,
-    /// Both are prepared, and the guest does not move yet (phase `TargetReady`).
+    /// Both sides are prepared, and the guest does not move yet (phase `TargetReady`).
     Starting,
     /// The guest has left the source for good, and does not run on the target yet.
     HandOver,
 }
 
-/// What counts of a target pod.
+/// The state of a target pod that determines its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetPod {
     /// The scheduler has found no node for it (condition `PodScheduled` is False).
@@ -84,38 +84,38 @@ pub struct TargetPod {
     pub ready: bool,
 }
 
-/// When a part of a migration has taken too long.
+/// The deadline of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadline {
-    /// When.
+    /// When it passes.
     pub at: Timestamp,
-    /// What follows.
+    /// Consequence when it has passed.
     pub then: Consequence,
-    /// Why, in one CamelCase word.
+    /// CamelCase reason.
     pub reason: &'static str,
-    /// The same for people, as it is true from then on.
+    /// Human-readable message, valid once the deadline has passed.
     pub sentence: String,
 }
 
 impl Deadline {
-    /// Whether it has passed.
+    /// Returns whether the deadline has passed.
     pub fn has_passed(&self, now: Timestamp) -> bool {
         now >= self.at
     }
 }
 
-/// What follows when a deadline has passed.
+/// Consequence of a passed deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Consequence {
-    /// The migration is given up; the guest stays where it is.
+    /// The migration is aborted; the guest stays where it is.
     Abort,
-    /// It is told, and nothing else: nobody can tell from the time alone where the guest may run.
+    /// It is reported only. The elapsed time alone does not show where the guest may run.
     Report,
 }
 
 impl Deadlines {
-    /// These with what the migration's own annotations say, and what is wrong with them. A value
-    /// that is not allowed changes nothing.
+    /// Returns these deadlines with the overrides in a migration's annotations, and the invalid annotations. An invalid
+    /// value changes nothing.
     pub fn with_annotations(self, annotations: &BTreeMap<String, String>) -> (Self, Vec<Problem>) {
         let mut own = self;
         let mut problems = Vec::new();
@@ -138,8 +138,8 @@ impl Deadlines {
         (own, problems)
     }
 
-    /// When the part that began at `since` has taken too long: a target pod when it was made, other
-    /// parts when they were reached. `None`: no limit is running.
+    /// Returns the deadline of the phase that began at `since`: for a target pod its creation, for other phases their
+    /// transition. `None`: no limit applies.
     ///
     /// `annotations` are the migration's, as in [`Self::with_annotations`].
     pub fn deadline(&self, part: Part, since: Timestamp, annotations: &BTreeMap<String, String>) -> Option<Deadline> {
@@ -188,7 +188,7 @@ impl Deadlines {
     }
 }
 
-/// A number of seconds in the form and range that annotations may have.
+/// Parses seconds in the form and range allowed in annotations.
 fn seconds(text: &str) -> Option<Duration> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let value: u64 = digits.then(|| text.parse().ok()).flatten()?;
@@ -197,7 +197,7 @@ fn seconds(text: &str) -> Option<Duration> {
         .then(|| Duration::from_secs(value))
 }
 
-/// A time so long after another, at most the last that can be told.
+/// Returns `since` plus `wait`, limited to the latest representable time.
 fn after(since: Timestamp, wait: Duration) -> Timestamp {
     since.checked_add(wait).unwrap_or(Timestamp::MAX)
 }

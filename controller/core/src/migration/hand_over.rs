@@ -1,36 +1,36 @@
-//! When the guest may go on at its target.
+//! Decides when the guest may run on its target.
 //!
-//! A guest arrives paused, and libvirt resumes the one at the source if anything fails up to the very
-//! last reply. So the target lets its guest go on only when the source can never resume its own:
+//! A guest arrives paused, and libvirt resumes the source's guest if anything fails up to the very last reply. So the
+//! target resumes its guest only when the source can never resume its own:
 //!
 //! ```text
 //!  Source: proof ──▶ release, again and again ─────────▶ Target: complete? ──▶ resume, or leave paused
 //!                    until it is acknowledged ◀────────────────── taken over ◀──┘
 //! ```
 //!
-//! Both sides are values without clock and connection. Messages may be lost, repeated and come late:
-//! nothing here follows from the time that passes, or from a connection that ends.
+//! Both sides are plain values without clock or connection. Messages may be lost, duplicated or delayed: no decision
+//! depends on elapsed time or on the end of a connection.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How it is known that the source will never let its guest go on.
+/// Why the source can never resume its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Proof {
-    /// The source's libvirtd has read the reply that says that the target has the whole guest. After
-    /// that it never resumes its own, not even when it is killed and started again.
+    /// The source's libvirtd has read the reply that confirms that the target has the whole guest. After that it never
+    /// resumes its own guest, not even after a crash and restart.
     ReplyConsumed,
-    /// The source's libvirt has said that its guest stopped since it has migrated.
+    /// The source's libvirt has reported that its guest stopped because it was migrated.
     SourceStopped,
-    /// There is no guest at the source any more.
+    /// The guest no longer exists at the source.
     SourceGone,
-    /// A proof of a later version, by which nothing is known here. It is never given.
+    /// A proof of a later version, from which this version concludes nothing. It is never sent.
     #[serde(other)]
     Unknown,
 }
 
 impl Proof {
-    /// A stable word for it.
+    /// Returns the stable name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReplyConsumed => "ReplyConsumed",
@@ -41,44 +41,44 @@ impl Proof {
     }
 }
 
-/// The source's word that the guest is the target's from now on.
+/// The source's message that the guest belongs to the target from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Release {
-    /// What it rests on.
+    /// The proof for the release.
     pub proof: Proof,
-    /// A user had paused the guest: it is taken over, and stays paused.
+    /// A user had paused the guest. It is taken over and stays paused.
     pub keep_paused: bool,
 }
 
-/// What the target has made of a release.
+/// The target's result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TakenOver {
     /// The guest runs, or has run, at the target.
     Resumed,
     /// The guest is complete at the target and paused, as it was at the source.
     LeftPaused,
-    /// Something of a later version, of which nothing is known here. It is never made of one.
+    /// A result of a later version, unknown to this one. It is never produced.
     #[serde(other)]
     Unknown,
 }
 
-/// Why something of a hand-over is refused.
+/// Why a message of the hand-over is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum HandOverRefusal {
-    /// Whether the guest stays paused was said to the target already.
+    /// The target already knows whether the guest stays paused.
     #[error("the target has been told already whether the guest stays paused")]
     AlreadyReleased,
-    /// The target says that it took over what nobody gave it.
+    /// The target reports that it took over a guest that was not released.
     #[error("the target says that it took the guest over, which was not released")]
     NotReleased,
-    /// The other side's tunnel is of a later version, and says something that is not understood here.
+    /// The other side's tunnel has a later version, and its message is not understood here.
     #[error("the other tunnel is of a later version, and what it says of the guest is not understood")]
     NotUnderstood,
 }
 
 impl HandOverRefusal {
-    /// A stable word for it.
+    /// Returns the stable reason.
     pub fn reason(self) -> &'static str {
         match self {
             Self::AlreadyReleased => "AlreadyReleased",
@@ -88,21 +88,21 @@ impl HandOverRefusal {
     }
 }
 
-/// The source's side.
+/// State of the source's side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceSide {
     keep_paused: bool,
     proof: Option<Proof>,
-    /// What the target may have heard: the same is said each time.
+    /// The release that the target may have received. Repetitions are identical.
     sent: Option<Release>,
     taken_over: Option<TakenOver>,
 }
 
 impl SourceSide {
-    /// Whether the guest is to stay paused. The last word counts until the first release is sent.
+    /// Sets whether the guest is to stay paused. The last value before the first release counts.
     ///
     /// # Errors
-    /// If the target has been told the contrary.
+    /// If the opposite value was sent to the target.
     pub fn keep_paused(&mut self, keep_paused: bool) -> Result<(), HandOverRefusal> {
         if self.sent.is_some_and(|sent| sent.keep_paused != keep_paused) {
             return Err(HandOverRefusal::AlreadyReleased);
@@ -111,16 +111,16 @@ impl SourceSide {
         Ok(())
     }
 
-    /// The guest can never go on at the source. The first proof is the one that is told; one that is not known
-    /// proves nothing.
+    /// Records that the guest can never resume at the source. The first proof is kept and sent. An unknown proof
+    /// is ignored.
     pub fn prove(&mut self, proof: Proof) {
         if proof != Proof::Unknown {
             self.proof.get_or_insert(proof);
         }
     }
 
-    /// What the target is to be told now, on every connection and until it has acknowledged. From
-    /// here on it counts as told.
+    /// Returns the release to send now, on every connection and until the target has acknowledged. The release counts
+    /// as sent from here on.
     pub fn release(&mut self) -> Option<Release> {
         if self.taken_over.is_some() {
             return None;
@@ -130,10 +130,10 @@ impl SourceSide {
         Some(*self.sent.get_or_insert(release))
     }
 
-    /// The target has taken over; the first such word counts.
+    /// Records that the target has taken over. The first acknowledgement counts.
     ///
     /// # Errors
-    /// If nothing was released to it, or it is not known how it has taken over.
+    /// If nothing was released to the target, or its result is unknown.
     pub fn acknowledge(&mut self, taken_over: TakenOver) -> Result<(), HandOverRefusal> {
         if taken_over == TakenOver::Unknown {
             return Err(HandOverRefusal::NotUnderstood);
@@ -145,46 +145,46 @@ impl SourceSide {
         Ok(())
     }
 
-    /// The proof, if there is one.
+    /// Returns the proof, if there is one.
     pub fn proof(&self) -> Option<Proof> {
         self.proof
     }
 
-    /// What the target has said.
+    /// Returns the target's acknowledgement.
     pub fn taken_over(&self) -> Option<TakenOver> {
         self.taken_over
     }
 }
 
-/// The guest at the target, as its libvirt says.
+/// State of the guest at the target, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GuestHere {
-    /// It cannot be told.
+    /// The state is unknown.
     Unknown,
-    /// There is none.
+    /// The guest does not exist.
     Absent,
-    /// A part of it is here.
+    /// A part of the guest is here.
     Incoming,
-    /// The whole of it is here, and it has not run here.
+    /// The whole guest is here, and it has not run here.
     Complete,
-    /// It runs here, or has run here.
+    /// The guest runs here, or has run here.
     HasRun,
 }
 
-/// What the target does.
+/// The target's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TargetStep {
-    /// Nothing, until the guest's state changes or the source says something.
+    /// Waits until the guest's state changes or a message from the source arrives.
     Wait,
-    /// Resume the guest.
+    /// Resumes the guest.
     Resume,
-    /// Note that the guest has been taken over, and say so to the source.
+    /// Records that the guest has been taken over, and notifies the source.
     TakeOver(TakenOver),
-    /// Say again that the guest has been taken over.
+    /// Repeats the acknowledgement.
     Acknowledge(TakenOver),
 }
 
-/// The target's side.
+/// State of the target's side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TargetSide {
     release: Option<Release>,
@@ -192,10 +192,10 @@ pub struct TargetSide {
 }
 
 impl TargetSide {
-    /// The source has released the guest. The first such word counts, as the source repeats itself.
+    /// Records the source's release. The first one counts, because the source repeats it.
     ///
     /// # Errors
-    /// If its proof is not known: the guest waits, and its agent takes over by what the object says.
+    /// If its proof is unknown. The guest then stays paused, and its agent takes over based on the object.
     pub fn released(&mut self, release: Release) -> Result<(), HandOverRefusal> {
         if release.proof == Proof::Unknown {
             return Err(HandOverRefusal::NotUnderstood);
@@ -204,7 +204,7 @@ impl TargetSide {
         Ok(())
     }
 
-    /// What to do with a guest that is in this state.
+    /// Returns the next step for a guest in this state.
     pub fn step(&self, guest: GuestHere) -> TargetStep {
         let Some(release) = self.release else {
             return TargetStep::Wait;
@@ -220,17 +220,17 @@ impl TargetSide {
         }
     }
 
-    /// The guest has been taken over: libvirt has resumed it, or it stays paused as told.
+    /// Records that the guest has been taken over: libvirt has resumed it, or it stays paused as requested.
     pub fn take_over(&mut self, taken_over: TakenOver) {
         self.taken_over.get_or_insert(taken_over);
     }
 
-    /// What the source has said.
+    /// Returns the source's release.
     pub fn release(&self) -> Option<Release> {
         self.release
     }
 
-    /// What became of it.
+    /// Returns how the guest was taken over.
     pub fn taken_over(&self) -> Option<TakenOver> {
         self.taken_over
     }

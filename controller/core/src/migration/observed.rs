@@ -1,4 +1,4 @@
-//! From objects to what the controller's step takes.
+//! Builds the input of the controller's step function from the objects.
 
 use std::sync::Arc;
 
@@ -23,34 +23,34 @@ use crate::{
     launcher_pod::made_for,
 };
 
-/// What the controller knows of one migration.
+/// The controller's knowledge of one migration.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The migration.
     pub migration: &'a VirtualMachineInstanceMigration,
-    /// The instance of the name that it gives.
+    /// The VMI with the name in the migration's spec.
     pub instance: Option<&'a VirtualMachineInstance>,
-    /// The API server itself says that there is no such instance, if none is given.
+    /// If `instance` is `None`: the API server confirmed that the VMI does not exist.
     pub instance_confirmed: bool,
-    /// The instance's pods.
+    /// The VMI's pods.
     pub pods: &'a [Arc<Pod>],
-    /// The API server itself has listed them after the migration was read.
+    /// `pods` comes from a list by the API server, made after the migration was read.
     pub pods_confirmed: bool,
-    /// The node that the guest comes from.
+    /// The source node.
     pub source_node: NodeState,
-    /// The node that it goes to.
+    /// The target node.
     pub target_node: NodeState,
-    /// There is an older migration of the instance that is not over.
+    /// An older migration of the same VMI is not over.
     pub another: bool,
-    /// It may have a pod now.
+    /// The queue has granted the creation of a target pod.
     pub may_place: bool,
-    /// It has a slot.
+    /// The queue has granted a slot.
     pub has_slot: bool,
-    /// The deadline of its phase has passed.
+    /// The deadline of the current phase has passed.
     pub overdue: bool,
 }
 
-/// What the controller's step takes.
+/// Returns the input of the controller's step function.
 pub fn view(facts: &Facts<'_>) -> ClusterView {
     let migration = facts.migration;
     let finalizers = migration.metadata.finalizers.as_deref().unwrap_or_default();
@@ -69,25 +69,25 @@ pub fn view(facts: &Facts<'_>) -> ClusterView {
     }
 }
 
-/// The side that a guest comes from, once it is named.
+/// Returns the source side, once it is named.
 pub fn source(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationSource> {
     let source = migration.status.as_ref()?.source.as_ref()?;
     source.node.is_some().then_some(source)
 }
 
-/// The side that a guest goes to, once it is named.
+/// Returns the target side, once it is named.
 pub fn target(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationTarget> {
     let target = migration.status.as_ref()?.target.as_ref()?;
     target.node.is_some().then_some(target)
 }
 
-/// The node that an instance has moved to by a migration, whoever has not heard of it yet.
+/// Returns the node to which a VMI has moved by a migration, even if other components have not noticed yet.
 pub fn moved_to<'a>(facts: &Facts<'a>) -> Option<&'a str> {
     let to = target(facts.migration)?.node.as_deref();
     to.filter(|_| guest_location(&view(facts)) == GuestLocation::Target)
 }
 
-/// What an instance's migrations say of it; `facts` gives what is known beside each.
+/// Returns what a VMI's migrations state about it. `facts` supplies the other facts for each migration.
 pub fn moving<'a>(
     migrations: &'a [Arc<VirtualMachineInstanceMigration>],
     facts: impl Fn(&'a VirtualMachineInstanceMigration) -> Facts<'a>,
@@ -105,7 +105,7 @@ pub fn moving<'a>(
     }
 }
 
-/// The pods that were made for a migration.
+/// Returns the pods that were created for a migration.
 pub fn pods_of<'a>(
     migration: &VirtualMachineInstanceMigration,
     pods: &'a [Arc<Pod>],
@@ -114,7 +114,7 @@ pub fn pods_of<'a>(
     pods.iter().filter(move |pod| uid.is_some() && made_for(pod) == uid)
 }
 
-/// The pod of a migration that its guest arrives in: of several the one that its kubelet has not rejected.
+/// Returns the target pod of a migration. Prefers a pod that its kubelet has not rejected.
 pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Pod>]) -> Option<&'a Arc<Pod>> {
     pods_of(migration, pods).min_by_key(|pod| rejection(pod).is_some())
 }
@@ -133,7 +133,7 @@ fn instance(facts: &Facts<'_>) -> Instance {
         .as_ref()
         .and_then(|status| status.guest.as_ref()?.instance_uid.as_deref());
     if recorded.is_some_and(|uid| instance.metadata.uid.as_deref() != Some(uid)) {
-        // Another one has its name.
+        // Another VMI has the same name.
         return Instance::Missing;
     }
     let status = instance.status.clone().unwrap_or_default();
@@ -174,8 +174,8 @@ fn target_pod(facts: &Facts<'_>) -> TargetPod {
     }
 }
 
-/// Whether a target pod is on a node and its compute container runs, whatever containers others have injected into it.
-/// (It is not ready in Kubernetes' sense before the guest runs in it.)
+/// Returns whether a target pod is on a node and its compute container runs, regardless of injected containers. (The
+/// pod is not `Ready` for Kubernetes before the guest runs in it.)
 pub fn is_ready(pod: &Pod) -> bool {
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let containers = pod
@@ -199,12 +199,12 @@ fn source_pod(facts: &Facts<'_>) -> SourcePod {
         return match ended(pod) {
             None => SourcePod::Alive,
             Some(ended) if ended.outcome == Some(Outcome::Migrated) => SourcePod::Left,
-            // It may have left.
+            // The guest may have migrated away.
             Some(ended) if ended.outcome == Some(Outcome::Unknown) => SourcePod::Alive,
             Some(_) => SourcePod::Over,
         };
     }
-    // Deleted by force; its node's agent says when nothing runs in it any more.
+    // The pod was deleted by force. Its node's agent reports when nothing runs in it any more.
     let said = facts
         .instance
         .and_then(|instance| instance.status.as_ref()?.drydock.as_ref())

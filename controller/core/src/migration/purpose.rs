@@ -1,25 +1,25 @@
-//! What a migration is for, as KubeVirt marks it.
+//! The purpose of a migration, from KubeVirt's annotations.
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 
-/// Annotation of a migration that empties a node (KubeVirt's name). Its value is the node.
+/// Annotation of a migration that evacuates a node (KubeVirt's name). Its value is the node.
 pub const EVACUATION: &str = "kubevirt.io/evacuationMigration";
-/// Annotation of a migration that brings a guest into a newer pod (KubeVirt's name).
+/// Annotation of a migration that moves a guest into a newer pod (KubeVirt's name).
 pub const WORKLOAD_UPDATE: &str = "kubevirt.io/workloadUpdateMigration";
 
-/// What a migration is for.
+/// The purpose of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
-    /// Somebody asked for it.
+    /// A user requested it.
     Asked,
-    /// Its guest's node is being emptied.
+    /// Its guest's node is being drained.
     Evacuation,
     /// Its guest is to run in a newer pod.
     WorkloadUpdate,
 }
 
 impl Purpose {
-    /// What the annotations say. One with both empties a node.
+    /// Returns the purpose from the annotations. A migration with both evacuates a node.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         let has = |key: &str| {
             let annotations = migration.metadata.annotations.as_ref();
@@ -34,7 +34,7 @@ impl Purpose {
         }
     }
 
-    /// Whether Drydock makes such migrations itself, and so has to know when to stop.
+    /// Returns whether Drydock creates such migrations itself, and so has to decide when to stop.
     pub fn is_automatic(self) -> bool {
         self != Self::Asked
     }

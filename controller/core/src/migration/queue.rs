@@ -1,4 +1,4 @@
-//! Which migrations may go next.
+//! Decides which migrations may proceed next.
 //!
 //! ```text
 //!            placement budget                slot: cluster, source node, target node
@@ -6,26 +6,25 @@
 //!  (no target pod)       (pod on its way)  (pod's containers are ready)   (the guest moves)
 //! ```
 //!
-//! A slot is charged only once the target pod is ready, so that a pod that finds no node or cannot
-//! pull its image holds up nobody. (KubeVirt charges it from the pod's creation: five such pods
-//! stop all migrations of a cluster.) Target pods are made a little ahead of the slots, because a
-//! slot that is free while its pod starts is a slot lost, and only a little, because each takes a
-//! guest's memory on a node a second time:
+//! A slot is charged only once the target pod is ready, so a pod that finds no node or cannot pull its image blocks no
+//! other migration. (KubeVirt charges the slot from the pod's creation: five such pods stop all migrations of a
+//! cluster.) Target pods are created slightly ahead of the slots, because a slot that is free while its pod starts is
+//! wasted. They are created only slightly ahead, because each takes a guest's memory on a second node:
 //!
-//! - Of each source node as many may be placed as may run from it, beside those that run: one is
-//!   ready for every slot that frees. More than that cannot run soon, whatever else frees.
-//! - In the cluster as many as may run at once, for the same reason.
-//! - What is held up by something other than that limit (no node takes the pod; the target node
-//!   is busy) does not count, or a few hopeless pods would stop the rest. All together are at most
-//!   [`TARGET_POD_OVERCOMMIT`] times as many, so that hopeless pods do not pile up either.
+//! - Per source node, as many target pods without a slot are allowed as migrations may run from it: one is ready for
+//!   every slot that becomes free. More could not run soon in any case.
+//! - In the cluster, as many are allowed as migrations may run at once, for the same reason.
+//! - Pods that are held up by something other than that limit (no node takes the pod; the target node is busy) do not
+//!   count, or a few hopeless pods would stop the rest. All pods together are limited to [`TARGET_POD_OVERCOMMIT`]
+//!   times the limit, so hopeless pods do not pile up either.
 //!
-//! Those that wait go by urgency, then age, then UID. One that cannot go because of its own nodes
-//! lets others pass, except that the first that has waited for longer than [`MAX_OVERTAKING`] keeps what
-//! is free on its nodes: it needs room on two at once, and those behind it, of which there may be
-//! ever new ones, could otherwise take now one and now the other for ever.
+//! Waiting migrations are ordered by urgency, then age, then UID. A migration that is blocked by the limits of its own
+//! nodes can be overtaken. But the first migration that waits for longer than [`MAX_OVERTAKING`] reserves the free
+//! slots of its nodes: it needs slots on two nodes at once, and a steady supply of later migrations could otherwise
+//! take one or the other for ever.
 //!
-//! Nothing here takes a slot away: where a limit is lowered, those that run go on, and none is
-//! added until enough of them have finished.
+//! Slots are never revoked: when a limit is lowered, running migrations continue, and none starts until enough of them
+//! have finished.
 
 mod entry;
 mod reservations;
@@ -43,19 +42,20 @@ pub use entry::entry;
 pub use reservations::Reservations;
 pub use wait::{Reason, Wait};
 
-/// How long a migration with a ready target pod lets others pass that take what it needs.
+/// How long a migration whose target pod is ready may be overtaken by others that use the slots it needs. After that,
+/// slots are held for it.
 ///
-/// Some times as long as a migration mostly takes: shorter would hold slots back without need.
+/// A few times the duration of a typical migration; a smaller value would leave slots idle.
 pub const MAX_OVERTAKING: SignedDuration = SignedDuration::from_mins(5);
 
-/// How many times as many target pods there may be when some of them are held up.
+/// Limit of all target pods, as a multiple of the normal limit, when some of them are held up.
 pub const TARGET_POD_OVERCOMMIT: usize = 2;
 
-/// Annotation of a migration that empties a node: its place in the plan of the drain, among those that
-/// were made at the same time. Only the controller makes such migrations.
+/// Annotation of a migration that evacuates a node: its position in the drain plan among migrations created at the same
+/// time. Only the controller creates such migrations.
 pub const ORDER: &str = "drydock.dev/drain-order";
 
-/// The place of a migration among those that are as urgent and as old.
+/// Returns a migration's position among migrations of the same urgency and age.
 pub fn order(migration: &VirtualMachineInstanceMigration) -> u32 {
     let annotations = migration.metadata.annotations.as_ref();
     let text = annotations
@@ -64,22 +64,22 @@ pub fn order(migration: &VirtualMachineInstanceMigration) -> u32 {
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// How urgent a migration is beside others that wait, with KubeVirt's weights.
+/// Urgency of a migration relative to other waiting ones, with KubeVirt's weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
-    /// Nobody said.
+    /// No priority is set.
     #[default]
     None = 0,
-    /// The cluster tidies up.
+    /// Background maintenance of the cluster.
     SystemMaintenance = 20,
-    /// Somebody waits for it.
+    /// A user waits for it.
     UserTriggered = 50,
-    /// A node is being emptied.
+    /// A node is being drained.
     SystemCritical = 100,
 }
 
 impl Urgency {
-    /// What the migration's priority says; without one, what it is for.
+    /// Returns the urgency from the migration's priority, or from its purpose if no priority is set.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         match (migration.spec.priority, Purpose::of(migration)) {
             (Some(MigrationPriority::SystemCritical), _) | (None, Purpose::Evacuation) => Self::SystemCritical,
@@ -90,27 +90,27 @@ impl Urgency {
     }
 }
 
-/// A migration that has not finished.
+/// An unfinished migration in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// UID of the object, which no other entry has.
+    /// UID of the object; unique among the entries.
     pub uid: String,
-    /// Namespace and name, for whoever carries out what is granted.
+    /// Namespace and name, for the caller that carries out a grant.
     pub name: String,
-    /// How urgent it is.
+    /// Urgency.
     pub urgency: Urgency,
-    /// When the object was made, in whole seconds.
+    /// Creation time of the object, in whole seconds.
     pub created: Timestamp,
-    /// Its place among those that were made in the same second.
+    /// Position among migrations created in the same second.
     pub order: u32,
-    /// Node that the guest runs on.
+    /// Node on which the guest runs.
     pub source: String,
-    /// How far it is.
+    /// Stage in the queue.
     pub stage: Stage,
 }
 
 impl Entry {
-    /// What comes first, goes first.
+    /// Returns the sort key; lower entries go first.
     fn rank(&self) -> impl Ord + '_ {
         (
             std::cmp::Reverse(self.urgency),
@@ -121,24 +121,24 @@ impl Entry {
     }
 }
 
-/// How far a migration is.
+/// Stage of a migration in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It has no target pod.
     Waiting,
-    /// It has no target pod: the API server refuses that, and the next attempt is not due yet. It takes no place from
-    /// others meanwhile.
+    /// It has no target pod: the API server refuses the pod, and the next attempt is not due yet. It uses no placement
+    /// budget meanwhile.
     Refused,
-    /// Its target pod is on its way.
+    /// Its target pod is being scheduled or started.
     Placing {
-        /// Something holds the pod up: no node takes it, its image or a volume cannot be had.
+        /// Something holds the pod up: no node takes it, or its image or a volume is unavailable.
         held_up: bool,
     },
-    /// Its target pod's containers are ready, and it has no slot.
+    /// The containers of its target pod are ready, and it has no slot.
     Placed {
         /// Node of the target pod.
         target: String,
-        /// Since when.
+        /// Since when it waits for a slot.
         ready: Timestamp,
     },
     /// It has a slot.
@@ -148,22 +148,22 @@ pub enum Stage {
     },
 }
 
-/// What may be done next. Each list is in the order of the queue.
+/// Granted and waiting migrations. Each list is in queue order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
-    /// UIDs of those that may make their target pod.
+    /// UIDs of migrations that may create their target pod.
     pub place: Vec<String>,
-    /// UIDs of those that get a slot.
+    /// UIDs of migrations that get a slot.
     pub slots: Vec<String>,
-    /// UIDs of those that wait for one or the other, and what for. One that may make its pod, or has one on its way,
-    /// waits too if there would be no slot for it now.
+    /// UIDs of migrations that wait for a target pod or a slot, and the reason. A migration that may create its pod, or
+    /// whose pod is starting, also waits if no slot is free for it now.
     pub waiting: Vec<(String, Wait)>,
 }
 
-/// Who may go next. The same for the same entries in any order, and for the same limits.
+/// Returns which migrations may proceed next. The result is the same for the same entries in any order, and for the
+/// same limits.
 ///
-/// It counts only what `entries` say: [`Reservations::grant`] is the door for whoever acts on the
-/// answer.
+/// Counts only `entries`. Callers that act on the result must use [`Reservations::grant`].
 pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants {
     let mut order: Vec<&Entry> = entries.iter().collect();
     order.sort_by(|one, other| one.rank().cmp(&other.rank()));
@@ -197,9 +197,9 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
                 place.push(entry.uid.clone());
                 slots.refuse_any_target(&entry.source)
             }),
-            // Its condition names the API server's reason.
+            // The migration's condition has the API server's reason.
             Stage::Refused => None,
-            // What holds its pod up is Kubernetes' to report.
+            // Kubernetes reports what holds the pod up.
             Stage::Placing { held_up } => slots.refuse_any_target(&entry.source).filter(|_| !held_up),
             Stage::Placed { .. } | Stage::Holding { .. } => refused.get(entry.uid.as_str()).copied(),
         };
@@ -215,7 +215,7 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
     }
 }
 
-/// The slots that are taken.
+/// Slots in use.
 struct Slots<'a> {
     limits: &'a Migrations,
     cluster: usize,
@@ -244,14 +244,14 @@ impl<'a> Slots<'a> {
         self.keep(source, target);
     }
 
-    /// Lets nobody else have what is free on these nodes. The cluster needs no such thing: with
-    /// the node's slot one of the cluster's frees too, and whoever is first takes both.
+    /// Reserves the free slots of these nodes. The cluster limit needs no reservation: when a node's slot becomes free,
+    /// a cluster slot does too, and the first in the queue takes both.
     fn keep(&mut self, source: &'a str, target: &'a str) {
         *self.sources.entry(source).or_default() += 1;
         *self.targets.entry(target).or_default() += 1;
     }
 
-    /// Why there is no slot, wherever the guest goes.
+    /// Returns why no slot is free for the source, regardless of the target; `None` if one is.
     fn refuse_any_target(&self, source: &str) -> Option<Reason> {
         if self.sources.get(source).copied().unwrap_or(0) >= count(self.limits.outbound_per_node) {
             Some(Reason::SourceNodeLimit(self.limits.outbound_per_node))
@@ -262,7 +262,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Why there is no slot. The nodes come first, because what they say changes less often.
+    /// Returns why there is no slot. Node limits take precedence, because their message changes less often.
     fn refuse(&self, source: &str, target: &str) -> Option<Reason> {
         let anyway = self.refuse_any_target(source);
         let of_target = self.targets.get(target).copied().unwrap_or(0);
@@ -273,16 +273,16 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// How a target pod counts against a budget.
+/// How a target pod counts against the placement budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counted {
-    /// It may soon get a slot, or has one.
+    /// It may get a slot soon, or has one.
     Fully,
     /// Something else holds it up.
     HeldUp,
 }
 
-/// Target pods against a limit.
+/// Number of target pods that count against a limit.
 #[derive(Clone, Copy, Default)]
 struct Pods {
     fully: usize,
@@ -300,19 +300,19 @@ impl Pods {
     }
 }
 
-/// The placement budget that is taken.
+/// Placement budget in use.
 struct Places<'a> {
     limits: &'a Migrations,
-    /// Those that have a slot.
+    /// Migrations with a slot.
     holding: usize,
-    /// Those that have a target pod and no slot.
+    /// Migrations with a target pod and no slot.
     cluster: Pods,
-    /// Those that have a target pod, with a slot or without.
+    /// Migrations with a target pod, with or without a slot.
     sources: BTreeMap<&'a str, Pods>,
 }
 
 impl<'a> Places<'a> {
-    /// What is taken when those that are ready, and not among `refused`, have their slots.
+    /// Returns the budget in use once all ready migrations that are not in `refused` have their slots.
     fn taken(limits: &'a Migrations, order: &[&'a Entry], refused: &BTreeMap<&str, Reason>) -> Self {
         let mut places = Self {
             limits,
@@ -346,7 +346,7 @@ impl<'a> Places<'a> {
         self.sources.entry(source).or_default().add(counted);
     }
 
-    /// Why no target pod may be made.
+    /// Returns why no target pod may be created; `None` if it may.
     fn refuse(&self, source: &str) -> Option<Reason> {
         let of_source = self.sources.get(source).copied().unwrap_or_default();
         let per_cluster = count(self.limits.per_cluster);

@@ -1,4 +1,4 @@
-//! What the objects say of a migration, without what no decision depends on.
+//! The state of a migration as its objects show it, reduced to the facts that decisions depend on.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
@@ -7,27 +7,27 @@ use drydock_api::kubevirt::{
 
 use super::convergence::is_given_up_for;
 
-/// What a VirtualMachineInstanceMigration says: the agreement between controller and agents.
+/// The state recorded in a VirtualMachineInstanceMigration: the contract between controller and agents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Record {
-    /// The phase; `None` if nobody has looked at it yet.
+    /// The phase; `None` before the controller's first reconcile.
     pub phase: Option<MigrationPhase>,
-    /// The object is being deleted, which gives the migration up.
+    /// The object is being deleted, which aborts the migration.
     pub deleted: bool,
-    /// The controller gives it up.
+    /// The controller has requested an abort.
     pub abort: bool,
-    /// The source's node is gone for good, and whatever ran there.
+    /// The source node is gone for good, with everything that ran there.
     pub source_gone: bool,
-    /// The source has given it up by itself: what the target lost, it lost for that.
+    /// The source has aborted on its own. A loss reported by the target is then a consequence of that.
     pub gave_up: bool,
-    /// How far the source is: never [`SourceState::HandedOver`], which says something of both.
+    /// State of the source. Never [`SourceState::HandedOver`], which describes both sides.
     pub source: Option<SourceState>,
-    /// How far the target is, by its own word or its source's.
+    /// State of the target, reported by itself or by its source.
     pub target: Option<TargetState>,
 }
 
 impl Record {
-    /// What an object says.
+    /// Reads the record of an object.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         let status = migration.status.as_ref();
         let (source, target) = status.map(sides).unwrap_or_default();
@@ -44,40 +44,40 @@ impl Record {
         }
     }
 
-    /// Takes in what the source says.
+    /// Updates the record with a state reported by the source.
     pub fn hear_source(&mut self, said: SourceState) {
         (self.source, self.target) = both(Some(said), self.target);
     }
 
-    /// A part of it says something that only a later version knows. Nothing is done for such a migration, and nothing
-    /// about it, until it says something else or that version is back.
+    /// Returns whether a field has a value that only a later version knows. Nothing is done for or about such a
+    /// migration until the value changes or that version runs again.
     pub fn is_unknown(&self) -> bool {
         self.phase == Some(MigrationPhase::Unknown)
             || self.source == Some(SourceState::Unknown)
             || self.target == Some(TargetState::Unknown)
     }
 
-    /// Nothing of it is to begin any more.
+    /// Returns whether nothing of the migration may start any more.
     pub fn is_given_up(&self) -> bool {
         self.deleted || self.abort || self.is_over()
     }
 
-    /// Its phase is final.
+    /// Returns whether the phase is final.
     pub fn is_over(&self) -> bool {
         self.phase.is_some_and(MigrationPhase::is_final)
     }
 
-    /// It has failed: the guest does not run on the target, and never will.
+    /// Returns whether it has failed: the guest does not run on the target, and never will.
     pub fn has_failed(&self) -> bool {
         self.phase == Some(MigrationPhase::Failed)
     }
 
-    /// Both sides are named, so that agents act.
+    /// Returns whether both sides are named, so that the agents act.
     pub fn has_sides(&self) -> bool {
         self.phase.is_some_and(|phase| phase >= MigrationPhase::PreparingTarget)
     }
 
-    /// The guest is where it stays, as its source says: nothing of it waits there for a decision.
+    /// Returns whether the source reports that the guest's fate there is final: nothing there waits for a decision.
     pub fn source_is_settled(&self) -> bool {
         matches!(
             self.source,
@@ -85,7 +85,7 @@ impl Record {
         )
     }
 
-    /// The same of the target.
+    /// Returns the same for the target.
     pub fn target_is_settled(&self) -> bool {
         matches!(
             self.target,
@@ -93,13 +93,13 @@ impl Record {
         )
     }
 
-    /// The source has said that the guest will never run there again.
+    /// Returns whether the source has reported that the guest will never run there again.
     pub fn source_has_let_go(&self) -> bool {
         matches!(self.source, Some(SourceState::Released | SourceState::Stopped))
     }
 }
 
-/// The guest runs on the target, as one of the sides says.
+/// Returns whether one of the sides reports that the guest runs on the target.
 pub(super) fn has_arrived(status: &VirtualMachineInstanceMigrationStatus) -> bool {
     sides(status).1 == Some(TargetState::Running)
 }
@@ -110,8 +110,8 @@ fn sides(status: &VirtualMachineInstanceMigrationStatus) -> (Option<SourceState>
     both(source, target)
 }
 
-/// How far both sides are by what each has said. What a target has said since it took the guest over counts more than
-/// its source's word that it did.
+/// Returns the state of both sides from their reports. A state that the target has reported since it took over takes
+/// precedence over the source's `HandedOver`.
 fn both(source: Option<SourceState>, target: Option<TargetState>) -> (Option<SourceState>, Option<TargetState>) {
     match (source, target) {
         (Some(SourceState::HandedOver), None | Some(TargetState::Prepared | TargetState::Complete)) => {
@@ -122,7 +122,7 @@ fn both(source: Option<SourceState>, target: Option<TargetState>) -> (Option<Sou
     }
 }
 
-/// A record of which a part says something that only a later version knows.
+/// A record in which one field has a value that only a later version knows.
 #[cfg(test)]
 pub(super) fn any_unknown_record() -> impl proptest::strategy::Strategy<Value = Record> {
     use proptest::prelude::*;
@@ -136,7 +136,7 @@ pub(super) fn any_unknown_record() -> impl proptest::strategy::Strategy<Value = 
     })
 }
 
-/// Any record that objects can say.
+/// Any record that objects can contain.
 #[cfg(test)]
 pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> {
     use proptest::{option, prelude::*, sample::select};
@@ -188,7 +188,7 @@ mod tests {
     };
 
     proptest! {
-        /// The search of all that can happen checks the same of each world that it reaches.
+        /// `migration_search` checks the same for each state that it reaches.
         #[test]
         fn unknown_values_make_every_party_wait(
             record in any_unknown_record(),

@@ -1,17 +1,17 @@
-//! Target pods that their kubelet rejected.
+//! Target pods that were rejected by their kubelet.
 //!
-//! The scheduler knows a node by what its kubelet has last written. For a few seconds after a device plugin, a static
-//! pod or the kubelet itself has started, pods are bound to a node whose kubelet does not admit them
-//! (`UnexpectedAdmissionError`, `OutOfcpu`, `OutOfpods` and others). Such a pod has failed before any of its containers
-//! existed, and nothing has happened to the guest: the migration gets another pod.
+//! The scheduler knows a node only from its kubelet's last status update. For a few seconds after a device plugin, a
+//! static pod or the kubelet itself has started, pods are bound to a node whose kubelet does not admit them
+//! (`UnexpectedAdmissionError`, `OutOfcpu`, `OutOfpods` and others). Such a pod fails before any of its containers
+//! exists, and the guest is not affected: the migration gets another pod.
 //!
-//! | the newest pod | pods that were rejected | the migration |
+//! | newest pod | rejected pods | the migration |
 //! |---|---|---|
-//! | not rejected | any | goes on with that pod |
+//! | not rejected | any number | continues with that pod |
 //! | rejected | fewer than [`ATTEMPTS`] | gets another pod after [`pause`] |
-//! | rejected | [`ATTEMPTS`] | fails with the kubelet's words |
+//! | rejected | [`ATTEMPTS`] | fails with the kubelet's message |
 //!
-//! The rejected pods themselves are the count, so that every controller that leads finds the same.
+//! The rejected pods themselves are the counter, so every leading controller gets the same result.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,36 +22,36 @@ use k8s_openapi::api::core::v1::Pod;
 use super::observed::pods_of;
 use crate::instance::ending::rejection;
 
-/// How many target pods of a migration may be rejected. With [`pause`] the last one is made 15 s after the first
-/// rejection at the earliest: a kubelet corrects what its node offers within 10 s (its `nodeStatusUpdateFrequency`).
+/// Maximum number of rejected target pods of a migration. With [`pause`] the last one is created 15 s after the first
+/// rejection at the earliest: a kubelet corrects its node's status within 10 s (its `nodeStatusUpdateFrequency`).
 pub const ATTEMPTS: usize = 5;
 
 /// Reason of the wait for another target pod.
 pub const TARGET_POD_REJECTED: &str = "TargetPodRejected";
 
-/// The newest target pod was rejected, and there may be another.
+/// The newest target pod was rejected, and another may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// When the next pod may be made.
+    /// When the next pod may be created.
     pub again_at: Timestamp,
-    /// How many pods were rejected so far.
+    /// Number of pods rejected so far.
     pub count: usize,
-    /// What the kubelet has said of the newest.
+    /// The kubelet's message for the newest rejected pod.
     pub message: String,
 }
 
-/// How long to wait before the next target pod once `count` were rejected: 1, 2, 4 and 8 seconds.
+/// Returns how long to wait before the next target pod after `count` rejections: 1, 2, 4 and 8 seconds.
 pub fn pause(count: usize) -> Duration {
     let doublings = u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX);
     Duration::from_secs(1_u64.checked_shl(doublings).unwrap_or(u64::MAX))
 }
 
-/// How many target pods of a migration were rejected.
+/// Returns the number of rejected target pods of a migration.
 pub fn count(migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> usize {
     pods_of(migration, pods).filter(|pod| rejection(pod).is_some()).count()
 }
 
-/// Whether a migration waits for another target pod; `None` also if it has had its last.
+/// Returns the rejection after which a migration waits for another target pod; `None` also after the last attempt.
 pub fn rejected(migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> Option<Rejected> {
     let count = count(migration, pods);
     if !(1..ATTEMPTS).contains(&count) {

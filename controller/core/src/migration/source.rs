@@ -1,109 +1,112 @@
-//! What the agent of a migration's source does next.
+//! The next steps of the agent on a migration's source node.
 //!
 //! ```text
 //!  (nothing) ──target prepared──▶ Migrating ──▶ libvirt moves the guest
 //!      │                              │
-//!      │ given up              ┌──────┴────────────── stands still to leave ─────────────┐
+//!      │ aborted               ┌──────┴────────────── paused for hand-over ──────────────┐
 //!      ▼                       ▼                      │ reply read      │ no job, and     │ QEMU ended
-//!    Stayed ◀── libvirt let it run on             Released ◀────────────┘ target complete ▼
+//!    Stayed ◀── libvirt resumes it                Released ◀────────────┘ target complete ▼
 //!                                                     └──── libvirt: stopped, migrated ▶ Stopped
 //! ```
 //!
-//! A guest that stands still with no job, while the target has not said that it is complete, is said to
-//! be `Halted`: the target answers, and it goes to `Released`, or back to `Stayed`. Before it is said to
-//! stay, the session is closed, since a call of an earlier process may still be on its way to libvirt.
+//! If the guest is paused with no job while the target has not reported `Complete`, the source reports `Halted`. The
+//! target responds, and the source goes to `Released`, or back to `Stayed`. The session is closed before `Stayed` is
+//! reported, because a call of an earlier process may still be on its way to libvirt.
 //!
-//! libvirt resumes the source when the target's last reply is lost, although the target holds the
-//! whole guest. So the target is only told to go on by proof that nothing resumes the source any
-//! more: libvirt has read that reply, or has stopped the guest as migrated, or the guest has ended
-//! while it stood still, or libvirtd was lost while it stood still (a new one leaves it so) and this
-//! agent has promised, on the object, never to resume it.
+//! libvirt resumes the source when the target's last reply is lost, although the target holds the whole guest. So the
+//! target is released only by proof that nothing resumes the source any more. One of these must hold:
 //!
-//! A source that hears from its tunnel that the target has taken the guest over, before libvirt has stopped it
-//! here, says both in one word, `HandedOver` instead of `Stopped`.
+//! - libvirt has read that reply.
+//! - libvirt has stopped the guest as migrated.
+//! - The guest has ended while paused for the hand-over.
+//! - libvirtd was lost while the guest was paused (a new one leaves it paused), and this agent has promised, on the
+//!   object, never to resume it.
 //!
-//! A guest that was switched to post-copy can never go on here either: it is `Released` at once. What is here of
-//! it is not touched until the target has said `Running`, which it says once all of the guest is there.
+//! If the tunnel reports that the target has taken over before libvirt has stopped the guest here, the source reports
+//! both facts in one state, `HandedOver` instead of `Stopped`.
 //!
-//! What is said on the object is said before it is acted upon: `Migrating` before libvirt is asked,
-//! so that a migration is begun at most once; `Released` before the target is told.
+//! A guest that was switched to post-copy can never resume here either, so it is `Released` at once. Its source QEMU is
+//! left alone until the target has reported `Running`, which it does once all of the guest is there.
+//!
+//! A state is written to the object before it is acted upon: `Migrating` before libvirt is called, so that a migration
+//! is started at most once, and `Released` before the target is notified.
 
 use drydock_api::kubevirt::migration::{SourceState, TargetState};
 
 use super::{hand_over::Proof, record::Record};
 
-/// The guest on its source, as libvirt says.
+/// State of the guest on its source, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceDomain {
-    /// libvirt does not say.
+    /// libvirt does not report a state.
     Unknown,
-    /// It runs.
+    /// The guest runs.
     Running,
-    /// Its user has paused it.
+    /// The user has paused the guest.
     Paused,
-    /// It stands still so that the rest of it can be moved, or that the target can begin.
+    /// The guest is paused so that the rest of it can be moved, or the target can start.
     Leaving,
-    /// It was switched to post-copy and stands still for good: the target runs it, and needs what of it is
-    /// here until it says that it has all of it.
+    /// The guest was switched to post-copy and is paused for good. The target runs it, and needs the pages that are
+    /// still here until it reports that it has all of them.
     PostCopy,
-    /// It has left: stopped as migrated.
+    /// The guest has left: libvirt stopped it as migrated.
     Left,
-    /// It has ended otherwise.
+    /// The guest has ended for another reason.
     Ended,
 }
 
-/// A job of libvirt's on a domain.
+/// State of libvirt's job on the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Job {
-    /// libvirt does not say.
+    /// libvirt does not report it.
     Unknown,
-    /// There is none.
+    /// No job is running.
     None,
-    /// The guest is being moved away.
+    /// An outgoing migration is running.
     Outgoing,
 }
 
-/// The call by which libvirt was asked to move the guest.
+/// State of the libvirt call that migrates the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Call {
-    /// This process has not called; one before it may have.
+    /// This process has not called; an earlier one may have.
     Unknown,
-    /// This process has said that the guest is about to move, or has tried to say so, and has not called yet.
+    /// This process has written `Migrating`, or has tried to, and has not called yet.
     Due,
-    /// It has no answer yet.
+    /// The call has not returned yet.
     Pending,
-    /// It has failed.
+    /// The call has failed.
     Failed,
-    /// It has succeeded.
+    /// The call has succeeded.
     Succeeded,
 }
 
-/// The tunnel's session on the source.
+/// State of the tunnel's session on the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceTunnel {
-    /// The tunnel does not answer.
+    /// The tunnel does not respond.
     Unknown,
-    /// It has no such session.
+    /// The tunnel has no session for this migration.
     Missing,
-    /// It has.
+    /// The tunnel has a session.
     Open {
-        /// It knows its peer.
+        /// The session knows its peer.
         paired: bool,
         /// libvirt has read the target's last reply.
         reply_read: bool,
-        /// The target has said that it took over.
+        /// The target has acknowledged that it took over.
         acknowledged: bool,
     },
 }
 
-/// What the source's agent sees: first the object and the tunnel, then the domain, its job, and the domain
-/// once more, until both readings of the domain agree. A job that was read before the guest stood still
-/// says nothing of it; a tunnel without session lets nothing through after that.
+/// The view of the source's agent. It reads the object and the tunnel first, then the domain, its job, and the domain
+/// again, until both readings of the domain agree. A job state that was read before the guest was paused proves nothing
+/// afterwards. A tunnel without a session passes nothing on from then on.
 ///
-/// Of its own side it knows what it said last, or what the API server, not a cache, said when it began.
+/// The agent takes its own side from its last report, or, after a start, from the API server instead of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceView {
-    /// What the object says.
+    /// The state recorded in the object.
     pub record: Record,
     /// The guest.
     pub domain: SourceDomain,
@@ -113,14 +116,13 @@ pub struct SourceView {
     pub call: Call,
     /// The tunnel.
     pub tunnel: SourceTunnel,
-    /// This process has seen every event of the domain since it stood still to leave, and none by
-    /// which it went on.
+    /// This process has seen every domain event since the guest was paused for the hand-over, and no resume event.
     pub stood_still: bool,
 }
 
 impl SourceView {
-    /// libvirt was not asked to move the guest for this migration: `Migrating` is said before that, and this
-    /// process still has to ask when it was the one to say it.
+    /// Returns whether libvirt was not called for this migration. `Migrating` is written before the call. If this
+    /// process wrote it, the call may still be due.
     pub fn has_not_begun(&self) -> bool {
         match self.record.source {
             None => true,
@@ -129,8 +131,8 @@ impl SourceView {
         }
     }
 
-    /// The guest is being moved or was moved. If this migration has not begun, that is another one, which was
-    /// begun while this agent did not hear that this one was given up.
+    /// Returns whether the guest is being moved or was moved. If this migration has not begun, that belongs to another
+    /// migration, which began before this agent learned that this one was aborted.
     fn shows_another(&self) -> bool {
         match self.domain {
             SourceDomain::Leaving | SourceDomain::PostCopy | SourceDomain::Left => true,
@@ -140,30 +142,30 @@ impl SourceView {
     }
 }
 
-/// One thing that the source's agent does.
+/// A step of the source's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceStep {
-    /// A session of the tunnel is opened.
+    /// Opens a session of the tunnel.
     Prepare,
-    /// The session is told its peer.
+    /// Sets the peer of the session.
     Pair,
-    /// The object is told.
+    /// Writes this state to the object.
     Say(SourceState),
-    /// libvirt is asked to move the guest.
+    /// Calls libvirt to migrate the guest.
     Start,
-    /// libvirt is asked to give up moving it.
+    /// Requests libvirt to abort the migration.
     Abort,
-    /// The guest that stands still goes on here.
+    /// Resumes the paused guest on the source.
     Resume,
-    /// The tunnel tells the target that the guest may go on there.
+    /// Releases the guest through the tunnel, so that the target may resume it.
     Release(Proof),
-    /// What is left of a guest that runs on the target is ended.
+    /// Destroys the rest of a guest that runs on the target.
     Destroy,
-    /// The session is closed.
+    /// Closes the session.
     Close,
 }
 
-/// What the source's agent does, in this order; none if it waits. Each is safe to repeat.
+/// Returns the steps of the source's agent in order; none while it waits. Each step is idempotent.
 pub fn step(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     if record.is_unknown() {
@@ -191,7 +193,7 @@ pub fn step(view: &SourceView) -> Vec<SourceStep> {
     }
 }
 
-/// The guest has left, or cannot come back. The target is told until it has taken over.
+/// Steps when the guest has left, or cannot come back. Repeats the release until the target has taken over.
 fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     if view.record.source == Some(SourceState::Stopped) {
         return release(view, proof);
@@ -206,19 +208,19 @@ fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     steps
 }
 
-/// The target has told this tunnel that it took the guest over, and leaves it to this side to say so. A source
-/// that has said more than `Migrating` is not waited for.
+/// Returns whether the target has acknowledged the hand-over to this tunnel and leaves the report to this side. The
+/// target does not wait for a source whose state is past `Migrating`.
 fn has_handed_over(view: &SourceView) -> bool {
     view.record.source == Some(SourceState::Migrating)
         && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. })
 }
 
-/// The guest has ended, and libvirt does not say that it has left.
+/// Steps when the guest has ended and libvirt does not report that it has left.
 fn ended(view: &SourceView) -> Vec<SourceStep> {
     match view.record.source {
         Some(SourceState::Released | SourceState::Stopped) => gone(view, Proof::SourceStopped),
         Some(SourceState::Migrating | SourceState::Halted) if reply_read(view) => gone(view, Proof::SourceStopped),
-        // It stood still until its end. If the target has all of it, that is its last state.
+        // The guest was paused until its end. If the target has all of it, that copy is its last state.
         Some(SourceState::Migrating) if view.stood_still => vec![SourceStep::Say(SourceState::Halted)],
         Some(SourceState::Halted) => match view.record.target {
             Some(TargetState::Complete | TargetState::Running | TargetState::Ended) => gone(view, Proof::SourceStopped),
@@ -226,24 +228,24 @@ fn ended(view: &SourceView) -> Vec<SourceStep> {
             _ if view.record.is_over() => vec![SourceStep::Say(SourceState::Ended)],
             _ => Vec::new(),
         },
-        // It may have gone on after it stood still; what the target has would be an old state.
+        // The guest may have resumed after the pause, so the target's copy may be outdated.
         _ => vec![SourceStep::Say(SourceState::Ended)],
     }
 }
 
-/// The guest stands still in order to leave.
+/// Steps while the guest is paused for the hand-over.
 fn leaving(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     if record.source_has_let_go() {
         let mut steps = release(view, Proof::SourceGone);
-        // Nothing waits for what is left here: the guest is the target's, whatever became of it there.
+        // Nothing needs the rest of the guest here. It belongs to the target, whatever happened to it there.
         let taken = matches!(record.target, Some(TargetState::Running | TargetState::Ended)) || record.is_over();
         if view.job == Job::None && taken {
             steps.push(SourceStep::Destroy);
         }
         return steps;
     }
-    // The target has taken it over, and libvirt is about to stop it here.
+    // The target has taken over, and libvirt is about to stop the guest here.
     if view.job == Job::Outgoing && has_handed_over(view) {
         return Vec::new();
     }
@@ -254,7 +256,7 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
         (Job::Unknown, _) => Vec::new(),
         (Job::Outgoing, _) if record.is_given_up() => vec![SourceStep::Abort],
         (Job::Outgoing, _) => Vec::new(),
-        // libvirtd was lost meanwhile, and nothing goes on by itself.
+        // libvirtd was lost meanwhile, and nothing continues by itself.
         (Job::None, Some(TargetState::Complete | TargetState::Running | TargetState::Ended))
             if !record.has_failed() =>
         {
@@ -267,8 +269,8 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
     }
 }
 
-/// The target is gone for good without a word. Its guest ran there only if this tunnel told it to, which
-/// a tunnel that was lost has forgotten.
+/// Steps when the target is gone for good without a report. Its guest ran there only if this tunnel had released it. A
+/// tunnel that was lost has no record of that.
 fn orphaned(view: &SourceView) -> Vec<SourceStep> {
     match view.tunnel {
         SourceTunnel::Unknown => Vec::new(),
@@ -277,27 +279,27 @@ fn orphaned(view: &SourceView) -> Vec<SourceStep> {
     }
 }
 
-/// The guest runs on the target since it was switched to post-copy. libvirt never lets it go on here, whatever
-/// becomes of it there; and it ends what is here by itself once the target has all of it, unless the reply
-/// that says so is lost.
+/// Steps when the guest runs on the target after a switch to post-copy. libvirt never resumes it here, whatever happens
+/// on the target. libvirt destroys the rest here by itself once the target has everything, unless the reply that
+/// confirms this is lost.
 fn switched(view: &SourceView) -> Vec<SourceStep> {
     if !view.record.source_has_let_go() {
         return vec![SourceStep::Say(SourceState::Released)];
     }
     let mut steps = release(view, Proof::SourceGone);
     let complete = matches!(view.record.target, Some(TargetState::Running | TargetState::Ended));
-    // libvirt may still have a job: it waits for a reply that nobody gives any more.
+    // libvirt may still have a job that waits for a reply which never arrives.
     if complete || view.record.is_over() {
         steps.push(SourceStep::Destroy);
     }
     steps
 }
 
-/// The guest runs, or is paused by its user.
+/// Steps while the guest runs, or is paused by its user.
 fn alive(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     if record.source_has_let_go() {
-        // Somebody else has resumed it. Nothing that runs is ended on a guess.
+        // An external caller has resumed it. A running guest is never destroyed on a guess.
         return Vec::new();
     }
     match view.job {
@@ -320,9 +322,9 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             Call::Due if !record.is_given_up() && record.source == Some(SourceState::Migrating) => {
                 vec![SourceStep::Start]
             }
-            // libvirt has answered that it moves, or is about to say how it went.
+            // libvirt has confirmed the migration, or is about to return its result.
             Call::Pending | Call::Succeeded => Vec::new(),
-            // A call of an earlier process may still be on its way to libvirt: it finds no session.
+            // A call of an earlier process may still be on its way to libvirt. It finds no session.
             Call::Due | Call::Failed | Call::Unknown => match view.tunnel {
                 SourceTunnel::Unknown => Vec::new(),
                 SourceTunnel::Open { .. } => vec![SourceStep::Close],
@@ -333,7 +335,7 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
     }
 }
 
-/// The source lets go: on the object first.
+/// Writes `Released` to the object first, then releases the guest through the tunnel.
 fn released(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     if view.record.source_has_let_go() {
         release(view, proof)

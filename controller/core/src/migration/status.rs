@@ -1,4 +1,4 @@
-//! The controller's part of a migration's status, and what an instance says of its migration.
+//! The controller's part of a migration's status.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
@@ -29,40 +29,39 @@ use crate::{
     vm_conditions::condition,
 };
 
-/// Condition: it waits, and for what.
+/// Condition type: the migration waits; the reason names the cause.
 pub const WAITING: &str = "Waiting";
-/// Reason of [`WAITING`]: a ResourceQuota does not admit the target pod. KubeVirt's name.
+/// Reason of [`WAITING`]: a ResourceQuota rejects the target pod. KubeVirt's name.
 const REJECTED_BY_QUOTA: &str = "RejectedByResourceQuota";
-/// Reason of [`WAITING`]: the API server refuses the target pod otherwise.
+/// Reason of [`WAITING`]: the API server rejects the target pod for another reason.
 const FAILED_CREATE: &str = "FailedCreate";
-/// Condition: it was asked to be given up. KubeVirt's name.
+/// Condition type: an abort was requested. KubeVirt's name.
 pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
 
-/// Condition: the guest runs on its target, and a part of its memory is still on its source.
+/// Condition type: the guest runs on its target, and a part of its memory is still on its source.
 pub const POST_COPY: &str = "PostCopy";
-/// Reason of [`POST_COPY`], and of the side that has found it: that part cannot come any more.
+/// Reason of [`POST_COPY`], and of the side that has detected it: that part of the memory can no longer arrive.
 pub const POST_COPY_BROKEN: &str = "PostCopyBroken";
-/// What is said then.
+/// Message for [`POST_COPY_BROKEN`].
 pub const POST_COPY_BROKEN_MESSAGE: &str = "the connection broke by which the rest of the guest's memory was to come after it had been switched to post-copy: \
      the guest stands still, and cannot go on; delete the VirtualMachineInstance to end it on both nodes";
-/// Reason of [`POST_COPY`]: that part is on its way.
+/// Reason of [`POST_COPY`]: that part of the memory is being transferred.
 const SWITCHED: &str = "Switched";
 
-/// Both sides, named once.
+/// Both sides of a migration, named once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sides {
-    /// Node, pod and its UID that the guest comes from.
+    /// Node, pod name and pod UID of the source.
     pub source: [String; 3],
-    /// The same that it goes to.
+    /// Node, pod name and pod UID of the target.
     pub target: [String; 3],
-    /// What the target must be able to run.
+    /// Requirements of the guest on the target.
     pub guest: MigratedGuest,
-    /// What the migration may do.
+    /// Limits and permissions of the migration.
     pub configuration: MigrationConfiguration,
 }
 
-/// The guest of an instance, as the target must be able to run it, in this pod. `source` is the node that it is on, if
-/// that is known.
+/// Returns the requirements of a VMI's guest on the `target` pod. `source` is the node on which it runs, if known.
 pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&NodeView<'_>>) -> MigratedGuest {
     let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     MigratedGuest {
@@ -78,7 +77,7 @@ pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&No
     }
 }
 
-/// What a migration may do by the configuration in force.
+/// Returns the limits and permissions of a migration from the configuration in force.
 pub fn configuration(migrations: &Migrations) -> MigrationConfiguration {
     let seconds = |duration: Option<std::time::Duration>| {
         Some(duration.map_or(0, |duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)))
@@ -99,14 +98,14 @@ pub fn configuration(migrations: &Migrations) -> MigrationConfiguration {
 pub struct Waiting {
     /// CamelCase reason.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
 impl Waiting {
-    /// The API server refuses the target pod, with this text.
+    /// The API server rejects the target pod with this text.
     pub fn of_refusal(text: &str) -> Self {
-        // Quota and any other admission answer the same code and reason; KubeVirt compares this text too.
+        // Quota and other admission plugins return the same code and reason. KubeVirt compares this text, too.
         let quota = text.contains("exceeded quota");
         Self {
             reason: if quota { REJECTED_BY_QUOTA } else { FAILED_CREATE }.into(),
@@ -114,7 +113,7 @@ impl Waiting {
         }
     }
 
-    /// The target pod does not come to run.
+    /// The target pod does not start.
     pub fn of_target_pod(hindrance: &Hindrance) -> Self {
         let reason = match hindrance.reason.as_str() {
             NOT_SCHEDULED => "TargetPodNotScheduled",
@@ -127,7 +126,7 @@ impl Waiting {
         }
     }
 
-    /// The target pod's kubelet rejected it, and another is made.
+    /// The target pod was rejected by its kubelet, and another is created.
     pub fn of_rejection(rejected: &Rejected) -> Self {
         Self {
             reason: TARGET_POD_REJECTED.into(),
@@ -139,35 +138,35 @@ impl Waiting {
         }
     }
 
-    /// Whether a reason means that the API server refuses the target pod.
+    /// Returns whether a reason means that the API server rejects the target pod.
     pub fn is_refusal(reason: &str) -> bool {
         [REJECTED_BY_QUOTA, FAILED_CREATE].contains(&reason)
     }
 }
 
-/// A change of the controller's part.
+/// A change to the controller's part of the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
-    /// The phases that it enters, one after the other.
+    /// Phases to enter, in order.
     pub enter: Vec<MigrationPhase>,
-    /// The node that the guest is on, if that is known.
+    /// Node on which the guest runs, if known.
     pub source_node: Option<String>,
-    /// The sides, with [`MigrationPhase::PreparingTarget`].
+    /// Both sides, together with [`MigrationPhase::PreparingTarget`].
     pub sides: Option<Sides>,
-    /// Why it has failed, with what a side has said of it.
+    /// The failure, with a side's message.
     pub fail: Option<(Failure, String)>,
-    /// Reason of the deadline that it has failed by, where that is reported in place of the failure's own.
+    /// Reason of the exceeded deadline, if it is reported instead of the failure's own.
     pub deadline: Option<&'static str>,
-    /// Why it is given up.
+    /// The reason of an abort, with details.
     pub abort: Option<(Failure, String)>,
-    /// The source's node is gone for good.
+    /// The source node is gone for good.
     pub source_gone: bool,
-    /// What it waits for; `None` if for nothing.
+    /// What the migration waits for; `None` if it does not wait.
     pub waiting: Option<Waiting>,
 }
 
-/// The controller's part of the status after a change, whole: what is left out of an apply would be
-/// removed.
+/// Returns the controller's complete part of the status after a change. Server-side apply would remove fields that are
+/// left out.
 pub fn after(
     migration: &VirtualMachineInstanceMigration,
     change: &Change,
@@ -282,14 +281,14 @@ pub fn after(
     after
 }
 
-/// Whether a side has said that post-copy is broken.
+/// Returns whether a side has reported that post-copy is broken.
 pub fn post_copy_is_told_to_be_broken(said: &VirtualMachineInstanceMigrationStatus) -> bool {
     let source = said.source.as_ref().and_then(|source| source.reason.as_deref());
     let target = said.target.as_ref().and_then(|target| target.reason.as_deref());
     [source, target].contains(&Some(POST_COPY_BROKEN))
 }
 
-/// What is to be known of a guest that was switched to post-copy, until all of it has come.
+/// Returns reason and message of the condition [`POST_COPY`], until all memory has arrived.
 fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
     if post_copy_is_told_to_be_broken(said) {
         return Some((POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE.into()));
@@ -305,7 +304,7 @@ fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static s
     (switched && !arrived).then(|| (SWITCHED, message.into()))
 }
 
-/// The sentence of a failure, with what a side has said.
+/// Returns a failure's sentence, with a side's message appended.
 pub fn words(failure: Failure, detail: &str) -> String {
     if detail.is_empty() {
         failure.sentence().into()
@@ -314,7 +313,7 @@ pub fn words(failure: Failure, detail: &str) -> String {
     }
 }
 
-/// Whether applying `wanted` would change `migration`.
+/// Returns whether applying `wanted` would change `migration`.
 pub fn differs(migration: &VirtualMachineInstanceMigration, wanted: &VirtualMachineInstanceMigrationStatus) -> bool {
     let current = migration.status.clone().unwrap_or_default();
     let names = |source: &Option<MigrationSource>| {
@@ -322,7 +321,7 @@ pub fn differs(migration: &VirtualMachineInstanceMigration, wanted: &VirtualMach
             .as_ref()
             .map(|side| [side.node.clone(), side.pod.clone(), side.pod_uid.clone()])
     };
-    // What the sides say is told again with whatever else there is to tell.
+    // The reports of the sides alone are no reason for a write. They are copied with the next change.
     let state = |status: &VirtualMachineInstanceMigrationStatus| {
         let state = status.migration_state.clone().unwrap_or_default();
         (state.completed, state.failure_reason, state.abort_status)
@@ -343,7 +342,7 @@ fn transitions(
     now: Timestamp,
 ) -> Vec<MigrationPhaseTransition> {
     let mut all = before.phase_transition_timestamps.clone();
-    // What a later version has written cannot be written here as it is.
+    // Values of a later version cannot be written back unchanged.
     all.retain(|transition| transition.phase != MigrationPhase::Unknown);
     let began = before.source.as_ref().and_then(|source| source.start_timestamp);
     for phase in phases {
@@ -361,7 +360,7 @@ fn transitions(
     all
 }
 
-/// The same in KubeVirt's words; `None` before the sides are named.
+/// Returns KubeVirt's `migrationState`; `None` before the sides are named.
 fn state(
     migration: &VirtualMachineInstanceMigration,
     after: &VirtualMachineInstanceMigrationStatus,
@@ -381,7 +380,7 @@ fn state(
     let aborted = migration.metadata.deletion_timestamp.is_some() || after.abort.is_some();
     Some(MigrationState {
         migration_uid: migration.metadata.uid.clone(),
-        // Both sides prepare from here on; when the guest itself began to move is the source's to say.
+        // Both sides prepare from here on. The source reports when the guest itself began to move.
         start_timestamp: before
             .start_timestamp
             .or_else(|| named.is_some().then(|| whole_seconds(now).0)),

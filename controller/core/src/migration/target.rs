@@ -1,111 +1,110 @@
-//! What the agent of a migration's target does next.
+//! The next steps of the agent on a migration's target node.
 //!
 //! ```text
 //!   (nothing) ──CPU fits, tunnel listens──▶ Prepared ──libvirt, through the tunnel──▶ incoming
-//!       │ does not fit                          │ given up                               │ whole
+//!       │ does not fit                          │ aborted                                │ whole
 //!       ▼                                       ▼                                        ▼
 //!    Refused                                  Gone ◀── the source keeps the guest ── Complete
 //!                                                                                        │ released
 //!                                                                         Ended ◀── Running
 //! ```
 //!
-//! A guest that was switched to post-copy runs here before it is complete (`Incoming` → post-copy → `Running`),
-//! and nothing is done or said until it is.
+//! A guest that was switched to post-copy runs here before it is complete (`Incoming` → post-copy → `Running`). Nothing
+//! is done or reported until it is complete.
 //!
-//! That a guest runs here is said by its source, where that is about to say that the guest has left (`HandedOver`).
+//! The source reports that the guest runs here if it is about to report the guest's departure (`HandedOver`).
 //!
-//! A guest that is complete is resumed by the tunnel or by this agent, whoever hears first that the
-//! source has let go. It is ended only when the source keeps it, and after the session is closed, so
-//! that no release is on its way.
+//! A complete guest is resumed by the tunnel or by this agent, whichever learns first that the source has released it.
+//! It is destroyed only when the source keeps it, and after the session is closed, so that no release is in flight.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 
 use super::record::Record;
 
-/// The guest on its target, as libvirt says.
+/// State of the guest on its target, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetDomain {
-    /// libvirt does not say.
+    /// libvirt does not report a state.
     Unknown,
-    /// libvirt has never had all of it: there is no such domain.
+    /// libvirt never had all of the guest, and the domain does not exist.
     Absent,
-    /// It is on its way.
+    /// The guest is being received.
     Incoming,
-    /// All of it is here, and it stands still.
+    /// All of the guest is here, and it is paused.
     Complete,
-    /// It runs, and a part of it is still on the source: nothing of either side may be lost.
+    /// The guest runs, and a part of its memory is still on the source. Neither side may be lost.
     PostCopy,
-    /// It runs, and all of it is here.
+    /// The guest runs, and all of it is here.
     Running,
-    /// It was complete, or ran, and has ended.
+    /// The guest was complete, or ran, and has ended.
     Over,
 }
 
-/// The tunnel's session on the target.
+/// State of the tunnel's session on the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetTunnel {
-    /// The tunnel does not answer.
+    /// The tunnel does not respond.
     Unknown,
-    /// It has no such session.
+    /// The tunnel has no session for this migration.
     Missing,
-    /// It has.
+    /// The tunnel has a session.
     Open {
-        /// It knows its peer.
+        /// The session knows its peer.
         paired: bool,
-        /// It has heard that the source lets go.
+        /// The session has received the source's release.
         released: bool,
-        /// It has let the guest go on, or left it paused as its user wants.
+        /// The session has resumed the guest, or left it paused as its user wants.
         taken_over: bool,
     },
 }
 
-/// What the target's agent sees: first the object and the tunnel, then the guest, since a tunnel without
-/// session resumes nothing after that; and if the guest is over, the tunnel once more, since it may have
-/// been told to let the guest go on meanwhile.
+/// The view of the target's agent. It reads the object and the tunnel first, then the guest: a tunnel without a session
+/// resumes nothing from then on. If the guest is over, it reads the tunnel again, because a release may have arrived
+/// meanwhile.
 ///
-/// Of its own side it knows what it said last, or what the API server, not a cache, said when it began.
+/// The agent takes its own side from its last report, or, after a start, from the API server instead of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetView {
-    /// What the object says.
+    /// The state recorded in the object.
     pub record: Record,
     /// The tunnel.
     pub tunnel: TargetTunnel,
     /// The guest.
     pub domain: TargetDomain,
-    /// Whether the guest can run here, if that was asked.
+    /// Whether the guest can run here, if that was checked.
     pub fits: Option<bool>,
-    /// The source has not said for a while that it has handed the guest over that runs here.
+    /// The guest runs here, but the source has not reported `HandedOver` within the agent's `SOURCE_IS_LATE_AFTER`.
     pub source_is_late: bool,
 }
 
-/// One thing that the target's agent does.
+/// A step of the target's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetStep {
-    /// libvirt is asked whether the guest can run here.
+    /// Checks with libvirt whether the guest can run here.
     Check,
-    /// A session of the tunnel is opened.
+    /// Opens a session of the tunnel.
     Prepare,
-    /// The session is told its peer.
+    /// Sets the peer of the session.
     Pair,
-    /// The object is told.
+    /// Writes this state to the object.
     Say(TargetState),
-    /// The guest is shown to run here: Services send to its pod. The source is about to tell the object.
+    /// Makes the pod ready, so that Services route to it. The source is about to report that the guest runs here.
     Show,
-    /// The guest goes on here, unless its user had paused it.
+    /// Resumes the guest, unless its user had paused it.
     TakeOver,
-    /// The session is closed.
+    /// Closes the session.
     Close,
-    /// What is here of the guest is ended.
+    /// Destroys the guest on the target.
     Destroy,
 }
 
-/// What the target's agent does, in this order; none if it waits. Each is safe to repeat.
+/// Returns the steps of the target's agent in order; none while it waits. Each step is idempotent.
 pub fn step(view: &TargetView) -> Vec<TargetStep> {
     if view.record.is_unknown() {
         return Vec::new();
     }
     match view.domain {
-        // Without the source it would be lost, so it is not said to be here before all of it is.
+        // The guest would be lost without the source, so it is not reported before all of it is here.
         TargetDomain::Unknown | TargetDomain::PostCopy => Vec::new(),
         TargetDomain::Running => running(view),
         TargetDomain::Over => over(view),
@@ -130,8 +129,8 @@ fn running(view: &TargetView) -> Vec<TargetStep> {
     }
 }
 
-/// The source's tunnel hears from this one that the guest runs here, and its agent says so together with its own end,
-/// which the migration waits for anyway: one write for two.
+/// Returns whether the source is about to report that the guest runs here. Its tunnel learns that from this one, and
+/// its agent reports it together with its own end, for which the migration waits anyway: one write instead of two.
 fn is_about_to_be_told(view: &TargetView) -> bool {
     let told = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
     told && view.record.source == Some(SourceState::Migrating) && !view.record.source_gone && !view.source_is_late
@@ -139,7 +138,8 @@ fn is_about_to_be_told(view: &TargetView) -> bool {
 
 fn absent(view: &TargetView) -> Vec<TargetStep> {
     let record = &view.record;
-    // A source that has let go had sent all that it sends: it was lost on its way, after a switch to post-copy.
+    // A source that has released the guest had sent all of its data. The guest was lost after a switch to post-copy,
+    // before it was complete.
     let lost = record.source_has_let_go();
     let given_up = lost || record.is_given_up() || record.source_gone || is_halted(view) || is_kept_by_source(view);
     match record.target {
@@ -169,7 +169,7 @@ fn complete(view: &TargetView) -> Vec<TargetStep> {
     let taken_over = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
     let released = matches!(view.tunnel, TargetTunnel::Open { released: true, .. });
     match view.record.target {
-        // Its user keeps it paused.
+        // The user keeps the guest paused.
         Some(TargetState::Running) if view.record.is_over() => close(view),
         Some(TargetState::Running | TargetState::Ended) => Vec::new(),
         _ if is_disowned(view) => discard(view),
@@ -187,7 +187,7 @@ fn over(view: &TargetView) -> Vec<TargetStep> {
         && matches!(view.tunnel, TargetTunnel::Open { released: false, .. });
     match view.record.target {
         Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
-        // A release that is on its way must find no session before nothing is said to have run.
+        // Before `Gone` is reported, a release that is in flight must find no session.
         _ if never_ran => vec![TargetStep::Close, TargetStep::Say(TargetState::Gone)],
         _ if matches!(view.tunnel, TargetTunnel::Unknown) => Vec::new(),
         _ if is_kept_by_source(view) && view.record.target != Some(TargetState::Running) => {
@@ -197,17 +197,18 @@ fn over(view: &TargetView) -> Vec<TargetStep> {
     }
 }
 
-/// The guest stays on its source, or has ended there: what is here is of no use.
+/// Returns whether the guest stays on its source, or has ended there. The copy here is useless then.
 fn is_kept_by_source(view: &TargetView) -> bool {
     matches!(view.record.source, Some(SourceState::Stayed | SourceState::Ended)) || view.record.has_failed()
 }
 
-/// Nothing more comes from the source, which waits to be told whether all of the guest is here.
+/// Returns whether nothing more comes from the source, which waits for a report whether all of the guest is here.
 fn is_halted(view: &TargetView) -> bool {
     view.record.source == Some(SourceState::Halted)
 }
 
-/// It has been said that nothing is here and nothing will run here, which the others rely on.
+/// Returns whether this side has reported that nothing is here and nothing will run here. The other parties rely on
+/// that.
 fn is_disowned(view: &TargetView) -> bool {
     matches!(view.record.target, Some(TargetState::Refused | TargetState::Gone))
 }
@@ -227,8 +228,8 @@ fn close(view: &TargetView) -> Vec<TargetStep> {
     }
 }
 
-/// The source's key comes with its word that it begins. A migration that was given up before that is not given a peer,
-/// so that nothing comes of a source that had not heard of it.
+/// Sets the session's peer. The source publishes its key together with its report that it begins. A migration that was
+/// aborted before that gets no peer, so a source that has not seen the abort cannot start it.
 fn pair(view: &TargetView) -> Vec<TargetStep> {
     let known = view.record.source.is_some();
     match view.tunnel {

@@ -8,7 +8,7 @@ use crate::{
     guest_network::{Profile, UserNamespaces},
 };
 
-/// Everything an [`Observed`] borrows, with values of a healthy node.
+/// Everything that an [`Observed`] borrows, with the values of a healthy node.
 struct Scene {
     now: Timestamp,
     labels: BTreeMap<String, String>,
@@ -110,7 +110,7 @@ impl Scene {
         })
     }
 
-    /// Carries the plan out, as the API server would.
+    /// Executes the plan, as the API server would.
     fn settle(&mut self) -> Plan {
         let plan = self.plan();
         for (key, value) in plan.labels.clone() {

@@ -1,13 +1,13 @@
-//! Node affinity and taints as the scheduler judges them.
+//! Node affinity and taints, evaluated as the scheduler does.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
 
-/// Taint of a node that was cordoned.
+/// Taint of a cordoned node.
 pub(super) const CORDON: &str = "node.kubernetes.io/unschedulable";
 
-/// Whether a node with this name and these labels meets a required node affinity.
+/// Returns whether a node with this name and these labels matches a required node affinity.
 pub(super) fn admits(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
     selector
         .node_selector_terms
@@ -18,7 +18,7 @@ pub(super) fn admits(selector: &NodeSelector, name: &str, labels: &BTreeMap<Stri
 fn meets_term(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
-    // A term that says nothing matches nothing.
+    // An empty term matches nothing.
     if expressions.is_empty() && fields.is_empty() {
         return false;
     }
@@ -30,7 +30,7 @@ fn meets_term(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, Str
             .all(|field| meets(field, (field.key == "metadata.name").then_some(name)))
 }
 
-/// Whether a value, or that there is none, meets one expression.
+/// Returns whether a value, or its absence, matches one expression.
 pub(super) fn meets(expression: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = expression.values.as_deref().unwrap_or_default();
     let among = |value: &str| values.iter().any(|other| other == value);
@@ -52,8 +52,8 @@ pub(super) fn meets(expression: &NodeSelectorRequirement, value: Option<&str>) -
     }
 }
 
-/// Whether the scheduler itself keeps pods with these tolerations off a node: by a taint, or because it is
-/// cordoned.
+/// Returns whether the scheduler itself keeps pods with these tolerations off a node: because of a taint, or because
+/// the node is cordoned.
 pub fn keeps_off(node: &Node, tolerations: &[Toleration]) -> bool {
     let Some(spec) = &node.spec else { return false };
     let taints = spec.taints.as_deref().unwrap_or_default();
@@ -61,7 +61,7 @@ pub fn keeps_off(node: &Node, tolerations: &[Toleration]) -> bool {
     cordoned || in_the_way(taints, tolerations).next().is_some()
 }
 
-/// The taint that a cordon stands for, and that a cordoned node soon has.
+/// Returns the taint that corresponds to a cordon, and that a cordoned node soon has.
 pub(super) fn cordon() -> Taint {
     Taint {
         key: CORDON.into(),
@@ -70,7 +70,7 @@ pub(super) fn cordon() -> Taint {
     }
 }
 
-/// The taints that keep a pod with these tolerations off a node.
+/// Yields the taints that keep a pod with these tolerations off a node.
 pub(super) fn in_the_way<'a>(taints: &'a [Taint], tolerations: &[Toleration]) -> impl Iterator<Item = &'a Taint> {
     taints
         .iter()
@@ -78,7 +78,7 @@ pub(super) fn in_the_way<'a>(taints: &'a [Taint], tolerations: &[Toleration]) ->
         .filter(|taint| !tolerated(taint, tolerations))
 }
 
-/// Whether one of these tolerations is for this taint.
+/// Returns whether one of these tolerations tolerates this taint.
 pub(super) fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
     tolerations.iter().any(|toleration| tolerates(toleration, taint))
 }

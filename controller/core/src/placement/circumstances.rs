@@ -1,17 +1,20 @@
-//! What decides whether a running guest can move, as one short text.
+//! Digest of everything that decides whether a running guest can move.
 //!
-//! It serves to find out whether anything has changed since a migration failed that could let the next one succeed.
+//! It shows whether anything has changed since a migration failed that could let the next one succeed.
 //!
-//! | of | is a part | is none |
+//! | object | included | not included |
 //! |---|---|---|
 //! | the guest's node | its CPU, KVM, libvirt and QEMU; its mask; the version of its agent | labels, taints |
-//! | each other node that suits the guest, however full it is: by labels, taints, cordon, CPU, mask, volumes | that it is there; the same; what it has for pods | other labels and taints |
+//! | each other suitable node, however full | existence; the same; allocatable resources | other labels, taints |
 //! | other nodes | that they do not suit | all else: none of it lets a migration succeed |
 //! | the configuration | all of it | |
-//! | the guest | its spec, its CPU, how it runs, where it is | its other status: attempts change it |
+//! | the guest | its spec, its CPU, its virtualization type, its node | its other status: attempts change it |
 //!
-//! What other pods leave of a node is no part either: that changes with each of them, and while no node has room no
-//! migration is made. Nor are measured numbers, such as the frequency of a time stamp counter, which differ each time.
+//! Labels, taints, cordon, CPU, mask and volumes decide whether a node suits the guest.
+//!
+//! The free resources of a node are not included either: they change with each pod, and while no node has room no
+//! migration is created. Nor are measured numbers, such as the frequency of a time stamp counter, which differ each
+//! time.
 
 use std::fmt::Write as _;
 
@@ -25,11 +28,11 @@ use super::{
 };
 use crate::configuration::Configuration;
 
-/// The names from which digests are made.
+/// Namespace of the UUIDs that are used as digests.
 const NAMES: Uuid = Uuid::from_u128(0x7c4f_0d52_6b1e_5a39_9e08_2f6d_b3a1_57c4);
 
-/// Digest of what decides whether a running guest can move. Equal circumstances give the same one, in whatever order
-/// `nodes` are, which are all; `source` is the node that it is on.
+/// Returns the digest of what decides whether a running guest can move. Equal circumstances have equal digests,
+/// whatever the order of `nodes`, which are all nodes; `source` is the node that the guest is on.
 pub fn circumstances<'a>(
     instance: &VirtualMachineInstance,
     needs: &Requirements,
@@ -64,9 +67,9 @@ pub fn circumstances<'a>(
     Uuid::new_v5(&NAMES, text.as_bytes()).to_string()
 }
 
-/// Adds what of a node may decide in libvirt and QEMU.
+/// Appends the properties of a node that may matter to libvirt and QEMU.
 fn describe(text: &mut String, node: &NodeView<'_>) {
-    // Writing to a text does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "{} {} {:?}", node.name, node.agent_version, node.masked);
     let Some(facts) = node.facts else { return };
     let cpu = &facts.cpu;

@@ -26,40 +26,40 @@ use super::{
 };
 use crate::{aliases, processor, quantity};
 
-/// How many nodes are called by their names.
+/// Up to this many nodes are listed by name.
 const NAMED: usize = 3;
-/// How many reasons are given in one sentence.
+/// Maximum number of reasons in one sentence.
 const REASONS: usize = 6;
-/// Longest sentence in which nodes are called by their names, in bytes.
+/// Maximum length of a sentence with node names, in bytes.
 const LENGTH: usize = 1000;
 
-/// A node, as far as it matters here.
+/// The properties of a node that matter for placement.
 #[derive(Clone, Debug, Default)]
 pub struct NodeView<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its labels.
     pub labels: Option<&'a BTreeMap<String, String>>,
-    /// It was cordoned.
+    /// Whether it is cordoned.
     pub cordoned: bool,
     /// Its taints.
     pub taints: &'a [Taint],
-    /// What it can do in full, if its agent has said.
+    /// Its full CPU sets, if its agent has reported them.
     pub facts: Option<&'a NodeFacts>,
-    /// CPU features that it masks, whether it has them or not.
+    /// CPU features that it masks, whether or not it has them.
     pub masked: &'a [String],
-    /// Version of its agent; empty if it has not said.
+    /// Version of its agent; empty if not reported.
     pub agent_version: &'a str,
-    /// Shares of virtualization that it offers; `None` if that is not known.
+    /// Shares of virtualization that it offers; `None` if unknown.
     pub shares: Option<u64>,
-    /// What it has for pods, all in all; `None` if that is not known.
+    /// Its allocatable resources; `None` if unknown.
     pub allocatable: Option<&'a BTreeMap<String, Quantity>>,
-    /// What pods on it have requested; `None` if that is not known, so that it may be nothing.
+    /// Requests of the pods on it; `None` if unknown, in which case they may be zero.
     pub room: Option<Arc<NodeRoom>>,
 }
 
 impl<'a> NodeView<'a> {
-    /// The view of a Node and what its agent has said of it.
+    /// Returns the view of a Node and its agent's report.
     pub fn of(node: &'a Node, status: Option<&'a HypervisorStatus>) -> Self {
         let spec = node.spec.as_ref();
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
@@ -75,7 +75,7 @@ impl<'a> NodeView<'a> {
             agent_version: status.map(|status| status.agent_version.as_str()).unwrap_or_default(),
             shares: allocatable.map(|all| {
                 all.get(KVM_RESOURCE)
-                    // A round thousand is written `1k`.
+                    // A multiple of 1000 is written as `1k`.
                     .and_then(|count| quantity::bytes(&count.0))
                     .unwrap_or(0)
             }),
@@ -88,12 +88,12 @@ impl<'a> NodeView<'a> {
         self.labels.and_then(|labels| labels.get(key)).map(String::as_str)
     }
 
-    /// Which processor guests have there that have their host's own CPU, if that is known.
+    /// Returns the identity of the processor that guests with their host's own CPU have there, if known.
     pub(super) fn processor(&self) -> Option<String> {
         self.facts.and_then(processor::identity)
     }
 
-    /// What guests can have there, if that is known.
+    /// Returns what guests can have there, if known.
     pub(super) fn virtualization(&self) -> Option<&'a VirtualizationFacts> {
         self.facts.and_then(|facts| facts.virtualization.as_ref())
     }
@@ -102,14 +102,14 @@ impl<'a> NodeView<'a> {
 /// Which nodes fit, and why the others do not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fit {
-    /// Names of those that fit.
+    /// Names of the nodes that fit.
     pub fits: Vec<String>,
-    /// Names of those that do not, by each of their reasons.
+    /// Names of the nodes that do not fit, by each of their reasons.
     pub misfits: BTreeMap<Misfit, Vec<String>>,
 }
 
 impl Fit {
-    /// Adds a reason of a node. What nodes have free of one resource is one reason of all of them.
+    /// Adds a reason for a node. Shortages of one resource are merged into one reason for all nodes.
     pub(super) fn note(&mut self, mut misfit: Misfit, node: &str) {
         let alike = self
             .misfits
@@ -125,10 +125,10 @@ impl Fit {
         self.misfits.entry(misfit).or_default().extend(nodes);
     }
 
-    /// The reasons, the most telling first; of one kind that first which most nodes have.
+    /// Returns the reasons, the most relevant kind first; within one kind, the reason of the most nodes first.
     fn ranked(&self) -> Vec<(&Misfit, &Vec<String>)> {
         let mut ranked: Vec<_> = self.misfits.iter().collect();
-        // The sort is stable, so kinds stay in their order.
+        // The sort is stable, so kinds keep their order.
         let mut start = 0;
         while let Some((first, _)) = ranked.get(start) {
             let kind = mem::discriminant(*first);
@@ -142,12 +142,13 @@ impl Fit {
         ranked
     }
 
-    /// The most telling reason.
+    /// Returns the most relevant reason.
     pub fn first(&self) -> Option<&Misfit> {
         self.ranked().first().map(|(misfit, _)| *misfit)
     }
 
-    /// `2 nodes lack the CPU feature avx2, 1 is unschedulable`; or that there are no nodes.
+    /// Returns the reasons, such as `2 nodes lack the CPU feature avx2, 1 is unschedulable`; or that there are no
+    /// nodes.
     pub fn reasons(&self) -> String {
         let full = self.told(true);
         if full.len() <= LENGTH { full } else { self.told(false) }
@@ -181,7 +182,7 @@ impl Fit {
         parts.join(", ")
     }
 
-    /// Why no node can take it.
+    /// Returns a sentence on why no node can run it.
     pub fn sentence(&self) -> String {
         format!("no node can run it: {}", self.reasons())
     }
@@ -197,12 +198,12 @@ impl fmt::Display for Fit {
     }
 }
 
-/// Which of `nodes` could take a new virtual machine.
+/// Returns which of `nodes` could run a new virtual machine.
 pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, nodes: &[NodeView<'_>]) -> Fit {
     judge(nodes, usize::MAX, |node| misfits_and_shortages(needs, spec, node))
 }
 
-/// Sorts nodes by what is found to be in the way, until so many fit that it is `enough`.
+/// Sorts nodes by their misfits, until `enough` nodes fit.
 pub(super) fn judge<'n>(
     nodes: impl IntoIterator<Item = impl Borrow<NodeView<'n>>>,
     enough: usize,
@@ -225,13 +226,13 @@ pub(super) fn judge<'n>(
     fit
 }
 
-/// Everything that is in the way of a pod with these requirements on a node, whatever other pods are there.
+/// Returns everything that prevents a pod with these requirements from running on a node, regardless of other pods.
 pub(super) fn misfits(
     needs: &Requirements,
     spec: &VirtualMachineInstanceSpec,
     node: &NodeView<'_>,
 ) -> BTreeSet<Misfit> {
-    // The rest of what a node without an agent lacks would tell nothing more.
+    // Further reasons of a node without an agent would add no information.
     if node.label(SCHEDULABLE).is_none() {
         return BTreeSet::from([Misfit::NoAgent]);
     }
@@ -242,7 +243,7 @@ pub(super) fn misfits(
     found
 }
 
-/// The same, with what other pods leave of the node.
+/// Returns the same, plus the resources that are not free on the node.
 pub(super) fn misfits_and_shortages(
     needs: &Requirements,
     spec: &VirtualMachineInstanceSpec,
@@ -255,7 +256,7 @@ pub(super) fn misfits_and_shortages(
     found
 }
 
-/// What the scheduler will find missing in the labels, each by what is behind it.
+/// Adds what the scheduler will miss in the labels, each with the underlying reason.
 fn labels(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     for (key, value) in &needs.node_selector {
         if node.label(key) == Some(value) {
@@ -282,8 +283,8 @@ fn labels(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit
     found.extend(needs.forbidden_minimum.iter().cloned().map(Misfit::ForbidsMinimum));
 }
 
-/// What is behind it that a node does not have a label about its CPU or machine types; that it has
-/// not what the manifest selects where it is about neither.
+/// Returns the reason why a node lacks a label about its CPU or machine types; for other labels, that it lacks what
+/// the manifest selects.
 fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Misfit> {
     let facts = node.virtualization();
     if let Some(model) = needs.model.as_ref().filter(|model| key == model_key(model)) {
@@ -301,7 +302,7 @@ fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Mi
         };
         return missing(key, node, lack);
     }
-    // The features that are asked for come by the full sets, if it is they.
+    // If requested features are the reason, the full sets report them by name.
     let Some(model) = key.strip_prefix(CPU_MINIMUM) else {
         return Some(Misfit::Label(key.into()));
     };
@@ -312,14 +313,14 @@ fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Mi
     missing(key, node, lack)
 }
 
-/// A label is missing: for want of what it says, or though that is there. On a node that takes no virtual machines
-/// labels may be missing on purpose, and that it takes none is reason enough.
+/// Returns the reason for a missing label: the node lacks what the label describes, or has it without the label. On a
+/// node that takes no virtual machines, labels may be missing on purpose, and that it takes none is reason enough.
 fn missing(key: &str, node: &NodeView<'_>, lack: Option<Misfit>) -> Option<Misfit> {
     let takes_guests = || node.label(SCHEDULABLE) == Some(TRUE);
     lack.or_else(|| takes_guests().then(|| Misfit::NotLabelled(key.into())))
 }
 
-/// Why the label of a model is not there.
+/// Returns why a node lacks the label of a model.
 fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -> Option<Misfit> {
     let known = node.virtualization().map_or(&[][..], |facts| facts.models.as_slice());
     if needs.obsolete.covers(model, known) {
@@ -340,7 +341,7 @@ fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -
     }
 }
 
-/// What the full sets say against a node, whatever its labels say.
+/// Adds the misfits according to the full sets, regardless of labels.
 fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     let Some(offer) = Offer::of(node, needs) else { return };
     let facts = offer.facts;
@@ -360,7 +361,7 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
     for feature in needs.forbidden.iter().filter(offers) {
         found.insert(Misfit::HasForbidden(feature.clone()));
     }
-    // Whoever lacks the very feature that is asked for need not be told about the minimum.
+    // If the requested feature itself is missing, the minimum need not be reported too.
     if !lacking.is_empty() {
         found.retain(|misfit| !matches!(misfit, Misfit::LacksMinimum(..) | Misfit::MasksMinimum(..)));
     }
@@ -373,7 +374,8 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
     }
 }
 
-/// That guests cannot have a model, but for what the manifest disables, with what is missing for it.
+/// Returns the misfit if guests cannot have a model, except for features that the manifest disables, with what the
+/// model lacks.
 pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &Offer<'_>) -> Option<Misfit> {
     if !needs.disabled.is_empty() {
         return lacks_part(name, &needs.disabled, offer);
@@ -389,7 +391,7 @@ pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &Offer<'_>) -
     (!is_admitted).then(|| offer.lack_of_model(name, missing))
 }
 
-/// Everything but the CPU and the labels that are computed.
+/// Adds the misfits other than those of the CPU and the computed labels.
 fn surroundings(
     needs: &Requirements,
     spec: &VirtualMachineInstanceSpec,

@@ -1,4 +1,4 @@
-//! Nodes whose masks are not in the way of a guest that runs: its own node masks the same.
+//! Nodes whose masks do not affect a running guest, because its own node masks the same features.
 
 use drydock_api::labels::{CPU_FEATURE, CPU_MINIMUM};
 
@@ -7,17 +7,18 @@ use super::{
     offer::Offer,
 };
 
-/// Lifts from all nodes what the node masks that a guest runs on: the guest may use it elsewhere, too, where it
-/// really is.
+/// Lifts, on all nodes, the masked features of the guest's own node: the guest may use them on other nodes too, if
+/// their hardware has them.
 pub fn lift_masks(needs: &mut Requirements, source: &NodeView<'_>) {
     needs.lifted = source.masked.iter().cloned().collect();
 }
 
-/// Admits nodes that have what a running guest needs and mask it as its own node does, `source`.
+/// Admits nodes that have what a running guest needs and mask it just as its own node, `source`, does.
 ///
-/// The labels say what new guests can have, so a pod that selects on them would never reach such a node. Where there is
-/// one, the pod does not select on the label; it keeps off the nodes instead, by their names, of which the full sets say
-/// that they lack it. A node that nothing is known of, or that comes later, is not ruled out: its agent refuses there.
+/// The labels describe what new guests can have, so a pod that selects on them would never reach such a node. If
+/// there is one, the pod does not select on the label. Instead it avoids, by name, the nodes that lack the feature
+/// according to their full sets. A node that is unknown, or that is added later, is not ruled out: there the agent
+/// refuses the guest.
 pub fn admit_masked<'a>(
     needs: &mut Requirements,
     source: &NodeView<'_>,
@@ -64,13 +65,13 @@ pub fn admit_masked<'a>(
     }
 }
 
-/// Whether a label says what guests can have of a CPU, and masks concern it.
+/// Returns whether a label describes what guests can have of a CPU, so that masks affect it.
 fn is_of_cpu(needs: &Requirements, key: &str) -> bool {
     let is_model = needs.model.as_ref().is_some_and(|model| key == model_key(model));
     is_model || key.starts_with(CPU_FEATURE) || key.starts_with(CPU_MINIMUM)
 }
 
-/// That the guest cannot have what such a label says.
+/// Returns the misfit if the guest cannot have what such a label describes.
 fn lack(needs: &Requirements, key: &str, offer: &Offer<'_>) -> Option<Misfit> {
     if let Some(feature) = key.strip_prefix(CPU_FEATURE) {
         return offer.lack(feature);

@@ -1,88 +1,88 @@
-//! Why a node does not fit.
+//! Reasons why a node does not fit.
 
 use drydock_api::kubevirt::Amount;
 
 use super::room;
 use crate::mask;
 
-/// How many missing features of a model are named.
+/// Maximum number of a model's missing features that are listed.
 const FEATURES: usize = 4;
 
-/// Why a node does not fit. The order is that of a sentence: what is most telling comes first.
+/// Why a node does not fit. The order is that in a sentence: the most relevant reasons come first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Misfit {
-    /// The CPU model is an obsolete one, which no node offers.
+    /// The CPU model is obsolete; no node offers it.
     ObsoleteModel(String),
-    /// A feature is forbidden that each node is expected to have.
+    /// A feature is forbidden that every node is expected to have.
     ForbidsMinimum(String),
-    /// Guests there cannot have the CPU model, for want of these features.
+    /// Guests there cannot have the CPU model, because these features are missing.
     LacksModel(String, Vec<String>),
-    /// The model is offered there by another name.
+    /// The model is offered there under another name.
     OtherName(String, String),
-    /// Guests there cannot have the CPU model, since its node masks these features.
+    /// Guests there cannot have the CPU model, because the node masks these features.
     MasksModel(String, Vec<String>),
     /// Guests there cannot have a CPU feature.
     LacksFeature(String),
     /// The node has a CPU feature and masks it.
     MasksFeature(String),
-    /// Guests there cannot have all of the minimum CPU model, for want of these features.
+    /// Guests there cannot have all of the minimum CPU model, because these features are missing.
     LacksMinimum(String, Vec<String>),
-    /// Guests there cannot have all of the minimum CPU model, since its node masks these features.
+    /// Guests there cannot have all of the minimum CPU model, because the node masks these features.
     MasksMinimum(String, Vec<String>),
-    /// Guests there have a CPU feature that is forbidden.
+    /// Guests there have a forbidden CPU feature.
     HasForbidden(String),
-    /// CPUs of another vendor than that of the running guest.
+    /// The CPU's vendor is not that of the running guest.
     OtherVendor(String),
-    /// Another processor, microcode, kernel or set of features than that of a guest that has its host's own
-    /// CPU.
+    /// Processor, microcode, kernel or features differ from those of the node of a guest that has its host's own CPU.
     OtherProcessor,
-    /// Fewer bits of a physical address than these, which the running guest has.
+    /// Physical addresses have fewer bits than this, which the running guest has.
     FewerAddressBits(u32),
-    /// Guests run there by hardware virtualization and this one by emulation, or the other way round.
+    /// Guests there use hardware virtualization and this one emulation, or the other way round.
     OtherVirtType(&'static str),
-    /// Its host model is an obsolete one.
+    /// Its host model is obsolete.
     HostModelObsolete,
-    /// QEMU there has no such machine type.
+    /// QEMU there does not have the machine type.
     LacksMachineType(String),
-    /// Another architecture.
+    /// The architecture differs.
     Architecture(String),
-    /// It has less of a resource, all in all, than the pod asks for.
+    /// It has less of a resource in total than the pod requests.
     TooSmall(&'static str, Amount),
-    /// Too little of a resource is free there; where several nodes have this reason, `free` is the most that one has.
+    /// Too little of a resource is free; if several nodes have this reason, `free` is the largest amount on any of
+    /// them.
     NoRoom {
-        /// Name of the resource; `pods` is for how many pods a node may have.
+        /// Name of the resource; `pods` is the number of pods that a node may have.
         resource: String,
-        /// How much the pod requests: CPU in thousandths, all else in units.
+        /// Requested amount: CPU in thousandths, everything else in units.
         requested: u64,
-        /// How much is free, in the same unit.
+        /// Free amount, in the same unit.
         free: u64,
     },
     /// The volume of this claim cannot be used there.
     Volume(String),
-    /// Its labels do not say that it has what it has.
+    /// It lacks the label for what it has.
     NotLabelled(String),
-    /// Nothing is known of its CPU.
+    /// Its CPU has not been inspected.
     NotInspected,
-    /// Not a label, or not with this value, that the manifest selects.
+    /// It lacks a label, or its value, that the manifest selects.
     Label(String),
-    /// The manifest's node affinity.
+    /// It does not match the manifest's node affinity.
     Affinity,
-    /// No network for guests.
+    /// It has no network for guests.
     NoGuestNetwork,
-    /// Virtualization is not offered there.
+    /// It offers no virtualization.
     NoVirtualization,
-    /// Its agent does not take virtual machines.
+    /// Its agent accepts no virtual machines.
     NotReady,
     /// It has no agent.
     NoAgent,
-    /// A taint that is not tolerated.
+    /// It has a taint that is not tolerated.
     Tainted(String),
-    /// It was cordoned.
+    /// It is cordoned.
     Cordoned,
 }
 
 impl Misfit {
-    /// Both are for want of the same resource, of which the same amount is requested.
+    /// Returns whether both are shortages of the same resource with the same requested amount.
     pub(super) fn is_same_shortage(&self, other: &Self) -> bool {
         let key = |misfit: &Self| match misfit {
             Self::NoRoom {
@@ -93,7 +93,7 @@ impl Misfit {
         matches!(self, Self::NoRoom { .. }) && key(self) == key(other)
     }
 
-    /// CamelCase reason.
+    /// Returns the CamelCase reason.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::ObsoleteModel(_) => "CPUModelObsolete",
@@ -126,7 +126,7 @@ impl Misfit {
         }
     }
 
-    /// What one node, or several, do or are.
+    /// Returns the predicate of a sentence about one node, or several.
     pub(super) fn of_nodes(&self, several: bool) -> String {
         let verb = |one: &'static str, many: &'static str| if several { many } else { one };
         let (has, lacks, is) = (verb("has", "have"), verb("lacks", "lack"), verb("is", "are"));
@@ -204,7 +204,7 @@ impl Misfit {
     }
 }
 
-/// `has 1.2 GiB of memory free of the 2.1 GiB that are requested`.
+/// Returns for example `has 1.2 GiB of memory free of the 2.1 GiB that are requested`.
 fn room_lacked(resource: &str, requested: u64, free: u64, several: bool) -> String {
     let (has, most) = if several { ("have", "at most ") } else { ("has", "") };
     let free = room::amount(resource, free, false);
@@ -216,7 +216,7 @@ fn room_lacked(resource: &str, requested: u64, free: u64, several: bool) -> Stri
     format!("{has} {most}{free}{of} free of the {requested} that are requested")
 }
 
-/// Which features are missing, if that is known; at most [`FEATURES`] are named.
+/// Returns which features are missing, if known; at most [`FEATURES`] are listed.
 fn for_want_of(missing: &[String]) -> String {
     if missing.is_empty() {
         return String::new();
@@ -229,7 +229,7 @@ fn for_want_of(missing: &[String]) -> String {
     format!(" for want of {}{more}", named.join(", "))
 }
 
-/// Which features are masked, and by what.
+/// Returns which features are masked, and by what.
 fn since_masked(masked: &[String]) -> String {
     format!("{}, masked by {}", for_want_of(masked), mask::means())
 }

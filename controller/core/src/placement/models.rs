@@ -1,16 +1,16 @@
-//! Nodes where guests can have a CPU model, or all of it that a guest asks for.
+//! Nodes where guests can have a CPU model, or the part of it that a guest needs.
 
 use drydock_api::facts::Usable;
 
 use super::{ARCHITECTURE, HOSTNAME, NodeView, Requirements, misfit::Misfit, model_key, nodes_by_name, offer::Offer};
 use crate::aliases;
 
-/// That guests cannot have a model without its `disabled` features, with what is missing for it.
+/// Returns the misfit if guests cannot have a model without its `disabled` features, with what the model lacks.
 pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &Offer<'_>) -> Option<Misfit> {
     let there = offer.facts;
     let lack = |blockers: &[String]| offer.missing(blockers, disabled);
     let exact = |name: &str| there.models.iter().find(|model| model.name == name);
-    // A model is as usable by each of its names.
+    // All names of a model are equally usable.
     let model = exact(name).or_else(|| aliases::names_of(name, &there.models).find_map(exact));
     let Some(model) = model else {
         return Some(Misfit::LacksModel(name.into(), Vec::new()));
@@ -26,7 +26,7 @@ pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &Offer<'_>) -> 
     match host {
         _ if !missing.is_empty() => Some(offer.lack_of_model(name, missing)),
         _ if !model.blockers.is_empty() => None,
-        // libvirt does not say why the model is not usable; the host model is based on it without these.
+        // libvirt does not report why the model is unusable; the host model is based on it without these features.
         Some(host) => {
             let missing = lack(&host.disabled);
             (!missing.is_empty()).then(|| offer.lack_of_model(name, missing))
@@ -35,12 +35,12 @@ pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &Offer<'_>) -> 
     }
 }
 
-/// Admits nodes that lack of the model only what the manifest disables.
+/// Admits nodes that lack only those features of the model that the manifest disables.
 ///
-/// The label of a model says that guests can have the whole of it, so a pod that selects on it would
-/// never reach such a node. Where there is one, the pod does not select on the label; it keeps off the
-/// nodes instead, by their names, of which the full sets say that they lack more. A node that nothing is
-/// known of, or that comes later, is not ruled out: libvirt refuses there, and says what is missing.
+/// The label of a model means that guests can have all of it, so a pod that selects on it would never reach such a
+/// node. If there is one, the pod does not select on the label. Instead it avoids, by name, the nodes that lack more
+/// features according to their full sets. A node that is unknown, or that is added later, is not ruled out: there
+/// libvirt refuses the guest and reports what is missing.
 pub fn admit_partial_models<'a>(needs: &mut Requirements, nodes: impl IntoIterator<Item = NodeView<'a>>) {
     let Some(model) = needs.model.clone().filter(|_| !needs.disabled.is_empty()) else {
         return;

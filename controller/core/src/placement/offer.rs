@@ -1,4 +1,5 @@
-//! What a guest can have of a node's CPU: by the full sets, and by what of the node's mask counts for it.
+//! What a guest can have of a node's CPU, according to the full sets and the part of the node's mask that applies to
+//! it.
 
 use std::collections::BTreeSet;
 
@@ -9,16 +10,16 @@ use super::{NodeView, Requirements, misfit::Misfit};
 /// What a guest can have of a node's CPU.
 #[derive(Clone, Copy)]
 pub(super) struct Offer<'a> {
-    /// The full sets, without what the node masks.
+    /// The full sets, without the features that the node masks.
     pub(super) facts: &'a VirtualizationFacts,
-    /// All that the node masks.
+    /// All features that the node masks.
     masked: &'a [String],
-    /// Of that, what does not count for this guest.
+    /// Masked features that do not count for this guest.
     lifted: &'a BTreeSet<String>,
 }
 
 impl<'a> Offer<'a> {
-    /// What a node offers to a guest that needs that; `None` if nothing is known of the node's CPU.
+    /// Returns what a node offers to a guest with these needs; `None` if nothing is known about the node's CPU.
     pub(super) fn of(node: &NodeView<'a>, needs: &'a Requirements) -> Option<Self> {
         Some(Self {
             lifted: &needs.lifted,
@@ -26,7 +27,7 @@ impl<'a> Offer<'a> {
         })
     }
 
-    /// What a node offers to whoever its whole mask counts for.
+    /// Returns what a node offers to guests that its whole mask applies to.
     fn of_hardware(node: &NodeView<'a>) -> Option<Self> {
         const NONE: &BTreeSet<String> = &BTreeSet::new();
         let facts = node.virtualization()?;
@@ -37,22 +38,22 @@ impl<'a> Offer<'a> {
         })
     }
 
-    /// Whether the guest can have a feature.
+    /// Returns whether the guest can have a feature.
     pub(super) fn has(&self, feature: &str) -> bool {
         self.lists(feature) || (self.lifted.contains(feature) && self.withholds(feature))
     }
 
-    /// Whether the mask is all that keeps a feature from the guest.
+    /// Returns whether the feature is withheld from the guest only by the mask.
     pub(super) fn is_masked(&self, feature: &str) -> bool {
         self.withholds(feature) && !self.lifted.contains(feature)
     }
 
-    /// Whether a feature of which it is not known that the node has it is masked for the guest.
+    /// Returns whether a feature that the node is not known to have is masked for the guest.
     pub(super) fn would_mask(&self, feature: &str) -> bool {
         self.masked.iter().any(|masked| masked == feature) && !self.lifted.contains(feature)
     }
 
-    /// That the guest cannot have a feature.
+    /// Returns the misfit if the guest cannot have a feature.
     pub(super) fn lack(&self, feature: &str) -> Option<Misfit> {
         match (self.has(feature), self.is_masked(feature)) {
             (true, _) => None,
@@ -61,21 +62,21 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// Features that the node's mask keeps from the guest.
+    /// Yields the features that the node's mask withholds from the guest.
     pub(super) fn withheld(&self) -> impl Iterator<Item = &'a String> {
         let lifted = self.lifted;
         let withheld = self.facts.withheld.iter();
         withheld.filter(move |feature| !lifted.contains(*feature))
     }
 
-    /// Features that the guest can have though the node masks them.
+    /// Yields the features that the guest can have although the node masks them.
     pub(super) fn admitted(&self) -> impl Iterator<Item = &'a String> {
         let lifted = self.lifted;
         let withheld = self.facts.withheld.iter();
         withheld.filter(move |feature| lifted.contains(*feature))
     }
 
-    /// Of features that a model needs and that cannot be had here, those that the guest has to do without.
+    /// Returns those `blockers` of a model that the guest would actually lack.
     pub(super) fn missing(&self, blockers: &[String], disabled: &[String]) -> Vec<String> {
         let admitted = |feature: &String| self.lifted.contains(feature) && self.withholds(feature);
         let missing = blockers
@@ -84,7 +85,7 @@ impl<'a> Offer<'a> {
         missing.cloned().collect()
     }
 
-    /// That the guest cannot have a model for want of these features.
+    /// Returns the misfit that the guest cannot have a model because these features are missing.
     pub(super) fn lack_of_model(&self, model: &str, missing: Vec<String>) -> Misfit {
         if !missing.is_empty() && missing.iter().all(|feature| self.is_masked(feature)) {
             Misfit::MasksModel(model.into(), missing)
@@ -93,7 +94,7 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// That the guest cannot have all of the minimum CPU model.
+    /// Returns the misfit if the guest cannot have all of the minimum CPU model.
     pub(super) fn lack_of_minimum(&self, model: &str, minimum: &BTreeSet<String>) -> Option<Misfit> {
         let missing: Vec<String> = minimum.iter().filter(|feature| !self.has(feature)).cloned().collect();
         if missing.is_empty() {
@@ -107,7 +108,7 @@ impl<'a> Offer<'a> {
 
     fn lists(&self, feature: &str) -> bool {
         let names = &self.facts.features;
-        // Agents list them in order, and most of those that are looked up are there.
+        // Agents list the features in order, and most lookups succeed.
         let found = names.binary_search_by(|name| name.as_str().cmp(feature)).is_ok();
         found || names.iter().any(|name| name == feature)
     }
@@ -117,7 +118,7 @@ impl<'a> Offer<'a> {
     }
 }
 
-/// Whether a node has a feature, masked or not.
+/// Returns whether a node has a feature, masked or not.
 pub(super) fn is_known_to_have(node: &NodeView<'_>, feature: &str) -> bool {
     Offer::of_hardware(node).is_some_and(|offer| offer.lists(feature) || offer.withholds(feature))
 }

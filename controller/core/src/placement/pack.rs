@@ -1,14 +1,14 @@
-//! Where all guests that leave could go together: they compete for the same room.
+//! Placement of all leaving guests together: they compete for the same resources.
 //!
 //! ```text
 //!  most constrained first, then first-fit decreasing by the scarcer resource
 //!  guest ─▶ first node that suits it and has room beside those placed before ─▶ Fits
-//!        └▶ none: a node would have room if it went alone ─▶ Crowded, and what is missing
-//!                 no node has                             ─▶ Nowhere, and why
+//!        └▶ none: a node would have room if it moved alone ─▶ Crowded, and what is missing
+//!                 no node has                              ─▶ Nowhere, and why
 //! ```
 //!
-//! First-fit decreasing is a heuristic: it may leave out a guest that a better packing would place. So a
-//! guest that is crowded out waits for those that it competes with, and is judged anew once they have moved.
+//! First-fit decreasing is a heuristic: it may leave out a guest that a better packing would place. So a crowded-out
+//! guest waits for the guests that it competes with, and is evaluated again once they have moved.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -22,39 +22,39 @@ use super::{
     targets::{unlisted_features, unsuitable},
 };
 
-/// A guest that more nodes than this suit is not constrained: others need not make way for it.
+/// A guest is not constrained if more nodes than this suit it: others need not make way for it.
 const MANY: usize = 16;
 
-/// A guest that is to leave its node.
+/// A guest that has to leave its node.
 #[derive(Clone, Debug)]
 pub struct Leaving<'a> {
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
-    /// What its node must have.
+    /// Its requirements on a node.
     pub needs: Requirements,
-    /// The node that it is on.
+    /// Its present node.
     pub source: Option<NodeView<'a>>,
-    /// Its migration is made already, and its pod has no node yet: it comes before others.
+    /// Whether its migration exists and the target pod has no node yet: such a guest comes before others.
     pub has_migration: bool,
-    /// How often it was tried: what has failed comes after others.
+    /// Number of failed attempts: guests with failures come after others.
     pub failures: u32,
 }
 
-/// What would become of a guest that leaves together with others.
+/// The expected result for a guest that leaves together with others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Outlook {
-    /// There is room for it, on this node for example.
+    /// There is room for it, for example on this node.
     Fits(String),
-    /// It would fit alone, and others take the room. What is missing, for people.
+    /// It would fit alone, but others take the room. The text describes what is missing, for people.
     Crowded(String),
-    /// No other node can take it. Why, for people.
+    /// No other node can run it. The text describes why, for people.
     Nowhere(String),
-    /// It is not known.
+    /// Unknown.
     #[default]
     Unknown,
 }
 
-/// What would become of each of these guests, in their order. `nodes` are all that there are.
+/// Returns the outlook for each of these guests, in their order. `nodes` are all nodes.
 pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>]) -> Vec<Outlook> {
     let mut places = Places::new(nodes);
     let mut outlooks = vec![Outlook::Unknown; guests.len()];
@@ -87,7 +87,7 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>]) -> Vec<Outlook> {
     outlooks
 }
 
-/// Of CPU and memory that of which more is requested, by what is free.
+/// Returns the scarcer of CPU and memory: the one with the larger ratio of requested to free.
 fn scarcer(guests: &[Leaving<'_>], places: &Places<'_>) -> &'static str {
     let share = |resource: &str| {
         let requested: u128 = guests
@@ -107,7 +107,7 @@ fn scarcer(guests: &[Leaving<'_>], places: &Places<'_>) -> &'static str {
     }
 }
 
-/// The nodes with what was placed on them so far.
+/// The nodes and what has been placed on them so far.
 struct Places<'a> {
     nodes: &'a [NodeView<'a>],
     offered: Vec<Requests>,
@@ -115,16 +115,16 @@ struct Places<'a> {
     classes: Vec<Class>,
 }
 
-/// Guests that the same nodes suit.
+/// Guests that are suited by the same nodes.
 struct Class {
     key: ClassKey,
-    /// For each node whether it suits, as far as that was evaluated.
+    /// For each node, whether it suits, if that has been evaluated.
     suits: Vec<Option<bool>>,
     /// Features of these guests that no node lists.
     unlisted: Vec<String>,
 }
 
-/// All that decides which nodes suit a guest, however full they are.
+/// Everything that decides which nodes suit a guest, however full they are.
 #[derive(PartialEq)]
 struct ClassKey {
     needs: Requirements,
@@ -134,7 +134,7 @@ struct ClassKey {
 }
 
 impl ClassKey {
-    /// `None` of a guest whose CPU is not known.
+    /// Returns `None` for a guest with an unknown CPU.
     fn of(guest: &Leaving<'_>) -> Option<Self> {
         let status = guest.instance.status.as_ref()?;
         let record = status.drydock.as_ref()?;
@@ -170,7 +170,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The class of a guest; `None` if its CPU is not known.
+    /// Returns the class of a guest; `None` if its CPU is unknown.
     fn class(&mut self, guest: &Leaving<'_>) -> Option<usize> {
         let key = ClassKey::of(guest)?;
         if let Some(known) = self.classes.iter().position(|class| class.key == key) {
@@ -184,7 +184,7 @@ impl<'a> Places<'a> {
         Some(self.classes.len() - 1)
     }
 
-    /// Whether a node suits the guests of a class, however full it is.
+    /// Returns whether a node suits the guests of a class, however full it is.
     fn suits(&mut self, guest: &Leaving<'_>, class: usize, node: usize) -> bool {
         if let Some(known) = self.classes[class].suits[node] {
             return known;
@@ -195,7 +195,7 @@ impl<'a> Places<'a> {
         suits
     }
 
-    /// How many nodes suit a guest, counted up to `most`.
+    /// Returns how many nodes suit a guest, counted up to `most`.
     fn suited(&mut self, guest: &Leaving<'_>, class: usize, most: usize) -> usize {
         let mut count = 0;
         for node in 0..self.nodes.len() {
@@ -207,7 +207,7 @@ impl<'a> Places<'a> {
         count
     }
 
-    /// How much of a resource is free on a node, whatever was placed here.
+    /// Returns how much of a resource is free on a node, not counting what was placed here.
     fn free(&self, node: usize, resource: &str) -> u64 {
         let taken = self.nodes[node]
             .room
@@ -216,7 +216,7 @@ impl<'a> Places<'a> {
         self.offered[node].get(resource).saturating_sub(taken)
     }
 
-    /// What a node lacks for a guest, beside those that were placed on it.
+    /// Yields what a node lacks for a guest, in addition to those placed on it.
     fn lacks(&self, guest: &Leaving<'_>, node: usize) -> impl Iterator<Item = Misfit> {
         let (view, placed) = (&self.nodes[node], &self.placed[node]);
         let taken = move |resource: &str| {
@@ -237,7 +237,7 @@ impl<'a> Places<'a> {
     /// Places a guest on the first node that suits it and has room.
     fn place(&mut self, guest: &Leaving<'_>, class: usize) -> Option<&'a str> {
         for node in 0..self.nodes.len() {
-            // What is free is compared faster than what suits.
+            // Comparing free resources is faster than evaluating suitability.
             let has_room = self.lacks(guest, node).next().is_none();
             if has_room && self.suits(guest, class, node) {
                 let mut taken = guest.needs.requests.clone();
@@ -249,7 +249,7 @@ impl<'a> Places<'a> {
         None
     }
 
-    /// Why a guest was not placed.
+    /// Returns why a guest was not placed.
     fn explain(&mut self, guest: &Leaving<'_>, class: usize) -> Outlook {
         let mut crowded = Fit::default();
         let mut fits_alone = false;
@@ -285,7 +285,7 @@ fn here<'a>(guest: &Leaving<'a>) -> Option<&'a str> {
     guest.instance.status.as_ref()?.node_name.as_deref()
 }
 
-/// What is in the way of a guest on a node, however full it is; `None` for the node that it is on.
+/// Returns what prevents a guest from running on a node, however full the node is; `None` for its present node.
 fn static_misfits(guest: &Leaving<'_>, unlisted: &[String], node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
     if here(guest) == Some(node.name) {
         return None;

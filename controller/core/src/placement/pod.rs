@@ -1,4 +1,4 @@
-//! Whether a node has a place for a pod that is no guest's.
+//! Whether a node has room for a pod without a guest.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,10 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::{NodeView, Requests, affinity, room::lacks};
 
-/// Whether the scheduler could place a pod like this one on a node: by its node selector, its required node affinity,
-/// its tolerations (of each taint, so that it does not prefer another node) and its requests, without preempting another
-/// pod. False where the pods on the node are not known. Affinity to pods, ports and volumes are not considered.
+/// Returns whether the scheduler could place a pod like this one on a node: by its node selector, its required node
+/// affinity, its tolerations (for every taint, so that it does not prefer another node) and its requests, without
+/// preempting another pod. False if the pods on the node are unknown. Pod affinity, ports and volumes are not
+/// considered.
 pub fn could_take(pod: &Pod, node: &NodeView<'_>) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let none = BTreeMap::new();

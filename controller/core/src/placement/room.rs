@@ -1,13 +1,13 @@
-//! What is free on a node, as the scheduler counts it: what the node offers to pods less what the pods
-//! on it have requested.
+//! Free resources of a node, computed as the scheduler does: the node's allocatable resources minus the requests of
+//! the pods on it.
 //!
 //! ```text
-//!  pods, bound and not over ─▶ Requests::of_pod ─▶ NodeRoom.add / remove ─▶ requested() by priority
+//!  pods, bound and not final ▶ Requests::of_pod ─▶ NodeRoom.add / remove ─▶ requested() by priority
 //!  a pod to be placed ───────▶ Requests::of ─────────────────────────────▶ shortages()
 //! ```
 //!
-//! The scheduler may preempt pods of a lower priority, so only those of the same or a higher one take room. Pods
-//! that are being deleted do not count: the room that they hold is about to be free.
+//! The scheduler may preempt pods of a lower priority, so only pods of the same or a higher priority take room. Pods
+//! that are being deleted do not count: their resources are about to become free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use crate::quantity;
 
 /// Name of the resource CPU.
 const CPU: &str = "cpu";
-/// Name of the resource of which a node has one for each pod that it may have.
+/// Name of the resource of which a node has one unit per pod that it may have.
 pub(super) const PODS: &str = "pods";
 
 /// Amounts of resources by name: CPU in thousandths, all others in units (bytes, or pieces).
@@ -30,16 +30,17 @@ pub(super) const PODS: &str = "pods";
 pub struct Requests(BTreeMap<String, u64>);
 
 impl Requests {
-    /// The requests of one container. A limit without a request is one (the API server fills it in).
+    /// Returns the requests of one container. A limit without a request counts as a request (the API server fills it
+    /// in).
     pub fn of(resources: &ResourceRequirements) -> Self {
         let mut requests = Self::from_quantities(resources.limits.as_ref());
         requests.0.extend(Self::from_quantities(resources.requests.as_ref()).0);
         requests
     }
 
-    /// What a pod takes of its node (the scheduler's `PodRequests`, Kubernetes 1.35): the greater of the sum of
-    /// its containers and sidecars and of what an init container needs at its time; the pod's own requests instead,
-    /// where it has any; and its overhead.
+    /// Returns what a pod takes of its node (the scheduler's `PodRequests`, Kubernetes 1.35): the sum of its
+    /// containers and sidecars, or what an init container needs while it runs, whichever is greater; the pod-level
+    /// requests instead, where set; plus its overhead.
     pub fn of_pod(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else {
             return Self::default();
@@ -82,7 +83,7 @@ impl Requests {
         total
     }
 
-    /// What a container takes: the greatest of what it requests and of what the kubelet has granted it so far.
+    /// Returns what a container takes: the maximum of its requests and what the kubelet has granted it so far.
     fn of_container(container: &Container, status: Option<&ContainerStatus>, is_infeasible: bool) -> Self {
         let mut taken = Self::default();
         if let Some(status) = status {
@@ -96,7 +97,7 @@ impl Requests {
         taken
     }
 
-    /// What a node offers, or a list of requests; what is no quantity is left out.
+    /// Parses a node's allocatable resources, or a list of requests; invalid quantities are skipped.
     pub(super) fn from_quantities(quantities: Option<&BTreeMap<String, Quantity>>) -> Self {
         let amounts = quantities.into_iter().flatten().filter_map(|(name, amount)| {
             let amount = match name.as_str() {
@@ -108,7 +109,7 @@ impl Requests {
         Self(amounts.collect())
     }
 
-    /// As quantities of the Kubernetes API.
+    /// Returns the requests as quantities of the Kubernetes API.
     pub fn to_quantities(&self) -> BTreeMap<String, Quantity> {
         let write = |(name, amount): (&String, &u64)| {
             let unit = if name == CPU { "m" } else { "" };
@@ -117,12 +118,12 @@ impl Requests {
         self.0.iter().map(write).collect()
     }
 
-    /// The amount of a resource.
+    /// Returns the amount of a resource.
     pub fn get(&self, resource: &str) -> u64 {
         self.0.get(resource).copied().unwrap_or(0)
     }
 
-    /// Names and amounts.
+    /// Yields names and amounts.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(name, amount)| (name.as_str(), *amount))
     }
@@ -151,7 +152,7 @@ impl Requests {
         self.0.retain(|_, amount| *amount > 0);
     }
 
-    /// Each amount is at least the other's.
+    /// Raises each amount to at least the other's.
     fn raise(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             let own = self.0.entry(name.clone()).or_default();
@@ -160,7 +161,7 @@ impl Requests {
     }
 }
 
-/// Whether the kubelet has refused to resize a pod: what is requested anew does not count then.
+/// Returns whether the kubelet has refused to resize a pod: the new requests do not count then.
 fn is_resize_infeasible(status: &PodStatus) -> bool {
     let mut conditions = status.conditions.iter().flatten();
     conditions
@@ -177,8 +178,8 @@ pub struct PodShare {
 }
 
 impl PodShare {
-    /// What a pod takes of the node that it is bound to, with that node; `None` of one that is bound to none, is over
-    /// or is being deleted.
+    /// Returns the node that a pod is bound to and what the pod takes of it; `None` if the pod is unbound, final or
+    /// being deleted.
     pub fn of(pod: &Pod) -> Option<(&str, Self)> {
         let spec = pod.spec.as_ref()?;
         let node = spec.node_name.as_deref().filter(|node| !node.is_empty())?;
@@ -194,7 +195,7 @@ impl PodShare {
     }
 }
 
-/// The least priority of the pods that the scheduler would not preempt for this one.
+/// Returns the lowest priority of pods that the scheduler would not preempt for this one.
 pub fn yields_to(spec: &PodSpec) -> i32 {
     match spec.preemption_policy.as_deref() {
         Some("Never") => i32::MIN,
@@ -202,7 +203,7 @@ pub fn yields_to(spec: &PodSpec) -> i32 {
     }
 }
 
-/// What the pods on a node have requested, in one sum for each priority.
+/// Requests of the pods on a node, summed up by priority.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeRoom(BTreeMap<i32, Taken>);
 
@@ -214,14 +215,14 @@ struct Taken {
 }
 
 impl NodeRoom {
-    /// A pod comes.
+    /// Adds a pod.
     pub fn add(&mut self, share: &PodShare) {
         let taken = self.0.entry(share.priority).or_default();
         taken.pods = taken.pods.saturating_add(1);
         taken.requests.add(&share.requests);
     }
 
-    /// A pod that was added goes.
+    /// Removes a pod that was added.
     pub fn remove(&mut self, share: &PodShare) {
         let Some(taken) = self.0.get_mut(&share.priority) else {
             return;
@@ -233,12 +234,12 @@ impl NodeRoom {
         }
     }
 
-    /// No pod is there.
+    /// Returns whether there are no pods.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How much of a resource pods of at least this priority have requested; of [`PODS`], how many there are.
+    /// Returns how much of a resource pods of at least this priority have requested; for [`PODS`], their number.
     pub fn requested(&self, resource: &str, priority: i32) -> u64 {
         let amount = |taken: &Taken| match resource {
             PODS => taken.pods,
@@ -249,10 +250,10 @@ impl NodeRoom {
     }
 }
 
-/// Of which resources a node has too little free for a pod with these requests: name, free and requested amount.
-/// `taken` returns how much of a resource is taken. Where a node offers none of a resource, it has nothing of it;
-/// CPU, memory and the number of pods are offered by each node, and their absence says nothing; that of virtualization is
-/// a reason of its own.
+/// Yields the resources that a node has too little of for a pod with these requests: name, free and requested amount.
+/// `taken` returns how much of a resource is taken. A resource that a node does not list is absent; but every node
+/// has CPU, memory and a number of pods, so that their absence means nothing, and missing virtualization is a reason
+/// of its own.
 pub(super) fn lacks<'a>(
     offered: &Requests,
     requests: &'a Requests,
@@ -262,7 +263,7 @@ pub(super) fn lacks<'a>(
     asked.chain([(PODS, 1)]).filter_map(move |(resource, requested)| {
         let offered = match offered.known(resource) {
             None | Some(0) if resource == KVM_RESOURCE => return None,
-            // A kubelet reports these, or not yet.
+            // A kubelet reports these, possibly not yet.
             None if [CPU, "memory", "ephemeral-storage", PODS].contains(&resource) => return None,
             offered => offered.unwrap_or(0),
         };
@@ -271,7 +272,7 @@ pub(super) fn lacks<'a>(
     })
 }
 
-/// What a node lacks for a pod with these requirements; nothing that is not certain.
+/// Returns what a node certainly lacks for a pod with these requirements.
 pub(super) fn shortages(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit> {
     let Some(allocatable) = node.allocatable else {
         return Vec::new();
@@ -292,7 +293,7 @@ pub(super) fn shortages(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit
         .collect()
 }
 
-/// Adds what a node lacks, unless it is too small all in all, which is reason enough.
+/// Adds what a node lacks, unless the node is too small in total, which is reason enough.
 pub(super) fn add_shortages(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     for shortage in shortages(needs, node) {
         let is_known = found
@@ -304,8 +305,8 @@ pub(super) fn add_shortages(needs: &Requirements, node: &NodeView<'_>, found: &m
     }
 }
 
-/// An amount of a resource for people. An amount that is free is rounded down and one that is requested is rounded up,
-/// so that they differ wherever one is too small for the other.
+/// Returns an amount of a resource for people. A free amount is rounded down and a requested one is rounded up, so
+/// that they differ whenever the former is too small for the latter.
 pub(super) fn amount(resource: &str, amount: u64, round_up: bool) -> String {
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Which other nodes could take a virtual machine that runs.
+//! Which other nodes could run a virtual machine that is already running.
 
 use std::collections::BTreeSet;
 
@@ -20,19 +20,20 @@ use super::{
 };
 use crate::{default_cpu::has_hosts_own, instance::Targets, minimum::Minimum};
 
-/// So many other nodes are looked for: whether there is one, and whether it is the only one.
+/// The evaluation stops at this many fitting nodes: enough to know whether there is one, and whether it is the only
+/// one.
 const ENOUGH: usize = 2;
 
-/// Whether another node could take a running instance: by the CPU that its guest really has, which
-/// is compared with the full sets of what guests can have there, and by what its pod would need.
-/// A node of which nothing is known could not. libvirt has the last word when it comes to it.
+/// Returns whether another node could run a running instance: the guest's actual CPU is compared with the full sets
+/// of what guests can have there, and its pod's requirements are checked. An unknown node does not qualify. libvirt
+/// decides when the guest actually moves.
 ///
-/// A guest with its host's own CPU, which libvirt never spells out, could go where the processor is the
-/// same in all that it sees.
+/// A guest with its host's own CPU, which libvirt never expands, could move to nodes whose processor is the same in
+/// everything that the guest sees.
 ///
-/// Where several could, they are neither named nor counted: each node that is cordoned would be news of
-/// every guest in the cluster. `nodes` are all there are, and are looked at only until that is known, and
-/// once more if none could for want of a feature that `source`, the one that it is on, does not list.
+/// If several nodes qualify, they are neither named nor counted: otherwise each cordoned node would change the status
+/// of every guest in the cluster. `nodes` are all nodes. They are evaluated only until the result is known, and once
+/// more if none qualifies because of a feature that `source`, the guest's present node, does not list.
 pub fn migration_targets<'a>(
     instance: &VirtualMachineInstance,
     needs: &Requirements,
@@ -92,11 +93,11 @@ pub fn migration_targets<'a>(
     }
 }
 
-/// Adds what a node must have for a guest that runs: the vendor and the features of the CPU that it really
-/// has, as far as nodes have labels for them; or the same processor, for a guest that has its host's own
-/// CPU. Masks that the node of the guest has too are not in its way ([`mask`](crate::mask)). It narrows the choice only;
-/// [`migration_targets`] compares the full sets, and libvirt has the last word. `source` is the node that it is on,
-/// `nodes` are all.
+/// Adds the requirements of a running guest on its node: the vendor and the features of its actual CPU, as far as
+/// nodes have labels for them; or the same processor, for a guest that has its host's own CPU. Masks that the guest's
+/// own node also has do not count ([`mask`](crate::mask)). This only narrows the choice; [`migration_targets`]
+/// compares the full sets, and libvirt decides in the end. `source` is the guest's present node, `nodes` are all
+/// nodes.
 pub fn require_recorded_cpu<'a>(
     needs: &mut Requirements,
     instance: &VirtualMachineInstance,
@@ -115,8 +116,8 @@ pub fn require_recorded_cpu<'a>(
                 let is_masked = Offer::of(node, needs).is_some_and(|offer| offer.withheld().next().is_some());
                 node.processor().as_ref() == Some(processor) && !is_masked
             });
-            // The source among them, to which the pod does not go: no list is empty, and one of it alone
-            // says that there is no other node.
+            // The list includes the source, where the pod does not go: so it is never empty, and the source alone
+            // means that there is no other node.
             let names: Vec<String> = same
                 .filter_map(|node| node.label(HOSTNAME).map(str::to_owned))
                 .collect();
@@ -149,8 +150,9 @@ pub fn require_recorded_cpu<'a>(
     keep_off_unlabelled(needs, cpu, &unlisted, source, nodes);
 }
 
-/// Keeps the pod off nodes that no label keeps it off: they lack or mask a part of the model that the guest has, or mask
-/// a feature of it that no node lists. Where its own node does not list the model, that of others proves nothing.
+/// Keeps the pod off nodes that no label keeps it off: nodes that lack or mask a part of the guest's model, or mask
+/// one of its features that no node lists. If the guest's own node does not list the model, other nodes' lists prove
+/// nothing.
 fn keep_off_unlabelled<'a>(
     needs: &mut Requirements,
     cpu: &GuestCpu,
@@ -179,8 +181,8 @@ fn keep_off_unlabelled<'a>(
     }
 }
 
-/// Everything that is in the way of a running guest on a node, whatever other pods are there, but for the features
-/// `unlisted`; `None` if its CPU is not known.
+/// Returns everything that prevents a running guest from running on a node, regardless of other pods, except for the
+/// features `unlisted`; `None` if its CPU is unknown.
 pub(super) fn unsuitable(
     instance: &VirtualMachineInstance,
     needs: &Requirements,
@@ -196,7 +198,8 @@ pub(super) fn unsuitable(
     Some(found)
 }
 
-/// Features of a running guest that no node lists, the one that it is on included: of other nodes that proves nothing.
+/// Returns the features of a running guest that no node lists, including its own node: their absence from other
+/// nodes' lists proves nothing.
 pub(super) fn unlisted_features<'a>(
     instance: &VirtualMachineInstance,
     nodes: impl IntoIterator<Item = &'a NodeView<'a>>,
@@ -213,27 +216,27 @@ pub(super) fn unlisted_features<'a>(
     missing.into_iter().cloned().collect()
 }
 
-/// The CPU of a guest that runs.
+/// The CPU of a running guest.
 enum GuestsCpu<'a> {
-    /// libvirt spelled it out when it started the guest.
+    /// libvirt expanded it when it started the guest.
     SpelledOut(&'a GuestCpu),
-    /// It is that of its host, which is this one.
+    /// The host's own CPU, with this identity.
     OfHost(String),
 }
 
-/// A guest that runs, as far as other nodes are compared with it.
+/// The properties of a running guest that are compared with other nodes.
 struct Guest<'a> {
     cpu: GuestsCpu<'a>,
-    /// How it runs, if that is known.
+    /// Virtualization type, if known.
     virt_type: Option<&'a str>,
-    /// Vendor of the CPU that it runs on, if that is known.
+    /// Vendor of the CPU that it runs on, if known.
     vendor: Option<&'a str>,
-    /// Where it runs, if that is known.
+    /// Its present node, if known.
     source: Option<NodeView<'a>>,
 }
 
 impl<'a> Guest<'a> {
-    /// `None` if its CPU is not known.
+    /// Returns `None` if its CPU is unknown.
     fn of(instance: &'a VirtualMachineInstance, source: Option<&NodeView<'a>>) -> Option<Self> {
         let record = instance.status.as_ref()?.drydock.as_ref()?;
         let cpu = match &record.guest_cpu {
@@ -249,7 +252,7 @@ impl<'a> Guest<'a> {
         Some(Self {
             cpu,
             virt_type: record.virt_type.as_deref(),
-            // libvirt writes no vendor for a named model, and such a guest sees that of its host all the same.
+            // libvirt writes no vendor for a named model, yet such a guest sees its host's vendor.
             vendor: own_vendor.or(facts
                 .filter(|facts| facts.virt_type == VirtType::Kvm)
                 .map(|facts| facts.vendor.as_str())
@@ -258,7 +261,7 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Adds what is in the way of it on a node, but for the features `unlisted`.
+    /// Adds what prevents the guest from running on a node, except for the features `unlisted`.
     fn compare(&self, needs: &Requirements, node: &NodeView<'_>, unlisted: &[String], found: &mut BTreeSet<Misfit>) {
         let Some(offer) = Offer::of(node, needs) else {
             found.insert(Misfit::NotInspected);
@@ -283,7 +286,7 @@ impl<'a> Guest<'a> {
                 if node.processor().as_ref() != Some(processor) {
                     found.insert(Misfit::OtherProcessor);
                 }
-                // It has all that its own node does not mask.
+                // The guest has all features that its own node does not mask.
                 found.extend(offer.withheld().cloned().map(Misfit::MasksFeature));
                 return;
             }
@@ -304,8 +307,9 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Features for want of which no node fits, though none at all lists them, the source included. A guest
-    /// may have what no inspection finds; then that it is not listed proves nothing of any node.
+    /// Returns the features because of which no node fits although no node lists them at all, including the source. A
+    /// guest may have features that no inspection finds; their absence from a list then proves nothing about any
+    /// node.
     fn listed_nowhere<'n>(&self, fit: &Fit, nodes: &(impl IntoIterator<Item = NodeView<'n>> + Clone)) -> Vec<String> {
         let GuestsCpu::SpelledOut(cpu) = &self.cpu else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Who can run what, and why not.
+//! Which nodes can run what, and why not.
 
 mod circumstances;
 mod masks;
@@ -25,7 +25,7 @@ fn needs(value: &Value) -> Requirements {
     requirements(&spec(value), &Configuration::default(), &Minimum::default())
 }
 
-/// Labels of a node that takes virtual machines, and more.
+/// Returns the labels of a node that accepts virtual machines, plus `more`.
 fn labels(more: &[(&str, &str)]) -> BTreeMap<String, String> {
     let own = [(ARCHITECTURE, "amd64"), (SCHEDULABLE, "true"), (GUEST_NETWORK, "true")];
     own.iter()
@@ -44,8 +44,7 @@ fn model(name: &str, canonical: Option<&str>, blockers: &[&str]) -> CpuModel {
     }
 }
 
-/// A node with KVM on which guests can have these features, Nehalem, EPYC as host model, and not
-/// Haswell.
+/// Returns a node with KVM on which guests can have these features, Nehalem, EPYC as host model, but not Haswell.
 fn facts(features: &[&str]) -> NodeFacts {
     let machine = |name: &str, deprecated| MachineType {
         name: name.into(),

@@ -1,7 +1,7 @@
-//! What is taken off a node when Drydock is removed.
+//! What is removed from a node when Drydock is removed.
 //!
-//! Cordons, taints and the label of a maintenance are not among it: they go when their NodeMaintenance ends, and Drydock
-//! is not removed before. Annotations are set by people and stay.
+//! Cordons, taints and the label of a maintenance are not included: they are removed when their NodeMaintenance ends,
+//! and Drydock is not removed before. Annotations are set by people and stay.
 
 use drydock_api::{
     labels::is_of_drydock,
@@ -12,10 +12,10 @@ use drydock_api::{
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Map, Value, json};
 
-/// Extended resources that the agents' device plugin offers.
+/// Extended resources of the agents' device plugin.
 const RESOURCES: [&str; 1] = [KVM_RESOURCE];
 
-/// The JSON merge patch that takes Drydock's labels off a node; `None` if it has none.
+/// Returns the JSON merge patch that removes Drydock's labels from a node; `None` if it has none.
 pub fn without_labels(node: &Node) -> Option<Value> {
     let labels = node.metadata.labels.iter().flatten().map(|(key, _)| key);
     let labels: Map<String, Value> = labels
@@ -25,8 +25,9 @@ pub fn without_labels(node: &Node) -> Option<Value> {
     (!labels.is_empty()).then(|| json!({"metadata": {"labels": labels}}))
 }
 
-/// The strategic merge patch of a node's status that takes off Drydock's conditions and extended resources; `None` if it
-/// has none. A kubelet adds a resource again, with the amount 0, until five minutes after its device plugin has ended.
+/// Returns the strategic merge patch that removes Drydock's conditions and extended resources from a node's status;
+/// `None` if it has none. A kubelet adds a resource again, with the amount 0, until five minutes after its device
+/// plugin has ended.
 pub fn without_status(node: &Node) -> Option<Value> {
     let status = node.status.as_ref()?;
     let conditions: Vec<Value> = status
@@ -53,7 +54,7 @@ pub fn without_status(node: &Node) -> Option<Value> {
     (!patch.is_empty()).then(|| json!({"status": patch}))
 }
 
-/// Whether Drydock has written a condition of this type. Others may report a maintenance too.
+/// Returns whether Drydock has written a condition of this type. Other controllers may report a maintenance too.
 fn is_own_condition(node: &Node, type_: &str) -> bool {
     let managers = node.metadata.managed_fields.iter().flatten();
     let reports_maintenance = || {

@@ -1,9 +1,9 @@
-//! How far the removal from the nodes is. A node that is not ready is not waited for: its kubelet ends no pod and starts
-//! none.
+//! Progress of the removal from nodes. Nodes that are not ready are not awaited: their kubelets neither end nor start
+//! pods.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-/// Whether a node's kubelet says that it works.
+/// Returns whether a node's `Ready` condition is true.
 fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions
@@ -12,7 +12,7 @@ fn is_ready(node: &Node) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Whether Drydock's agent could be on a node.
+/// Returns whether Drydock's agent could run on a node.
 pub fn is_linux(node: &Node) -> bool {
     let labels = node.metadata.labels.as_ref();
     labels
@@ -29,7 +29,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Names of the pods that are still to end, on nodes that are ready or on none yet.
+/// Returns the names of the pods that still have to end, on ready nodes or not bound yet.
 pub fn still_there(pods: &[Pod], nodes: &[Node]) -> Vec<String> {
     let is_awaited =
         |pod: &&Pod| node_of(pod).is_none_or(|on| nodes.iter().any(|node| name(node) == on && is_ready(node)));
@@ -40,13 +40,13 @@ pub fn still_there(pods: &[Pod], nodes: &[Node]) -> Vec<String> {
 /// Nodes whose folders have not been removed yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoldersLeft {
-    /// Nodes that are ready: their pods will come to it.
+    /// Ready nodes: their pods will do it.
     pub awaited: Vec<String>,
-    /// Nodes that are not ready: somebody has to do it later.
+    /// Nodes that are not ready: an administrator has to do it later.
     pub unreachable: Vec<String>,
 }
 
-/// The nodes without a ready pod among `pods`, each of which is ready once it has removed its node's folders.
+/// Returns the nodes without a ready pod among `pods`; each pod becomes ready once it has removed its node's folders.
 pub fn folders_left(nodes: &[Node], pods: &[Pod]) -> FoldersLeft {
     let mut left = FoldersLeft::default();
     for node in nodes.iter().filter(|node| is_linux(node)) {

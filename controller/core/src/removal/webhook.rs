@@ -1,21 +1,22 @@
-//! The webhook configuration by which the API server asks before a part of Drydock is deleted.
+//! The webhook configuration that makes the API server call the controller before a part of Drydock is deleted.
 //!
-//! It is in no manifest: `kubectl delete -k deploy` deletes the webhook configurations of the manifests whatever else is
-//! refused, since no webhook is asked about webhook configurations, and a second attempt would then be admitted. The
-//! controller creates it and restores it. It belongs to the controller's ClusterRole, with which it is deleted.
+//! It is in no manifest: `kubectl delete -k deploy` deletes the manifests' webhook configurations even if all other
+//! deletions are refused, since webhooks are not called for webhook configurations; a second attempt would then be
+//! admitted. The controller creates and restores it. Its owner is the controller's ClusterRole, with which it is
+//! deleted.
 
 use drydock_api::removal::{CONFIGURATION, DRYDOCK, OWNER, PART_OF};
 use serde_json::{Value, json};
 
-/// The path at which the controller is asked.
+/// Path of the webhook on the controller.
 pub const PATH: &str = "/validate/removal";
-/// How long the API server waits for an answer, in seconds. The answer needs no request.
+/// Time-out of the API server's call, in seconds. The controller responds without sending requests.
 const TIMEOUT_SECONDS: u32 = 5;
 
-/// The configuration as it should be: served by `service` in `namespace`, owned by the ClusterRole with this UID. It has
-/// no bundle, which is written separately.
+/// Returns the desired configuration: served by `service` in `namespace`, owned by the ClusterRole with this UID.
+/// Without a CA bundle, which is written separately.
 ///
-/// A failure is ignored: where no controller answers, nobody could remove Drydock otherwise.
+/// Failures are ignored: otherwise Drydock could not be removed while no controller responds.
 pub fn configuration(namespace: &str, service: &str, owner: &str) -> Value {
     let rule = |group: &str, resources: &[&str]| {
         json!({
@@ -55,8 +56,8 @@ pub fn configuration(namespace: &str, service: &str, owner: &str) -> Value {
     })
 }
 
-/// Whether a configuration that was found has everything that is wanted. What else it has does not matter, but there is
-/// no further webhook, rule or owner.
+/// Returns whether an existing configuration contains everything that is wanted. Additional fields do not matter, but
+/// there must be no additional webhook, rule or owner.
 pub fn is_as_wanted(found: &Value, wanted: &Value) -> bool {
     match (found, wanted) {
         (Value::Object(found), Value::Object(wanted)) => wanted
@@ -79,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// As an API server returns it.
+    /// Returns the configuration as an API server returns it.
     fn stored(wanted: &Value) -> Value {
         let typed: ValidatingWebhookConfiguration = serde_json::from_value(wanted.clone()).unwrap();
         let mut stored = serde_json::to_value(typed).unwrap();

@@ -1,4 +1,4 @@
-//! Which instances a set parts with first, when it has too many.
+//! Which instances a set deletes first when it has too many.
 
 use std::cmp::Reverse;
 
@@ -8,11 +8,10 @@ use jiff::Timestamp;
 use super::{conditions_of, phase};
 use crate::vm_conditions::holds;
 
-/// How useful an instance is, those first that are deleted first: not on a node, not running, not
-/// ready, younger.
+/// Usefulness of an instance; the lowest rank is deleted first: not on a node, not running, not ready, younger.
 pub(super) type Rank = (bool, u8, bool, Reverse<Timestamp>, String);
 
-/// The rank of an instance. No two have the same, so that asking twice gives the same answer.
+/// Returns the rank of an instance. Ranks are unique, so that repeated calls give the same order.
 pub(super) fn rank(instance: &VirtualMachineInstance) -> Rank {
     let placed = instance
         .status

@@ -1,14 +1,14 @@
-//! Label selectors: whether labels match, and how a selector is written for autoscalers.
+//! Label selectors: matching, and serialization for autoscalers.
 
 use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-/// A selector that cannot be understood, and why.
+/// An invalid selector, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub String);
 
-/// A label selector whose every requirement is understood. Displayed as `app=web,tier in (a,b),!old`.
+/// A valid label selector. Displayed as `app=web,tier in (a,b),!old`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector<'a>(Vec<Requirement<'a>>);
 
@@ -22,6 +22,8 @@ enum Requirement<'a> {
 }
 
 impl<'a> Selector<'a> {
+    /// Parses a selector.
+    ///
     /// # Errors
     /// If an operator is none of Kubernetes' four, or values are missing or too many.
     pub fn new(selector: &'a LabelSelector) -> Result<Self, Invalid> {
@@ -48,7 +50,7 @@ impl<'a> Selector<'a> {
         Ok(Self(all))
     }
 
-    /// Whether these labels match. No labels are as good as an empty map.
+    /// Returns whether these labels match. No labels count as an empty map.
     pub fn matches(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
         let value = |key: &str| labels.and_then(|labels| labels.get(key));
         self.0.iter().all(|requirement| match requirement {

@@ -28,7 +28,7 @@ fn set(replicas: i32) -> VirtualMachineInstanceReplicaSet {
     .unwrap()
 }
 
-/// An instance of the set in this phase; it was made `age` seconds ago.
+/// Returns an instance of the set in this phase, created `age` seconds ago.
 fn instance(name: &str, phase: Phase, ready: bool, age: i64) -> VirtualMachineInstance {
     let mut instance = instance_of(&set(1), name);
     instance.metadata.uid = Some(format!("uid-{name}"));
@@ -46,7 +46,7 @@ fn instance(name: &str, phase: Phase, ready: bool, age: i64) -> VirtualMachineIn
     instance
 }
 
-/// It ended so many seconds ago.
+/// Returns the instance as ended this many seconds ago.
 fn ended(mut instance: VirtualMachineInstance, phase: Phase, ago: i64) -> VirtualMachineInstance {
     let status = instance.status.get_or_insert_default();
     status.phase = Some(phase);
@@ -105,7 +105,7 @@ fn what_is_missing_is_made_and_no_name_is_given_twice() {
             .all(|name| name.starts_with("web-") && name.len() == 10),
         "{first:?}"
     );
-    // A controller that has not seen yet what it made asks for the same.
+    // A controller that does not see its created instances yet plans the same names.
     assert_eq!(look(&set, &[]).create, first.create);
     let made: Vec<_> = first
         .create
@@ -166,7 +166,7 @@ fn what_has_ended_is_deleted_and_replaced() {
         let plan = look(&set(1), &[ended(ran(), phase, 0)]);
         assert_eq!((names(&plan.delete), plan.create.len()), (vec!["a"], 1));
     }
-    // Replaced before it is gone.
+    // Replaced before it is deleted.
     let plan = look(&set(1), &[deleted(ran())]);
     assert_eq!((plan.delete.len(), plan.create.len()), (0, 1));
     let mut terminating = ran();
@@ -185,7 +185,7 @@ fn one_that_cannot_start_is_not_made_anew_without_rest() {
     assert_eq!(plan.status.unwrap().replicas, 0);
     let plan = look(&set(1), &[failed(10)]);
     assert_eq!((plan.delete.len(), plan.create.len(), plan.wake), (1, 1, None));
-    // It gives its place up if that is not needed any more, and if it was evicted it never has one.
+    // It gives up its slot if that is no longer needed. An evicted instance never holds one.
     assert_eq!(look(&set(0), &[failed(3)]).delete.len(), 1);
     let mut evicted = failed(3);
     evicted.status.as_mut().unwrap().reason = Some("Evicted".into());
@@ -217,7 +217,7 @@ fn what_may_live_is_only_deleted_by_what_the_api_server_says() {
         (0, [Phase::Running, Phase::Failed], true),
         (2, [Phase::Running, Phase::Running], false),
         (3, [Phase::Running, Phase::Running], false),
-        // Its guest has ended, and stays so.
+        // Its guest has ended, which is final.
         (1, [Phase::Running, Phase::Succeeded], false),
         (0, [Phase::Failed, Phase::Succeeded], false),
     ] {

@@ -1,4 +1,4 @@
-//! What must hold in every world, and when a migration has come to a good end.
+//! The invariants of every state, and the definition of a good end.
 
 use drydock_api::kubevirt::migration::MigrationPhase;
 use drydock_core::migration::{
@@ -9,30 +9,30 @@ use drydock_core::migration::{
 
 use super::world::{Move, Node, World};
 
-/// A law that does not hold.
+/// A violated invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     /// The guest runs on both nodes.
     RunsTwice,
-    /// The guest goes on from a state after which it ran elsewhere.
+    /// The guest resumes from a state after which it ran elsewhere.
     ResumedOldState,
-    /// The last copy of a guest that was to live is ended.
+    /// The last copy of a guest that should live is destroyed.
     DestroyedOnlyCopy,
-    /// The instance is said to be on the target while the source may still run it.
+    /// The VMI names the target while the source may still run the guest.
     MovedTooEarly,
-    /// It is said to have succeeded, and the guest has not run on the target or may run on the source.
+    /// The migration has succeeded, but the guest has not run on the target or may run on the source.
     SucceededWithoutGuest,
-    /// It is said to have failed, and the guest runs on the target.
+    /// The migration has failed, but the guest runs on the target.
     FailedWhileItRunsThere,
-    /// A phase follows a later one: its slot would be given twice.
+    /// A phase follows a later one: its slot would be granted twice.
     WentBack,
-    /// The object is gone while the guest on the source waits for a decision.
+    /// The object is deleted while the guest on the source waits for a decision.
     GoneTooEarly,
-    /// Nothing that still happens brings it to a good end.
+    /// No further event leads to a good end.
     NeverEnds,
 }
 
-/// The law that a world breaks, if it breaks one.
+/// Returns the invariant that a state violates, if any.
 pub(crate) fn broken(world: &World) -> Option<Broken> {
     if world.runs_here() && world.runs_there() {
         return Some(Broken::RunsTwice);
@@ -52,9 +52,10 @@ pub(crate) fn broken(world: &World) -> Option<Broken> {
     None
 }
 
-/// It is over, nothing is left behind, and the guest runs where the instance says, or was struck.
+/// Returns whether the migration is over, nothing is left behind, and the guest runs where the VMI names it, or was
+/// struck.
 pub(crate) fn is_settled(world: &World) -> bool {
-    // It has been told, and only its user can say that nothing is worth keeping of it.
+    // The loss is reported, and only the user can decide that nothing of the guest is worth keeping.
     if world.is_stuck() && world.struck {
         return !world.api.is_over();
     }
@@ -86,7 +87,7 @@ pub(crate) fn is_settled(world: &World) -> bool {
     if world.runs_there() {
         return phase == Some(MigrationPhase::Succeeded) && world.moved;
     }
-    // It runs nowhere. The instance can only be told to have ended by the pod or the node it names.
+    // The guest runs nowhere. The end of a VMI is visible only through the pod or the node that it names.
     let told = if world.moved {
         world.target_pod != TargetPod::Ready || world.target_node == Node::Gone
     } else {

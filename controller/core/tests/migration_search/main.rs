@@ -1,18 +1,18 @@
-//! Everything that can happen to a migration, as far as a few faults go.
+//! Explores every possible course of a migration, up to a limited number of faults.
 //!
 //! ```text
-//!  world ── each event that can happen: agents and controllers look and do, one step after the other;
-//!    ▲      libvirt goes on; messages arrive, late or never; processes and nodes are lost ──▶ worlds
-//!    └────────────────── those that are new, breadth first ◀── laws hold? ◀─────────────────────┘
+//!  state ── each possible event: agents and controllers reconcile and act, one step after the other;
+//!    ▲      libvirt continues; messages arrive, late or never; processes and nodes are lost ──▶ states
+//!    └────────────────── new ones, breadth first ◀── invariants hold? ◀────────────────────────────┘
 //! ```
 //!
-//! The steps are those of `drydock_core::migration`, as the binaries call them; the rest is a model.
-//! Laws of every world are in [`laws::broken`]. Besides, from every world a good end must be reachable
-//! without a further fault ([`laws::is_settled`]): whoever goes on trying gets there.
+//! The step functions are those of `drydock_core::migration`, as the binaries call them; the rest is a model. The
+//! invariants of every state are in [`laws::broken`]. In addition, a good end must be reachable from every state
+//! without a further fault ([`laws::is_settled`]): a party that keeps retrying gets there.
 //!
-//! What is explored, each to its end:
+//! Explored completely:
 //!
-//! | from | faults | what else | worlds | depth |
+//! | from | faults | in addition | states | depth |
 //! |---|---|---|---|---|
 //! | a new object | 1 | | 326 thousand | 52 |
 //! | the target ready | 2 | | 5.6 million | 40 |
@@ -21,11 +21,12 @@
 //! | the target ready | 1 | the guest may be switched to post-copy | 477 thousand | 38 |
 //!
 //! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, the deletion of a Node
-//! object whose agent lives, a cut
-//! connection, an end of the guest on either side, an agent that learns of everything late, a deletion of
-//! the object, of the instance or of the target's pod, or a deadline. The ignored test goes further.
+//! object whose agent is alive, a broken connection, an end of the guest on either side, an agent that receives all
+//! updates late, a deletion of the object, of the VMI or of the target pod, or a deadline. The ignored test goes
+//! further.
 //!
-//! By itself: `cargo test -p drydock-core --test migration_search --config profile.dev.package.drydock-core.opt-level=1`
+//! To run it alone:
+//! `cargo test -p drydock-core --test migration_search --config profile.dev.package.drydock-core.opt-level=1`
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
@@ -40,7 +41,7 @@ use mutants::Mutant;
 use search::{Found, search};
 use world::World;
 
-/// What was found, for whoever has to understand it.
+/// Describes a result for the reader of a failed test.
 fn story(found: &Found) -> String {
     let Some((law, trace)) = &found.broken else {
         return format!("{} worlds, depth {}", found.worlds, found.depth);
@@ -115,7 +116,7 @@ fn with_more_faults() {
         ..How::default()
     };
     holds(World::ready(2, 1), post_copy);
-    // The second takes over at any time, and the first goes on with what it had begun.
+    // The second controller takes over at any time, and the first continues what it had begun.
     holds(World::ready(0, 2), stale);
     holds(World::ready(1, 2), stale);
     holds(World::ready(2, 1), piecewise);

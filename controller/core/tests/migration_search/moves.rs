@@ -1,4 +1,4 @@
-//! What can happen next in a world.
+//! The events that are possible in a state.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
@@ -15,10 +15,10 @@ use super::{
     world::{Move, Node, Order, SourceAgent, TargetAgent, World},
 };
 
-/// Something that happens.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    // The three, and what they see.
+    // The three parties, and their observations.
     SourceSeesObject,
     SourceSeesTunnel,
     SourceReadsDomain,
@@ -57,7 +57,7 @@ pub(crate) enum Event {
     NodeIsGone(Side),
     AgentIsSilent(Side),
     GuestIsEnded(Side),
-    // Faults, and what users do.
+    // Faults, and actions of users.
     Deleted,
     DeadlinePasses,
     InstanceEnds,
@@ -80,24 +80,23 @@ pub(crate) enum Side {
     Target,
 }
 
-/// What is searched.
+/// Options of a search.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
-    /// The guard that is left out.
+    /// The removed guard.
     pub(crate) mutant: Option<Mutant>,
-    /// The source reads domain, job and domain one after the other, instead of both at once.
+    /// The source reads domain, job and domain one after the other, instead of at once.
     pub(crate) piecewise: bool,
-    /// Controllers look at what they have seen of the object, instead of at the object.
+    /// Controllers act on their last observed version of the object, instead of the current one.
     pub(crate) stale: bool,
     /// The guest may be switched to post-copy.
     pub(crate) post_copy: bool,
 }
 
-/// How the search is told what can happen: the event, whether it is a fault, what the world is then,
-/// or what law it breaks.
+/// Callback for possible events: the event, whether it is a fault, and the resulting state or the violated invariant.
 pub(crate) type Visit<'a> = dyn FnMut(Event, bool, Result<World, Broken>) + 'a;
 
-/// Everything that can happen next.
+/// Reports every event that is possible next.
 pub(crate) fn events(world: &World, how: How, visit: &mut Visit<'_>) {
     let mut out = Out { world, how, visit };
     out.source();
@@ -118,7 +117,7 @@ struct Out<'a, 'v> {
 }
 
 impl Out<'_, '_> {
-    /// Something happens, in a fair world again and again.
+    /// An event that, under fairness, happens again and again.
     fn happens(&mut self, event: Event, change: impl FnOnce(&mut World)) {
         self.tries(event, |world| {
             change(world);
@@ -135,7 +134,7 @@ impl Out<'_, '_> {
         }
     }
 
-    /// Something happens that need not.
+    /// A fault, which need not happen.
     fn strikes(&mut self, event: Event, change: impl FnOnce(&mut World)) {
         let mut next = *self.world;
         change(&mut next);
@@ -194,7 +193,7 @@ impl Out<'_, '_> {
             Some((domain, None)) => {
                 self.happens(Event::SourceReadsJob, |w| w.source.read = Some((domain, Some(w.job()))));
             }
-            // It went on meanwhile, so what was read does not belong together.
+            // The guest resumed meanwhile, so the readings are inconsistent.
             Some((SourceDomain::Leaving, Some(Job::None))) if world.here != SourceDomain::Leaving && !job_first => {
                 self.happens(Event::SourceLooks, |w| w.source.read = None);
             }
@@ -202,7 +201,7 @@ impl Out<'_, '_> {
                 let job = read.and_then(|(_, job)| job).unwrap_or_else(|| world.job());
                 let mut record = world.source.seen;
                 record.source = world.api.source;
-                // The end of a pod tells of its guest.
+                // The end of a pod contains the outcome of its guest.
                 let here = match (world.source_pod, world.here) {
                     (SourcePod::Left, SourceDomain::Ended) => SourceDomain::Left,
                     (_, here) => here,
@@ -273,7 +272,8 @@ impl Out<'_, '_> {
                 fits: world.target.fits,
                 source_is_late: false,
             };
-            // Whether it has waited long enough for its source's word, nobody can know.
+            // Both cases are possible at any time: it is unknown how long the target has waited for its source's
+            // report.
             for source_is_late in [false, true] {
                 let view = TargetView { source_is_late, ..view };
                 for record in unknown_records(view.record) {
@@ -385,7 +385,7 @@ impl Out<'_, '_> {
                     w.source.stood_still = false;
                     resume_here(w)
                 }),
-                // The tunnel leaves the last call as it is.
+                // The tunnel leaves the last call unchanged.
                 Move::Switched => self.happens(Event::GoesOnThere, |w| {
                     w.move_ = Move::Follows;
                     w.there = TargetDomain::PostCopy;
@@ -394,7 +394,7 @@ impl Out<'_, '_> {
                     w.move_ = Move::AllThere;
                     w.there = TargetDomain::Running;
                 }),
-                // Also if nobody ever reads the reply: QEMU has said that all was sent.
+                // Also if the reply is never read: QEMU has reported that everything was sent.
                 Move::AllThere => self.happens(Event::Stops, |w| {
                     w.here = SourceDomain::Left;
                     w.answer(Call::Succeeded);
@@ -485,7 +485,7 @@ impl Out<'_, '_> {
         if world.source_node == Node::Up {
             match world.here {
                 SourceDomain::Left => self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Left),
-                // The launcher believes the tunnel, whose word may be lost.
+                // The launcher trusts the tunnel's record, which may be lost.
                 SourceDomain::Ended => {
                     self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Over);
                     if world.left {
@@ -500,7 +500,7 @@ impl Out<'_, '_> {
                 (TargetPod::Ready, TargetDomain::Over) => {
                     self.happens(Event::TargetPodEnds, |w| w.target_pod = TargetPod::Over);
                 }
-                // A pod that is deleted ends what is in it.
+                // The deletion of a pod ends its guest.
                 (TargetPod::Leaving, TargetDomain::Absent | TargetDomain::Over) => {
                     self.happens(Event::TargetPodEnds, |w| w.target_pod = TargetPod::Missing);
                 }
@@ -521,8 +521,8 @@ impl Out<'_, '_> {
         }
     }
 
-    /// What follows from the deletion of a Node object: its agent ends the guests there, and falls silent when none is
-    /// left, as its pod is deleted with the Node.
+    /// Consequences of the deletion of a Node object: its agent ends the guests there, and stops reporting when none is
+    /// left, because its pod is deleted with the Node.
     fn deleted_nodes(&mut self) {
         let world = self.world;
         if world.source_deleted {
@@ -533,7 +533,7 @@ impl Out<'_, '_> {
                 });
             } else {
                 self.happens(Event::AgentIsSilent(Side::Source), |w| {
-                    // As where a node dies: the target may not have been told that it has the last state.
+                    // As when a node dies: the target may not know that it has the last state.
                     w.struck |= !w.ran_there && !w.api.source_has_let_go();
                     w.source_node = Node::Down;
                     w.source_session = None;
@@ -557,7 +557,7 @@ impl Out<'_, '_> {
         }
     }
 
-    /// Each phase has its deadline, which passes where nothing else goes on, and may pass anywhere.
+    /// Each phase has a deadline. It always passes where nothing else happens, and may pass anywhere.
     fn deadline(&mut self) {
         let world = self.world;
         let down = world.source_node != Node::Up || world.target_node != Node::Up;
@@ -581,7 +581,7 @@ impl Out<'_, '_> {
         if matches!(world.target_pod, TargetPod::Coming | TargetPod::Ready) {
             self.strikes(Event::TargetPodDeleted, |w| {
                 w.target_pod = TargetPod::Leaving;
-                // Whoever deletes a pod in which a guest runs, or is about to, ends the guest.
+                // A user who deletes a pod in which a guest runs, or is about to, ends the guest.
                 w.struck = true;
             });
         }
@@ -643,8 +643,8 @@ impl Out<'_, '_> {
             });
             self.strikes(Event::NodeDeleted(Side::Source), |w| w.source_deleted = true);
             self.strikes(Event::NodeDies(Side::Source), |w| {
-                // Until the object says so nobody need know that the target has the last state: a
-                // tunnel that was told lets the guest go on if it can before the node is said to be gone.
+                // Until the object reports it, the target's last state need not be known: a tunnel that has the release
+                // resumes the guest if it can before the node is confirmed as gone.
                 w.struck |= !w.ran_there && !w.api.source_has_let_go();
                 w.struck |= matches!(w.move_, Move::Switched | Move::Follows);
                 w.source_node = Node::Down;
@@ -660,7 +660,7 @@ impl Out<'_, '_> {
         for index in 0..2 {
             let at = usize::from(index);
             self.strikes(Event::ControllerCrashes(index), |w| {
-                // The first is the old leader: it is followed by the second, where there is one.
+                // The first controller is the old leader. The second follows it, if there is one.
                 w.controllers[at].todo = [None; 3];
                 if w.controllers[1].alive && at == 0 {
                     w.controllers[0].alive = false;
@@ -677,7 +677,7 @@ fn fill<T: Copy, const N: usize>(todo: &mut [Option<T>; N], steps: &[T]) {
     }
 }
 
-/// What a controller sees now: pods, nodes and instance as they are, the object as it last saw it.
+/// Returns the view of a controller: current pods, nodes and VMI, and the object in the given version.
 fn cluster_view(world: &World, record: Record, mutant: Option<Mutant>) -> ClusterView {
     let believes = mutant == Some(Mutant::TakesADeletedNodeForGone);
     ClusterView {
@@ -699,8 +699,8 @@ fn cluster_view(world: &World, record: Record, mutant: Option<Mutant>) -> Cluste
     }
 }
 
-/// libvirtd ends and another begins: what moved is given up, what stood still goes on standing still.
-/// What it had not read is gone from the socket as if it had.
+/// Ends libvirtd and starts a new one: a running migration is canceled, a paused guest stays paused. With `drains`,
+/// unread data vanishes from the socket as if it had been read.
 fn crash_libvirtd(world: &mut World, drains: bool) {
     if drains {
         world
@@ -709,9 +709,9 @@ fn crash_libvirtd(world: &mut World, drains: bool) {
             .for_each(|session| session.drained = true);
     }
     match world.move_ {
-        // The call has not come to the target, which ends what it has of the guest.
+        // The last call has not reached the target, which destroys its part of the guest.
         Move::Switched => world.lose_memory(),
-        // QEMU goes on, and the new libvirtd follows it.
+        // QEMU continues, and the new libvirtd takes it over.
         Move::None | Move::Follows | Move::AllThere => {}
         _ => world.answer(Call::Failed),
     }
@@ -812,12 +812,12 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
                 .for_each(|session| session.proven = true);
         }
         SourceStep::Destroy => {
-            // What a guest on the target needs of it.
+            // The part that a guest on the target still needs.
             let needed = world.there == TargetDomain::PostCopy && world.target_node == Node::Up;
             if world.here == SourceDomain::PostCopy && needed && !world.struck && !world.ended {
                 return Err(Broken::DestroyedOnlyCopy);
             }
-            // A tunnel that is lost may have told a target that is lost: nobody knows.
+            // A lost tunnel may have released the guest to a lost target. The outcome is unknown.
             let unknown = world.source_session.is_none() && world.target_node == Node::Gone;
             if world.lives_here() && !world.ran_there && !world.struck && !unknown {
                 return Err(Broken::DestroyedOnlyCopy);
@@ -861,7 +861,7 @@ fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Whether what is about to be ended on the target is needed.
+/// Returns an error if the copy that is about to be destroyed on the target is needed.
 fn is_only_copy_there(world: &World) -> Result<(), Broken> {
     if world.ended || world.target_node != Node::Up {
         return Ok(());
@@ -869,7 +869,7 @@ fn is_only_copy_there(world: &World) -> Result<(), Broken> {
     let needed = match world.there {
         TargetDomain::PostCopy => !world.struck,
         TargetDomain::Running => true,
-        // A source that was struck may have run on, unless it has said that it let go.
+        // A source that was struck may have run on, unless it has reported that it released the guest.
         TargetDomain::Complete => {
             !world.ran_on && !world.lives_here() && (!world.struck || world.api.source_has_let_go())
         }
@@ -931,7 +931,7 @@ fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mu
         ClusterStep::RemoveFinalizer => world.finalizer = false,
         _ => {}
     }
-    // Its own write gives it the next version; every other's is old then.
+    // Its own write gives it the new version; every other controller's version is outdated then.
     for (other, controller) in world.controllers.iter_mut().enumerate() {
         controller.fresh = other == at;
         if other == at {
@@ -941,8 +941,8 @@ fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mu
     Ok(())
 }
 
-/// A record as a process of an earlier version reads it, of which a part was written by a later one: whatever else it sees,
-/// such a process waits, so that nothing follows on it in the search.
+/// Returns a record as a process of an earlier version reads it if a later version has written one of its fields. Such
+/// a process waits, whatever else it observes, so it adds no states to the search.
 fn unknown_records(record: Record) -> [Record; 3] {
     [
         Record {

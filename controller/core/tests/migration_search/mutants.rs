@@ -1,4 +1,4 @@
-//! Decisions with one guard left out, each of which the search must find.
+//! Decisions with one guard removed, each of which the search must detect.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
@@ -8,71 +8,72 @@ use drydock_core::migration::{
     target::{TargetDomain, TargetStep, TargetTunnel, TargetView},
 };
 
-/// One guard that is left out.
+/// A removed guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    /// The source tells the target as soon as the guest stands still.
+    /// The source releases the target as soon as the guest is paused.
     ReleasesWithoutProof,
-    /// The source says that it has handed the guest over before its tunnel has heard so.
+    /// The source reports `HandedOver` before its tunnel has received the acknowledgement.
     HandsOverWithoutHearing,
-    /// The source says so of a guest that has not left yet.
+    /// The source reports `HandedOver` for a guest that has not left yet.
     HandsOverWhatHasNotLeft,
-    /// The target waits for its source's word for ever, also if the source's node is gone.
+    /// The target waits for its source's report for ever, even if the source's node is gone.
     WaitsForItsSource,
-    /// The source lets its guest go on though it has said that it will not.
+    /// The source resumes its guest although it has released it.
     ResumesWhatItLetGo,
-    /// The source lets its guest go on when nobody works on it, whatever the target has.
+    /// The source resumes its guest when no job is running, whatever the target has.
     ResumesWithoutWordOfTheTarget,
-    /// The source says that it stayed while a call of an earlier process may be on its way.
+    /// The source reports `Stayed` while a call of an earlier process may be on its way.
     StaysWithoutClosing,
-    /// The source does not say that the guest moves before it asks libvirt.
+    /// The source does not report `Migrating` before it calls libvirt.
     StartsWithoutSaying,
-    /// The target lets a source in of a migration that was given up.
+    /// The target admits the source of a migration that was aborted.
     PairsThoughGivenUp,
-    /// The source takes a guest that ended while it stood still for one that has left.
+    /// The source treats a guest that ended while paused as migrated away.
     TakesAnEndForALeaving,
-    /// The source takes a job that it read before the guest stood still for that of now.
+    /// The source treats a job that it read before the guest was paused as current.
     ReadsTheJobFirst,
-    /// The source does not say that nothing moves its guest any more.
+    /// The source does not report `Halted`.
     NeverHalts,
-    /// The target ends what it has without closing the session.
+    /// The target destroys its copy without closing the session.
     DestroysWithoutClosing,
-    /// The target lets a guest go on as soon as it is complete.
+    /// The target resumes a guest as soon as it is complete.
     ResumesWithoutRelease,
-    /// The tunnel does.
+    /// The same for the tunnel.
     TunnelResumesWhatIsComplete,
-    /// The source's tunnel says in the pod that the guest has left as soon as it stands still.
+    /// The source's tunnel records in the pod that the guest has left as soon as it is paused.
     SaysThatItLeftWithoutProof,
-    /// The target ends a complete guest when the migration is given up.
+    /// The target destroys a complete guest when the migration is aborted.
     DiscardsWhenGivenUp,
-    /// The controller fails it when nothing arrived, though the source may have let go.
+    /// The controller fails the migration when nothing arrived, although the source may have released the guest.
     FailsWhenNothingArrives,
-    /// The controller fails it when the guest has ended on its source, though its tunnel may have let go.
+    /// The controller fails the migration when the guest has ended on its source, although its tunnel may have released
+    /// it.
     FailsWhenTheSourceEnded,
-    /// The controller writes whatever the object says meanwhile.
+    /// The controller ignores concurrent writes to the object.
     ControllerWritesWithoutVersion,
-    /// The controller takes the finalizer off before the source has settled.
+    /// The controller removes the finalizer before the source has settled.
     RemovesTheFinalizerTooEarly,
-    /// It has succeeded when the target runs the guest.
+    /// The migration succeeds as soon as the target runs the guest.
     SucceedsBeforeTheSourceStopped,
-    /// Too late is too late, also once the guest may move.
+    /// A passed deadline fails the migration even when the guest may already move.
     FailsWhenOverdue,
-    /// The instance is moved when the target runs the guest.
+    /// The VMI is moved as soon as the target runs the guest.
     MovesBeforeTheSourceStopped,
-    /// Nobody is told that the source's node is gone.
+    /// The loss of the source's node is never recorded.
     NeverTellsThatTheSourceIsGone,
-    /// The controller takes a node for gone whose Node object was deleted, though its agent lives.
+    /// The controller considers a node gone whose Node object was deleted, although its agent is alive.
     TakesADeletedNodeForGone,
-    /// The source ends what it has of a guest that was switched while the target still needs it.
+    /// The source destroys its part of a switched guest while the target still needs it.
     DestroysWhatIsToFollow,
-    /// The target says that a guest that was switched is there before all of it is.
+    /// The target reports a switched guest as running before all of it is there.
     SaysThatItRunsBeforeItIsThere,
-    /// The target ends a guest that was switched and given up.
+    /// The target destroys a switched guest when the migration is aborted.
     DiscardsWhatWasSwitched,
 }
 
 impl Mutant {
-    /// All of them.
+    /// All mutants.
     pub(crate) const ALL: [Self; 29] = [
         Self::ReleasesWithoutProof,
         Self::HandsOverWithoutHearing,
@@ -105,7 +106,7 @@ impl Mutant {
         Self::DiscardsWhatWasSwitched,
     ];
 
-    /// It shows only where a guest may be switched to post-copy.
+    /// Returns whether the mutant shows only where a guest may be switched to post-copy.
     pub(crate) fn needs_post_copy(self) -> bool {
         matches!(
             self,
@@ -113,7 +114,7 @@ impl Mutant {
         )
     }
 
-    /// How many faults it takes until it shows.
+    /// Returns the number of faults that the mutant needs to show.
     pub(crate) fn faults(self) -> u8 {
         match self {
             Self::FailsWhenTheSourceEnded | Self::SaysThatItLeftWithoutProof | Self::PairsThoughGivenUp => 2,
@@ -121,7 +122,7 @@ impl Mutant {
         }
     }
 
-    /// What the source does.
+    /// The source's steps.
     pub(crate) fn source(
         mutant: Option<Self>,
         view: &SourceView,
@@ -163,7 +164,7 @@ impl Mutant {
         }
     }
 
-    /// What the target does.
+    /// The target's steps.
     pub(crate) fn target(
         mutant: Option<Self>,
         view: &TargetView,
@@ -209,7 +210,7 @@ impl Mutant {
         }
     }
 
-    /// What the controller does.
+    /// The controller's steps.
     pub(crate) fn cluster(
         mutant: Option<Self>,
         view: &ClusterView,
@@ -240,7 +241,7 @@ impl Mutant {
         }
     }
 
-    /// Where the guest is said to be.
+    /// Where the guest is, according to the migration.
     pub(crate) fn guest_location(
         mutant: Option<Self>,
         view: &ClusterView,

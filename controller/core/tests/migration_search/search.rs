@@ -1,4 +1,4 @@
-//! All worlds that can be reached, breadth first, so that what is found is shortest.
+//! Visits all reachable states breadth first, so that a reported trace is the shortest.
 
 use std::{
     collections::HashMap,
@@ -12,17 +12,17 @@ use super::{
     world::World,
 };
 
-/// What a search has found.
+/// The result of a search.
 pub(crate) struct Found {
-    /// Worlds.
+    /// Number of states.
     pub(crate) worlds: usize,
-    /// Events from the first world to the farthest.
+    /// Number of events from the first state to the farthest.
     pub(crate) depth: usize,
-    /// The law that is broken, and how.
+    /// The violated invariant, and the trace that leads to it.
     pub(crate) broken: Option<(Broken, Vec<(Event, World)>)>,
 }
 
-/// Looks at every world that can be reached from the first.
+/// Searches all states that can be reached from `first`.
 pub(crate) fn search(first: World, how: How) -> Found {
     let mut search = Search {
         how,
@@ -36,9 +36,9 @@ struct Search {
     how: How,
     worlds: Vec<World>,
     known: HashMap<World, u32, BuildHasherDefault<Mix>>,
-    /// From which world each was first reached.
+    /// The state from which each state was first reached.
     parents: Vec<u32>,
-    /// What a fair world leads to: from, to.
+    /// Transitions without faults: from, to.
     fair: Vec<(u32, u32)>,
 }
 
@@ -70,7 +70,7 @@ impl Search {
         }
     }
 
-    /// Adds what can follow on a world; the first law that is broken ends it.
+    /// Adds the successors of a state. Returns the first violated invariant.
     fn visit(&mut self, at: usize) -> Option<(Event, Broken, World)> {
         let world = self.worlds[at];
         let from = u32::try_from(at).unwrap();
@@ -104,11 +104,11 @@ impl Search {
         at
     }
 
-    /// The first world from which nothing leads to a good end but luck: with no more faults, what can
-    /// always happen does happen at some time.
+    /// Returns the first state from which no fault-free path leads to a good end. Assumes fairness: without further
+    /// faults, an event that stays possible happens eventually.
     fn stuck(&mut self) -> Option<usize> {
         let count = self.worlds.len();
-        // Who leads to each world: a list for each, one after the other.
+        // The predecessors of each state: one list per state, concatenated.
         let mut ends = vec![0_u32; count + 1];
         for (_, to) in &self.fair {
             ends[*to as usize] += 1;
@@ -143,7 +143,7 @@ impl Search {
         good.iter().position(|good| !good)
     }
 
-    /// How a world was reached.
+    /// Returns the events that lead to a state.
     fn trace(&self, at: usize) -> Vec<(Event, World)> {
         let mut path = vec![at];
         while path[path.len() - 1] != 0 {
@@ -166,7 +166,7 @@ impl Search {
     }
 }
 
-/// A hash for small values of our own.
+/// A hash for the small values of this model.
 #[derive(Default)]
 struct Mix(u64);
 

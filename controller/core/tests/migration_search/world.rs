@@ -1,7 +1,7 @@
-//! A migration as it really is: objects, processes, libvirt on both sides, and what each part knows.
+//! The true state of a migration: objects, processes, libvirt on both sides, and the knowledge of each party.
 //!
-//! libvirt does what was seen of it: a source whose last reply is lost goes on; one that has read it
-//! never does; one whose libvirtd was lost while it stood still goes on standing still.
+//! libvirt is modeled as observed: a source whose last reply is lost resumes; one that has read it never does; one
+//! whose libvirtd was lost while the guest was paused leaves it paused.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
@@ -11,16 +11,16 @@ use drydock_core::migration::{
     target::{TargetDomain, TargetStep, TargetTunnel},
 };
 
-/// Everything about one migration.
+/// The complete state of one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
-    /// The object, as the API server has it.
+    /// The object in the API server.
     pub(crate) api: Record,
-    /// Its finalizer is on.
+    /// The finalizer is present.
     pub(crate) finalizer: bool,
-    /// The instance's node name is the target's.
+    /// The VMI's node name is the target's.
     pub(crate) moved: bool,
-    /// The instance was ended by its user.
+    /// The user has ended the VMI.
     pub(crate) ended: bool,
     /// The deadline has passed.
     pub(crate) overdue: bool,
@@ -28,27 +28,27 @@ pub(crate) struct World {
     pub(crate) target_pod: TargetPod,
     pub(crate) source_node: Node,
     pub(crate) target_node: Node,
-    /// The Node object of the source was deleted, whose agent lives.
+    /// The source's Node object was deleted, while its agent is alive.
     pub(crate) source_deleted: bool,
-    /// The same of the target.
+    /// The same for the target.
     pub(crate) target_deleted: bool,
-    /// How far libvirt is.
+    /// Progress of libvirt's migration.
     pub(crate) move_: Move,
     /// The guest on the source: never unknown.
     pub(crate) here: SourceDomain,
     /// The guest on the target: never unknown.
     pub(crate) there: TargetDomain,
-    /// It has run there.
+    /// The guest has run on the target.
     pub(crate) ran_there: bool,
-    /// It ran on the source after the target had all of it.
+    /// The guest ran on the source after the target had all of it.
     pub(crate) ran_on: bool,
-    /// Something has ended the guest or its node: nobody is to blame if it runs nowhere.
+    /// An event has ended the guest or its node, so it is no bug if the guest runs nowhere.
     pub(crate) struck: bool,
     pub(crate) source_session: Option<SourceSession>,
     pub(crate) target_session: Option<TargetSession>,
-    /// The source's tunnel has left word in the pod that the guest went on elsewhere.
+    /// The source's tunnel has recorded in the pod that the guest continues elsewhere.
     pub(crate) left: bool,
-    /// A release is on its way.
+    /// A release is in flight.
     pub(crate) release: bool,
     pub(crate) source: SourceAgent,
     pub(crate) target: TargetAgent,
@@ -61,30 +61,30 @@ pub(crate) struct World {
 pub(crate) enum Node {
     Up,
     Down,
-    /// Down, and said to be gone for good.
+    /// Down, and confirmed as gone for good.
     Gone,
 }
 
-/// How far the source's libvirt is with moving the guest.
+/// Progress of the migration in the source's libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Move {
     None,
     /// The call is on its way to libvirtd.
     Asked,
     Perform,
-    /// The guest stands still, and the rest of it moves.
+    /// The guest is paused, and the rest of it is sent.
     Still,
-    /// The target has it, and the reply that says so is on its way.
+    /// The target has all of the guest, and the reply that confirms it is in flight.
     Reply,
     /// The reply has been read.
     Read,
-    /// The connection broke; libvirt is about to let the guest go on.
+    /// The connection broke; libvirt is about to resume the guest.
     Failing,
-    /// The guest was switched to post-copy, and the last call is on its way.
+    /// The guest was switched to post-copy, and the last call is in flight.
     Switched,
-    /// It runs on the target, and memory follows.
+    /// The guest runs on the target, and memory follows.
     Follows,
-    /// The target has all of it, and the reply that says so is on its way.
+    /// The target has all of the guest, and the reply that confirms it is in flight.
     AllThere,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct SourceSession {
     pub(crate) paired: bool,
     /// The last reply went through, and nothing of it is left in the socket.
     pub(crate) drained: bool,
-    /// The tunnel has seen that.
+    /// The tunnel has observed that.
     pub(crate) reply_read: bool,
     pub(crate) proven: bool,
     pub(crate) acknowledged: bool,
@@ -106,12 +106,12 @@ pub(crate) struct TargetSession {
     pub(crate) taken_over: bool,
 }
 
-/// A process that looks, and then does one step after the other.
+/// A process that reads its view, and then executes one step after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SourceAgent {
-    /// The object as it last saw it, but for its own side, of which it knows all.
+    /// The object as last observed, except for the agent's own side, which is always current.
     pub(crate) seen: Record,
-    /// What it is told comes late. Else it knows at once.
+    /// Updates arrive late. Otherwise the agent sees them at once.
     pub(crate) late: bool,
     pub(crate) tunnel: SourceTunnel,
     /// The domain as it was before the job was read, and the job.
@@ -124,7 +124,7 @@ pub(crate) struct SourceAgent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TargetAgent {
     pub(crate) seen: Record,
-    /// What it is told comes late. Else it knows at once.
+    /// Updates arrive late. Otherwise the agent sees them at once.
     pub(crate) late: bool,
     pub(crate) tunnel: TargetTunnel,
     pub(crate) fits: Option<bool>,
@@ -135,16 +135,16 @@ pub(crate) struct TargetAgent {
 pub(crate) struct Controller {
     pub(crate) seen: Record,
     pub(crate) todo: [Option<Order>; 3],
-    /// Nobody has written the object since it looked.
+    /// No other party has written the object since this controller read it.
     pub(crate) fresh: bool,
     pub(crate) alive: bool,
 }
 
-/// What a controller does.
+/// An action of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
     Step(ClusterStep),
-    /// The instance's node name becomes the target's.
+    /// Sets the VMI's node name to the target's.
     MoveInstance,
 }
 
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Both sides are ready, as each knows, and the source may begin.
+    /// Both sides are ready and know it, and the source may begin.
     pub(crate) fn ready(faults: u8, controllers: usize) -> Self {
         let mut world = Self::new(faults, controllers);
         world.api.phase = Some(MigrationPhase::PreparingTarget);
@@ -201,7 +201,7 @@ impl World {
         world
     }
 
-    /// The object is there.
+    /// Returns whether the object exists.
     pub(crate) fn exists(&self) -> bool {
         !self.api.deleted || self.finalizer
     }
@@ -231,7 +231,7 @@ impl World {
             })
     }
 
-    /// Both tunnels can talk to each other.
+    /// Returns whether both tunnels can communicate.
     pub(crate) fn linked(&self) -> bool {
         self.source_session.is_some_and(|session| session.paired)
             && self.target_session.is_some_and(|session| session.paired)
@@ -239,27 +239,27 @@ impl World {
             && self.target_node == Node::Up
     }
 
-    /// The guest runs on its source.
+    /// Returns whether the guest runs on its source.
     pub(crate) fn runs_here(&self) -> bool {
         self.here == SourceDomain::Running && self.source_node == Node::Up
     }
 
-    /// The guest runs on its target.
+    /// Returns whether the guest runs on its target.
     pub(crate) fn runs_there(&self) -> bool {
         matches!(self.there, TargetDomain::Running | TargetDomain::PostCopy) && self.target_node == Node::Up
     }
 
-    /// Memory of a guest that was switched is missing, and cannot come any more.
+    /// Returns whether memory of a switched guest is missing and can no longer arrive.
     pub(crate) fn is_stuck(&self) -> bool {
         self.there == TargetDomain::PostCopy && self.move_ != Move::Follows && self.target_node == Node::Up
     }
 
-    /// There is a guest on the source that runs, or may be made to run.
+    /// Returns whether the source has a guest that runs, or that can be resumed.
     pub(crate) fn lives_here(&self) -> bool {
         matches!(self.here, SourceDomain::Running | SourceDomain::Leaving) && self.source_node == Node::Up
     }
 
-    /// What goes through the tunnel is cut off.
+    /// Cuts the connection between the tunnels.
     pub(crate) fn cut(&mut self) {
         match self.move_ {
             Move::Perform | Move::Still | Move::Reply => self.move_ = Move::Failing,
@@ -268,14 +268,13 @@ impl World {
         }
     }
 
-    /// What is missing of a guest that was switched is lost. That is what post-copy risks, and nobody else is
-    /// to blame.
+    /// Loses the missing memory of a switched guest. That is the inherent risk of post-copy, and no bug.
     pub(crate) fn lose_memory(&mut self) {
         self.answer(Call::Failed);
         self.struck = true;
     }
 
-    /// The object is written by others than controllers, whose version is old then.
+    /// Writes the object as a party other than a controller. The version known to the controllers is outdated then.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Record)) {
         let before = self.api;
         change(&mut self.api);
@@ -286,7 +285,7 @@ impl World {
         }
     }
 
-    /// The call has come to an end.
+    /// Ends the call with this result.
     pub(crate) fn answer(&mut self, answer: Call) {
         self.move_ = Move::None;
         if self.source.call == Call::Pending {
@@ -294,8 +293,7 @@ impl World {
         }
     }
 
-    /// What follows at once from what is, and nothing kept that makes no difference any more, so that
-    /// worlds that are alike are equal.
+    /// Applies immediate consequences, and clears values that no longer matter, so that equivalent states are equal.
     pub(crate) fn settle(&mut self) {
         let complete = self.there == TargetDomain::Complete;
         self.ran_on = complete && (self.ran_on || self.runs_here());
@@ -307,7 +305,7 @@ impl World {
         if let Some(session) = &mut self.source_session {
             session.drained &= !session.reply_read;
         }
-        // What its pod's end says, it has said.
+        // The record in the pod is void once the pod has ended.
         self.left &= self.source_pod == SourcePod::Alive && self.source_node == Node::Up;
         self.overdue &= !self.api.is_over();
         self.source.stood_still &=
@@ -320,7 +318,7 @@ impl World {
         }
         self.source_deleted &= self.source_node == Node::Up;
         self.target_deleted &= self.target_node == Node::Up;
-        // Nobody acts, or on nothing any more.
+        // The agent does not run, or has no object to act on.
         if self.source_node != Node::Up || !self.exists() {
             self.source = SourceAgent {
                 late: true,
@@ -378,13 +376,13 @@ const NOTHING: Record = Record {
     target: None,
 };
 
-/// What of a record is nothing to either side.
+/// Clears the fields of a record that neither side uses.
 fn seen_by_a_side(record: Record) -> Record {
     if !record.has_sides() {
         return Record::default();
     }
     Record {
-        // Given up is given up.
+        // An abort and a deletion have the same effect.
         abort: record.abort || record.deleted,
         deleted: false,
         phase: match record.phase {
@@ -395,8 +393,8 @@ fn seen_by_a_side(record: Record) -> Record {
     }
 }
 
-/// What the source's agent makes use of, so that worlds that are alike to it are equal. Its own side
-/// it takes from what it said last.
+/// Reduces a record to the fields that the source's agent uses, so that equivalent states are equal. The agent takes
+/// its own side from its last report.
 pub(crate) fn seen_by_source(record: Record) -> Record {
     Record {
         source_gone: false,
@@ -405,7 +403,7 @@ pub(crate) fn seen_by_source(record: Record) -> Record {
     }
 }
 
-/// What the target's agent makes use of.
+/// Reduces a record to the fields that the target's agent uses.
 pub(crate) fn seen_by_target(record: Record) -> Record {
     Record {
         source: record.source.map(|state| match state {

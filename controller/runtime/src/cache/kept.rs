@@ -1,44 +1,44 @@
-//! How a cache keeps an object.
+//! How a cache stores an object.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lz4_flex::block::{compress_prepend_size_with_dict, decompress_size_prepended_with_dict};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// So much text of other objects is compared with at most: LZ4 looks back 64 KiB, and its table is made anew for each
-/// object.
+/// Maximum size of the dictionary, in bytes. LZ4 refers back at most 64 KiB, and it rebuilds its hash table of the
+/// dictionary for each object.
 const MOST_LIKE: usize = 16 << 10;
 
-/// An object as it is, or written down: its structs take several times as much memory as its text.
+/// An object, decoded or serialized: its structs take several times the memory of its text.
 #[derive(Debug)]
 pub(crate) enum Kept<K> {
-    /// As it is.
+    /// Decoded.
     Whole(Arc<K>),
-    /// As text.
+    /// Serialized and compressed.
     Packed(Packed<K>),
 }
 
-/// An object as JSON, compressed by LZ4: most of it is as in other objects of its kind.
+/// An object as JSON, compressed by LZ4 with a dictionary: objects of one kind are similar.
 #[derive(Debug)]
 pub(crate) struct Packed<K> {
     text: Arc<[u8]>,
-    /// What it was compared with.
+    /// The dictionary it was compressed with.
     like: Arc<[u8]>,
     read: fn(&[u8]) -> Option<K>,
 }
 
-/// How the objects of a cache are kept.
+/// How the objects of a cache are stored.
 #[derive(Debug)]
 pub(crate) enum Packing<K> {
-    /// As they are.
+    /// Decoded.
     Whole,
-    /// As text.
+    /// Serialized and compressed.
     Packed {
-        /// As JSON.
+        /// Serializes to JSON.
         write: fn(&K) -> Option<Vec<u8>>,
-        /// From JSON.
+        /// Deserializes from JSON.
         read: fn(&[u8]) -> Option<K>,
-        /// Text of the first objects, and of others that were unlike these.
+        /// The dictionary: JSON of the first objects, and of later ones that compressed badly.
         like: Mutex<Arc<[u8]>>,
     },
 }
@@ -57,7 +57,7 @@ impl<K> Clone for Kept<K> {
 }
 
 impl<K> Packing<K> {
-    /// As text.
+    /// Creates a packing that serializes and compresses.
     pub(crate) fn packed() -> Self
     where
         K: Serialize + DeserializeOwned,
@@ -69,7 +69,7 @@ impl<K> Packing<K> {
         }
     }
 
-    /// Keeps an object.
+    /// Converts an object to its stored form.
     pub(crate) fn keep(&self, object: Arc<K>) -> Kept<K> {
         let Self::Packed { write, read, like } = self else {
             return Kept::Whole(object);
@@ -94,7 +94,8 @@ impl<K> Packing<K> {
 }
 
 impl<K> Kept<K> {
-    /// The object. One that was written down and cannot be read again, which no kind is known for, is not there.
+    /// Returns the object, or `None` if its own serialization cannot be decoded. No kind is known for which that
+    /// happens.
     pub(crate) fn open(&self) -> Option<Arc<K>> {
         match self {
             Self::Whole(object) => Some(Arc::clone(object)),
@@ -107,7 +108,7 @@ impl<K> Kept<K> {
         }
     }
 
-    /// Whether both are the very same.
+    /// Returns whether both are the same allocation.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => Arc::ptr_eq(one, other),

@@ -1,9 +1,9 @@
-//! Asks once more when the API server closed the connection instead of answering.
+//! Retries a request once if the API server closed the connection without a response.
 //!
-//! The API server ends a connection that lay idle for 90 s, and so do we: a request that is sent in that instant finds
-//! its connection closed, and whoever asked would be refused for nothing. RFC 9110 section 9.2.2 allows to send a
-//! request once more, if to send it twice means the same as to send it once. That is so for reads, and for server-side
-//! apply, which says how an object shall be and not how to change it. All else fails, and its asker decides.
+//! The API server closes a connection after 90 s of idle time, and so does this client. A request that is sent at that
+//! moment finds its connection closed and would fail without need. RFC 9110 section 9.2.2 allows an idempotent request
+//! to be sent again. Idempotent are reads, and server-side apply, which declares the state of an object instead of a
+//! change. All other requests fail, and the caller decides.
 
 use super::{Asked, ClientMetrics};
 use http::{Method, Request, Response, header::CONTENT_TYPE};
@@ -15,10 +15,10 @@ use std::{
 };
 use tower::{BoxError, retry::Policy};
 
-/// How the content type of a server-side apply begins (`Patch::Apply` of kube).
+/// Prefix of the content type of a server-side apply (`Patch::Apply` of kube).
 const APPLY: &[u8] = b"application/apply-patch+";
 
-/// Once more, if the connection was closed before the answer, and if to ask twice is as good as to ask once.
+/// Retries an idempotent request once if the connection was closed before the response.
 #[derive(Clone)]
 pub(super) struct AskAgain {
     metrics: ClientMetrics,
@@ -34,7 +34,7 @@ impl AskAgain {
     }
 }
 
-/// Whether to send this twice means the same as to send it once.
+/// Returns whether sending the request twice has the same effect as sending it once.
 fn is_idempotent<B>(request: &Request<B>) -> bool {
     let applies = || {
         let content = request.headers().get(CONTENT_TYPE);
@@ -43,7 +43,7 @@ fn is_idempotent<B>(request: &Request<B>) -> bool {
     request.method() == Method::GET || request.method() == Method::PATCH && applies()
 }
 
-/// Whether the connection was open when the request went out on it, and was closed without an answer.
+/// Returns whether the connection was open when the request was sent, and was closed without a response.
 fn was_closed(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -109,7 +109,7 @@ mod tests {
         path::PathBuf,
     };
 
-    /// Reads one request and tells its first line; nothing, if there is none any more.
+    /// Reads one request and returns its first line; `None` at the end of the connection.
     fn read_request(connection: &mut BufReader<TcpStream>) -> Option<String> {
         let mut first = String::new();
         let mut length = 0;
@@ -133,8 +133,8 @@ mod tests {
         Some(first)
     }
 
-    /// An API server that closes each of its first `closes` connections when it has read a request from it, and
-    /// answers all requests of the next. Where its kubeconfig is, and the folder that it lies in.
+    /// Starts an API server that closes each of its first `closes` connections after it has read a request, and
+    /// responds to all requests on later connections. Returns the path of its kubeconfig.
     fn closing_server(name: &str, closes: usize) -> PathBuf {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -158,7 +158,8 @@ mod tests {
         path
     }
 
-    /// What came of a request to a server that closes so many connections, and how many were asked again.
+    /// Sends a request to a server that closes the first `closes` connections. Returns its result and the number of
+    /// retries.
     async fn asks(name: &str, closes: usize, method: Method, content: &str) -> (Result<String, kube::Error>, u64) {
         let path = closing_server(name, closes);
         let options = ClientOptions {

@@ -43,7 +43,7 @@ fn count(metrics: &EventMetrics, result: &'static str) -> u64 {
     metrics.0.get_or_create(&ResultLabel { result }).get()
 }
 
-/// Answers a request with what it asked for.
+/// Responds to a request with success.
 async fn accept(server: &mut ApiServer) -> (Method, String, serde_json::Value) {
     let asked = server.asked().await;
     let (method, line, body) = (asked.method.clone(), asked.line.clone(), asked.body.clone());

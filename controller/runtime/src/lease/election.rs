@@ -1,26 +1,27 @@
-//! Who leads: the decisions of one candidate, without waiting and without network.
+//! Leader election: the decisions of one candidate, without waiting or network access.
 //!
 //! # Why two never lead at once
-//! Let a leader's last confirmed write have been *sent* at `s`. It leads until `s + renew_within`, by its own clock, and
-//! renews long before. The API server took that write in at `s` or later, and another candidate saw it later still. That
-//! candidate takes the Lease over only when it has seen no change for `duration`, which is longer than `renew_within`,
-//! and its write names the version it saw: a renewal that came in between makes it fail. A write whose answer is lost
-//! makes nobody leader. So the two times cannot meet as long as the clocks run equally fast to within
-//! `duration / renew_within` (a half more, by default).
+//! Let `s` be the time at which a leader *sent* its last confirmed write. It leads until `s + renew_within` on its own
+//! clock, and renews long before. The API server executed that write at `s` or later, and any other candidate observed
+//! it later still. A candidate takes the Lease over only after it has observed no change for `duration`, which is
+//! longer than `renew_within`, and its write carries the resource version that it observed: it fails if a renewal came
+//! first. A write whose response is lost makes no candidate the leader. Terms of two candidates therefore cannot
+//! overlap as long as their clocks run equally fast to within the factor `duration / renew_within` (1.5 by default).
 //!
-//! Deleting the Lease object defeats this for who has never seen it; who has, waits as long as if it had been renewed.
+//! Deleting the Lease breaks mutual exclusion for a candidate that has never observed it. Candidates that have still
+//! wait out the full duration.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The times that candidates go by. All candidates for one Lease should have the same.
+/// The timing of the election. All candidates for a Lease should use the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     /// How long others wait for a renewal.
     pub(super) duration: Duration,
     /// How long the leader leads after a renewal: less than `duration`.
     pub(super) renew_within: Duration,
-    /// How often the leader renews and others look.
+    /// How often the leader renews and others read the Lease.
     pub(super) retry_every: Duration,
 }
 
@@ -34,87 +35,87 @@ impl Default for Terms {
     }
 }
 
-/// The Lease as the API server has it.
+/// The state of the Lease in the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Empty if it is free.
+    /// The holder's identity; empty if the Lease is free.
     pub(super) holder: String,
     /// How long its holder wants others to wait.
     pub(super) duration: Duration,
-    /// How often it changed hands.
+    /// How often the holder has changed.
     pub(super) transitions: i32,
-    /// Changes with every write.
+    /// The resource version; changes with every write.
     pub(super) version: String,
 }
 
-/// What to ask of the API server.
+/// A request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Read,
-    /// Make the Lease, held by us.
+    /// Create the Lease with this candidate as the holder.
     Create,
-    /// Become its holder, if it is still this version.
+    /// Become the holder, if the version is unchanged.
     Take {
         version: String,
         transitions: i32,
     },
-    /// Renew it, if it is still this version.
+    /// Renew the Lease, if the version is unchanged.
     Renew {
         version: String,
     },
-    /// Make it free, if it is still this version.
+    /// Release the Lease, if the version is unchanged.
     Release {
         version: String,
     },
 }
 
-/// What the API server said.
+/// The response of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The Lease is like this (after the write, if it was one).
+    /// The state of the Lease (after the write, if the request was one).
     Is(Record),
     Missing,
-    /// It is another version, or was made by somebody else meanwhile.
+    /// The version has changed, or another candidate created the Lease in the meantime.
     Conflict,
-    /// It may have been done, or not.
+    /// The request may or may not have been executed.
     Unknown,
 }
 
-/// What to do now.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Ask(Action),
     Wait(Instant),
 }
 
-/// One candidate.
+/// The state of one candidate.
 #[derive(Clone, Debug)]
 pub(super) struct Election {
     identity: String,
     terms: Terms,
     seen: Seen,
-    /// When the last write that is known to have made or kept us holder was sent.
+    /// When the last confirmed write that made or kept this candidate the holder was sent.
     confirmed: Option<Instant>,
-    /// When to ask again.
+    /// When to send the next request.
     next: Instant,
 }
 
-/// What is known of the Lease.
+/// The known state of the Lease.
 #[derive(Clone, Debug)]
 enum Seen {
-    /// Nothing certain now: read it.
+    /// Unknown: the Lease has to be read.
     Unsure {
-        /// What was last known, for the time of its last change.
+        /// The last known state, for the time of its last change.
         last: Option<(Record, Instant)>,
     },
-    /// There is none. Who saw one before makes a new one only from `free_at` on.
+    /// The Lease does not exist. A candidate that has seen one before creates a new one only from `free_at` on.
     Missing { free_at: Instant },
-    /// It is like this since we saw it change.
+    /// The Lease has this state since `since`, when the change was observed.
     Is { record: Record, since: Instant },
 }
 
 impl Election {
-    /// A candidate that knows nothing yet.
+    /// Creates a candidate that knows nothing yet.
     pub(super) fn new(identity: String, terms: Terms, now: Instant) -> Self {
         Self {
             identity,
@@ -125,13 +126,13 @@ impl Election {
         }
     }
 
-    /// Until when we lead, if we do.
+    /// Returns until when this candidate leads, if it does.
     pub(super) fn leads_until(&self, now: Instant) -> Option<Instant> {
         let until = self.confirmed? + self.terms.renew_within;
         (now < until).then_some(until)
     }
 
-    /// What to do at `now`. To be asked again after each answer and at the time that it names.
+    /// Returns the step to take at `now`. To be called after each response and at the returned time.
     pub(super) fn step(&self, now: Instant) -> Step {
         if now < self.next {
             return Step::Wait(self.next);
@@ -157,7 +158,7 @@ impl Election {
         })
     }
 
-    /// Takes in the answer to `action`, which was sent at `sent` and answered at `now`.
+    /// Processes the response to `action`, which was sent at `sent` and whose response arrived at `now`.
     pub(super) fn answered(&mut self, action: &Action, answer: Answer, sent: Instant, now: Instant) {
         let later = now + self.terms.retry_every;
         match answer {
@@ -168,7 +169,7 @@ impl Election {
                         self.confirmed = Some(sent);
                         self.next = sent + self.terms.retry_every;
                     } else {
-                        // A write of ours whose answer was lost. Only a write that is answered counts.
+                        // The response to a write of ours was lost. Only a confirmed write counts.
                         self.next = now;
                     }
                 } else {
@@ -178,12 +179,12 @@ impl Election {
                 }
                 self.saw(record, now);
                 if let (Seen::Is { record, since }, false) = (&self.seen, written) {
-                    // Do not look again and again just before it gets free: take it at that moment.
+                    // Instead of repeated reads just before the Lease becomes free: take it at that moment.
                     self.next = self.next.min((*since + self.patience(record)).max(now));
                 }
             }
             Answer::Missing => {
-                // Whoever deleted it, its holder may not know yet.
+                // The holder may not know of the deletion yet.
                 let seen_before = match &self.seen {
                     Seen::Unsure { last: None } => None,
                     Seen::Missing { free_at } => Some(*free_at),
@@ -201,7 +202,7 @@ impl Election {
                 let free_at = seen_before.unwrap_or(now);
                 self.confirmed = None;
                 self.seen = Seen::Missing { free_at };
-                // A write that finds nothing cannot even be made: there is no such namespace.
+                // If even a write returns 404, the namespace is missing.
                 self.next = if *action == Action::Read {
                     later.min(free_at.max(now))
                 } else {
@@ -213,7 +214,7 @@ impl Election {
                 self.next = now;
             }
             Answer::Unknown => {
-                // The version may have moved on; a renewal may simply be sent again, and a conflict would tell.
+                // The version may have changed; a renewal can simply be repeated, since a conflict would reveal that.
                 if !matches!(action, Action::Renew { .. }) {
                     self.unsure();
                 }
@@ -222,14 +223,14 @@ impl Election {
         }
     }
 
-    /// Another candidate has made the Lease free: it is read now and not at the next regular time.
+    /// Another candidate has released the Lease: read it now instead of at the next regular time.
     pub(super) fn released(&mut self, now: Instant) {
         if self.leads_until(now).is_none() {
             self.next = now;
         }
     }
 
-    /// Leads no longer, of its own will; what to send so that another need not wait.
+    /// Ends the leadership voluntarily. Returns the request that releases the Lease, so that others need not wait.
     pub(super) fn resign(&mut self, now: Instant) -> Option<Action> {
         let leads = self.leads_until(now).is_some();
         self.confirmed = None;
@@ -262,7 +263,7 @@ impl Election {
         self.seen = Seen::Unsure { last };
     }
 
-    /// How long the Lease must not change until it is free.
+    /// Returns how long the Lease must remain unchanged before it is free.
     fn patience(&self, record: &Record) -> Duration {
         self.terms.duration.max(record.duration)
     }

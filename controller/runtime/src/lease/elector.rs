@@ -1,4 +1,4 @@
-//! A candidate for a Lease: asks, waits, and says who leads.
+//! A candidate for a Lease: sends the requests, waits, and reports whether it leads.
 
 use super::{
     Outcome,
@@ -30,47 +30,48 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-/// How long a request of ours may take.
+/// How long one request may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How long work under a term may take to end before the process stops without giving the Lease back.
+/// How long work under a term may take to end before the process stops without releasing the Lease.
 const WORK_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// For which Lease to stand, and as whom.
+/// The Lease to acquire, and the identity of the candidate.
 #[derive(Clone, Debug)]
 pub struct Candidacy {
-    /// Its namespace.
+    /// The Lease's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The Lease's name.
     pub name: String,
-    /// Who stands. No other process, not even the next one in the same pod, may call itself the same.
+    /// The candidate's identity. Unique to this process; not even its successor in the same pod may use the same.
     pub identity: String,
-    /// The labels of the Lease, if we make it.
+    /// The labels of the Lease, if this candidate creates it.
     pub labels: BTreeMap<String, String>,
-    /// The name under which its fields are written.
+    /// The field manager of writes.
     pub field_manager: &'static str,
 }
 
-/// The right to act alone, for a time.
+/// The exclusive right to act for a limited time.
 ///
-/// Whoever acts under it keeps a clone, ends when [`lost`](Self::lost) is cancelled, and drops the clone then: when the
-/// process stops, the Lease is given back as soon as no clone is left, so that the next leader need not wait.
+/// A task that acts under it keeps a clone, and ends and drops it when [`lost`](Self::lost) is cancelled. When the
+/// process stops, the Lease is released as soon as no clone is left, so that the next leader need not wait.
 #[derive(Clone, Debug)]
 pub struct Term {
     lost: CancellationToken,
     base: Instant,
-    /// Milliseconds after `base`.
+    /// In milliseconds after `base`.
     until: Arc<AtomicU64>,
     _acting: Arc<TaskTrackerToken>,
 }
 
 impl Term {
-    /// Cancelled when the term is over, before another can lead. A new term may follow, for this process too.
+    /// Returns a token that is cancelled when the term ends, before another candidate can lead. A new term may follow,
+    /// also for this process.
     pub fn lost(&self) -> &CancellationToken {
         &self.lost
     }
 
-    /// Whether the term lasts, by the clock and not only by what was told. Ask right before a write: a process that
-    /// stood still for long may not yet know that its term is over.
+    /// Returns whether the term lasts, by the clock and not only by notification. To be called right before a write:
+    /// after a long pause of the process, the end of the term may not have been signalled yet.
     pub fn is_valid(&self) -> bool {
         let until = self.base + Duration::from_millis(self.until.load(Ordering::Acquire));
         !self.lost.is_cancelled() && Instant::now() < until
@@ -83,16 +84,17 @@ impl Term {
     }
 }
 
-/// Whether this process leads. Clones are the same.
+/// Whether this process leads. Clones share one state.
 ///
 /// # Guarantees
-/// Of all candidates for a Lease at most one has a valid [`Term`] at any time; see the module `election` for why.
+/// At most one of all candidates for a Lease has a valid [`Term`] at any time; see the module `election` for the
+/// reason.
 #[derive(Clone, Debug)]
 pub struct Leadership(watch::Receiver<Option<Term>>);
 
 impl Leadership {
-    /// Stands for the Lease until the process stops, then gives it back. `released` is notified when another candidate
-    /// has given it back, as by [`releases`].
+    /// Competes for the Lease until the process stops, then releases it. `released` is notified when another candidate
+    /// has released it, as by [`releases`].
     pub fn stand(process: &Process, client: Client, candidacy: Candidacy, released: Trigger) -> Self {
         let (current, receiver) = watch::channel(None);
         let elector = Elector {
@@ -112,7 +114,7 @@ impl Leadership {
         Self(receiver)
     }
 
-    /// The term of this process, if it leads.
+    /// Returns the term of this process, if it leads.
     pub fn term(&self) -> Option<Term> {
         self.0.borrow().clone().filter(Term::is_valid)
     }
@@ -130,8 +132,8 @@ impl Leadership {
     }
 }
 
-/// Watches the Lease, and notifies the returned signal when it is free: a standby that only read it now and then would
-/// leave the cluster without a leader until its next turn.
+/// Watches the Lease, and notifies the returned trigger when it is free. A standby that only polled the Lease would
+/// leave the cluster without a leader until its next poll.
 pub fn releases(client: &Client, watches: &Watches, candidacy: &Candidacy) -> Trigger {
     let signal = Trigger::new();
     let notify = signal.clone();
@@ -165,7 +167,7 @@ impl Elector {
             let now = Instant::now();
             match self.election.step(now) {
                 Step::Wait(until) => {
-                    // Candidates that looked at the same time shall not do so for ever.
+                    // Jitter separates candidates that poll at the same time.
                     let pause = if self.current.borrow().is_some() {
                         until - now
                     } else {
@@ -188,7 +190,7 @@ impl Elector {
                     let Some(answer) = stopping.run_until_cancelled(self.unless_the_term_ends(asking)).await else {
                         break;
                     };
-                    // The term ended while the request was under way: it may still have been done.
+                    // The term ended while the request was in flight: it may still have been executed.
                     let answer = answer.unwrap_or_else(|| Outcome::Unknown("the term ended meanwhile".to_owned()));
                     let answer = self.log(answer);
                     self.election.answered(&action, answer, now, Instant::now());
@@ -199,7 +201,7 @@ impl Elector {
         self.resign().await;
     }
 
-    /// Does something, but not beyond the end of the present term.
+    /// Awaits `doing`, but at most until the end of the current term.
     async fn unless_the_term_ends<T>(&self, doing: impl Future<Output = T>) -> Option<T> {
         let end = self
             .current
@@ -213,7 +215,7 @@ impl Elector {
         }
     }
 
-    /// Makes known whether we lead.
+    /// Publishes whether this process leads.
     fn tell(&self, now: Instant) {
         let current = self.current.borrow().clone();
         match (self.election.leads_until(now), current) {
@@ -242,7 +244,7 @@ impl Elector {
         }
     }
 
-    /// Ends the term; when nobody acts under it any more, makes the Lease free.
+    /// Ends the term. Releases the Lease once all work under the term has ended.
     async fn resign(mut self) {
         if let Some(term) = self.current.send_replace(None) {
             term.lost.cancel();

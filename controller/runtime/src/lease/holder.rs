@@ -1,11 +1,11 @@
-//! One Lease that is kept alive: the sign that its holder is.
+//! A Lease that is renewed as the heartbeat of its holder.
 //!
 //! ```text
-//!  idle ──take_over()──▶ take ──done──▶ renew ⟲ every so often
-//!                                       renew ──it is missing──▶ make ──done──▶ renew
-//!                                       renew, make ──conflict──▶ look ──ours after all──▶ renew
-//!                                                                 look ──it is missing──▶ make
-//!                                                                 look ──somebody else's──▶ idle
+//!  idle ──take_over()──▶ take ──done──▶ renew ⟲ periodically
+//!                                       renew ──missing──▶ make ──done──▶ renew
+//!                                       renew, make ──conflict──▶ look ──still ours──▶ renew
+//!                                                                 look ──missing──▶ make
+//!                                                                 look ──another holder──▶ idle
 //! ```
 
 use super::{Outcome, outcome, seconds};
@@ -27,28 +27,28 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Which Lease to keep, and how.
+/// The Lease to hold, and its parameters.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// Its namespace.
+    /// The Lease's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The Lease's name.
     pub name: String,
-    /// Who holds it. Nobody else, not even the next process on this machine, may call itself the same.
+    /// The holder's identity. Unique to this process; not even its successor on this machine may use the same.
     pub identity: String,
-    /// How often it is renewed.
+    /// Interval of renewals.
     pub renew_every: Duration,
-    /// How long without renewal it may be taken for held.
+    /// How long after a renewal the Lease counts as held.
     pub duration: Duration,
-    /// Its labels.
+    /// The Lease's labels.
     pub labels: BTreeMap<String, String>,
-    /// What it belongs to: deleted with it.
+    /// The Lease's owners: it is deleted with them.
     pub owners: Vec<OwnerReference>,
-    /// The name under which its fields are written.
+    /// The field manager of writes.
     pub field_manager: &'static str,
 }
 
-/// Who holds the Lease, as far as is known.
+/// The holder of the Lease, as far as is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Held {
     /// We do not hold it and have not tried to.
@@ -56,22 +56,22 @@ pub enum Held {
     NotTaken,
     /// We are about to take it.
     Taking,
-    /// We do.
+    /// We hold it.
     Ours,
-    /// Somebody else does: we have to stop acting, and no longer renew it.
+    /// Another process holds it: we have to stop acting, and no longer renew it.
     By(String),
 }
 
-/// Keeps a Lease. Clones are the same.
+/// Holds a Lease. Clones share one state.
 ///
 /// # Guarantees
 /// - Taking it and renewing it are one request each.
-/// - What somebody else holds is never renewed by us: a renewal says which version it is of.
-/// - Deleted, it is made again, while we hold it.
+/// - A Lease of another holder is never renewed by us: a renewal carries the resource version.
+/// - A deleted Lease is created again while we hold it.
 ///
 /// # Assumptions
-/// Who calls [`take_over`](Self::take_over) has the right to (it holds a lock that only one can have): the Lease is
-/// taken whoever holds it.
+/// The caller of [`take_over`](Self::take_over) is entitled to the Lease (it holds an exclusive lock): the Lease is
+/// taken regardless of its holder.
 #[derive(Clone, Debug)]
 pub struct LeaseHolder(Arc<Mutex<Wish>>, Trigger);
 
@@ -82,8 +82,8 @@ struct Wish {
 }
 
 impl LeaseHolder {
-    /// Gets ready to keep the Lease; nothing is sent until [`take_over`](Self::take_over). `changed` is notified
-    /// whenever who holds it changes.
+    /// Prepares to hold the Lease; sends nothing until [`take_over`](Self::take_over). `changed` is notified whenever
+    /// the holder changes.
     pub fn start(process: &Process, client: Client, holding: Holding, changed: &Trigger) -> Self {
         let holder = Self(Arc::default(), Trigger::new());
         let keeper = Keeper {
@@ -102,7 +102,7 @@ impl LeaseHolder {
         holder
     }
 
-    /// Takes the Lease, whoever holds it, and keeps it from now on.
+    /// Takes the Lease regardless of its holder, and renews it from now on.
     pub fn take_over(&self) {
         let mut wish = lock(&self.0);
         wish.wanted = true;
@@ -113,7 +113,7 @@ impl LeaseHolder {
         self.1.notify();
     }
 
-    /// Keeps it no longer. The object stays as it is and gets stale, unless somebody else takes it.
+    /// Stops renewing it. The object stays unchanged and becomes stale, unless another process takes it.
     pub fn let_go(&self) {
         let mut wish = lock(&self.0);
         (wish.wanted, wish.held) = (false, Held::NotTaken);
@@ -121,18 +121,18 @@ impl LeaseHolder {
         self.1.notify();
     }
 
-    /// Who holds it.
+    /// Returns the holder.
     pub fn held(&self) -> Held {
         lock(&self.0).held.clone()
     }
 }
 
-/// What to do next about the Lease.
+/// The next action on the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     Idle,
     Take,
-    /// It was deleted while it was ours; who made it meanwhile has it.
+    /// It was deleted while it was ours; a process that created it in the meantime holds it.
     Make,
     Renew {
         version: String,
@@ -140,10 +140,10 @@ enum Phase {
     Look,
 }
 
-/// What came of it.
+/// The result of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
-    /// The Lease is like this.
+    /// The state of the Lease.
     Is {
         holder: String,
         version: String,
@@ -153,24 +153,24 @@ enum Answer {
     Unknown,
 }
 
-/// When to do the next.
+/// When to perform the next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Now,
-    /// When the Lease has to be renewed.
+    /// When a renewal is due.
     InTime,
-    /// After a while, as it failed.
+    /// After a delay, because of a failure.
     Later,
 }
 
-/// What to do after `phase` had this answer.
+/// Returns the action that follows this response to `phase`, and when to perform it.
 fn next(phase: Phase, answer: Answer, identity: &str) -> (Phase, When) {
     match (phase, answer) {
         (Phase::Idle, _) => (Phase::Idle, When::Now),
         (Phase::Look, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::Now),
         (_, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::InTime),
         (_, Answer::Is { .. }) => (Phase::Idle, When::Now),
-        // Neither needs it to be there: its namespace must be missing.
+        // Both create the Lease if necessary, so a 404 means that the namespace is missing.
         (phase @ (Phase::Take | Phase::Make), Answer::Missing) => (phase, When::Later),
         (_, Answer::Missing) => (Phase::Make, When::Now),
         (Phase::Take, Answer::Conflict) => (Phase::Take, When::Later),
@@ -179,7 +179,7 @@ fn next(phase: Phase, answer: Answer, identity: &str) -> (Phase, When) {
     }
 }
 
-/// Does it.
+/// Performs the actions.
 struct Keeper {
     api: Api<Lease>,
     holding: Holding,
@@ -195,7 +195,7 @@ impl Keeper {
         let mut at = None;
         loop {
             tokio::select! {
-                // What is wished comes first: nothing is renewed after it was let go.
+                // Requests of the caller come first: no renewal may follow `let_go`.
                 biased;
                 () = self.holder.1.notified() => {
                     let wish = lock(&self.holder.0);
@@ -276,7 +276,7 @@ impl Keeper {
         }
     }
 
-    /// The Lease as it is when we take it.
+    /// Returns the complete Lease as written by take and make.
     fn whole(&self) -> Lease {
         let now = MicroTime(clock::now());
         let holding = &self.holding;
@@ -298,7 +298,7 @@ impl Keeper {
         }
     }
 
-    /// Makes known who holds the Lease now.
+    /// Publishes the current holder.
     fn log(&mut self, phase: &Phase, answer: &Answer) {
         let lease = &self.holding.name;
         let held = match answer {
@@ -316,7 +316,7 @@ impl Keeper {
         }
         self.retry.reset();
         let mut wish = lock(&self.holder.0);
-        // An answer may come after somebody let go meanwhile.
+        // The response may arrive after `let_go` was called.
         if !wish.wanted || wish.held == held {
             return;
         }

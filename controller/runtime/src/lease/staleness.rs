@@ -1,4 +1,4 @@
-//! Which of others' Leases are stale.
+//! Detects stale Leases of other holders.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -7,22 +7,22 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Judges Leases by watching them: one is stale if it has not changed for so long since we first saw it as it is.
-/// `Stamp` is whatever changes with a renewal, such as its time.
+/// Detects stale Leases by observation: a Lease is stale if its state has not changed for `after` since we first
+/// observed that state. `Stamp` is a value that changes with each renewal, such as the renew time.
 ///
 /// # Caveats
-/// Who does not see cannot judge: when sight is lost (a broken watch) call [`blind`](Self::blind), and
-/// [`restart`](Self::restart) when it is back, else all Leases look stale that were in truth renewed unseen.
+/// Without observation there is no basis for a decision: when the watch breaks call [`blind`](Self::blind), and
+/// [`restart`](Self::restart) when it recovers. Otherwise all Leases look stale that were renewed unobserved.
 #[derive(Clone, Debug)]
 pub struct Staleness<Stamp> {
     after: Duration,
     seen: HashMap<Arc<str>, Seen<Stamp>>,
-    /// The same, in the order in which they become stale.
+    /// The same Leases, in the order in which they become stale.
     order: BTreeSet<(Instant, Arc<str>)>,
     blind: bool,
-    /// Since when all Leases have been seen without a gap.
+    /// Since when all Leases have been observed without a gap.
     complete_since: Option<Instant>,
-    /// When Leases were deleted, for as long as their holders may not have made them again.
+    /// When Leases were deleted, kept as long as their holders may not have created them again yet.
     deleted: HashMap<Arc<str>, Instant>,
 }
 
@@ -33,7 +33,7 @@ struct Seen<Stamp> {
 }
 
 impl<Stamp: PartialEq> Staleness<Stamp> {
-    /// Stale is what has not changed for `after`.
+    /// Creates an instance that treats a Lease as stale if it has not changed for `after`.
     pub fn new(after: Duration) -> Self {
         Self {
             after,
@@ -45,7 +45,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         }
     }
 
-    /// A Lease was seen like this; whether that is a change. The same stamp again says nothing new.
+    /// Records an observation of a Lease. Returns whether it is a change; an equal stamp is none.
     pub fn observe(&mut self, name: &str, stamp: Stamp, now: Instant) -> bool {
         if self.seen.get(name).is_some_and(|seen| seen.stamp == stamp) {
             return false;
@@ -58,7 +58,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         true
     }
 
-    /// The Lease is gone.
+    /// Records the deletion of a Lease.
     pub fn forget(&mut self, name: &str, now: Instant) {
         self.remove(name);
         let after = self.after;
@@ -72,13 +72,13 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         }
     }
 
-    /// SyncState is lost: none is stale until it is back.
+    /// Records that observation is lost: no Lease is stale until it is restored.
     pub fn blind(&mut self) {
         self.blind = true;
         self.complete_since = None;
     }
 
-    /// SyncState was lost until `now`: every Lease has its whole time again.
+    /// Records that observation is restored at `now`: the full time starts again for every Lease.
     pub fn restart(&mut self, now: Instant) {
         self.blind = false;
         self.complete_since = Some(now);
@@ -88,13 +88,13 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         }
     }
 
-    /// Whether this Lease is stale; none that was never seen is.
+    /// Returns whether this Lease is stale; a Lease that was never observed is not.
     pub fn is_stale(&self, name: &str, now: Instant) -> bool {
         !self.blind && self.seen.get(name).is_some_and(|seen| now >= seen.since + self.after)
     }
 
-    /// Whether there is no such Lease: all have been seen for as long as a holder may leave one unrenewed, so that
-    /// a living holder has had the time to make a deleted Lease again.
+    /// Returns whether there is no such Lease: all Leases have been observed for as long as a holder may leave one
+    /// unrenewed, so a live holder has had the time to create a deleted Lease again.
     pub fn is_absent(&self, name: &str, now: Instant) -> bool {
         let passed = |since: Instant| now >= since + self.after;
         self.complete_since.is_some_and(passed)
@@ -102,14 +102,14 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
             && self.deleted.get(name).copied().is_none_or(passed)
     }
 
-    /// When more Leases begin to count as absent, if nothing changes until then.
+    /// Returns the next time at which more Leases count as absent, if nothing changes until then.
     pub fn next_absence(&self, now: Instant) -> Option<Instant> {
         let complete = self.complete_since?;
         let due = self.deleted.values().map(|since| (*since).max(complete) + self.after);
         due.chain([complete + self.after]).filter(|due| *due > now).min()
     }
 
-    /// Those that are stale, the longest first.
+    /// Returns the stale Leases, the longest stale first.
     pub fn stale(&self, now: Instant) -> impl Iterator<Item = &str> {
         let until = move |(since, _): &&(Instant, Arc<str>)| now >= *since + self.after;
         let judged = (!self.blind).then_some(&self.order);
@@ -120,7 +120,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
             .map(|(_, name)| name.as_ref())
     }
 
-    /// When the next one becomes stale, if nothing changes until then.
+    /// Returns the time at which the next Lease becomes stale, if nothing changes until then.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         let judged = (!self.blind).then_some(&self.order);
         let mut due = judged.into_iter().flatten().map(|(since, _)| *since + self.after);
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(names(&staleness, back), ["n1"]);
         staleness.blind();
         assert!(names(&staleness, back).is_empty() && !staleness.is_stale("n1", back));
-        // What is listed first when it is back, of what was seen before.
+        // Before the end of the new list, only a part of the Leases has been observed again.
         staleness.observe("n2", 1, back);
         assert_eq!(staleness.next(back), None);
         staleness.restart(back);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that looks at every Lease each time.
+        /// Compares with a model that checks every Lease each time.
         #[test]
         fn agrees_with_looking_at_each(steps in prop::collection::vec((0u8..5, 0u8..3, 0u64..30, 0u8..20), 1..100)) {
             let mut now = Instant::now();

@@ -15,7 +15,7 @@ fn no_signal() -> impl futures::Stream<Item = &'static str> + Unpin {
     stream::pending()
 }
 
-/// A signal now and another `later`.
+/// Emits a signal now and another after `later`.
 fn two_signals(later: Duration) -> impl futures::Stream<Item = &'static str> + Unpin {
     let second = stream::once(async move {
         tokio::time::sleep(later).await;

@@ -1,5 +1,5 @@
-//! Whether the API server accepts a watch, which kube's watcher does not tell: it shows nothing until something
-//! changes, and on a quiet object that may take days.
+//! Detects whether the API server accepts a watch. kube's watcher does not report this: it emits nothing until
+//! something changes, which can take days for an object that seldom changes.
 
 use http::{Request, Response};
 use kube::{Client, client::Body};
@@ -12,11 +12,11 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 use tower::{BoxError, Service};
 
-/// The least time between the starts of two watches. kube's watcher asks again at once when one ends; this keeps it from
-/// doing nothing else when something on the way cuts every watch short.
+/// Minimum time between the starts of two watches. kube's watcher reconnects immediately when a watch ends; this
+/// prevents a busy loop if an intermediary cuts every watch short.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
-/// Says when a watch was accepted.
+/// Notifies when a watch was accepted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Acceptance(Arc<Notify>);
 
@@ -26,7 +26,7 @@ impl Acceptance {
         self.0.notified().await;
     }
 
-    /// The same way to the API server, for one watch, with an eye on it.
+    /// Returns a client for one watch that sends via `client` and observes the responses.
     pub(super) fn observing(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         Client::new(
@@ -77,12 +77,13 @@ impl Service<Request<Body>> for Observed {
     }
 }
 
-/// Whether a request opens a watch.
+/// Returns whether a request opens a watch.
 pub(crate) fn is_watch<B>(request: &Request<B>) -> bool {
     asks(request, "watch=true")
 }
 
-/// Whether a watch begins with all that there is. Its end is told by an event, and until then what is known is old.
+/// Returns whether a watch starts with a list of all objects. An event marks the end of the list; until then the cache
+/// is stale.
 fn begins_with_list<B>(request: &Request<B>) -> bool {
     asks(request, "sendInitialEvents=true")
 }

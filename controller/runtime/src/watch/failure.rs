@@ -1,11 +1,11 @@
-//! What an error of a watch means.
+//! Classifies the errors of a watch.
 
 use crate::{cache::Problem, chain, metrics::Label};
 use kube::{core::Status, runtime::watcher};
 
-/// An error of a watch, in the words of its reader and of its metric.
+/// An error of a watch, as reported to readers of the cache and to metrics.
 pub(super) struct Failure {
-    /// What the cache says of it; none if it is part of every watch's life.
+    /// The problem to record in the cache; `None` for errors that occur in the normal life of a watch.
     pub(super) problem: Option<Problem>,
     /// The label of the metric.
     pub(super) name: Label,
@@ -38,8 +38,8 @@ pub(super) fn classify(error: &watcher::Error) -> Failure {
     })
 }
 
-/// Whether the API server has refused to send a list as the first events of a watch: its feature gate is off. It names
-/// the parameter then (`ValidateListOptions` in its `metainternalversion/validation`).
+/// Returns whether the API server has refused to send a list as the initial events of a watch because its feature gate
+/// is off. The error then names the parameter (`ValidateListOptions` in its `metainternalversion/validation`).
 pub(super) fn refuses_to_stream(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
@@ -53,7 +53,7 @@ fn by_status(status: &Status) -> Option<Failure> {
     let (problem, name) = match status.code {
         403 => (Some(Problem::Forbidden), "forbidden"),
         404 => (Some(Problem::KindMissing), "kind_missing"),
-        // The API server keeps history for some minutes; who comes later lists again.
+        // The API server keeps history for some minutes; older resource versions require a new list.
         410 => (None, "expired"),
         _ => return None,
     };

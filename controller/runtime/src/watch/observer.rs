@@ -1,4 +1,4 @@
-//! What one watch makes of what it sees: no waiting, no network.
+//! Processes the events of one watch: neither waits nor uses the network.
 
 use super::{ErrorLabels, NameLabel, OnChange, Prune, Watch, WatchMetrics, failure::classify};
 use crate::{
@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-/// SlotScheduler the events of a watch into the state of its cache, and tells who wants to know.
+/// Applies the events of a watch to its cache, and notifies the subscribers.
 pub(super) struct Observer<K> {
     name: &'static str,
     optional: bool,
@@ -65,15 +65,15 @@ impl<K: Resource> Observer<K> {
         }
     }
 
-    /// The watch's name.
+    /// Returns the name of the watch.
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Takes in an event; whether it shows that the API server answers.
+    /// Processes an event. Returns whether it shows that the API server responds.
     pub(super) fn observe(&mut self, event: watcher::Event<TolerantDecode<K>>) -> bool {
         match event {
-            // Only says that a list is going to be asked for.
+            // Only announces that a list is about to be requested.
             watcher::Event::Init => {
                 self.listing = Listing::default();
                 return false;
@@ -95,7 +95,7 @@ impl<K: Resource> Observer<K> {
         true
     }
 
-    /// Takes in an error; the watch is going to be tried again.
+    /// Processes an error; the watch will be retried.
     pub(super) fn failed(&mut self, error: &watcher::Error) {
         let failure = classify(error);
         self.metrics
@@ -118,7 +118,7 @@ impl<K: Resource> Observer<K> {
         match object {
             TolerantDecode::Readable(mut object) => {
                 let key = Key::of(object.as_ref());
-                // What is held already is kept, so that listing again does not double the memory.
+                // Objects already in the cache are reused, so that a new list does not double the memory.
                 let known = self.cache.kept(&key).filter(|known| {
                     let known = known.open();
                     known.is_some_and(|known| same_version(known.as_ref(), object.as_ref()))
@@ -154,7 +154,7 @@ impl<K: Resource> Observer<K> {
         let mut changed = Vec::new();
         for (key, new) in &objects {
             let old = self.cache.kept(key);
-            // The very same object was taken over from the cache: nothing new.
+            // The same allocation was taken over from the cache: no change.
             if !old.as_ref().is_some_and(|old| old.is(new)) {
                 changed.push((key.clone(), [old, Some(new.clone())]));
             }
@@ -213,7 +213,7 @@ impl<K: Resource> Observer<K> {
         self.tell(&Change::Unreadable { key });
     }
 
-    /// News came in, so whatever was in the way no longer is.
+    /// Clears the problem: an event has arrived.
     pub(super) fn sees_again(&mut self) {
         let synced = self.cache.sync_state().synced;
         self.sees(synced, None);
@@ -222,7 +222,7 @@ impl<K: Resource> Observer<K> {
     fn sees(&mut self, synced: bool, problem: Option<Problem>) {
         let before = self.cache.sync_state();
         let after = SyncState { synced, problem };
-        // An error's text may differ at each try; that it fails is no news.
+        // The error text may differ with each attempt; a continued failure is not a change.
         if let (Some(Problem::Failing(_)), Some(Problem::Failing(_))) = (&before.problem, &after.problem) {
             return;
         }
@@ -255,6 +255,6 @@ impl<K: Resource> Observer<K> {
 
 fn same_version<K: Resource>(one: &K, other: &K) -> bool {
     let version = |object: &K| object.meta().resource_version.clone();
-    // Names can be given again: only the same object in the same version is the same.
+    // Names are reused; only the same uid and resource version identify the same state.
     one.meta().uid == other.meta().uid && version(one).is_some() && version(one) == version(other)
 }

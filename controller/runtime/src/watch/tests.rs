@@ -62,7 +62,7 @@ fn config_map(name: &str, version: &str, value: &str) -> Value {
     })
 }
 
-/// Kept as text, or as it is.
+/// Makes the watch store objects as text if `packed`.
 fn kept(watch: Watch<ConfigMap>, packed: bool) -> Watch<ConfigMap> {
     if packed { watch.packed() } else { watch }
 }
@@ -77,13 +77,13 @@ fn value(cache: &Cache<ConfigMap>, name: &str) -> Option<String> {
         .and_then(|object| object.data.as_ref()?.get("key").cloned())
 }
 
-/// Waits until the reader is woken, as a reconcile loop does.
+/// Waits until the reader is woken, like a reconcile loop.
 async fn woken(signal: &Trigger) {
     let woken = tokio::time::timeout(Duration::from_secs(3600), signal.notified()).await;
     woken.expect("nobody woke the reader");
 }
 
-/// Waits until the reader was woken and nothing more happens.
+/// Waits until the reader was woken and no further change follows.
 async fn settled(signal: &Trigger) {
     woken(signal).await;
     while !is_asleep(signal).await {}
@@ -148,7 +148,7 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
     let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
     let watch = setup.server.asked().await;
     assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
-    // As Kubernetes 1.36 answers with `--feature-gates=WatchList=false`.
+    // The response of Kubernetes 1.36 with `--feature-gates=WatchList=false`.
     let refusal = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422,
         "message": "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden \
@@ -279,7 +279,7 @@ async fn reconnects_are_quiet(packed: bool) {
     let open = again.open();
     assert!(is_asleep(&setup.signal).await);
 
-    // The history is gone; the new list shows what is known already, and one object less.
+    // The history has expired; the new list contains the known objects except one.
     open.send(
         "ERROR",
         &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
@@ -335,7 +335,7 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
     setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
     assert!(cache.wait_until_synced().await.is_clear());
     assert!(setup.readiness.is_ready());
-    // The next error waits but little: the success began anew.
+    // The next retry follows quickly: the success has reset the back-off.
     setup.server.asked().await.refuse(500, "InternalError");
     let before = Instant::now();
     let again = setup.server.asked().await;
@@ -345,7 +345,7 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
         before.elapsed()
     );
     assert!(!cache.sync_state().is_clear() && cache.sync_state().synced);
-    // An accepted watch is back, even if nothing changes for days.
+    // An accepted watch counts as recovered even if nothing changes for days.
     let _open = again.open();
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert!(cache.sync_state().is_clear());

@@ -1,11 +1,11 @@
-//! Which keys wait for a look: a data structure without waiting and without a clock.
+//! The queued keys: a data structure that neither waits nor reads a clock.
 //!
 //! ```text
 //!             add                take
 //!  (absent) ───────▶ ready ───────────────▶ busy ─── done, nothing more ──▶ (absent)
 //!                      ▲                     │ │
 //!                      │ due, or add         │ └── added meanwhile ──▶ ready
-//!                      └───── waiting ◀──────┘ told when to look again, or failed
+//!                      └───── waiting ◀──────┘ requeued for a time, or failed
 //! ```
 
 use super::{FIRST_WAIT, LONGEST_WAIT};
@@ -16,21 +16,21 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Keys that wait, each at most once.
+/// The queue; it contains each key at most once.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     open: bool,
     ready: VecDeque<Key>,
-    /// Those that wait for a time, in its order.
+    /// The keys that wait for a time, ordered by it.
     waiting: BTreeSet<(Instant, Key)>,
-    /// Keys of which nothing is to be remembered are not in here.
+    /// Contains only keys that have a state.
     entries: HashMap<Key, Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
     state: State,
-    /// Failures in a row, if the last look failed.
+    /// Back-off for consecutive failures; `None` unless the last reconcile failed.
     backoff: Option<Backoff>,
 }
 
@@ -38,39 +38,39 @@ struct Entry {
 enum State {
     Ready,
     Busy {
-        /// It was added since it was taken.
+        /// The key was added since it was taken.
         again: bool,
     },
     Waiting {
         due: Instant,
-        /// News do not make it ready before.
+        /// A change makes the key ready, but not before this time.
         no_sooner: Instant,
     },
 }
 
-/// What came of a look.
+/// The result of a reconcile.
 #[derive(Debug)]
 pub(super) enum Done {
-    /// Nothing to do before something changes.
+    /// Requeue on the next change.
     OnChange,
-    /// Look again then, if nothing changes before.
+    /// Requeue at this time, or on an earlier change.
     At(Instant),
-    /// Look again after a while.
+    /// Requeue after a back-off.
     Failed,
 }
 
 impl Queue {
-    /// Takes keys from now on.
+    /// Starts to accept keys.
     pub(super) fn open(&mut self) {
         self.open = true;
     }
 
-    /// Forgets everything, and takes no keys from now on.
+    /// Drops all state and stops accepting keys.
     pub(super) fn close(&mut self) {
         *self = Self::default();
     }
 
-    /// A key is to be looked at; whether that makes it due earlier than it was.
+    /// Enqueues a key. Returns whether it becomes due earlier than before.
     pub(super) fn add(&mut self, key: Key) -> bool {
         if !self.open {
             return false;
@@ -102,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// The next key to look at; it is busy until [`done`](Self::done).
+    /// Returns the next key to reconcile; it is busy until [`done`](Self::done).
     pub(super) fn take(&mut self, now: Instant) -> Option<Key> {
         while let Some((due, _)) = self.waiting.first()
             && *due <= now
@@ -120,12 +120,12 @@ impl Queue {
         Some(key)
     }
 
-    /// When the next key is due of those that wait for a time.
+    /// Returns the earliest due time of the waiting keys.
     pub(super) fn next(&self) -> Option<Instant> {
         self.waiting.first().map(|(due, _)| *due)
     }
 
-    /// Takes in what came of a look. Returns, of the first failure after a success, that it is the first.
+    /// Records the result of a reconcile. Returns whether it is the first failure after a success.
     pub(super) fn done(&mut self, key: Key, done: &Done, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(&key) else {
             return false;
@@ -144,7 +144,7 @@ impl Queue {
                     .backoff
                     .get_or_insert_with(|| Backoff::new(FIRST_WAIT, LONGEST_WAIT));
                 let delay = backoff.delay();
-                // What the look itself has changed must not make it a loop without rest.
+                // A reconcile that modifies the objects that trigger it must not spin.
                 let delay = if again { delay.min(FIRST_WAIT) } else { delay };
                 (now + delay, now + delay.min(FIRST_WAIT))
             }
@@ -162,13 +162,13 @@ impl Queue {
         first
     }
 
-    /// How many keys are ready, busy or wait.
+    /// Returns the number of keys that are ready, busy or waiting.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 }
 
-/// The time `span` from `now`; a time that no clock can show is as good as none for about thirty years.
+/// Returns `now + span`. If the sum overflows, returns about 30 years from `now`, which is as good as never.
 pub(super) fn after(now: Instant, span: Duration) -> Instant {
     now.checked_add(span)
         .unwrap_or_else(|| now + Duration::from_secs(1_000_000_000))

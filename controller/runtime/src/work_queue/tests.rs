@@ -35,7 +35,7 @@ fn without_a_term_nothing_is_kept() {
     assert_eq!(queue.take(now), None);
     queue.close();
     assert_eq!(queue.len(), 0);
-    // The look of the last term ends in this one.
+    // A reconcile of the previous term ends in this one.
     queue.open();
     queue.done(key("a"), &Done::Failed, now);
     assert_eq!(queue.len(), 0);
@@ -95,12 +95,12 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
     assert_eq!(queue.take(now), None, "news do not make it spin");
     assert_eq!(queue.take(now + FIRST_WAIT), Some(key("a")));
     now += FIRST_WAIT;
-    // Its own changes are no reason to hurry either.
+    // Its own changes do not shorten the wait either.
     queue.add(key("a"));
     queue.done(key("a"), &Done::Failed, now);
     assert_eq!(queue.take(now), None);
     assert_eq!(queue.take(now + FIRST_WAIT), Some(key("a")));
-    // A success forgets them.
+    // A success resets the back-off.
     queue.done(key("a"), &Done::OnChange, now);
     queue.add(key("a"));
     queue.take(now);
@@ -118,13 +118,13 @@ fn the_earlier_wake_wins() {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: no key is taken while it is busy, and none is lost.
+    /// For any sequence of operations: no key is taken while it is busy, and none is lost.
     #[test]
     fn no_key_is_taken_twice_nor_lost(actions in prop::collection::vec((0u8..6, 0usize..4), 1..200)) {
         let names = ["a", "b", "c", "d"];
         let mut queue = open();
         let mut now = Instant::now();
-        // Whether it is busy, and whether it was added since it was last taken.
+        // Per key: whether it is busy, and whether it was added since it was last taken.
         let mut model: BTreeMap<&str, (bool, bool)> = names.iter().map(|name| (*name, (false, false))).collect();
         for (action, index) in actions {
             let name = names[index];
@@ -165,7 +165,7 @@ proptest! {
     }
 }
 
-/// A candidate for the Lease, and the server that says whether it leads.
+/// A candidate for the Lease, and the fake API server that decides whether it leads.
 fn candidate() -> (Leadership, ApiServer, Process) {
     let (client, server) = api_server();
     let process = Process::new();
@@ -227,7 +227,7 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
         for _ in 0..2 {
             assert_eq!(looked.next().await.unwrap(), "later");
         }
-        // The API server does not answer any more: the term runs out.
+        // The API server stops responding: the term expires.
         let _lost = server.asked().await.lose();
         tokio::time::sleep(Duration::from_secs(60)).await;
         work.add(key("after"));

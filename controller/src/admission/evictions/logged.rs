@@ -1,5 +1,5 @@
-//! Which refusals of evictions have been logged: drainers repeat a request every few seconds for as long as a guest needs
-//! to move, and only a change of the answer is news.
+//! Remembers which refusals of evictions were logged: drainers repeat a request every few seconds while a guest
+//! moves, and only a change of the response is logged.
 
 use std::{
     collections::HashMap,
@@ -10,16 +10,16 @@ use drydock_core::eviction::Refusal;
 use drydock_runtime::Key;
 
 /// At most this many pods are remembered; then all are forgotten, which costs a log line for each that is still being
-/// evicted. More than that many guests do not leave at a time.
+/// evicted. No more guests than that leave at a time.
 const MAX_PODS: usize = 10_000;
 
-/// The last refusal that was logged, by pod.
+/// The last logged refusal, by pod.
 #[derive(Debug, Default)]
 pub(super) struct LoggedRefusals(Mutex<HashMap<Key, Refusal>>);
 
 impl LoggedRefusals {
-    /// Whether a refusal differs from the last one of this pod, which is remembered. That an evacuation goes on is no
-    /// news after it was triggered.
+    /// Returns whether a refusal differs from the last one of this pod, and remembers it. An evacuation in progress
+    /// is no change after it was triggered.
     pub(super) fn is_transition(&self, pod: &Key, refusal: Refusal) -> bool {
         let refusal = if refusal.may_pass() {
             Refusal::InProgress
@@ -37,7 +37,7 @@ impl LoggedRefusals {
         true
     }
 
-    /// An eviction of a pod was allowed.
+    /// Forgets a pod whose eviction was allowed.
     pub(super) fn forget(&self, pod: &Key) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
     }

@@ -1,4 +1,4 @@
-//! Evictions as an API server asks about them, and what is asked of it meanwhile.
+//! Tests of evictions as an API server sends them, and of the requests to the API server in the meantime.
 
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_core::{configuration::Configuration, eviction::budget};
@@ -26,12 +26,12 @@ fn marked() -> VirtualMachineInstance {
     instance(|instance| instance["status"]["evacuationNodeName"] = json!("a"))
 }
 
-/// On another node, as it may have been before it came into the pod.
+/// Returns the instance on another node, where it may have been before it came into the pod.
 fn elsewhere() -> VirtualMachineInstance {
     instance(|instance| instance["status"]["nodeName"] = json!("b"))
 }
 
-/// Taken from the pod by its newest migration.
+/// Returns the instance after its newest migration has moved it out of the pod.
 fn moved() -> VirtualMachineInstance {
     instance(|instance| {
         instance["status"]["nodeName"] = json!("b");
@@ -70,7 +70,7 @@ fn asked(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicObject> {
     review.try_into().unwrap()
 }
 
-/// Evictions where there are these instances and pods, and the API server that is asked for more.
+/// Returns the review in a cluster with these instances and pods, and the API server for further requests.
 fn evictions(
     instances: Vec<VirtualMachineInstance>,
     pods: Vec<Pod>,
@@ -171,7 +171,7 @@ async fn an_eviction_of_a_guest_that_has_moved_is_granted_and_its_pod_ends() {
         delete.with(&serde_json::to_value(pod()).unwrap());
     });
     assert!(response.allowed);
-    // Its budget goes with it.
+    // Its PDB is deleted with it.
     assert!(server.is_left_alone().await);
 }
 
@@ -200,11 +200,11 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
         let (evictions, question) = (evictions.clone(), question.clone());
         held.spawn(async move { evictions.review(&question).await });
     }
-    // News that change nothing do not end it.
+    // Changes that do not matter do not end the hold.
     tokio::task::yield_now().await;
     changed.send_modify(|number| *number += 1);
     tokio::task::yield_now().await;
-    // One more, and those that are never held, are answered at once.
+    // Another eviction, and those that are never held, get a response at once.
     for other in [
         question.clone(),
         asked(|request| request["dryRun"] = json!(true)),
@@ -234,7 +234,7 @@ async fn an_eviction_is_not_held_for_a_guest_that_will_not_have_moved_by_then() 
     for (takes, marks, held) in [
         (5, false, HOLD),
         (6, false, Duration::ZERO),
-        // Who is the first learns a moment later who else is to go.
+        // The first eviction learns a moment later which other guests are to leave.
         (4, true, HOLD),
         (5, true, SETTLED_AFTER),
     ] {
@@ -258,7 +258,7 @@ async fn the_pod_of_a_held_eviction_is_told_to_end_when_its_guest_has_moved() {
     let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
     let (question, began) = (asked(|_| {}), clock::Instant::now());
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        // The cache does not know the instance, so that each look asks for it.
+        // The cache does not have the instance, so each review reads it from the API server.
         for now in [marked(), moved()] {
             server.asked().await.with(&serde_json::to_value(now).unwrap());
             changed.send_modify(|number| *number += 1);
@@ -274,7 +274,7 @@ async fn the_pod_of_a_held_eviction_is_told_to_end_when_its_guest_has_moved() {
         delete.with(&serde_json::to_value(pod()).unwrap());
     });
     assert!(response.allowed);
-    // Nobody has said that it is gone.
+    // The watch has not shown that the pod is gone.
     assert_eq!(began.elapsed(), GONE_WITHIN);
     assert!(server.is_left_alone().await);
 }
@@ -343,7 +343,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
     };
     let found = |instance: &VirtualMachineInstance| Ok(serde_json::to_value(instance).unwrap());
     let here = instance(|_| {});
-    // What is shown, what the API server says, whether that marks it, and whether the pod may go.
+    // Shown state, state in the API server, whether the instance gets marked, and whether the pod may go.
     for (shown, said, marks, allowed) in [
         (elsewhere(), found(&here), true, false),
         (elsewhere(), found(&elsewhere()), false, true),
@@ -377,7 +377,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
         assert_eq!(response.allowed, allowed, "{said:?}");
         assert!(server.is_left_alone().await);
     }
-    // Its strategy cannot have been another.
+    // The strategy cannot have been another one before.
     let (evictions, mut server, _changed) = evictions(vec![cannot("None")], vec![pod()], vec![]);
     assert!(evictions.review(&asked(|_| {})).await.allowed);
     assert!(server.is_left_alone().await);
@@ -443,7 +443,7 @@ async fn eviction_of_another_pod_conflicts_and_does_nothing() {
         assert!(response.result.message.contains(text), "{}", response.result.message);
         assert!(server.is_left_alone().await, "no mark");
     }
-    // The very pod that is shown needs no request.
+    // The pod that is shown matches and needs no request.
     let (evictions, mut server, _changed) = evictions(vec![marked()], vec![pod()], vec![]);
     let response = evictions.review(&with(json!({"uid": "p"}))).await;
     assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));

@@ -21,15 +21,15 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 const MASTER: &str = "node-role.kubernetes.io/master";
 /// Labels of nodes of the control plane.
 const CONTROL_PLANE: [&str; 2] = [MASTER, "node-role.kubernetes.io/control-plane"];
-/// The PDB that the older operator goes by.
+/// The PDB that the older operator checks.
 const QUORUM_GUARD: &str = "etcd-quorum-guard";
 const PLATFORM: &str = "config.openshift.io/v1";
 const NAMESPACE: &str = "openshift-etcd";
 
-/// Whether a node may go into maintenance, as far as etcd is concerned.
+/// Checks whether a node may go into maintenance, as far as etcd is concerned.
 ///
 /// # Errors
-/// The refusal, for people.
+/// The message of the refusal, for people.
 pub(super) async fn check(client: &Client, group: Group, node: &Node) -> Result<(), String> {
     let has = |label: &str| node.labels().contains_key(label);
     let name = node.name_any();
@@ -48,7 +48,7 @@ pub(super) async fn check(client: &Client, group: Group, node: &Node) -> Result<
     }
 }
 
-/// The rule of the older group. The error outside is the API server's, that inside the refusal.
+/// The rule of the older group. The outer error is the API server's, the inner one is the refusal.
 async fn check_guard(client: &Client) -> kube::Result<Result<(), String>> {
     let pdbs = Api::<PodDisruptionBudget>::namespaced(client.clone(), NAMESPACE);
     let guard = pdbs.get_opt(QUORUM_GUARD).await?;
@@ -90,7 +90,7 @@ async fn check_members(
     ))
 }
 
-/// Whether etcd bears the loss of the node that these pods of its namespace are on.
+/// Returns whether etcd tolerates the loss of the node on which these pods of its namespace run.
 fn keeps_quorum(budgets: &[PodDisruptionBudget], pods: &[Pod]) -> bool {
     let [budget] = budgets else {
         return false;
@@ -98,7 +98,7 @@ fn keeps_quorum(budgets: &[PodDisruptionBudget], pods: &[Pod]) -> bool {
     if allows_disruption(budget) {
         return true;
     }
-    // One that does not work already is no loss.
+    // A member that does not work already is no loss.
     pods.iter().find(|pod| guards(budget, pod)).is_none_or(is_not_ready)
 }
 

@@ -39,7 +39,7 @@ fn asked(operation: &str, new: &Value, old: &Value, dry_run: bool) -> AdmissionR
     review.try_into().unwrap()
 }
 
-/// A cluster with node `n`, in which these maintenances of the newer group are known.
+/// Returns the review in a cluster with node `n`, with these maintenances of the newer group in the cache.
 fn review(shown: &[Value]) -> (MaintenanceReview, ApiServer) {
     let (client, server) = api_server();
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap();
@@ -65,7 +65,7 @@ fn text(response: &AdmissionResponse) -> &str {
     &response.result.message
 }
 
-/// Answers what is asked by path until `answer` is there.
+/// Responds to requests by path until `answer` is complete.
 async fn with_answers(
     mut server: ApiServer,
     answers: BTreeMap<(Method, String), Result<Value, u16>>,

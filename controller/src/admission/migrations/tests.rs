@@ -1,4 +1,4 @@
-//! What is asked of the API server, and what is answered.
+//! Tests of the requests to the API server, and of the verdicts.
 
 use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
@@ -35,10 +35,10 @@ fn state(instances: &[Value], migrations: &[Value]) -> (ClusterState, ApiServer)
     (ClusterState::new(client, instances, migrations), server)
 }
 
-/// A request that is expected, and its answer: an object, or none.
+/// An expected request and its response: an object, or none.
 type Exchange = (String, Option<Value>);
 
-/// What is answered, where exactly these things are asked of the API server.
+/// Returns the verdict where exactly these requests to the API server are made.
 async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exchange>) -> Option<String> {
     let (state, mut server) = state(instances, migrations);
     let served = async move {
@@ -87,7 +87,7 @@ async fn what_the_caches_have_against_it_is_said_only_if_it_is_still_so() {
         reviewed(&[], &[], one(Some(instance("Failed")))).await.as_deref(),
         Some(ended)
     );
-    // Ended in the cache; another one may have its name by now.
+    // Ended in the cache, but another instance may have its name by now.
     let failed = [instance("Failed")];
     assert_eq!(
         reviewed(&failed, &[], one(Some(instance("Failed")))).await.as_deref(),
@@ -105,7 +105,7 @@ async fn what_the_caches_have_against_it_is_said_only_if_it_is_still_so() {
     assert_eq!(reviewed(&running, &now(), answered(None)).await, None);
     let renamed = answered(Some(migration("now", "db", "Running")));
     assert_eq!(reviewed(&running, &now(), renamed).await, None);
-    // The first that is still in flight is enough.
+    // The first migration that is still in flight suffices.
     let several = [
         migration("a", "vm", "Running"),
         migration("now", "vm", "Pending"),
@@ -113,7 +113,7 @@ async fn what_the_caches_have_against_it_is_said_only_if_it_is_still_so() {
     ];
     let asked = vec![of("a", None), of("now", Some(migration("now", "vm", "Pending")))];
     assert_eq!(reviewed(&running, &several, asked).await.as_deref(), Some(busy));
-    // An instance that has come meanwhile may be on its way already.
+    // An instance that was created in the meantime may be moving already.
     let mut both = one(Some(instance("Running")));
     both.extend(answered(Some(migration("now", "vm", "Running"))));
     assert_eq!(reviewed(&[], &now(), both).await.as_deref(), Some(busy));

@@ -1,4 +1,4 @@
-//! The text that a scrape gets.
+//! Tests of the text that a scrape returns.
 
 use drydock_api::maintenance::NodeMaintenance;
 use prometheus_client::encoding::text;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// What these caches are told as.
+/// Exports the gauges of these caches.
 #[derive(Debug)]
 struct Scraped(Cache<Hypervisor>, Maintenances);
 
@@ -89,9 +89,9 @@ fn a_drain_is_timed_when_it_ends_and_once() {
         (Some(&under_way), Some(&over), Some(90.0)),
         (Some(&over), Some(&over), None),
         (Some(&over), None, None),
-        // Nothing was there to be moved.
+        // There was nothing to move.
         (None, Some(&over), None),
-        // Called off.
+        // Cancelled.
         (Some(&under_way), None, None),
     ] {
         assert_eq!(ended(before, after), took, "{before:?} {after:?}");

@@ -53,7 +53,7 @@ fn pod(name: &str, of: Option<&str>, node: &str, memory: u64) -> Pod {
     .unwrap()
 }
 
-/// What becomes of guests of 2 and 3 GiB on node `a` if others take this much of the 8 GiB of node `b`.
+/// Returns the outlooks of guests of 2 and 3 GiB on node `a` if other pods use this much of the 8 GiB of node `b`.
 fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
     let (client, _server) = api_server();
     let launcher_pods = || [pod("p1", Some("small"), "a", 2), pod("p2", Some("great"), "a", 3)];
@@ -102,7 +102,7 @@ fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
 async fn guests_compete_for_what_other_pods_leave() {
     let fits = || Outlook::Fits("b".into());
     assert_eq!(outlooks(Some(0)), [fits(), fits()]);
-    // Nothing is known of what is taken.
+    // It is unknown how much is used.
     assert_eq!(outlooks(None), [fits(), fits()]);
     let crowded = outlooks(Some(4));
     assert!(matches!(crowded[0], Outlook::Crowded(_)), "{crowded:?}");

@@ -1,4 +1,4 @@
-//! The text that a scrape gets.
+//! Tests of the text that a scrape returns.
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use prometheus_client::{collector::Collector, encoding::text::encode, registry::Registry};
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{DescriptorEncoder, Migrations, counted};
 
-/// What these migrations are told as.
+/// Exports the metrics of these migrations.
 #[derive(Debug)]
 struct Told(Migrations);
 

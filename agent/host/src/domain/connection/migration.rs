@@ -1,4 +1,4 @@
-//! The calls of a migration: they take and give lists of parameters.
+//! The migration calls: their arguments and results are lists of typed parameters.
 
 use std::{
     ffi::{CStr, CString, c_int, c_ulong},
@@ -18,7 +18,7 @@ use crate::{
     libvirt::{LibvirtError, c_string},
 };
 
-/// Parameters that libvirt's client is given.
+/// Typed parameters that are passed to libvirt's client.
 struct Parameters {
     list: sys::virTypedParameterPtr,
     count: c_int,
@@ -41,8 +41,7 @@ impl Parameters {
         value: MigrationParameter<'_>,
     ) -> Result<(), LibvirtError> {
         let name = name.as_ptr();
-        // SAFETY: the three places belong together as libvirt has left them; texts end with a zero byte
-        // and are copied.
+        // SAFETY: the three fields belong together as libvirt left them; strings end with a zero byte and are copied.
         let added = unsafe {
             match value {
                 MigrationParameter::Number(number) => sys::virTypedParamsAddULLong(
@@ -70,7 +69,7 @@ impl Parameters {
 
 impl Drop for Parameters {
     fn drop(&mut self) {
-        // SAFETY: null, or a list of libvirt's that is ours, freed once.
+        // SAFETY: null or a list from libvirt that this value owns, freed once.
         unsafe { sys::virTypedParamsFree(self.list, self.count) };
     }
 }
@@ -86,8 +85,8 @@ pub(super) fn migrate(
         parameters.add(CALL, name, value)?;
     }
     let domain = connection.found(CALL)?;
-    // SAFETY: the domain is one of this open connection; the URI ends with a zero byte, the list has as
-    // many parameters as is said, and both outlive the call.
+    // SAFETY: the domain is one of this open connection; the URI ends with a zero byte, the list has `count`
+    // parameters, and both outlive the call.
     let moved = unsafe {
         sys::virDomainMigrateToURI3(
             domain.0,
@@ -99,16 +98,16 @@ pub(super) fn migrate(
     };
     match succeeded(CALL, moved) {
         Ok(_) => Ok(Ok(())),
-        // libvirtd passes on what its own client says of the connection to the target, so only the state
-        // of this connection tells whose is broken.
+        // libvirtd also passes on errors of its own connection to the target, so only the state of this connection
+        // shows which of the two is broken.
         Err(error) if error.is_broken_connection() && !is_alive(connection) => Err(error),
         Err(error) => Ok(Err(error)),
     }
 }
 
-/// The connection has not been closed, by either side, as far as libvirt's client knows.
+/// Returns whether the connection has not been closed by either side, as far as libvirt's client knows.
 fn is_alive(connection: &Connection) -> bool {
-    // SAFETY: the connection is open, which is to say, not freed.
+    // SAFETY: the connection has not been freed.
     unsafe { sys::virConnectIsAlive(connection.raw) == 1 }
 }
 
@@ -135,11 +134,11 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
         Ok(_) => {}
         // "migration statistics are available only on the source host"
         Err(error) if error.code == sys::VIR_ERR_OPERATION_UNSUPPORTED => return Ok(Some(JobInfo::incoming())),
-        // "domain is not running": what does not run has no job.
+        // "domain is not running": such a domain has no job.
         Err(error) if error.code == sys::VIR_ERR_OPERATION_INVALID => return Ok(None),
         Err(error) => return Err(error),
     }
-    // SAFETY: libvirt gave that many parameters.
+    // SAFETY: libvirt returned that many parameters.
     let said = unsafe { read_parameters(parameters.list, parameters.count) };
     Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &said))
 }
@@ -156,7 +155,7 @@ pub(super) fn set_max_downtime(connection: &Connection, milliseconds: u64) -> Re
 
 pub(super) fn set_bandwidth(connection: &Connection, mebibytes: u64) -> Result<(), LibvirtError> {
     const CALL: &str = "limiting a migration's bandwidth";
-    // libvirt takes 0 for a speed, and a guest would not move at all.
+    // libvirt takes 0 as a speed, with which a migration would make no progress.
     let mebibytes = match mebibytes {
         0 => BANDWIDTH_AT_MOST,
         limit => limit.min(BANDWIDTH_AT_MOST),
@@ -185,10 +184,10 @@ pub(super) fn compare_cpu(
     const CALL: &str = "comparing a guest's CPU";
     let cpu = c_string(CALL, cpu)?;
     let virt_type: CString = c_string(CALL, virt_type.as_str())?;
-    // Without the flag libvirt would say no, and not why.
+    // Without the flag libvirt would return only that the CPU does not fit, without the reason.
     let flags = sys::VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE;
-    // SAFETY: the connection is open, both strings end with a zero byte and outlive the call; null is the
-    // host's architecture, its emulator, and that one's default machine.
+    // SAFETY: the connection is open, both strings end with a zero byte and outlive the call; null selects the host's
+    // architecture, its emulator, and the emulator's default machine.
     let answer = unsafe {
         sys::virConnectCompareHypervisorCPU(
             connection.raw,

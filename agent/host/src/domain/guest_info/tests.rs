@@ -1,10 +1,10 @@
-//! Guests' agents, as libvirt tells of them, and agents that lie.
+//! Recorded data of guest agents, and data of agents that lie.
 
 use proptest::prelude::{any, proptest};
 
 use super::{GuestInfo, GuestInterface, Parameter, ParameterValue};
 
-/// Parameters as `virsh guestinfo` prints them. Numbers are those that libvirt gives as numbers.
+/// Parses parameters as `virsh guestinfo` prints them. Values that libvirt returns as numbers become numbers.
 fn parameters(text: &str) -> Vec<Parameter> {
     const NUMBERS: [&str; 5] = ["count", "prefix", "offset", "total-bytes", "used-bytes"];
     text.lines()
@@ -64,7 +64,7 @@ fn what_is_missing_or_wrong_is_not_known() {
 }
 
 proptest! {
-    /// Whatever comes is read, in bounded time and space.
+    /// Any input is processed in bounded time and space.
     #[test]
     fn anything_is_read(numbers in proptest::collection::vec(("(if|os)(\\.[0-9])?\\.(count|name|hwaddr)", any::<i64>()), 0..20)) {
         let parameters: Vec<Parameter> = numbers

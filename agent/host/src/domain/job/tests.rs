@@ -1,4 +1,4 @@
-//! Jobs as libvirt tells of them, and ones that make no sense.
+//! Recorded jobs, and jobs with implausible data.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use proptest::prelude::{any, prop, proptest};
 
 use super::{Amount, JobInfo, JobOperation, JobType, Parameter, ParameterValue};
 
-/// Parameters as they were recorded: a name and a value on each line. All of these values are numbers.
+/// Parses recorded parameters: a name and a value per line. All of these values are numbers.
 fn parameters(text: &str) -> Vec<Parameter> {
     text.lines()
         .map(|line| {
@@ -90,7 +90,7 @@ fn a_migration_that_has_ended_at_both_sides() {
         assert_eq!(job.downtime, Some(38 * MILLISECOND));
         assert_eq!((job.data.remaining, job.iteration), (0, Some(19)));
     }
-    // The target does not count disks.
+    // The target's statistics do not include disks.
     assert_eq!((source.disk.total, target.disk.total), (1 << 20, 0));
     assert_eq!(
         recorded!("post-copy-completed", Completed).downtime,
@@ -111,7 +111,7 @@ fn what_is_not_said_is_not_known() {
         (job.operation, job.elapsed, job.dirty_rate),
         (JobOperation::Unknown(0), None, None)
     );
-    // A rate without the size of a page is no rate, and a negative time is none.
+    // A rate without the page size is ignored, and so is a negative time.
     let said = parameters("memory_dirty_rate 7\ntime_elapsed -1\noperation 99");
     let job = JobInfo::from_parameters(JobType::from_raw(77), &said).unwrap();
     assert_eq!(

@@ -83,7 +83,7 @@ fn a_cpu_that_is_not_spelled_out_is_not_complete() {
         assert!(!cpu(&format!("<domain>{element}</domain>")).is_complete(), "{element}");
     }
     assert_eq!(LiveDomain::parse("<domain/>").unwrap(), LiveDomain::default());
-    // A policy that is left out.
+    // A feature without a policy.
     let old = cpu("<domain><cpu><feature name='vmx'/><feature/></cpu></domain>");
     assert_eq!(old.features, [("vmx".to_owned(), "require".to_owned())].into());
 }

@@ -1,4 +1,4 @@
-//! The guest's CPU and memory, and what its pod asks for.
+//! The guest's CPU and memory, and its pod's resources.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::{
     quantity,
 };
 
-/// A guest has at most so many CPUs.
+/// Maximum number of CPUs of a guest.
 const CPUS: u64 = 512;
-/// The least memory that anything boots in.
+/// Minimum guest memory in bytes: nothing boots with less.
 const LEAST_MEMORY: u64 = 1 << 20;
-/// The most memory that machine types of today can have.
+/// Maximum guest memory in bytes that current machine types support.
 const MOST_MEMORY: u64 = 1 << 44;
 
-/// More memory than a pod can ask for: beside what the guest needs, it would not fit into 63 bits.
+/// Upper bound of a pod's memory in bytes: with the overhead added, a larger amount would not fit into 63 bits.
 const TOO_MUCH: u64 = 1 << 53;
 
 const BYTES: &str = "an amount of bytes such as 64Mi or 1.5Gi, below 8Pi and not negative";
@@ -71,7 +71,7 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
                 }
                 "cpu" => match quantity::milli_cpus(&amount.0) {
                     None => refusals.not_allowed(&at, amount, CPU_AMOUNT),
-                    // A guest that names no topology gets as many CPUs as its pod.
+                    // A guest without a topology gets as many CPUs as its pod.
                     Some(milli) if milli > 1000 * CPUS => {
                         refusals.not_allowed(&at, amount, format_args!("at most {CPUS}"));
                     }
@@ -115,7 +115,7 @@ fn memory(domain: &Domain, resources: &Resources, at: &At, refusals: &mut Refusa
         return refusals.required(&at_guest, why);
     };
     let Some(bytes) = quantity::bytes(&amount.0) else {
-        // Requests and limits have been told already.
+        // Invalid requests and limits have already been refused.
         if guest.is_some() {
             refusals.not_allowed(&at_guest, amount, BYTES);
         }

@@ -1,5 +1,5 @@
-//! Whether the guest can be described to libvirt at all: the last word, by the same function that
-//! describes it when it starts. So nothing is admitted that fails there.
+//! Whether the domain XML can be generated at all. This is the final check, by the same function that generates it
+//! when the guest starts, so that nothing is admitted that fails there.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ use crate::{
     domain::{DomainInput, DomainProblem, domain_xml},
 };
 
-/// The architecture whose guests are described, by Kubernetes' name and libvirt's.
+/// The architecture that guests are checked for, by its Kubernetes name and its libvirt name.
 const ARCHITECTURE: (&str, &str) = ("amd64", "x86_64");
-/// A name for what has none yet.
+/// Placeholder for names that do not exist yet.
 const NAME: &str = "guest";
 
-/// Refuses what cannot be described. Asked only where every single field is right.
+/// Refuses a guest whose domain XML cannot be generated. Called only if every single field is valid.
 pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     let mut spec = spec.clone();
     let named = Named {
@@ -60,7 +60,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         addresses: &[],
     });
     match described {
-        // A machine of another architecture, which is then that of the cluster.
+        // A machine type of another architecture; the cluster then has that architecture.
         Ok(_) | Err(DomainProblem::UnsupportedMachine(_)) => {}
         Err(problem) => refusals.impossible(&at.field("domain"), &problem.to_string()),
     }

@@ -1,4 +1,4 @@
-//! The guest's disks, and the order in which it boots.
+//! The guest's disks and its boot order.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceSpec,
@@ -8,7 +8,7 @@ use drydock_api::kubevirt::{
 use super::hardware::has_bus;
 use crate::admission::{At, Refusals};
 
-/// Serial numbers are attributes of QEMU's and names of files below `/dev/disk/by-id`.
+/// Format of serial numbers, which become QEMU attributes and file names below `/dev/disk/by-id`.
 const SERIAL: &str = "up to 256 letters, digits, `_`, `.`, `+` and `-`";
 
 pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
@@ -62,7 +62,7 @@ fn target(disk: &Disk, architecture: Option<&str>, at: &At, refusals: &mut Refus
     }
 }
 
-/// Disks and interfaces share one order.
+/// Checks the boot order, which disks and interfaces share.
 fn boot_order(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     let devices = &spec.domain.devices;
     let at = at.field("domain").field("devices");

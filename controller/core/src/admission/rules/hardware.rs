@@ -1,4 +1,4 @@
-//! The guest's machine, firmware and clock.
+//! The guest's machine type, firmware and clock.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceSpec,
@@ -39,7 +39,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
     }
 }
 
-/// Machine types have what the guest's devices are connected to: PCI Express, or channels on s390x.
+/// Requires a machine type with the bus that the guest's devices attach to: PCI Express, or channels on s390x.
 fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     let machine = spec
         .domain
@@ -82,7 +82,7 @@ fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) 
 fn clock(clock: &Clock, at: &At, refusals: &mut Refusals) {
     let Some(timers) = &clock.timer else { return };
     let at = at.field("timer");
-    // What KubeVirt's API says that each timer has.
+    // The policies that KubeVirt's API documents for each timer.
     let all = [
         TickPolicy::Delay,
         TickPolicy::Catchup,
@@ -126,7 +126,7 @@ fn is_uuid(text: &str) -> bool {
     lengths == [8, 4, 4, 4, 12] && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
-/// Whether machines of an architecture have a bus. Without an architecture, some have.
+/// Returns whether machines of an architecture have a bus. Without an architecture: whether machines of any have it.
 pub(super) fn has_bus(architecture: Option<&str>, bus: DiskBus) -> bool {
     bus != DiskBus::Sata || !matches!(architecture, Some("arm64" | "s390x"))
 }

@@ -1,11 +1,11 @@
-//! When a VirtualMachine runs.
+//! The run strategy of a VirtualMachine.
 
 use drydock_api::kubevirt::RunStrategy;
 use serde_json::Value;
 
 use crate::admission::{At, Refusals, nearest::nearest};
 
-/// Words that people write for a run strategy, and what they mean.
+/// Common wrong values for a run strategy, and the intended strategy.
 const STRATEGIES_MEANT: [(&str, RunStrategy); 8] = [
     ("running", RunStrategy::Always),
     ("run", RunStrategy::Always),
@@ -16,7 +16,7 @@ const STRATEGIES_MEANT: [(&str, RunStrategy); 8] = [
     ("never", RunStrategy::Halted),
     ("false", RunStrategy::Halted),
 ];
-/// Strategy of KubeVirt's that waits for a guest of another cluster.
+/// KubeVirt's strategy that waits for a guest from another cluster.
 const RECEIVER: &str = "WaitAsReceiver";
 
 pub(super) fn check(raw: &Value, refusals: &mut Refusals) {

@@ -10,17 +10,17 @@ use crate::{
     label_keys,
 };
 
-/// What a DNS label is, for people.
+/// Human-readable description of a DNS label.
 pub(super) const DNS_LABEL: &str =
     "up to 63 lower case letters, digits and `-`, beginning and ending with a letter or digit";
-/// What a DNS subdomain is, for people.
+/// Human-readable description of a DNS subdomain.
 pub(super) const DNS_SUBDOMAIN: &str =
     "up to 253 lower case letters, digits, `-` and `.`, beginning and ending with a letter or digit";
 const LABEL_KEY: &str = "an optional DNS subdomain and a slash, then up to 63 letters, digits, `-`, `_` and `.`";
 const LABEL_VALUE: &str =
     "up to 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit, or nothing";
 
-/// Whether it is a DNS label (RFC 1123).
+/// Returns whether the text is a DNS label (RFC 1123).
 pub(in crate::admission) fn is_dns_label(text: &str) -> bool {
     text.len() <= 63
         && !text.starts_with('-')
@@ -31,7 +31,8 @@ pub(in crate::admission) fn is_dns_label(text: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// Whether it is a DNS subdomain, as names of objects are. Kubernetes limits the whole, not the parts.
+/// Returns whether the text is a DNS subdomain, as object names are. Kubernetes limits the whole length, not the
+/// parts.
 pub(in crate::admission) fn is_dns_subdomain(text: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
@@ -44,19 +45,19 @@ pub(in crate::admission) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(part)
 }
 
-/// Whether it is a name of a port (IANA service name): up to 15 lower case letters, digits and
-/// single `-` inside, with a letter.
+/// Returns whether the text is a port name (IANA service name): up to 15 lower case letters, digits and single `-`
+/// inside, with at least one letter.
 pub(super) fn is_port_name(text: &str) -> bool {
     text.len() <= 15 && is_dns_label(text) && !text.contains("--") && text.bytes().any(|b| b.is_ascii_lowercase())
 }
 
-/// Whether it is a value of a label.
+/// Returns whether the text is a label value.
 pub(in crate::admission) fn is_label_value(text: &str) -> bool {
-    // Values are names of keys, or nothing.
+    // A label value is the name part of a label key, or empty.
     text.is_empty() || (!text.contains('/') && label_keys::is_valid(text))
 }
 
-/// The object's own name: its pods have it as a label, which holds 63 characters.
+/// Checks the object's own name. Its pods carry it as a label value, which is limited to 63 characters.
 pub(super) fn of_object(raw: &Value, refusals: &mut Refusals) {
     let Some(name) = raw.pointer("/metadata/name").and_then(Value::as_str) else {
         return;
@@ -67,7 +68,7 @@ pub(super) fn of_object(raw: &Value, refusals: &mut Refusals) {
     }
 }
 
-/// Labels in metadata that people write.
+/// Checks the labels in user-written metadata.
 pub(super) fn labels(metadata: Option<&Value>, at: &At, refusals: &mut Refusals) {
     let at = at.field("labels");
     let labels = metadata
@@ -85,14 +86,14 @@ pub(super) fn labels(metadata: Option<&Value>, at: &At, refusals: &mut Refusals)
     }
 }
 
-/// A map of labels.
+/// Checks a map of labels.
 pub(super) fn selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
     for (key, value) in labels {
         pair(key, value, at, refusals);
     }
 }
 
-/// Labels of nodes that are selected.
+/// Checks a node selector.
 pub(in crate::admission) fn node_selector(labels: &BTreeMap<String, String>, at: &At, refusals: &mut Refusals) {
     for key in labels.keys() {
         not_of_a_guest(key, at, refusals);
@@ -100,14 +101,14 @@ pub(in crate::admission) fn node_selector(labels: &BTreeMap<String, String>, at:
     selector(labels, at, refusals);
 }
 
-/// The key of a label of nodes in an expression.
+/// Checks the key of a node label in an expression.
 pub(super) fn node_label_key(key: &str, at: &At, refusals: &mut Refusals) {
     not_of_a_guest(key, at, refusals);
     label_key(key, at, refusals);
 }
 
-/// Refuses labels by which a pod stays where it is bound: a guest would follow another one, or hide from it, and the
-/// labels come and go with pods.
+/// Refuses Drydock's node labels that mark where a guest's pod is bound. A guest could use them to follow or avoid
+/// another one, and they come and go with pods.
 fn not_of_a_guest(key: &str, at: &At, refusals: &mut Refusals) {
     if key.starts_with(GUEST) {
         refusals.not_allowed(at, key, format_args!("a label of nodes that is not below {GUEST}"));
@@ -123,21 +124,21 @@ fn pair(key: &str, value: &str, at: &At, refusals: &mut Refusals) {
     }
 }
 
-/// A label key.
+/// Checks a label key.
 pub(super) fn label_key(key: &str, at: &At, refusals: &mut Refusals) {
     if !label_keys::is_valid(key) {
         refusals.not_allowed(at, key, LABEL_KEY);
     }
 }
 
-/// A label value.
+/// Checks a label value.
 pub(super) fn label_value(value: &str, at: &At, refusals: &mut Refusals) {
     if !is_label_value(value) {
         refusals.not_allowed(at, value, LABEL_VALUE);
     }
 }
 
-/// The name of another object, of a kind that has names like DNS subdomains.
+/// Checks the name of another object whose kind has DNS subdomains as names.
 pub(in crate::admission) fn reference(name: &str, at: &At, refusals: &mut Refusals) {
     if !is_dns_subdomain(name) {
         refusals.not_allowed(at, name, DNS_SUBDOMAIN);

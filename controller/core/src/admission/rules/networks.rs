@@ -1,4 +1,4 @@
-//! The guest's interfaces, and the networks that they are on.
+//! The guest's interfaces and their networks.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceSpec,
@@ -88,7 +88,7 @@ fn interface(interface: &Interface, at: &At, refusals: &mut Refusals) {
     }
 }
 
-/// The address of an interface that names one, if it is one.
+/// Returns the MAC address of an interface, if it has a valid one.
 fn mac(interface: &Interface) -> Option<[u8; 6]> {
     let address = interface.mac_address.as_deref()?;
     let mut bytes = [0; 6];
@@ -100,7 +100,7 @@ fn mac(interface: &Interface) -> Option<[u8; 6]> {
     pairs.next().is_none().then_some(bytes)
 }
 
-/// Ports become ports of the pod, where names and numbers are unique.
+/// Checks the ports, which become ports of the pod, where names and numbers must be unique.
 fn ports(interfaces: &[Interface], at: &At, refusals: &mut Refusals) {
     let mut seen: Vec<(&Port, At)> = Vec::new();
     for (index, interface) in interfaces.iter().enumerate() {
@@ -128,7 +128,7 @@ fn ports(interfaces: &[Interface], at: &At, refusals: &mut Refusals) {
     }
 }
 
-/// Host name and subdomain of the pod.
+/// Checks the pod's host name and subdomain.
 pub(super) fn host_names(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     for (field, name) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
         if let Some(name) = name

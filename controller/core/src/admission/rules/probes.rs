@@ -1,4 +1,4 @@
-//! Probes of the guest, which its launcher carries out.
+//! The guest's probes, which its launcher runs.
 
 use drydock_api::kubevirt::{VirtualMachineInstanceSpec, instance::Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -14,7 +14,8 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         let Some(found) = found else { continue };
         let at = at.field(field);
         probe(found, spec, &at, refusals);
-        // The kubelet starts a container again once it is not live, not once it is live twice.
+        // The kubelet restarts a container after liveness failures; Kubernetes allows no other success threshold than
+        // 1.
         if field == "livenessProbe"
             && let Some(threshold) = found.success_threshold.filter(|threshold| *threshold > 1)
         {
@@ -25,7 +26,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
 
 fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     match (&probe.http_get, &probe.tcp_socket) {
-        // exec and guestAgentPing have been told by their names.
+        // `exec` and `guestAgentPing` have already been refused by name.
         (None, None) if refusals.has_refused_within(at) => {}
         (None, None) => refusals.required(at, "one of httpGet and tcpSocket"),
         (Some(_), Some(_)) => refusals.conflict(&at.field("tcpSocket"), at.field("httpGet")),
@@ -70,7 +71,7 @@ fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &m
     }
 }
 
-/// As Kubernetes validates it.
+/// Returns whether the text is a header name, by Kubernetes' rule.
 fn is_header_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }

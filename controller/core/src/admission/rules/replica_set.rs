@@ -1,4 +1,4 @@
-//! Which instances a VirtualMachineInstanceReplicaSet counts.
+//! The selector of a VirtualMachineInstanceReplicaSet.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     let labels: BTreeMap<String, String> = labels
         .and_then(|labels| serde_json::from_value(labels.clone()).ok())
         .unwrap_or_default();
-    // A selector that cannot be understood has been told above.
+    // An invalid selector has already been refused above.
     if Selector::new(&selector).is_ok_and(|selector| !selector.matches(Some(&labels))) {
         let told: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let allowed = format_args!("labels that {at} selects");

@@ -1,5 +1,5 @@
-//! Where the pod may be, as the API server would judge it in the pod: so a mistake is told when the
-//! virtual machine is created, not when its pod cannot be.
+//! Scheduling fields, checked as the API server checks them in a pod. So a mistake is reported when the virtual
+//! machine is created, not when its pod cannot be created.
 
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 use k8s_openapi::{
@@ -13,7 +13,7 @@ use crate::admission::{At, Refusals};
 const DNS_POLICIES: [&str; 4] = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 const UNSATISFIABLE: [&str; 2] = ["DoNotSchedule", "ScheduleAnyway"];
-/// Longest time to shut down that is taken: a day.
+/// Longest accepted grace period, in seconds: a day.
 const GRACE: i64 = 86400;
 
 pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
@@ -236,7 +236,7 @@ fn pod_term(term: &PodAffinityTerm, at: &At, refusals: &mut Refusals) {
     }
 }
 
-/// The expressions of a selector of labels.
+/// Checks the expressions of a label selector.
 pub(super) fn selector_expressions(selector: &LabelSelector, at: &At, refusals: &mut Refusals) {
     for (index, requirement) in selector.match_expressions.iter().flatten().enumerate() {
         let at = at.field("matchExpressions").index(index);

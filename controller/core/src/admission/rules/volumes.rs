@@ -1,4 +1,4 @@
-//! What the guest's disks are made of.
+//! Volumes, which back the guest's disks.
 
 use drydock_api::kubevirt::volumes::{CloudInitNoCloud, ContainerDisk, Volume};
 
@@ -8,12 +8,12 @@ use crate::{
     quantity,
 };
 
-/// The least size of a disk: one sector.
+/// The minimum size of a disk: one sector.
 const SECTOR: u64 = 512;
-/// The largest qcow2 image: 2 PiB with clusters of 64 KiB, by the limit of 32 MiB that QEMU has for its first table.
+/// The largest qcow2 image: 2 PiB with clusters of 64 KiB, because QEMU limits the L1 table to 32 MiB.
 const LARGEST: u64 = 2 << 50;
-/// Length of user data and network data, in bytes: what KubeVirt takes in a manifest. Of base64 it counts what it stands
-/// for.
+/// Maximum length of user data and network data, in bytes: KubeVirt's limit for a manifest. For base64 the decoded
+/// length counts.
 const CLOUD_INIT: usize = 2048;
 
 const SOURCES: &str = "one of containerDisk, cloudInitNoCloud, persistentVolumeClaim, dataVolume and emptyDisk";
@@ -49,7 +49,7 @@ pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
     }
 }
 
-/// The claim that a volume is, and the field that says so.
+/// Returns the name of the claim that backs a volume, and the field that names it.
 fn claim(volume: &Volume) -> Option<(&'static str, &str)> {
     let claim = volume.persistent_volume_claim.as_ref();
     let data = volume.data_volume.as_ref();
@@ -71,7 +71,7 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
         .filter_map(|(name, set)| set.then_some(name))
         .collect();
     match set[..] {
-        // A source that is not supported has been told by its name.
+        // An unsupported source has already been refused by name.
         [] if refusals.has_refused_within(at) => {}
         [] => refusals.required(at, SOURCES),
         [_] => {}
@@ -183,7 +183,7 @@ fn cloud_init(data: &CloudInitNoCloud, at: &At, refusals: &mut Refusals) {
     }
 }
 
-/// How many bytes base64 stands for; `None` if it is not base64. Line breaks may be in it, as
+/// Returns how many bytes the base64 text decodes to; `None` if it is not base64. It may contain line breaks, as
 /// `base64` writes them.
 fn decoded_length(text: &str) -> Option<usize> {
     let text: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\n' | b'\r')).collect();

@@ -1,4 +1,4 @@
-//! Annotations that are refused, and those that are not.
+//! Annotations that are refused or admitted.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn annotated(mut object: Value, at: &str, key: &str, value: &str) -> Value {
     object
 }
 
-/// A replica set of such a machine's template.
+/// Returns a replica set with the machine's template.
 fn replica_set(machine: &Value) -> Value {
     let mut template = machine["spec"]["template"].clone();
     template["metadata"]["labels"] = json!({"app": "shop"});
@@ -37,7 +37,7 @@ fn annotations_that_are_not_carried_out_are_refused() {
             let object = annotated(instance(), "/metadata", key, nothing);
             assert_eq!(told(&object, Kind::Instance), "", "{key}: {nothing:?}");
         }
-        // Its own annotations are not those of its instances.
+        // A machine's own annotations are not those of its instances.
         let outer = annotated(machine(instance()), "/metadata", key, "true");
         assert_eq!(told(&outer, Kind::Machine), "", "{key}");
     }

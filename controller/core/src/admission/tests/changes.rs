@@ -1,4 +1,4 @@
-//! What may change after creation, and what a migration needs.
+//! Allowed changes after creation, and the checks of migrations.
 
 use std::{fs, path::Path};
 
@@ -36,7 +36,7 @@ fn an_instance_stays_as_it_was_created() {
         sentence(&refusals),
         "spec.architecture: `pdp11` is not allowed; allowed: amd64, arm64, s390x"
     );
-    // Deleting works whatever there is.
+    // Deletion always works.
     put(&mut new, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
     assert_eq!(review_change(&old, &new, Kind::Instance, SOMEBODY), []);
 }
@@ -60,7 +60,7 @@ fn the_time_to_shut_down_can_only_become_shorter() {
         put(&mut new, "/spec/terminationGracePeriodSeconds", after.clone());
         let refusals = review_change(&old, &new, Kind::Instance, SOMEBODY);
         assert_eq!(refusals.is_empty(), allowed, "{before} to {after}: {refusals:?}");
-        // Nothing else may change with it.
+        // No other field may change at the same time.
         put(&mut new, "/spec/evictionStrategy", json!("None"));
         assert_ne!(review_change(&old, &new, Kind::Instance, SOMEBODY), []);
     }
@@ -142,7 +142,7 @@ fn migrations_are_refused_in_kubevirts_words() {
             condition("LiveMigratable", "False"),
             Some("Cannot migrate VMI, Reason: DisksNotLiveMigratable, Message: no RWX"),
         ),
-        // What is not known is no reason.
+        // Unknown state is no reason to refuse.
         (condition("LiveMigratable", "Unknown"), None),
         (condition("LiveMigratable", "True"), None),
         (condition("StorageLiveMigratable", "False"), None),
@@ -247,7 +247,7 @@ fn only_the_controller_says_that_a_migration_empties_a_node() {
                 (1, Reason::Reserved, format!("metadata.annotations[{key}]"))
             );
         }
-        // What the controller has said stays said, whoever changes something else.
+        // What the controller has set is not refused when another user changes other fields.
         assert_eq!(review_asker(Some(&marked("node1")), &marked("node1"), SOMEBODY), []);
     }
     let mut other = plain.clone();
@@ -273,7 +273,7 @@ fn a_migration_is_labelled_with_its_instance_and_held_until_it_is_over() {
         prepared(&long).unwrap()["metadata"],
         json!({"finalizers": [MIGRATION_FINALIZER]})
     );
-    // What cannot be read is left as it is.
+    // Objects that do not parse are left unchanged.
     for unreadable in [
         json!({"spec": {"vmiName": "vm"}}),
         json!({"metadata": {}, "spec": {"vmiName": 7}}),
@@ -307,14 +307,14 @@ fn a_migration_in_flight_keeps_the_label_of_its_instance() {
         ),
         (Some("vm"), None, "Succeeded", ""),
         (Some("vm"), Some("db"), "Failed", ""),
-        // It is put right.
+        // A wrong label is corrected.
         (Some("db"), Some("vm"), "Running", ""),
         (None, Some("vm"), "Running", ""),
     ] {
         let (old, mut new) = (labelled(before, phase), labelled(after, phase));
         let told = sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY));
         assert_eq!(told, words, "{before:?} to {after:?}");
-        // One that is being deleted still is in flight.
+        // A migration that is being deleted is still in flight.
         put(&mut new, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
         assert_eq!(sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY)), words);
     }

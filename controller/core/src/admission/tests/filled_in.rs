@@ -1,4 +1,4 @@
-//! What is filled in, and that it is filled in once.
+//! Defaults, and that filling them in is idempotent.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ fn a_sparse_manifest_is_complete_afterwards() {
     let whole = filled(&sparse);
     insta::assert_snapshot!(serde_json::to_string_pretty(&whole["spec"]).unwrap());
     assert_eq!(told(&whole, Kind::Instance), "");
-    // Identities are made from the name alone.
+    // Identities are derived from the name alone.
     assert_eq!(whole["spec"]["domain"]["firmware"]["uuid"], firmware_uuid("shop", "vm"));
     assert_eq!(
         whole["spec"]["domain"]["devices"]["interfaces"][0]["macAddress"],
@@ -247,7 +247,7 @@ fn what_is_no_instance_is_left_to_validation() {
     }
 }
 
-/// Specs as people write them, right or not.
+/// Specs as users write them, valid or not.
 fn specs() -> impl Strategy<Value = Value> {
     let amounts = || select(vec!["64Mi", "1Gi", "1024M", "100m", "2", "x"]);
     let amount_maps = || {

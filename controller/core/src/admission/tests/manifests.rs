@@ -1,8 +1,8 @@
-//! Manifests of KubeVirt's documentation are admitted as they are.
+//! Manifests from KubeVirt's documentation are admitted unchanged.
 
 use super::{super::Kind, manifest, told};
 
-/// The instance of KubeVirt's page on draining nodes.
+/// The instance from KubeVirt's documentation page on node drain.
 const DOCUMENTED: &str = include_str!("documented.yaml");
 
 #[test]

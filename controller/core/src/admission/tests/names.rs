@@ -1,4 +1,4 @@
-//! Names that are admitted, and what is made of them: pods, their volumes, labels and budgets, members of sets,
+//! Admitted names, and the names derived from them: of pods, their volumes, labels and PDBs, members of sets, and
 //! migrations.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -30,7 +30,7 @@ use crate::{
     replica_set,
 };
 
-/// Names of objects: DNS subdomains of up to 253 characters, as the API server accepts them.
+/// Object names: DNS subdomains of up to 253 characters, as the API server accepts them.
 fn names() -> impl Strategy<Value = String> {
     let parts = prop::collection::vec("[a-z0-9]([a-z0-9-]{0,80}[a-z0-9])?", 1..8);
     (parts, 1_usize..=253).prop_map(|(parts, longest)| {
@@ -39,7 +39,7 @@ fn names() -> impl Strategy<Value = String> {
     })
 }
 
-/// Volumes with names as long as they may be, and with those that the pod has for itself.
+/// Volumes with names of the maximum length, and with the names of the pod's own volumes.
 fn volumes() -> Value {
     let long = "v".repeat(63);
     json!([
@@ -79,7 +79,7 @@ fn check_pod(pod: &Pod) -> Result<(), proptest::test_runner::TestCaseError> {
     Ok(())
 }
 
-/// What is made of an instance that is admitted.
+/// Checks everything that is created for an admitted instance.
 fn check_instance(
     mut made: VirtualMachineInstance,
     migration: &str,
@@ -123,7 +123,7 @@ fn check_instance(
     Ok(())
 }
 
-/// Nothing is wrong with a name but its length, which the refusal states.
+/// Checks that a name is refused only because of its length, which the refusal states.
 fn check_refusal(told: &str, name: &str) -> Result<(), proptest::test_runner::TestCaseError> {
     prop_assert!(name.len() > 63, "{}: {}", name, told);
     prop_assert!(

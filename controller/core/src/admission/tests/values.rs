@@ -1,11 +1,11 @@
-//! Values that could never work, each told with its field, itself and what is allowed.
+//! Values that could never work; each is reported with its field, itself and the allowed values.
 
 use serde_json::{Value, json};
 
 use super::{super::Kind, instance, machine, put, told};
 
-/// Changes of a right instance (JSON pointer below `/spec`, value), and what is said of them: the
-/// beginning of the answer, or nothing.
+/// Changes to a valid instance (JSON pointer below `/spec`, value), and the beginning of the expected message; empty
+/// if the change is admitted.
 type Case = (&'static [(&'static str, &'static str)], &'static str);
 
 fn check(cases: &[Case]) {
@@ -20,7 +20,7 @@ fn check(cases: &[Case]) {
             assert_eq!(told, "", "{changes:?}");
         } else {
             assert!(told.starts_with(expected), "{changes:?}: {told}");
-            // In a template it is the same with a longer path.
+            // In a template, the only difference is a longer path.
             let inner = super::told(&machine(object), Kind::Machine);
             let longer = expected
                 .replace("spec.", "spec.template.spec.")
@@ -148,7 +148,7 @@ fn memory_and_requests() {
             &[("/domain/resources", r#"{"requests": {"memory": "1.G", "cpu": "1e-1"}}"#)],
             "",
         ),
-        // A guest may see more than is set aside for it.
+        // A guest may see more memory than its pod requests.
         (&[("/domain/resources", r#"{"requests": {"memory": "32Mi"}}"#)], ""),
     ]);
 }
@@ -329,7 +329,7 @@ fn volumes() {
             &[("/volumes/-", r#"{"name": "Other", "emptyDisk": {"capacity": "1Gi"}}"#)],
             "spec.volumes[1].name: `Other` is not allowed; allowed: up to 63 lower case letters",
         ),
-        // Told once, by its name.
+        // Reported once, by name.
         (
             &[("/volumes/0", r#"{"name": "root", "configMap": {"name": "x"}}"#)],
             "spec.volumes[0].configMap is not supported by Drydock",
@@ -436,7 +436,7 @@ fn cloud_init() {
             "spec.volumes[2].cloudInitNoCloud cannot be set together with spec.volumes[1].cloudInitNoCloud",
         ),
     ]);
-    // Base64 is counted by what it stands for: 2048 bytes are 2732 characters.
+    // The decoded length of base64 counts: 2048 bytes are 2732 characters.
     for (field, text, instead) in [
         ("userData", "x".repeat(2048), "secretRef"),
         ("networkData", "x".repeat(2048), "networkDataSecretRef"),

@@ -1,4 +1,4 @@
-//! Each field of KubeVirt's v1 schema is carried out, a documented hint, or refused by its name.
+//! Each field of KubeVirt's v1 schema is implemented, a documented hint, or refused by name.
 
 use std::{collections::BTreeSet, fmt::Write, fs, path::Path};
 
@@ -19,31 +19,30 @@ use super::{
     manifest, told,
 };
 
-/// Every field that is carried out, set to something. Some contradict each other: only the fields
-/// are looked at.
+/// Every implemented field, set to some value. Some contradict each other: only the presence of fields is checked.
 const EVERYTHING: &str = include_str!("every_field.yaml");
 
-/// What becomes of a field.
+/// How admission treats a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     CarriedOut,
     Hint,
-    /// It means nothing by itself.
+    /// It only groups other fields.
     Container,
     Refused,
 }
 
-/// An object with a value in one place and nothing else.
+/// Returns an object with a value in one place and nothing else.
 fn with(path: &str, value: Value) -> Value {
     path.rsplit('.')
         .fold(value, |inner, part| match part.strip_suffix("[]") {
-            // A last list holds the value, others hold objects.
+            // A list at the end contains the value; other lists contain objects.
             Some(name) => json!({(name): [inner]}),
             None => json!({(part): inner}),
         })
 }
 
-/// Whether KubeVirt's list has fields inside of this one.
+/// Returns whether KubeVirt's list has fields inside this one.
 fn holds_fields(kind: Kind, path: &str) -> bool {
     let inner = format!("{path}.");
     recorded().any(|(other, field)| other == kind && field.starts_with(&inner))
@@ -75,7 +74,7 @@ fn fate(kind: Kind, path: &str) -> Fate {
         return Fate::Hint;
     }
     if CONTAINERS.contains(&path) {
-        // By itself it asks for nothing; what is in it is judged by itself.
+        // By itself it requests nothing; the fields in it are checked on their own.
         assert_eq!(refusal(kind, path, json!({})), None, "{path}");
         assert!(holds_fields(kind, path), "{path}");
         return Fate::Container;
@@ -84,7 +83,7 @@ fn fate(kind: Kind, path: &str) -> Fate {
         None => Fate::CarriedOut,
         Some(message) => {
             let expected = format!("{} is not supported by Drydock {VERSION}", path.replace("[]", "[0]"));
-            // What holds a refused field may be refused as a whole.
+            // A parent of a refused field may be refused as a whole.
             let (named, _) = message.split_once(" is not").unwrap();
             assert!(expected.starts_with(named), "{message}");
             assert!(
@@ -106,7 +105,7 @@ fn every_field_of_kubevirt_has_its_fate() {
         let fate = fate(kind, path);
         counts[fate as usize] += 1;
         writeln!(table, "{fate:?} {} {path}", kind.as_str()).unwrap();
-        // A template has the same fields with the same fate.
+        // A template has the same fields, treated in the same way.
         if kind == Kind::Instance {
             let value = if holds_fields(kind, path) {
                 json!({})
@@ -131,7 +130,7 @@ fn every_field_of_kubevirt_has_its_fate() {
     assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
 }
 
-/// Paths of all fields of a value, lists as `[]`.
+/// Collects the paths of all fields of a value, lists as `[]`.
 fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
@@ -289,11 +288,11 @@ fn unknown_fields_are_refused_with_the_name_that_may_be_meant() {
         assert_eq!(refusals[0].reason, Reason::UnknownField);
         assert_eq!(refusals[0].message, expected);
     }
-    // A key that looks like a path is no path.
+    // A key that looks like a path is not a path.
     let forged = json!({"spec": {"domain": {"cpu.maxSockets": 4, "features[]": 1}}});
     let found = refused_fields(&forged, Kind::Instance);
     assert_eq!(found.len(), 2, "{found:?}");
-    // Whatever somebody sends, the answer stays small.
+    // The response stays small, whatever the request contains.
     let many: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("{n:0>4000}"), json!(1))).collect();
     let found = refused_fields(&json!({"spec": many}), Kind::Instance);
     assert_eq!(found.len(), 10_000);
@@ -304,7 +303,7 @@ fn unknown_fields_are_refused_with_the_name_that_may_be_meant() {
 fn the_manual_names_every_hint_and_every_field_that_is_carried_out() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/docs/supported-fields.md");
     let text = fs::read_to_string(file).unwrap();
-    // Names of fields stand in backquotes, alone or as the end of a path.
+    // Field names are in backquotes, alone or as the end of a path.
     let names: BTreeSet<&str> = text
         .split('`')
         .skip(1)

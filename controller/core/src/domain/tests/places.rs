@@ -1,4 +1,4 @@
-//! Where devices are on the guest's buses.
+//! Places of devices on the guest's buses.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{spec, xml};
 
-/// Address of each device by its alias.
+/// Returns the address of each device by its alias.
 fn addresses(xml: &str) -> Vec<(String, String)> {
     let document = Document::parse(xml).unwrap();
     let child = |node: roxmltree::Node<'_, '_>, name: &str| {

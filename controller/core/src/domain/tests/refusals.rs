@@ -1,4 +1,4 @@
-//! What is refused, and what is not misled.
+//! Refused guests, and escaping of hostile names.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Which references are known by which image, and who is asked.
+//! Which references are pinned to which image, and which containerDisks get a witness.
 
 use std::slice;
 
@@ -18,7 +18,7 @@ fn disk(image: &str) -> ContainerDisk {
 fn a_tag_is_pinned_to_the_digest_that_its_repository_has() {
     let named = format!("registry.example/disk@{A}");
     for (manifest, image_id, expected) in [
-        // The manifest's own digest is what holds.
+        // The manifest's own digest takes precedence.
         (named.as_str(), None, Some(named.clone())),
         (&named, Some(format!("registry.example/disk@{B}")), Some(named.clone())),
         ("registry.example/disk:1", None, None),
@@ -32,7 +32,7 @@ fn a_tag_is_pinned_to_the_digest_that_its_repository_has() {
             Some(format!("registry.example/disk@{B}")),
             Some(format!("registry.example/disk@{B}")),
         ),
-        // A port is no tag.
+        // A port is not a tag.
         (
             "localhost:5000/a/disk",
             Some(format!("localhost:5000/a/disk@{B}")),
@@ -48,7 +48,7 @@ fn a_tag_is_pinned_to_the_digest_that_its_repository_has() {
             Some(format!("localhost/disk@{B}")),
             Some(format!("localhost/disk@{B}")),
         ),
-        // What a manifest leaves out is filled in by the runtime.
+        // The runtime fills in what a manifest omits.
         (
             "disk:1",
             Some(format!("docker.io/library/disk@{B}")),
@@ -59,7 +59,7 @@ fn a_tag_is_pinned_to_the_digest_that_its_repository_has() {
             Some(format!("docker.io/a/disk@{B}")),
             Some(format!("a/disk@{B}")),
         ),
-        // The same image by another name need not be there by this one.
+        // The same image in another repository need not exist in this one.
         (
             "registry.example/disk:1",
             Some(format!("registry.example/copy@{B}")),
@@ -82,7 +82,7 @@ fn a_tag_is_pinned_to_the_digest_that_its_repository_has() {
     }
 }
 
-/// A guest of pod `p` with a cloud-init disk and these containerDisks: volume, image, recorded ID.
+/// Returns a guest in pod `p` with a cloud-init disk and these containerDisks: volume, image, recorded ID.
 fn guest(disks: &[(&str, &str, Option<&str>)]) -> VirtualMachineInstance {
     let mut volumes = vec![json!({"name": "init", "cloudInitNoCloud": {"userData": "x"}})];
     volumes.extend(
@@ -129,7 +129,7 @@ fn layers_go_alone_only_to_the_very_same_images() {
     let to = |guest: &VirtualMachineInstance, volumes: &[(&str, &str)]| {
         layers_only(guest, &pod(&json!({"spec": {"volumes": images(volumes)}})))
     };
-    // A volume whose name the pod needs for itself has another one there.
+    // A guest's volume with the name of one of the pod's own volumes has another name in the pod.
     assert!(to(&known, &[("one", &a), ("volume-disks", &b)]));
     assert!(
         !to(&known, &[("one", "r.example/a:1"), ("volume-disks", &b)]),
@@ -205,7 +205,7 @@ fn a_witness_is_of_the_image_and_sees_the_guests() {
         .iter()
         .map(|mount| (mount.name.as_str(), mount.mount_path.as_str()))
         .collect();
-    // The guest has volumes of both names that the pod would have for itself.
+    // The guest has volumes with both names of the pod's own volumes.
     assert_eq!(mounts, [("volume-run", "/images/run"), ("launcher-1", LAUNCHER_FOLDER)]);
     let command = witness.command.clone().unwrap();
     assert_eq!(
@@ -219,7 +219,7 @@ fn a_witness_is_of_the_image_and_sees_the_guests() {
     );
 }
 
-/// A pod with a witness of volume `one` that is in that state.
+/// Returns a pod with a witness of volume `one` in that state.
 fn witnessed(state: &Value, image_id: &str) -> Pod {
     pod(&json!({
         "spec": {

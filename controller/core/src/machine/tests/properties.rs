@@ -1,8 +1,8 @@
-//! A machine in a world where anything happens in any order.
+//! A machine in a world where events happen in any order.
 
 use super::*;
 
-/// What happens to the machine or its instance from outside.
+/// External events for the machine or its instance.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Strategy(RunStrategy),
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// Carries out plans until there is nothing to do. Returns how many it took.
+    /// Executes plans until nothing is left to do. Returns how many it took.
     fn settles(&mut self) -> u32 {
         for step in 0..10 {
             let Some(machine) = &mut self.machine else { return step };
@@ -161,7 +161,7 @@ proptest! {
             world.happens(act);
             prop_assert!(world.settles() <= 4);
         }
-        // In the end it obeys its run strategy, whatever was before.
+        // In the end the machine obeys its run strategy, whatever happened before.
         world.happens(Act::Strategy(last));
         for _ in 0..4 {
             world.settles();
@@ -178,7 +178,7 @@ proptest! {
             RunStrategy::Once => prop_assert!(world.instance.is_some()),
             RunStrategy::RerunOnFailure | RunStrategy::Manual => {}
         }
-        // And its deletion leaves nothing behind.
+        // Its deletion leaves nothing behind.
         world.happens(Act::MachineDeleted);
         world.settles();
         world.happens(Act::Gone);

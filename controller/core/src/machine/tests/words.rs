@@ -1,8 +1,8 @@
-//! Each word of `printableStatus`, from an instance that has it.
+//! Each value of `printableStatus`, from an instance in that state.
 
 use super::*;
 
-/// The word for a machine of which everything is well but for what `change` does.
+/// Returns the status of a machine that is healthy except for what `change` does.
 fn word(strategy: RunStrategy, phase: Option<Phase>, change: impl Fn(&mut VirtualMachineInstance)) -> String {
     let machine = machine(strategy);
     let instance = phase.map(|phase| {
@@ -89,7 +89,7 @@ fn what_hinders_a_start_is_named() {
         starting(&says("PodScheduled", "False", "SchedulingGated", "")),
         "Starting"
     );
-    // Once it runs, what hindered it does not matter.
+    // Once it runs, earlier obstacles do not matter.
     let running = word(
         RunStrategy::Always,
         Some(Phase::Running),

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::migration::record::Record;
 
-/// A migration that nobody has looked at, of an instance that runs.
+/// A migration before its first reconcile, of a running VMI.
 fn fresh() -> ClusterView {
     ClusterView {
         record: Record::default(),
@@ -44,7 +44,7 @@ fn preparing() -> ClusterView {
     view
 }
 
-/// The guest is on its way.
+/// The guest is moving.
 fn running() -> ClusterView {
     let mut view = preparing();
     view.record.phase = Some(P::Running);
@@ -68,7 +68,7 @@ fn failed() -> ClusterView {
     view
 }
 
-/// What is asked: the view's name, how it differs, and what is done.
+/// A test case: its name, the change to the view, and the expected steps.
 type Row = (&'static str, fn(&mut ClusterView), &'static [Do]);
 
 fn check(from: fn() -> ClusterView, rows: &[Row]) {
@@ -323,7 +323,7 @@ fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
                 |v| (v.record.source, v.record.deleted) = (Some(S::Stayed), true),
                 &[Do::Fail(F::Canceled)],
             ),
-            // Its tunnel may have let go before it ended.
+            // The source's tunnel may have released the guest before it ended.
             ("ended", |v| v.record.source = Some(S::Ended), &[]),
             (
                 "ended, and no pod of the target is known",
@@ -350,7 +350,7 @@ fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
                 |v| (v.record.source, v.target_node_gone) = (Some(S::Ended), true),
                 &[Do::Fail(F::GuestEnded)],
             ),
-            // The source may have let go all the same.
+            // The source may have released the guest anyway.
             (
                 "nothing arrives",
                 |v| v.record.target = Some(T::Gone),
@@ -537,12 +537,12 @@ proptest! {
                 Do::Confirm => prop_assert!(view.target_pod == Pod::Unknown, "{steps:?}"),
             }
         }
-        // The instance is told first.
+        // The VMI is updated first.
         if guest_location(&view) == GuestLocation::Target && view.instance == I::Running {
             prop_assert!(steps.iter().all(|step| !matches!(step, Do::Enter(P::Succeeded) | Do::Fail(_)))
                 || !record.has_sides(), "{steps:?}");
         }
-        // A phase is the last thing that is written, and the only one.
+        // At most one phase is written, as the last step.
         let phases = steps.iter().filter(|step| matches!(step, Do::Enter(_) | Do::Fail(_))).count();
         prop_assert!(phases <= 1, "{steps:?}");
     }

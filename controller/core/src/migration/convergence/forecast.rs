@@ -1,29 +1,29 @@
-//! Whether a migration will end, and when, from how fast memory is changed and sent.
+//! Predicts whether and when a migration ends, from the dirty rate and the bandwidth.
 //!
-//! Each pass sends what was changed during the one before. So a pass over P bytes at the bandwidth
-//! B leaves D·P/B for the next, where D is what the guest changes in a second. That shrinks if D < B,
-//! and QEMU moves the guest once what is left can be sent within the downtime.
+//! Each pass sends what was dirtied during the previous pass. So a pass over P bytes at bandwidth B leaves D·P/B for
+//! the next pass, where D is the dirty rate per second. That shrinks if D < B, and QEMU switches over once the rest can
+//! be sent within the downtime.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// An end further away than this is not worth a date.
+/// Estimates beyond this are not reported as a date.
 const FARTHEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// Whether a migration will end.
+/// Whether and when a migration will end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outlook {
-    /// Too little is known.
+    /// Not enough data.
     Unknown,
-    /// It ends in about this time, if everything goes on like this.
+    /// It ends in about this time, if the rates stay the same.
     Ends(Duration),
-    /// It does not, unless the guest calms down or something is done.
+    /// It does not end, unless the dirty rate drops or an action is taken.
     Never,
 }
 
 impl Outlook {
-    /// When it ends; never before `now`. `None`: unknown, never, or more than a year away.
+    /// Returns the estimated end, never before `now`. `None`: unknown, never, or more than a year away.
     pub fn end(self, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Ends(left) if left <= FARTHEST => now.checked_add(left).ok(),
@@ -32,8 +32,8 @@ impl Outlook {
     }
 }
 
-/// A rate in bytes a second, as a moving average in which each sample counts 2/5 (KubeVirt's
-/// `ewmaAlpha`, 0.4).
+/// A rate in bytes per second, as a moving average in which each sample has a weight of 2/5 (KubeVirt's `ewmaAlpha`,
+/// 0.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rate(Option<u64>);
 
@@ -49,13 +49,13 @@ impl Rate {
     }
 }
 
-/// Bytes a second; `None` if nothing was sent or no time has passed.
+/// Returns bytes per second; `None` if nothing was sent or no time has passed.
 pub(super) fn per_second(bytes: u64, took: Duration) -> Option<u64> {
     let rate = (u128::from(bytes) * 1_000_000_000).checked_div(took.as_nanos())?;
     (rate > 0).then(|| narrow(rate))
 }
 
-/// The present pass over memory.
+/// The current pass over memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pass {
     number: u64,
@@ -63,7 +63,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// Takes in how much is left of memory in this pass.
+    /// Updates the pass with the memory that remains in it.
     pub(super) fn learn(&mut self, number: u64, remaining: u64) {
         if number == self.number {
             self.size = self.size.max(remaining);
@@ -75,13 +75,13 @@ impl Pass {
         }
     }
 
-    /// Bytes that it began with, as far as was seen.
+    /// Returns the bytes at the beginning of the pass, as far as observed.
     pub(super) fn size(self) -> u64 {
         self.size
     }
 }
 
-/// What the outlook depends on: bytes, bytes a second, and the downtime that is allowed now.
+/// Inputs of the outlook: bytes, bytes per second, and the downtime currently allowed.
 pub(super) struct Facts {
     pub(super) remaining: u64,
     pub(super) bandwidth: u64,
@@ -114,7 +114,7 @@ impl Facts {
     }
 }
 
-/// The time for so many bytes at a rate that is not 0.
+/// Returns the time for this number of bytes at a rate that is not 0.
 fn millis(bytes: u128, rate: u128) -> Duration {
     let time = bytes.saturating_mul(1000) / rate.max(1);
     Duration::from_millis(narrow(time))

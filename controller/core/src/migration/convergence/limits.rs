@@ -1,4 +1,4 @@
-//! What a migration may take and do, from what was in force when it began.
+//! Limits of a migration, from the configuration in force when it began.
 
 use std::time::Duration;
 
@@ -7,40 +7,41 @@ use drydock_api::kubevirt::migration::MigrationConfiguration;
 use crate::{configuration::Problem, quantity};
 
 const GIB: u64 = 1 << 30;
-/// How long the guest may stand still, unless something else is said (KubeVirt's `maxDowntimeMs`).
+/// Default maximum downtime (KubeVirt's `maxDowntimeMs`).
 const MAX_DOWNTIME: Duration = Duration::from_millis(900);
-/// The longest downtime that libvirt takes: 2,000,000 ms.
+/// The longest downtime that libvirt accepts: 2,000,000 ms.
 pub const LONGEST_DOWNTIME_MS: u64 = 2_000_000;
-/// Time for each GiB, and without progress, unless something else is said (KubeVirt's numbers).
+/// Default for the completion timeout per GiB and the progress timeout, in seconds (KubeVirt's values).
 const TIMEOUT_SECONDS: i64 = 150;
 
-/// What a migration may take and do.
+/// Limits and permissions of one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time for each GiB; `None`: no limit.
+    /// Completion timeout per GiB; `None`: no limit.
     pub completion_per_gib: Option<Duration>,
-    /// Time without progress; `None`: no limit.
+    /// Maximum time without progress; `None`: no limit.
     pub progress: Option<Duration>,
-    /// How long the guest may stand still at the end.
+    /// Maximum downtime of the guest at the switchover.
     pub max_downtime: Duration,
-    /// QEMU slows the guest down by itself when it changes too much.
+    /// QEMU may throttle the guest if it dirties memory too fast.
     pub auto_converge: bool,
-    /// The guest may run on the target before all of it is there.
+    /// The guest may run on the target before all of its memory is there.
     pub post_copy: bool,
-    /// The guest may be paused or post-copied. Without this, post-copy is not begun either (KubeVirt's rule).
+    /// The guest may be paused or switched to post-copy. Without this, post-copy is not started either (KubeVirt's
+    /// rule).
     pub workload_disruption: bool,
-    /// Bytes of memory and copied disks.
+    /// Total bytes of memory and copied disks.
     pub total: u64,
-    /// Bytes a second that it may send; `None`: no limit.
+    /// Maximum bandwidth in bytes per second; `None`: no limit.
     pub bandwidth: Option<u64>,
 }
 
 impl Limits {
-    /// What `configuration` says, as it is recorded with the migration, for so many bytes. What it
-    /// leaves out is as KubeVirt has it; 0 is no limit.
+    /// Builds the limits from the `configuration` recorded with the migration and its `total` bytes. Unset fields get
+    /// KubeVirt's defaults; 0 means no limit.
     ///
     /// # Errors
-    /// A value that is not allowed.
+    /// If a value is not allowed.
     pub fn new(configuration: &MigrationConfiguration, total: u64) -> Result<Self, Problem> {
         let post_copy = configuration.allow_post_copy.unwrap_or(false);
         let max_downtime = match configuration.max_downtime_ms {
@@ -66,7 +67,7 @@ impl Limits {
         })
     }
 
-    /// How long it may take, by its size, of which a part of a GiB counts as a whole one.
+    /// Returns the completion timeout for the migration's size. A partial GiB counts as a whole one.
     pub fn completion_time(&self) -> Option<Duration> {
         let gib = self.total.div_ceil(GIB).max(1);
         let times = u32::try_from(gib).unwrap_or(u32::MAX);

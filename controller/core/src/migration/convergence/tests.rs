@@ -1,4 +1,4 @@
-//! What is done about simulated guests, and about samples that make no sense.
+//! Actions for simulated guests, and for samples that make no sense.
 
 mod garbage;
 mod simulator;
@@ -177,7 +177,7 @@ fn a_connection_that_is_cut_is_no_progress() {
     assert_eq!(story.outlooks.last(), Some(&Outlook::Unknown));
 }
 
-/// Minutes of a pass in which never less is left than at the end of the one before.
+/// Minutes of a pass in which the remaining bytes never fall below the end of the previous pass.
 #[test]
 fn a_long_pass_is_progress_only_of_a_guest_that_converges() {
     for (dirty, expected) in [(90 * MIB, None), (110 * MIB, Some((150, Act::Abort, "NoProgress")))] {
@@ -298,7 +298,7 @@ fn a_pause_doubles_the_time_and_is_not_repeated() {
         sample.elapsed = Duration::from_secs(second);
         sample.data_processed = second * guest.bandwidth;
         for action in monitor.observe(&sample) {
-            // Somebody lets the guest run again after a minute.
+            // The guest is resumed externally after a minute.
             acts.push((second, action.act));
         }
         let paused_at = acts.iter().find(|(_, act)| *act == Act::Pause).map(|(at, _)| *at);

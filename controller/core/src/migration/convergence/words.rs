@@ -1,4 +1,4 @@
-//! How far a migration is, and why something is done about it, in words with few changes.
+//! Texts for a migration's progress and for the reasons of actions, phrased so that they change rarely.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{Act, Action, Cause, Monitor, Outlook, Sample};
 
-/// Progress is written no more often than this, unless the mode changes.
+/// Minimum time between two writes of the progress, unless the mode changes.
 const BETWEEN_WRITES: SignedDuration = SignedDuration::from_secs(5);
 
-/// What was, or would be, written of a migration's progress.
+/// A written progress report, or a candidate for the next one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
-    /// When.
+    /// Time of the report.
     pub at: Timestamp,
-    /// How the guest moved.
+    /// The migration mode.
     pub mode: MigrationMode,
-    /// How far it was.
+    /// The progress.
     pub progress: MigrationProgress,
 }
 
-/// Whether there is news that is worth a write: at once if the guest moves in another way, else
-/// every five seconds if anything has changed.
+/// Returns whether the new report is worth a write: at once if the mode has changed, else at most every five seconds if
+/// anything has changed.
 pub fn worth_writing(previous: Option<&Written>, new: &Written) -> bool {
     previous.is_none_or(|previous| {
         let since = new.at.duration_since(previous.at);
@@ -31,8 +31,8 @@ pub fn worth_writing(previous: Option<&Written>, new: &Written) -> bool {
     })
 }
 
-/// How far a migration is, such as `42 %, 310 MiB left, about 7 s`, rounded so that it does not
-/// tell more than is known.
+/// Returns the progress as text, such as `42 %, 310 MiB left, about 7 s`, rounded to the precision that the data
+/// supports.
 pub fn summary(sample: &Sample, outlook: Outlook) -> String {
     let remaining = sample.remaining();
     let mut parts = Vec::new();
@@ -49,7 +49,7 @@ pub fn summary(sample: &Sample, outlook: Outlook) -> String {
     parts.join(", ")
 }
 
-/// Bytes with two digits that count.
+/// Formats bytes with two significant digits.
 fn bytes(value: u64) -> String {
     let mut unit = 0;
     let mut divisor = 1_u64;
@@ -70,8 +70,8 @@ fn bytes(value: u64) -> String {
     }
 }
 
-/// A time to the second below ten, to five seconds below a minute, to the minute below two hours,
-/// then to the hour; rounded up, since nothing that is left takes no time.
+/// Formats a duration: to the second below ten, to five seconds below a minute, to the minute below two hours, then to
+/// the hour. Rounds up, because remaining work never takes zero time.
 fn time(left: Duration) -> String {
     let seconds = left.as_millis().div_ceil(1000).max(1);
     match seconds {
@@ -83,7 +83,7 @@ fn time(left: Duration) -> String {
 }
 
 impl Monitor {
-    /// What the guest changes, and what can be sent.
+    /// Returns the dirty rate and the bandwidth as text.
     pub(super) fn rates(&self) -> String {
         let sent = self.bandwidth.get().map(bytes);
         match (self.dirty.get().map(bytes), sent) {
@@ -93,7 +93,7 @@ impl Monitor {
         }
     }
 
-    /// What is done, and why.
+    /// Builds the action with its reason and sentence.
     pub(super) fn action(&self, act: Act, cause: Cause, sample: &Sample) -> Action {
         let remaining = bytes(sample.remaining());
         let why = match cause {

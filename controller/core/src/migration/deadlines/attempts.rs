@@ -1,19 +1,19 @@
-//! When a migration that Drydock makes itself is tried again after it has failed, and when no more.
+//! Decides when an automatic migration is retried after a failure, and when no more.
 //!
-//! As KubeVirt, which counts only migrations to empty a node or to update a workload: 20 s, and
-//! twice as long after each further failure. KubeVirt counts what history it keeps, five
-//! migrations, so its wait ends at 320 s and it never stops trying. Here that is the longest wait,
-//! and there is a last attempt, after which people are told instead.
+//! Follows KubeVirt, which counts only migrations that evacuate a node or update a workload: 20 s, doubled after each
+//! further failure. KubeVirt counts the migrations that it keeps as history, which are five. So its wait ends at 320 s,
+//! and it never stops trying. Here 320 s is the longest wait, and the number of attempts is limited, after which users
+//! are notified instead.
 //!
-//! A wait makes sense as long as nothing else would let an attempt succeed. Once something changes that decides about it
-//! ([`circumstances`](crate::placement::circumstances)), the next attempt is made at once; one for each change, as the
-//! next failure is that of the changed circumstances.
+//! A wait makes sense only as long as nothing changes that could let an attempt succeed. When a change affects the
+//! outcome ([`circumstances`](crate::placement::circumstances)), the next attempt follows at once. That is one attempt
+//! per change, since the next failure belongs to the changed circumstances.
 //!
-//! | failures | nothing has changed since the last | something has |
+//! | failures | nothing has changed since the last | something has changed |
 //! |---|---|---|
-//! | none | goes | goes |
-//! | fewer than 10 | waits for 20 s, 40 s ... 320 s | goes at once |
-//! | 10 or more | goes no more | waits for 320 s: whatever changes again and again is no busy loop |
+//! | none | starts | starts |
+//! | fewer than 10 | waits for 20 s, 40 s ... 320 s | starts at once |
+//! | 10 or more | no more attempts | waits for 320 s, so that constant changes cause no busy loop |
 
 use std::time::Duration;
 
@@ -22,22 +22,22 @@ use jiff::Timestamp;
 use super::after;
 use crate::migration::purpose::Purpose;
 
-/// The wait after the first failure (KubeVirt's number).
+/// Wait after the first failure (KubeVirt's value).
 const FIRST: Duration = Duration::from_secs(20);
-/// The longest wait: where KubeVirt's ends.
+/// Longest wait: KubeVirt's last one.
 const LONGEST: Duration = Duration::from_secs(320);
-/// As many attempts as are made: half an hour of waiting in all, so that a fault that passes, such
-/// as a node that restarts, does not end them.
+/// Maximum number of attempts: half an hour of waiting in total, so that a temporary fault, such as a node restart,
+/// does not use them up.
 const MOST: u32 = 10;
 
-/// How failed migrations of one guest are followed by others.
+/// Retry policy for the migrations of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempts {
-    /// The wait after the first failure.
+    /// Wait after the first failure.
     pub first: Duration,
-    /// The longest.
+    /// Longest wait.
     pub longest: Duration,
-    /// As many attempts as are made in all.
+    /// Maximum number of attempts.
     pub most: u32,
 }
 
@@ -51,35 +51,35 @@ impl Default for Attempts {
     }
 }
 
-/// What is known of the migrations of a guest that have failed.
+/// Failed migrations of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// How many since the last success, or since it was asked for.
+    /// Number of failures since the last success, or since the migration was requested.
     pub count: u32,
-    /// When the last one has failed.
+    /// Time of the last failure.
     pub last: Option<Timestamp>,
-    /// Something that decides has changed since then.
+    /// Something that affects the outcome has changed since then.
     pub outdated: bool,
 }
 
-/// Whether a guest's next migration may be made.
+/// Whether a guest's next migration may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// Now.
     Go,
     /// Not before this time.
     WaitUntil(Timestamp),
-    /// No more, until somebody changes something.
+    /// No more, until something changes.
     GiveUp {
-        /// Why, in one CamelCase word.
+        /// CamelCase reason.
         reason: &'static str,
-        /// The same for people.
+        /// Human-readable message.
         sentence: String,
     },
 }
 
 impl Attempts {
-    /// What follows after these failures. What somebody asked for always goes: it is tried once.
+    /// Returns what follows after these failures. A migration requested by a user always starts: it is tried once.
     pub fn next(&self, purpose: Purpose, failures: Failures, now: Timestamp) -> Retry {
         let reason = match purpose {
             Purpose::Asked => return Retry::Go,
@@ -107,7 +107,7 @@ impl Attempts {
         }
     }
 
-    /// How long the attempt after so many failures waits.
+    /// Returns the wait of the attempt after this number of failures.
     pub(super) fn wait(&self, failures: u32) -> Duration {
         let times = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         self.first.saturating_mul(times).min(self.longest)

@@ -1,4 +1,4 @@
-//! Deadlines of each part, what annotations may say, and when failures are followed by attempts.
+//! Deadlines of each phase, their annotations, and the retries after failures.
 
 use jiff::SignedDuration;
 use proptest::prelude::*;

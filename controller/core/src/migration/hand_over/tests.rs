@@ -36,7 +36,7 @@ fn the_target_acts_on_a_release_and_a_complete_guest_only() {
         let mut target = TargetSide::default();
         target.released(release(keep_paused)).unwrap();
         assert_eq!(target.step(guest), expected, "{keep_paused} {guest:?}");
-        // Once taken over, the guest is not touched again: a user may have paused it.
+        // After the take-over the guest is left alone: a user may have paused it.
         target.take_over(T::Resumed);
         target.take_over(T::LeftPaused);
         assert_eq!(
@@ -70,7 +70,7 @@ fn the_last_word_about_pausing_counts_until_the_release_is_sent() {
         keep_paused: true,
     });
     assert_eq!(source.release(), sent);
-    // The same may be said again, the contrary not.
+    // The same value may be set again, the opposite may not.
     assert_eq!(source.keep_paused(true), Ok(()));
     assert_eq!(source.keep_paused(false), Err(HandOverRefusal::AlreadyReleased));
     assert_eq!(source.release(), sent);
@@ -95,16 +95,16 @@ fn what_was_not_released_cannot_be_taken_over() {
     assert_eq!(source.taken_over(), None);
 }
 
-/// Something that happens in the world of a hand-over.
+/// An event of a simulated hand-over.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
     Prove(Proof),
     KeepPaused(bool),
-    /// The source speaks; what it says arrives, or is lost.
+    /// The source sends a message, which arrives or is lost.
     Speak {
         arrives: bool,
     },
-    /// libvirt's word on the target, at which the target acts; its answer arrives, or is lost.
+    /// libvirt on the target reports a state, on which the target acts. Its acknowledgement arrives or is lost.
     Look {
         guest: GuestHere,
         resumes: bool,
@@ -132,7 +132,7 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// The target looks once and does what is to be done; whether it resumed its guest.
+/// The target acts once on the guest's state; returns whether it resumed its guest.
 fn look(source: &mut SourceSide, target: &mut TargetSide, guest: GuestHere, resumes: bool, arrives: bool) -> bool {
     let mut resumed = false;
     match target.step(guest) {
@@ -153,8 +153,8 @@ fn look(source: &mut SourceSide, target: &mut TargetSide, guest: GuestHere, resu
 }
 
 proptest! {
-    /// Whatever is lost, repeated and late: the guest is resumed once at most, never without proof,
-    /// never if it is to stay paused; and as soon as messages arrive again, both sides agree.
+    /// Even if messages are lost, repeated and delayed, the guest is resumed at most once, never without proof, and
+    /// never if it is to stay paused. As soon as messages arrive again, both sides agree.
     #[test]
     fn a_guest_is_handed_over_once_and_only_on_proof(happenings in vec(happens(), 0..40)) {
         let (mut source, mut target) = (SourceSide::default(), TargetSide::default());
@@ -215,7 +215,7 @@ fn values_of_a_later_version_release_and_acknowledge_nothing() {
     };
     assert_eq!(target.released(unknown), Err(HandOverRefusal::NotUnderstood));
     assert_eq!(target.step(GuestHere::Complete), TargetStep::Wait);
-    // What is known counts also after that.
+    // Known values are still accepted after that.
     target
         .released(Release {
             proof: Proof::SourceStopped,

@@ -1,4 +1,4 @@
-//! From objects as the API server has them to what the steps take.
+//! Input of the step functions, built from objects as the API server stores them.
 
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ fn up() -> Value {
     json!({"phase": "Running", "nodeName": "a"})
 }
 
-/// A pod; one of the migration if `of` says so.
+/// A pod, which belongs to the migration in `of`, if given.
 fn pod(uid: &str, of: Option<&str>, state: &Value) -> Arc<Pod> {
     let labels = of.map(|of| json!({MIGRATION_UID: of}));
     serde_json::from_value(json!({
@@ -83,7 +83,7 @@ fn facts<'a>(
     }
 }
 
-/// A target pod that its kubelet rejected.
+/// A target pod that was rejected by its kubelet.
 fn rejected(uid: &str) -> Arc<Pod> {
     let mut pod = (*pod(uid, Some("u"), &json!({}))).clone();
     pod.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
@@ -180,7 +180,7 @@ fn pods_are_known_by_their_uid_and_end_by_what_their_launcher_says() {
         let seen = view(&facts(&migration, Some(&instance), &pods));
         assert_eq!((seen.source_pod, seen.target_pod), expected);
     }
-    // A pod of another migration is none of this one's.
+    // A pod of another migration is ignored.
     let pods = [pod("p", None, &running()), pod("q", Some("other"), &running())];
     assert_eq!(
         view(&facts(&migration, Some(&instance), &pods)).target_pod,
@@ -213,7 +213,7 @@ fn an_instance_moves_when_the_guest_has_left_and_arrived() {
     assert_eq!(at(Some("Stopped"), Some("Complete")), None);
     assert_eq!(at(Some("Stopped"), Some("Running")).as_deref(), Some("b"));
     assert_eq!(at(Some("Stopped"), Some("Ended")).as_deref(), Some("b"));
-    // The source speaks for both, of a guest that has arrived; what has become of it since is the target's to say.
+    // `HandedOver` covers both sides when the guest arrives. Its state after that is reported by the target.
     assert_eq!(at(Some("HandedOver"), Some("Prepared")).as_deref(), Some("b"));
     assert_eq!(at(Some("HandedOver"), Some("Complete")).as_deref(), Some("b"));
     assert_eq!(at(Some("HandedOver"), Some("Ended")).as_deref(), Some("b"));

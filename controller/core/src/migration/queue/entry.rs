@@ -1,4 +1,4 @@
-//! How the queue sees a migration: which stage it is in by what its objects show.
+//! Builds queue entries: derives a migration's stage from its objects.
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
 use jiff::Timestamp;
@@ -13,9 +13,9 @@ use crate::{
     },
 };
 
-/// A migration as the queue takes it; `None` if it is over, or about to be before it began.
+/// Returns the queue entry of a migration; `None` if the migration is over, or was deleted before it began.
 ///
-/// `refused`: the API server has refused its target pod, and it is not yet time for the next attempt.
+/// `refused`: the API server has refused its target pod, and the next attempt is not due yet.
 pub fn entry(
     migration: &VirtualMachineInstanceMigration,
     instance: &VirtualMachineInstance,
@@ -73,7 +73,8 @@ fn stage(
     }
 }
 
-/// Since when a migration waits for a slot. One whose pod has just become ready has not been written yet.
+/// Returns since when a migration waits for a slot. The transition of a pod that has just become ready is not written
+/// yet.
 fn waits_since(migration: &VirtualMachineInstanceMigration) -> Timestamp {
     let transitions = migration
         .status

@@ -1,10 +1,9 @@
-//! What this process has granted, whatever its caches show.
+//! Grants made by this process, independent of what its caches show.
 //!
-//! The objects that are seen are a moment behind those that were written, so a limit that is
-//! checked against them alone is exceeded as soon as two migrations follow each other quickly.
-//! A grant therefore stands from the moment it is given until the migration has finished, or
-//! until it is certain that it was not carried out. It does not end when the objects show it:
-//! a watch that starts again may for a moment show an older state than before.
+//! The cached objects lag slightly behind the written ones. A limit that is checked against the cache alone is exceeded
+//! as soon as two migrations follow each other quickly. A grant therefore stays in force until the migration has
+//! finished, or until it is certain that the grant was not carried out. It does not end when the objects show it: a
+//! watch that restarts may briefly show an older state than before.
 
 use std::collections::BTreeMap;
 
@@ -13,37 +12,37 @@ use jiff::Timestamp;
 use super::{Entry, Grants, Stage, Urgency, grants};
 use crate::configuration::Migrations;
 
-/// What a migration has been granted.
+/// Grants of one migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Granted {
     source: String,
-    /// Node that a slot was granted for; `None`: only its target pod may be made.
+    /// Node for which a slot was granted; `None`: only the target pod may be created.
     target: Option<String>,
 }
 
-/// What this process has granted to migrations that have not finished.
+/// Grants to migrations that have not finished.
 ///
 /// # Assumptions
-/// There is one at a time: that of the leading controller. Whoever takes over makes it anew by
-/// [`Self::rebuilt`] from a list that the API server served for this, not from a cache, after its
-/// predecessor has stopped writing.
+/// Only one instance is active at a time: that of the leading controller. A new leader creates it with
+/// [`Self::rebuilt`] from a list that the API server served for this purpose, not from a cache, after its predecessor
+/// has stopped writing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
     granted: BTreeMap<String, Granted>,
 }
 
 impl Reservations {
-    /// What the objects say has been granted.
+    /// Restores the grants that the objects show.
     pub fn rebuilt(entries: &[Entry]) -> Self {
         let mut reservations = Self::default();
         reservations.learn(entries);
         reservations
     }
 
-    /// Who may go next, reserved for them in the same step.
+    /// Returns which migrations may proceed next, and reserves for them in the same step.
     ///
-    /// `entries` are all unfinished migrations as they are seen, in any order. A migration that is
-    /// no longer among them keeps what it has until [`Self::finished`]: absence proves nothing.
+    /// `entries` are all unfinished migrations in the cache, in any order. A migration that is no longer among them
+    /// keeps its grants until [`Self::finished`]: absence proves nothing.
     pub fn grant(&mut self, limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants {
         self.learn(entries);
         let known = self.with_what_was_granted(entries);
@@ -62,8 +61,8 @@ impl Reservations {
         grants
     }
 
-    /// Reserves a slot on `source` and `target`; without `target` a place for its target pod.
-    /// A slot once reserved stays on its nodes.
+    /// Reserves a slot on `source` and `target`; without `target`, placement budget for its target pod. A reserved slot
+    /// never changes its nodes.
     pub fn reserve(&mut self, uid: &str, source: &str, target: Option<&str>) {
         let granted = self.granted.entry(uid.into()).or_insert_with(|| Granted {
             source: source.into(),
@@ -74,14 +73,14 @@ impl Reservations {
         }
     }
 
-    /// The migration has reached a final phase, or the API server said that it does not exist. Returns
-    /// whether it had been granted anything.
+    /// Releases the grants of a migration that has reached a final phase, or that the API server confirmed as missing.
+    /// Returns whether it had any.
     pub fn finished(&mut self, uid: &str) -> bool {
         self.granted.remove(uid).is_some()
     }
 
-    /// What was last granted to it was certainly not carried out: the API server refused it.
-    /// A request without an answer is none of that.
+    /// Withdraws a migration's latest grant, which was certainly not carried out because the API server refused it. A
+    /// request without a response does not qualify.
     pub fn withdraw(&mut self, uid: &str) {
         let slot = self.granted.get_mut(uid).and_then(|granted| granted.target.take());
         if slot.is_none() {
@@ -89,7 +88,7 @@ impl Reservations {
         }
     }
 
-    /// UIDs of those that have a slot, and the nodes that it is on, source first.
+    /// Returns the UIDs of migrations with a slot, and the slot's source and target node.
     pub fn slots(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         self.granted.iter().filter_map(|(uid, granted)| {
             let target = granted.target.as_deref()?;
@@ -97,22 +96,22 @@ impl Reservations {
         })
     }
 
-    /// Whether it may make its target pod, or has a slot already.
+    /// Returns whether a migration may create its target pod, or already has a slot.
     pub fn may_place(&self, uid: &str) -> bool {
         self.granted.contains_key(uid)
     }
 
-    /// Whether it has a slot.
+    /// Returns whether a migration has a slot.
     pub fn has_slot(&self, uid: &str) -> bool {
         self.granted.get(uid).is_some_and(|granted| granted.target.is_some())
     }
 
-    /// UIDs of all that have been granted anything.
+    /// Returns the UIDs of all migrations with grants.
     pub fn uids(&self) -> impl Iterator<Item = &str> {
         self.granted.keys().map(String::as_str)
     }
 
-    /// Takes over what the objects show and this process has not granted itself.
+    /// Adopts grants that the objects show and this process has not made itself.
     fn learn(&mut self, entries: &[Entry]) {
         for entry in entries {
             match &entry.stage {
@@ -123,7 +122,8 @@ impl Reservations {
         }
     }
 
-    /// The entries as far as they are by what was granted, and those that are not seen.
+    /// Returns `entries` updated with grants that the watch has not shown yet, plus granted migrations missing from the
+    /// cache.
     fn with_what_was_granted(&self, entries: &[Entry]) -> Vec<Entry> {
         let mut known: Vec<Entry> = entries.to_vec();
         for entry in &mut known {

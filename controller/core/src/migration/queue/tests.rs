@@ -1,4 +1,4 @@
-//! Who goes next, by tables; and the queue beside caches that lag, by properties.
+//! Table tests of the queue's order, and property tests of the queue with stale caches.
 
 mod behind_caches;
 mod fairness;
@@ -52,7 +52,7 @@ fn holding(target: &str) -> Stage {
     Stage::Holding { target: target.into() }
 }
 
-/// Entries of one age and urgency, named m0, m1 ... in the order given.
+/// Entries of equal age and urgency, named m0, m1 ... in the given order.
 fn queue(stages: Vec<(&str, Stage)>) -> Vec<Entry> {
     let entry = |(number, (source, stage)): (usize, (&str, Stage))| Entry {
         uid: format!("m{number}"),
@@ -66,7 +66,7 @@ fn queue(stages: Vec<(&str, Stage)>) -> Vec<Entry> {
     stages.into_iter().enumerate().map(entry).collect()
 }
 
-/// Name, limits, source node and stage of each, and what they are told.
+/// Name, limits, source node and stage of each entry, and the expected results.
 type Case = (&'static str, Migrations, Vec<(&'static str, Stage)>, Vec<&'static str>);
 
 fn words(grants: &Grants) -> Vec<String> {

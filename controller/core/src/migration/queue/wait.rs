@@ -1,22 +1,22 @@
-//! What a migration waits for in the queue, in words that change only when there is news.
+//! What a migration waits for in the queue, as text that changes rarely.
 
 use std::fmt;
 
-/// Why a migration does not go on, with the limit that it meets.
+/// The limit that holds a migration back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// As many as may run in the cluster at once do.
+    /// The maximum number of migrations runs in the cluster.
     ClusterLimit(u32),
-    /// As many as may leave its source node at once do.
+    /// The maximum number of migrations leaves its source node.
     SourceNodeLimit(u32),
-    /// As many as may arrive at its target node at once do.
+    /// The maximum number of migrations arrives at its target node.
     TargetNodeLimit(u32),
-    /// As many target pods as may be on their way at once are.
+    /// The maximum number of target pods is being started.
     PlacementLimit(u32),
 }
 
 impl Reason {
-    /// The reason in one word, for conditions, events and metrics.
+    /// Returns the CamelCase reason for conditions, events and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ClusterLimit(_) => "ClusterLimit",
@@ -26,7 +26,7 @@ impl Reason {
         }
     }
 
-    /// Whether a word that something waits for is one of these.
+    /// Returns whether a waiting reason is one of these.
     pub fn is_one(word: &str) -> bool {
         let all = [
             Self::ClusterLimit,
@@ -38,22 +38,22 @@ impl Reason {
     }
 }
 
-/// What a migration waits for, and where in the queue it stands.
+/// What a migration waits for, and its position in the queue.
 ///
-/// Two that are equal have the same text, and only those: what was written once need not be
-/// written again until this changes.
+/// Two values are equal exactly if their texts are equal, so a written value need not be written again until it
+/// changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Wait {
-    /// What it waits for.
+    /// The limit.
     pub reason: Reason,
-    /// Its place among all that wait, from 1; beyond 10 rounded up to tens, beyond 100 to
-    /// hundreds and so on. The exact place of each of a thousand changes whenever one goes, which
-    /// would be a thousand writes each time.
+    /// Position among all waiting migrations, from 1; above 10 rounded up to tens, above 100 to hundreds and so on.
+    /// Each departure changes the exact position of every waiting migration: with a thousand of them, that would be a
+    /// thousand writes each time.
     pub place: usize,
 }
 
 impl Wait {
-    /// A wait of the one at the exact `place`, from 1.
+    /// Creates a wait for the exact position `place`, from 1.
     pub(super) fn new(reason: Reason, place: usize) -> Self {
         let mut step = 1_usize;
         while place > step.saturating_mul(10) {
@@ -67,7 +67,7 @@ impl Wait {
 }
 
 impl fmt::Display for Wait {
-    /// A sentence for people.
+    /// Writes a human-readable sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
             Reason::ClusterLimit(limit) => write!(f, "as many guests move in the cluster as may at once ({limit})")?,

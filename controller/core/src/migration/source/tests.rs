@@ -4,7 +4,7 @@ use proptest::{prelude::*, sample::select};
 use super::{Call, Job, SourceDomain as D, SourceStep as Do, SourceTunnel, SourceView, step};
 use crate::migration::{hand_over::Proof, record::Record};
 
-/// A session to which nothing has happened.
+/// An open session without any progress.
 const OPEN: SourceTunnel = SourceTunnel::Open {
     paired: false,
     reply_read: false,
@@ -32,7 +32,7 @@ const TAKEN_OVER: SourceTunnel = SourceTunnel::Open {
     acknowledged: true,
 };
 
-/// A guest that runs, of whose migration both sides are named.
+/// The guest runs, and both sides of its migration are named.
 fn named() -> SourceView {
     SourceView {
         record: Record {
@@ -65,7 +65,7 @@ fn moving() -> SourceView {
     view
 }
 
-/// The guest stands still, and the target has all of it.
+/// The guest is paused, and the target has all of it.
 fn leaving() -> SourceView {
     let mut view = moving();
     view.domain = D::Leaving;
@@ -73,7 +73,7 @@ fn leaving() -> SourceView {
     view
 }
 
-/// libvirtd was lost while the guest stood still.
+/// libvirtd was lost while the guest was paused.
 fn halted() -> SourceView {
     let mut view = leaving();
     view.record.source = Some(S::Halted);
@@ -82,14 +82,14 @@ fn halted() -> SourceView {
     view
 }
 
-/// The source has let go.
+/// The source has released the guest.
 fn let_go() -> SourceView {
     let mut view = leaving();
     view.record.source = Some(S::Released);
     view
 }
 
-/// What is asked: the view's name, how it differs, and what is done.
+/// A test case: its name, the change to the view, and the expected steps.
 type Row = (&'static str, fn(&mut SourceView), &'static [Do]);
 
 fn check(from: fn() -> SourceView, rows: &[Row]) {
@@ -182,7 +182,7 @@ fn libvirt_is_asked_once() {
                 |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Failed, SourceTunnel::Missing),
                 &[Do::Say(S::Stayed)],
             ),
-            // Said to have stayed with an open session, the guest could leave all the same.
+            // If `Stayed` were reported with an open session, the guest could still leave.
             (
                 "the call of an earlier process may be on its way",
                 |v| (v.job, v.call) = (Job::None, Call::Unknown),
@@ -302,7 +302,7 @@ fn it_lets_go_by_proof_and_says_so_first() {
     );
 }
 
-/// The guest was switched to post-copy, and that has been said.
+/// The guest was switched to post-copy, and that has been reported.
 fn switched() -> SourceView {
     let mut view = leaving();
     view.domain = D::PostCopy;
@@ -492,7 +492,7 @@ fn what_is_over_is_closed_and_no_more() {
     );
 }
 
-/// This agent did not hear that the migration was given up, and the guest already moves for another one.
+/// This agent has not learned that the migration was aborted, and another migration already moves the guest.
 fn overtaken() -> SourceView {
     let mut view = named();
     view.record.phase = Some(P::Failed);
@@ -575,9 +575,9 @@ proptest! {
                 Do::Abort => {
                     prop_assert!(view.job == Job::Outgoing && record.is_given_up() && !view.has_not_begun());
                 }
-                // What goes on again, or is ended, must be known to stand still with nobody at work on it.
+                // A guest that is resumed or destroyed must be known to be paused without a running job.
                 Do::Resume => prop_assert!(view.domain == D::Leaving && view.job == Job::None && !record.source_has_let_go()),
-                // Nobody needs it: the target has all of it, or has ended, or never gets it.
+                // The guest is not needed: the target has all of it, or has ended, or never gets it.
                 Do::Destroy if view.domain == D::PostCopy => {
                     let needless = matches!(record.target, Some(T::Running | T::Ended)) || record.is_over();
                     prop_assert!(record.source_has_let_go() && needless, "{steps:?}");
@@ -594,16 +594,16 @@ proptest! {
         } else if view.domain == D::Unknown && !record.is_over() {
             prop_assert!(steps.is_empty(), "{steps:?}");
         }
-        // The target is told only what is on the object, or will be by then.
+        // The target receives only a release that the object contains, or will contain by then.
         if steps.iter().any(|step| matches!(step, Do::Release(_))) {
             prop_assert!(record.source_has_let_go() || does(Do::Say(S::Stopped)), "{steps:?}");
         }
-        // That the guest runs on its target is said only after that has told so, and once nothing of it is here.
+        // `HandedOver` is reported only after the target's acknowledgement, and once nothing of the guest is here.
         if does(Do::Say(S::HandedOver)) {
             let told = matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. });
             prop_assert!(told && matches!(view.domain, D::Left | D::Ended), "{steps:?}");
         }
-        // Unknown is not gone: what the tunnel does not say changes nothing but the object.
+        // Unknown is not missing: without a response from the tunnel, only the object may change.
         if view.tunnel == SourceTunnel::Unknown {
             prop_assert!(!does(Do::Prepare) && !does(Do::Say(S::Migrating)));
         }

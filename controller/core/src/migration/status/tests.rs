@@ -1,4 +1,4 @@
-//! What the controller writes of a migration, from its first phase to its last.
+//! The controller's status writes for a migration, from its first phase to its last.
 
 use drydock_api::kubevirt::migration::TargetState;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ fn changed(
     after(before, change, now.parse().unwrap())
 }
 
-/// A migration whose sides are named and have spoken.
+/// A migration whose sides are named and have reported a state.
 fn under_way() -> VirtualMachineInstanceMigration {
     let change = Change {
         enter: vec![MigrationPhase::PreparingTarget],
@@ -219,7 +219,7 @@ fn the_risk_of_post_copy_is_told_as_long_as_it_lasts() {
         source.mode = Some(MigrationMode::PostCopy);
         target.reason = Some(POST_COPY_BROKEN.into());
     };
-    // As when the target's libvirtd waits for ever for a QEMU that waits for the rest.
+    // For example, the target's libvirtd waits for ever for a QEMU that waits for the remaining memory.
     let broken_for_the_source = |source: &mut MigrationSource, _: &mut MigrationTarget| {
         source.mode = Some(MigrationMode::PostCopy);
         source.reason = Some(POST_COPY_BROKEN.into());
@@ -336,7 +336,7 @@ fn source_node_is_reported_from_the_first_phase_to_the_last() {
             Some("b"),
             Some("a"),
         ),
-        // Nothing is written to those that were over before the field was there.
+        // Nothing is written to migrations that were over before the field existed.
         (
             "over before",
             json!({"phase": "Succeeded", "source": {"node": "a"}}),

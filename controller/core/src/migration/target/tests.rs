@@ -4,7 +4,7 @@ use proptest::{prelude::*, sample::select};
 use super::{TargetDomain as D, TargetStep as Do, TargetTunnel, TargetView, step};
 use crate::migration::record::Record;
 
-/// A session to which nothing has happened.
+/// An open session without any progress.
 const OPEN: TargetTunnel = TargetTunnel::Open {
     paired: false,
     released: false,
@@ -26,7 +26,7 @@ const TAKEN_OVER: TargetTunnel = TargetTunnel::Open {
     taken_over: true,
 };
 
-/// Both sides are named, and nobody has asked whether the guest fits.
+/// Both sides are named, and the target has not checked whether the guest fits.
 fn named() -> TargetView {
     TargetView {
         record: Record {
@@ -40,7 +40,7 @@ fn named() -> TargetView {
     }
 }
 
-/// It waits for the guest.
+/// The target waits for the guest.
 fn prepared() -> TargetView {
     let mut view = named();
     view.record.phase = Some(P::TargetReady);
@@ -50,7 +50,7 @@ fn prepared() -> TargetView {
     view
 }
 
-/// All of the guest is here, and the source has not let go.
+/// All of the guest is here, and the source has not released it.
 fn complete() -> TargetView {
     let mut view = prepared();
     view.record.phase = Some(P::Running);
@@ -69,7 +69,7 @@ fn running() -> TargetView {
     view
 }
 
-/// What is asked: the view's name, how it differs, and what is done.
+/// A test case: its name, the change to the view, and the expected steps.
 type Row = (&'static str, fn(&mut TargetView), &'static [Do]);
 
 fn check(from: fn() -> TargetView, rows: &[Row]) {
@@ -185,7 +185,7 @@ fn nothing_arrives_without_a_session() {
                 |v| v.record.source = Some(S::Ended),
                 &[Do::Close],
             ),
-            // Its libvirtd was lost while the guest stood still: it waits for a word.
+            // The source's libvirtd was lost while the guest was paused. The source waits for the target's report.
             (
                 "nothing moves it any more",
                 |v| v.record.source = Some(S::Halted),
@@ -301,7 +301,7 @@ fn a_complete_guest_waits_for_its_sources_word() {
     );
 }
 
-/// The guest runs here, and its source has not said that it has left.
+/// The guest runs here, and its source has not reported that it has left.
 fn just_arrived() -> TargetView {
     let mut view = running();
     view.record.source = Some(S::Migrating);
@@ -425,14 +425,14 @@ proptest! {
             match step {
                 Do::Say(state) => prop_assert!(record.target.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
                 Do::Close | Do::Pair => prop_assert!(open, "{steps:?}"),
-                // Nothing is on its way that lets it go on, and the source has not let go of it.
+                // No release is in flight, and the source has not released the guest.
                 Do::Destroy => {
                     prop_assert!(view.tunnel == TargetTunnel::Missing, "{steps:?}");
                     prop_assert!(matches!(view.domain, D::Incoming | D::Complete), "{steps:?}");
                     prop_assert!(view.domain == D::Incoming || record.target != Some(T::Running), "{steps:?}");
                 }
                 Do::TakeOver => prop_assert!(view.domain == D::Complete && (released || record.source_has_let_go())),
-                // Whoever is waited for knows that the guest runs here, and no node that is gone is.
+                // The target only waits for a source that knows that the guest runs here, and whose node is not gone.
                 Do::Show => {
                     prop_assert!(view.domain == D::Running && record.source == Some(S::Migrating));
                     prop_assert!(steps.len() == 1 && !view.source_is_late && !record.source_gone);

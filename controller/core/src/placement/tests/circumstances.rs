@@ -1,4 +1,4 @@
-//! What lets a failed migration be tried again at once.
+//! Changes that allow an immediate retry of a failed migration.
 
 use drydock_api::{facts::TscCounter, kubevirt::VirtualMachineInstance};
 use k8s_openapi::{api::core::v1::Taint, apimachinery::pkg::api::resource::Quantity};

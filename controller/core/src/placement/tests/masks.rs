@@ -1,4 +1,4 @@
-//! Masks and guests that run: placement, the affinity of the target's pod and the target's agent decide alike.
+//! Masks and running guests: placement, the affinity of the target pod and the target's agent decide alike.
 
 use drydock_api::{facts::CpuFacts, kubevirt::VirtualMachineInstance};
 use k8s_openapi::api::core::v1::Pod;
@@ -15,16 +15,16 @@ use crate::{
 
 const FEATURE: &str = "avx2";
 
-/// How a guest has come to use [`FEATURE`].
+/// Why a guest uses [`FEATURE`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Guest {
-    /// It got its host's model, which had the feature.
+    /// It has its host's model, plus the feature.
     HostModel,
-    /// It got its host's model, of which the feature is a part.
+    /// It has its host's model, which contains the feature.
     PartOfHostModel,
-    /// Its manifest demands the feature.
+    /// Its manifest requires the feature.
     Demanded,
-    /// The same, and the feature is of the minimum CPU model.
+    /// The same, and the feature is part of the minimum CPU model.
     DemandedMinimum,
     /// Its manifest names a model with the feature.
     Model,
@@ -75,7 +75,7 @@ impl Guest {
     }
 }
 
-/// A node by its hardware and its mask.
+/// A node with its hardware and its mask.
 struct Host {
     name: &'static str,
     hardware: NodeFacts,
@@ -130,7 +130,7 @@ impl Host {
         }
     }
 
-    /// What its agent compares, and libvirt after it.
+    /// Returns whether its agent, and then libvirt, would admit the guest.
     fn admits_on_arrival(&self, instance: &VirtualMachineInstance, source: &Host) -> bool {
         let migrated = guest(instance, &Pod::default(), Some(&source.view()));
         let mask = self.mask.iter().cloned().collect();
@@ -147,7 +147,7 @@ impl Host {
     }
 }
 
-/// What another node must have.
+/// Returns the requirements on another node.
 fn needs_to_move(kind: Guest, hosts: &[Host]) -> Requirements {
     let source = hosts[0].view();
     let views = || hosts.iter().map(Host::view);
@@ -158,7 +158,7 @@ fn needs_to_move(kind: Guest, hosts: &[Host]) -> Requirements {
     needs
 }
 
-/// Whether the affinity of a target's pod admits a node.
+/// Returns whether the affinity of a target pod admits a node.
 fn is_admitted(kind: Guest, hosts: &[Host], host: &Host) -> bool {
     let mut needs = needs_to_move(kind, hosts);
     let views = hosts.iter().map(Host::view);
@@ -180,7 +180,8 @@ fn is_admitted(kind: Guest, hosts: &[Host], host: &Host) -> bool {
 
 #[test]
 fn masks_count_alike_in_placement_affinity_and_agent() {
-    // Its own node masks it; the other has it; the other masks it: whether it may go, and whether the mask is named.
+    // Its own node masks it; the other has it; the other masks it: whether it may move, and whether the mask is
+    // named.
     for (source_masks, target_has, target_masks, goes, names_mask) in [
         (false, true, false, true, false),
         (true, true, false, true, false),

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A guest on node `here` that requests so many GiB and CPUs.
+/// A guest on node `here` with these requests of memory in GiB and CPUs.
 struct Sized {
     name: String,
     gib: u64,
@@ -45,7 +45,7 @@ fn gib(gib: u64, cpus: u64) -> Requests {
     Requests::of_pod(&pod)
 }
 
-/// Outlooks on nodes that offer so many GiB and CPUs, and have this CPU feature.
+/// Returns the outlooks on nodes that offer this much memory in GiB and CPUs, and have this CPU feature.
 fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Outlook> {
     let plain = labels(&[]);
     let offered: Vec<BTreeMap<String, Quantity>> = nodes
@@ -152,7 +152,7 @@ fn resource_that_is_scarcer_decides_which_guest_is_greater() {
         cpus,
         ..sized(name, gib)
     };
-    // By memory `wide` would be placed first, and `deep` nowhere.
+    // Sorted by memory, `wide` would be placed first, and `deep` nowhere.
     let found = packed(
         &[guest("wide", 4, 1), guest("deep", 2, 3)],
         &[("here", 100, 1, ""), ("x", 100, 3, ""), ("y", 100, 1, "")],

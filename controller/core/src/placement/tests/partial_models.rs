@@ -1,11 +1,11 @@
-//! Models that a guest wants without some of their features.
+//! Models that a guest requests without some of their features.
 
 use serde_json::json;
 
 use super::*;
 use crate::launcher_pod::{PodInput, pod};
 
-/// A node named `name` with that model, for want of these features.
+/// Returns a node on which that model lacks these features.
 fn node(model_name: &str, blockers: &[&str]) -> NodeFacts {
     let mut facts = facts(&["avx2"]);
     let virtualization = facts.virtualization.as_mut().unwrap();
@@ -13,7 +13,7 @@ fn node(model_name: &str, blockers: &[&str]) -> NodeFacts {
     facts
 }
 
-/// What a guest needs that wants Rapids without `disabled`, in a cluster of these nodes.
+/// Returns the needs of a guest that requests Rapids without `disabled`, in a cluster of these nodes.
 fn needs_without(disabled: &[&str], nodes: &[NodeView<'_>]) -> (Requirements, Fit) {
     let features: Vec<_> = disabled
         .iter()
@@ -56,7 +56,7 @@ fn disabled_features_are_not_demanded_of_a_node() {
     ];
     for (disabled, selected, kept_off, fits) in [
         (&[][..], true, None, &["whole"][..]),
-        // Not what the nodes lack: the label stays.
+        // The nodes lack other features: the label stays.
         (&["avx2"], true, None, &["whole"]),
         (&["hle"], true, None, &["whole"]),
         (
@@ -76,7 +76,7 @@ fn disabled_features_are_not_demanded_of_a_node() {
             "{disabled:?}"
         );
         assert!(off.is_none_or(|expression| expression.operator == "NotIn"));
-        // One that nothing is known of is admitted to the scheduler only.
+        // An unknown node is admitted to the scheduler only.
         let known: Vec<&str> = fit
             .fits
             .iter()

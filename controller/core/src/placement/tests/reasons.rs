@@ -1,4 +1,4 @@
-//! Each reason why a node does not fit, and the sentence.
+//! Each reason why a node does not fit, and its sentence.
 
 use k8s_openapi::{api::core::v1::Taint, apimachinery::pkg::api::resource::Quantity};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What pods take of a node, and what that leaves.
+//! What pods take of a node, and what is left.
 
 use std::sync::Arc;
 
@@ -130,7 +130,8 @@ fn quantities(value: &Value) -> BTreeMap<String, Quantity> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// What is in the way of a guest of 1 GiB (and 132 MiB of overhead or so) on nodes that offer this and have these pods.
+/// Returns the reasons against a guest of 1 GiB (and about 132 MiB of overhead) on nodes that offer this and have
+/// these pods.
 fn reasons(offered: &Value, pods: &[PodShare], priority: Option<i32>) -> String {
     let manifest = json!({"domain": {"memory": {"guest": "1Gi"}, "devices": {"autoattachGraphicsDevice": false}}});
     let mut needs = needs(&manifest);
@@ -194,7 +195,7 @@ fn each_resource_that_is_taken_is_a_reason_with_its_amounts() {
     ] {
         assert_eq!(reasons(&all, &pods, priority), expected, "{what}");
     }
-    // What a node does not say it offers is in nobody's way, and neither is what is shown by another reason.
+    // A resource that a node does not list is no obstacle, nor is one that another reason covers.
     assert_eq!(reasons(&json!({KVM_RESOURCE: "1k"}), &[memory], Some(0)), "");
     assert_eq!(
         reasons(&json!({"memory": "1Gi", KVM_RESOURCE: "1k"}), &[], Some(0)),

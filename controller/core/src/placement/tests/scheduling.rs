@@ -1,5 +1,5 @@
-//! The nodes that fit are those that a scheduler would choose for the pod as it is made, of which the
-//! full sets say nothing else: judged here anew, from the pod's JSON, one rule after the other.
+//! The fitting nodes are those that a scheduler would choose for the created pod, and that the full sets do not rule
+//! out. This is evaluated here independently, from the pod's JSON, one rule after the other.
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, Taint};
 use proptest::{prelude::*, sample::subsequence, strategy::ValueTree};
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 use crate::launcher_pod::{PodInput, pod};
 
-/// Features of which some are of the minimum CPU model (`sse2`, `nx`).
+/// Features, some of which are part of the minimum CPU model (`sse2`, `nx`).
 const FEATURES: [&str; 5] = ["sse2", "nx", "avx2", "aes", "svm"];
 const MODELS: [&str; 6] = [
     "host-model",
@@ -57,7 +57,7 @@ impl Candidate {
 }
 
 fn candidate() -> impl Strategy<Value = Candidate> {
-    // Mostly what a node has, so that nodes that fit are among them.
+    // Mostly the labels of a real node, so that some nodes fit.
     let labels = prop_oneof![
         1 => subsequence(LABELS.to_vec(), 0..=LABELS.len()),
         3 => subsequence(LABELS.to_vec(), LABELS.len() - 3..=LABELS.len()),
@@ -114,7 +114,7 @@ fn term() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A manifest and the same with one feature more.
+/// A manifest, and the same manifest with one more feature.
 fn manifests() -> impl Strategy<Value = (Value, Value)> {
     let policies = vec!["require", "forbid", "optional", "disable", "force"];
     let feature = move || {
@@ -167,10 +167,10 @@ fn manifests() -> impl Strategy<Value = (Value, Value)> {
         })
 }
 
-/// Name of the label by which the pods here are admitted where they are bound.
+/// Name of the label that keeps these pods admitted where they are bound.
 const BOUND: &str = "guest.node.drydock.dev/h";
 
-/// The pod of this manifest.
+/// Returns the pod of this manifest.
 fn made(manifest: &Value) -> Value {
     let instance = serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -190,8 +190,8 @@ fn made(manifest: &Value) -> Value {
     serde_json::to_value(&pod).unwrap()
 }
 
-/// Whether labels of node `a` meet what a pod with this selector and this required node affinity asks for, as both
-/// scheduler and kubelet judge it.
+/// Returns whether the labels of node `a` match a pod's selector and required node affinity, as both scheduler and
+/// kubelet evaluate them.
 fn admitted(selector: &Value, required: &Value, labels: &BTreeMap<String, String>) -> bool {
     let labels = serde_json::to_value(labels).unwrap();
     let selector = selector.as_object().cloned().unwrap_or_default();
@@ -224,7 +224,7 @@ fn admitted(selector: &Value, required: &Value, labels: &BTreeMap<String, String
     selected && met
 }
 
-/// What the pod of a manifest requires: a selector and the required node affinity.
+/// Returns what the pod of a manifest requires: a selector and the required node affinity.
 fn required(pod: &Value) -> [&Value; 2] {
     let node = &pod["spec"]["affinity"]["nodeAffinity"];
     [
@@ -233,7 +233,7 @@ fn required(pod: &Value) -> [&Value; 2] {
     ]
 }
 
-/// Whether a scheduler puts the pod of this manifest on the node.
+/// Returns whether a scheduler would place the pod of this manifest on the node.
 fn scheduled(manifest: &Value, node: &Candidate) -> bool {
     let pod = made(manifest);
     let [selector, affinity] = required(&pod);
@@ -242,7 +242,7 @@ fn scheduled(manifest: &Value, node: &Candidate) -> bool {
     admitted(selector, affinity, &node.labels) && (tolerates || !(tainted || node.cordoned)) && node.shares != Some(0)
 }
 
-/// Whether the full sets, where they are known, have all that the manifest asks for.
+/// Returns whether the full sets, where known, have everything that the manifest requests.
 fn can(manifest: &Value, node: &Candidate) -> bool {
     let Some(facts) = node.facts.as_ref().and_then(|facts| facts.virtualization.as_ref()) else {
         return true;
@@ -268,7 +268,7 @@ proptest! {
     fn nodes_fit_where_the_scheduler_puts_the_pod_and_the_full_sets_agree((manifest, _) in manifests(), node in candidate()) {
         let found = fit(&needs(&manifest), &spec(&manifest), &[node.view()]);
         prop_assert_eq!(!found.fits.is_empty(), scheduled(&manifest, &node) && can(&manifest, &node), "{}", found);
-        // Whatever does not fit has a reason.
+        // Every node that does not fit has a reason.
         prop_assert_eq!(found.fits.is_empty(), !found.misfits.is_empty());
     }
 
@@ -277,7 +277,7 @@ proptest! {
         let pod = made(&manifest);
         let [selector, affinity] = required(&pod);
         prop_assert!(selector.is_null(), "nothing that can change is required of a bound pod");
-        // As it is written down: a selector, and an affinity whose terms each have what is computed.
+        // By definition: a selector, and an affinity whose terms each contain the computed expressions.
         let needs = needs(&manifest);
         let own = &manifest["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
         let computed = needs.expressions.iter();
@@ -287,7 +287,7 @@ proptest! {
         let selected = serde_json::to_value(&needs.node_selector).unwrap();
         let expected = admitted(&selected, own, &node.labels) && admitted(&Value::Null, computed, &node.labels);
         prop_assert_eq!(admitted(selector, affinity, &node.labels), expected);
-        // Once it is bound, no other label counts.
+        // Once the pod is bound, no other label counts.
         let mut labels = node.labels.clone();
         labels.insert(BOUND.into(), "true".into());
         prop_assert!(admitted(selector, affinity, &labels));
@@ -315,7 +315,7 @@ proptest! {
     }
 }
 
-/// The candidates above are no use if none of them fits, or all do.
+/// The candidates above are useless if none of them fits, or all do.
 #[test]
 fn candidates_are_of_both_kinds() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

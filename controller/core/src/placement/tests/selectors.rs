@@ -1,4 +1,4 @@
-//! What a manifest becomes in its pod.
+//! The selectors that a manifest results in.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Where a running guest could go.
+//! Nodes that a running guest could move to.
 
 use drydock_api::{facts::CpuFacts, kubevirt::VirtualMachineInstance};
 use serde_json::json;
@@ -159,9 +159,9 @@ fn a_feature_that_no_inspection_lists_proves_nothing() {
         targets(&guest, &[("here", &listing), ("b", &not)]).reason,
         "CPUFeatureMissing"
     );
-    // Nor where nothing is known of the source.
+    // Nor does it if nothing is known about the source.
     assert_eq!(targets(&guest, &[("b", &not)]).reason, "FeatureListedNowhere");
-    // It excuses no other lack.
+    // It excuses no other missing feature.
     let poor = facts(&[]);
     assert_eq!(
         targets(&guest, &[("here", &not), ("b", &poor)]).message,
@@ -169,7 +169,7 @@ fn a_feature_that_no_inspection_lists_proves_nothing() {
     );
 }
 
-/// After an update of its node a guest still has what the node no longer lists.
+/// After an update of its node, a guest still has what the node no longer lists.
 #[test]
 fn a_feature_lost_by_the_source_is_demanded_of_a_target() {
     let guest = running(&json!({"model": "EPYC", "required": ["avx2", "xsaves"]}));
@@ -224,7 +224,7 @@ fn a_named_model_does_not_cross_vendors() {
     for (here, there) in [(&here, &silent), (&silent, &intel)] {
         assert_eq!(targets(&guest, &[("here", here), ("b", there)]).reason, "TargetsFound");
     }
-    // An emulated CPU is the emulator's, whatever runs below.
+    // An emulated CPU belongs to the emulator, whatever hardware it runs on.
     let mut emulated = guest;
     emulated.status.as_mut().unwrap().drydock.as_mut().unwrap().virt_type = Some("qemu".into());
     let [one, other] = ["AMD", "Intel"].map(|vendor| {
@@ -300,7 +300,7 @@ fn the_hosts_own_cpu_moves_to_an_equal_processor() {
              and the guest has its host's own CPU (c, d)"
         )
     );
-    // Its pod goes nowhere else either.
+    // Its pod avoids other nodes too.
     let of = ["here", "b", "c"].map(|name| labels(&[(HOSTNAME, name)]));
     let view = |name, labels, facts| NodeView {
         name,
@@ -326,7 +326,7 @@ fn the_hosts_own_cpu_moves_to_an_equal_processor() {
         expression.values.as_deref(),
         Some(&["b".to_owned(), "here".to_owned()][..])
     );
-    // What is not known yet stays so.
+    // The guest's CPU stays unknown while its node's is unknown.
     let unknown = with(facts(&[]), |_| {});
     assert_eq!(
         targets(&guest, &[("here", &unknown), ("b", &here)]).reason,

@@ -1,5 +1,5 @@
-//! Candidates over a network that loses, delays and reorders, with clocks that run unequally, processes that stand still
-//! or die: never do two lead at once, and when things calm down one leads.
+//! Simulates candidates over a network that loses, delays and reorders messages, with clocks of different rates and
+//! processes that pause or die. At no time do two candidates lead, and once the faults stop, one leads.
 
 use super::{Action, Answer, Election, Record, Step, Terms};
 use crate::retry::SplitMix;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The longest time that a process stands still or is cut off.
+/// Maximum time for which a process pauses or is disconnected.
 const LONGEST_TROUBLE: f64 = 40_000.0;
 /// All times of the simulation, in milliseconds.
 const TICK: u64 = 50;
@@ -15,7 +15,7 @@ const STORM: u64 = 150_000;
 const CALM: u64 = 60_000;
 const GIVES_UP: Duration = Duration::from_secs(5);
 
-/// How bad it gets.
+/// The fault rates.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     lost: f64,
@@ -69,7 +69,7 @@ struct Candidate {
     election: Election,
     identity: String,
     rate: f64,
-    /// The request that it waits for: its number, what it was, when it was sent.
+    /// The pending request: its number, action and send time.
     waits: Option<(u64, Action, Instant)>,
     stands_still_until: u64,
     cut_off_until: u64,
@@ -144,12 +144,12 @@ impl World {
         self.up_to(self.weather.longest_delay)
     }
 
-    /// Whether a message to or from this candidate gets lost.
+    /// Returns whether a message to or from this candidate is lost.
     fn loses(&mut self, now: u64, index: usize) -> bool {
         now < self.candidates[index].cut_off_until || self.chance_of(self.weather.lost)
     }
 
-    /// What the candidate's own clock shows.
+    /// Returns the time on the candidate's own clock.
     fn clock(&self, index: usize, now: u64) -> Instant {
         self.base + Duration::from_millis(now).mul_f64(self.candidates[index].rate)
     }
@@ -203,7 +203,7 @@ impl World {
                     let clock = self.clock(index, now);
                     let candidate = &mut self.candidates[index];
                     if now < candidate.stands_still_until {
-                        // It reads the reply when it goes on.
+                        // The candidate reads the reply after its pause.
                         let at = candidate.stands_still_until;
                         self.messages.push(Message {
                             at,

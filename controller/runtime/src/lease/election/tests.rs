@@ -2,7 +2,7 @@ use super::{Action, Answer, Election, Record, Step, Terms};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A candidate called `me`, and a clock that the test moves.
+/// A candidate called `me`, and a clock that the test advances.
 struct Test {
     election: Election,
     now: Instant,
@@ -21,7 +21,7 @@ impl Test {
         self.now += Duration::from_millis(milliseconds);
     }
 
-    /// What it asks now, if anything.
+    /// Returns the candidate's current request, if any.
     fn asks(&self) -> Option<Action> {
         match self.election.step(self.now) {
             Step::Ask(action) => Some(action),
@@ -32,7 +32,7 @@ impl Test {
         }
     }
 
-    /// It asks this, and is answered after 100 ms.
+    /// Expects this request and responds after 100 ms.
     fn ask(&mut self, action: &Action, answer: Answer) {
         assert_eq!(self.asks().as_ref(), Some(action));
         let sent = self.now;

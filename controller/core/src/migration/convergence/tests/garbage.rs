@@ -1,4 +1,4 @@
-//! Rules that hold for all guests, and for samples that no guest could give.
+//! Rules that hold for all guests, and for samples that no guest could produce.
 
 use super::*;
 
@@ -129,7 +129,7 @@ proptest! {
         }
     }
 
-    /// Once the rates are known, a guest that converges ends about when it was said that it would.
+    /// Once the rates are known, a guest that converges ends close to its estimate.
     #[test]
     fn the_estimate_is_near_the_end(memory in 2000u64..20_000, bandwidth in 50u64..200, part in 0u64..80) {
         let guest = Guest {

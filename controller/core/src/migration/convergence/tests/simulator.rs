@@ -1,24 +1,23 @@
-//! A guest that moves, second by second, as QEMU moves it: passes over memory until what is left
-//! fits into the downtime.
+//! A guest that is migrated second by second, like QEMU does: passes over memory until the rest fits into the downtime.
 
 use super::*;
 
 pub(super) const MIB: u64 = 1 << 20;
-/// Steps in a second: a pass takes at least one.
+/// Steps per second: a pass takes at least one.
 const STEPS: u64 = 64;
 
-/// A guest and the way to its target.
+/// A guest and the path to its target.
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
     pub(super) memory: u64,
     pub(super) disks: u64,
-    /// Bytes that it changes in a second.
+    /// Bytes that it dirties per second.
     pub(super) dirty: u64,
-    /// Bytes that it changes again and again.
+    /// Bytes of its working set, which it dirties repeatedly.
     pub(super) working_set: u64,
-    /// Bytes that can be sent in a second.
+    /// Bytes that can be sent per second.
     pub(super) bandwidth: u64,
-    /// QEMU slows it down.
+    /// QEMU throttles it.
     pub(super) auto_converge: bool,
     /// Nothing is sent from this second on.
     pub(super) cut_at: Option<u64>,
@@ -30,18 +29,18 @@ impl Guest {
     }
 }
 
-/// How it ended.
+/// The end of a simulated migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Moved,
     MovedPaused,
     MovedByPostCopy,
     Aborted,
-    /// It still went on when the simulation ended.
+    /// The migration was still running when the simulation ended.
     Open,
 }
 
-/// What happened, and when, in seconds.
+/// The history of a simulation, with times in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Story {
     pub(super) end: End,
@@ -80,7 +79,7 @@ impl Qemu<'_> {
         }
     }
 
-    /// One second; whether the guest has moved in it.
+    /// Simulates one second; returns whether the guest has moved in it.
     fn runs(&mut self) -> bool {
         self.second += 1;
         if self.guest.cut_at.is_some_and(|at| self.second >= at) {
@@ -89,7 +88,7 @@ impl Qemu<'_> {
         (0..STEPS).any(|_| self.step())
     }
 
-    /// A part of a second.
+    /// Simulates a part of a second.
     fn step(&mut self) -> bool {
         let mut budget = self.guest.bandwidth / STEPS;
         let disk = budget.min(self.disk_left);
@@ -144,7 +143,7 @@ impl Qemu<'_> {
     }
 }
 
-/// Moves a guest within `limits`, carrying out what the monitor says unless `refuses` it.
+/// Migrates a guest within `limits`, carrying out the monitor's actions except those in `refuses`.
 pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
     let mut monitor = Monitor::new(limits);
     let mut qemu = Qemu {

@@ -1,4 +1,4 @@
-//! The queue in a controller whose caches show any earlier state of each object.
+//! The queue in a controller whose caches may show any earlier state of each object.
 
 use proptest::prelude::*;
 
@@ -7,20 +7,20 @@ use super::*;
 const SOURCES: [&str; 3] = ["a", "b", "c"];
 const TARGETS: [&str; 3] = ["b", "c", "d"];
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Debug)]
 enum Act {
-    /// Somebody asks for a migration.
+    /// A user requests a migration.
     Ask { source: usize, target: usize, urgent: bool },
-    /// The controller looks at its caches and does what it may.
+    /// The controller reads its caches and acts on the grants.
     Decide,
-    /// The same, and the API server refuses what it writes.
+    /// The same, but the API server rejects its writes.
     DecideAndBeRefused,
-    /// A target pod gets on.
+    /// A target pod becomes ready.
     PodReady(prop::sample::Index),
     /// A migration ends.
     Finish(prop::sample::Index),
-    /// The cache shows an object as it is, or as it was some versions ago.
+    /// The cache shows the current version of an object, or an older one.
     Show(prop::sample::Index, usize),
     /// The limits change.
     Limit(u32, u32, u32),
@@ -46,12 +46,12 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A migration: all states that its object has had, the last one in force; `None`: finished.
+/// A migration with all versions of its object, the current one last; `None`: finished.
 struct Object {
     entry: Entry,
     target: &'static str,
     versions: Vec<Option<Stage>>,
-    /// Which version the cache shows; `None`: it does not know the object yet.
+    /// The version that the cache shows; `None`: the object is not in the cache yet.
     shown: Option<usize>,
 }
 
@@ -148,7 +148,7 @@ impl World {
         });
     }
 
-    /// Which objects are in such a stage.
+    /// The indexes of the objects in a matching stage.
     fn that(&self, wanted: impl Fn(&Stage) -> bool) -> Vec<usize> {
         (0..self.objects.len())
             .filter(|at| self.objects[*at].stage().is_some_and(&wanted))
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// The cache takes an object up; what is seen to have finished is told to the reservations.
+    /// Updates the cache. A migration that is observed as finished is reported to the reservations.
     fn show(&mut self, at: usize, ago: usize) {
         let object = &mut self.objects[at];
         let version = (object.versions.len() - 1).saturating_sub(ago);
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Asks for grants and carries them out.
+    /// Requests grants and carries them out.
     fn decide(&mut self, accepted: bool) {
         let entries: Vec<Entry> = self.objects.iter().filter_map(Object::seen).collect();
         let before = self.holders();
@@ -193,7 +193,7 @@ impl World {
         for uid in grants.place.iter().chain(&grants.slots) {
             let is_slot = grants.slots.contains(uid);
             let object = self.objects.iter_mut().find(|object| object.entry.uid == *uid).unwrap();
-            // What has finished cannot be written any more, whatever a cache shows of it.
+            // A finished migration cannot be written any more, whatever the cache shows.
             if !accepted || object.stage().is_none() {
                 self.reservations.withdraw(uid);
                 continue;
@@ -230,7 +230,7 @@ impl World {
         );
     }
 
-    /// Those that have a slot in truth, with their nodes.
+    /// Migrations that really have a slot, with their nodes.
     fn holders(&self) -> BTreeMap<String, (String, String)> {
         let holder = |object: &Object| match object.stage()? {
             Stage::Holding { target } => {
@@ -241,7 +241,7 @@ impl World {
         self.objects.iter().filter_map(holder).collect()
     }
 
-    /// Each cache catches up.
+    /// Updates the cache completely.
     fn catches_up(&mut self) {
         for at in 0..self.objects.len() {
             self.show(at, 0);
@@ -268,7 +268,7 @@ proptest! {
         prop_assert_eq!(reserved, world.holders());
     }
 
-    /// Once caches keep up and slots are freed, the queue empties, in as many turns as are needed.
+    /// Once caches are current and slots are freed, the queue empties in as many rounds as necessary.
     #[test]
     fn everybody_goes_in_the_end(acts in prop::collection::vec(act(), 1..120)) {
         let mut world = World::new();

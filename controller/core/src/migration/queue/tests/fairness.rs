@@ -1,4 +1,4 @@
-//! Who is passed by whom, and for how long.
+//! Which entries may overtake others, and for how long.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn some_limits() -> impl Strategy<Value = Migrations> {
     (0u32..8, 0u32..4, 0u32..4).prop_map(|(cluster, out, into)| limits(cluster, out, into))
 }
 
-/// How many hold a slot: in the cluster, leaving `source`, arriving at `target`.
+/// Numbers of slots in use: in the cluster, leaving `source`, arriving at `target`.
 fn load(entries: &[Entry], source: &str, target: &str) -> [usize; 3] {
     let mut load = [0; 3];
     for entry in entries {
@@ -85,7 +85,7 @@ proptest! {
             let waits = grants.waiting.iter().filter(|(uid, _)| *uid == entry.uid).count();
             let found = [times(&grants.place), times(&grants.slots), waits];
             let allowed: &[[usize; 3]] = match entry.stage {
-                // One that may make its pod, or has made it, may have to wait for its slot.
+                // An entry that may create its pod, or has created it, may have to wait for its slot.
                 Stage::Waiting => &[[1, 0, 0], [1, 0, 1], [0, 0, 1]],
                 Stage::Placing { held_up: false } => &[[0, 0, 0], [0, 0, 1]],
                 Stage::Placed { .. } => &[[0, 1, 0], [0, 0, 1]],
@@ -104,7 +104,7 @@ proptest! {
             prop_assert!(has_room(&limits, &entries, &entry.source, target), "{:?}", entry);
             give(&mut entries, uid);
         }
-        // Nobody is left who could go, but for those that the first impatient one holds back.
+        // No entry is left that could proceed, except those held back by the first impatient entry.
         let mut left: Vec<&Entry> = entries.iter().filter(|entry| matches!(entry.stage, Stage::Placed { .. })).collect();
         left.sort_by(|one, other| one.rank().cmp(&other.rank()));
         let impatient = left.iter().find(|entry| matches!(entry.stage, Stage::Placed { ready, .. } if ready < NOW));
@@ -118,8 +118,8 @@ proptest! {
         }
     }
 
-    /// The cluster is full and nobody is impatient: the slot that frees goes to the first that has
-    /// room on its nodes, and to nobody else.
+    /// The cluster is full and no entry is impatient: a freed slot goes to the first entry that has room on its nodes,
+    /// and to no other.
     #[test]
     fn a_freed_slot_wakes_exactly_the_next(limits in some_limits(), entries in entries(), which: prop::sample::Index) {
         let mut entries = entries;
@@ -166,8 +166,8 @@ proptest! {
     }
 }
 
-/// One migration from `a` to `x`; ever new ones of the same urgency go from `a` to elsewhere and
-/// from elsewhere to `x`, in turn, so that one of its nodes is always busy.
+/// One migration goes from `a` to `x`. New ones of the same urgency alternately go from `a` to other nodes and from
+/// other nodes to `x`, so one of its nodes is always busy.
 #[test]
 fn nobody_is_passed_by_for_ever() {
     let limits = limits(9, 1, 1);
