@@ -27,6 +27,7 @@ mod renewal_tests;
 pub(crate) use counted::CertificateMetrics;
 pub(crate) use served::ServedCertificate;
 pub(crate) use task::{CertificatesTask, Place};
+pub(crate) use trust_anchors::is_served_by;
 
 /// The Secret, in the controller's own namespace.
 pub(crate) const SECRET: &str = "drydock-webhook-certificates";

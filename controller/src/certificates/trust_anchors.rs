@@ -99,10 +99,16 @@ where
 
 /// The bundle of an APIService, empty where it has none; `None` if the service is not ours in `namespace`.
 pub(super) fn bundle_of(object: &APIService, namespace: &str) -> Option<Vec<u8>> {
-    let spec = object.spec.as_ref()?;
-    let service = spec.service.as_ref()?;
-    let ours = service.name.as_deref() == Some(SERVICE) && service.namespace.as_deref() == Some(namespace);
-    ours.then(|| spec.ca_bundle.clone().unwrap_or_default().0)
+    let bundle = object.spec.as_ref()?.ca_bundle.clone().unwrap_or_default();
+    is_served_by(object, namespace).then_some(bundle.0)
+}
+
+/// Whether the controllers of `namespace` serve this API.
+pub(crate) fn is_served_by(object: &APIService, namespace: &str) -> bool {
+    let service = object.spec.as_ref().and_then(|spec| spec.service.as_ref());
+    service.is_some_and(|service| {
+        service.name.as_deref() == Some(SERVICE) && service.namespace.as_deref() == Some(namespace)
+    })
 }
 
 /// Puts a bundle into our APIServices among these that have another.

@@ -16,6 +16,7 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
     core::v1::{Node, Pod},
 };
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::{
     Api, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::{Failure, Uninstall};
+use crate::certificates::{API_SERVICES, is_served_by};
 
 /// The DaemonSet of the agents.
 const AGENTS: &str = "drydock-agent";
@@ -45,6 +47,7 @@ impl Uninstall {
             delete(&controllers, CONTROLLERS).await
         })
         .await?;
+        self.delete_api_services().await?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace);
         let own = ListParams::default().labels(&format!("{PART_OF}={DRYDOCK}"));
         let nodes = self.nodes();
@@ -54,6 +57,20 @@ impl Uninstall {
         })
         .await?;
         info!("agents and controllers have ended");
+        Ok(())
+    }
+
+    /// Deletes the APIServices that the controllers served. While an API is registered and not served, the API server
+    /// deletes no namespace.
+    pub(super) async fn delete_api_services(&self) -> Result<(), Failure> {
+        let api = Api::<APIService>::all(self.client.clone());
+        for name in API_SERVICES {
+            self.persist("delete the APIServices", async || match api.get_opt(name).await? {
+                Some(found) if is_served_by(&found, &self.namespace) => delete(&api, name).await,
+                _ => Ok(()),
+            })
+            .await?;
+        }
         Ok(())
     }
 

@@ -99,6 +99,37 @@ async fn refused_request_is_repeated_until_the_time_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn only_api_services_of_drydock_are_deleted() {
+    let (client, mut server) = api_server();
+    let uninstall = uninstall(client);
+    let service = |name: &str, namespace: &str| {
+        json!({
+            "metadata": {"name": name},
+            "spec": {"groupPriorityMinimum": 1000, "versionPriority": 15,
+                "service": {"name": "drydock-webhooks", "namespace": namespace}},
+        })
+    };
+    let base = "/apis/apiregistration.k8s.io/v1/apiservices";
+    let responses = async {
+        let ours = service("v1.subresources.kubevirt.io", "drydock");
+        server.asked().await.with(&ours);
+        let asked = server.asked().await;
+        assert_eq!(
+            (asked.method.as_str(), asked.path()),
+            ("DELETE", format!("{base}/v1.subresources.kubevirt.io").as_str())
+        );
+        asked.with(&ours);
+        server
+            .asked()
+            .await
+            .with(&service("v1alpha3.subresources.kubevirt.io", "elsewhere"));
+    };
+    let (deleted, ()) = tokio::join!(uninstall.delete_api_services(), responses);
+    deleted.unwrap();
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_drydocks_finalizer_of_a_migration_is_removed() {
     let (client, mut server) = api_server();
     let uninstall = uninstall(client);
