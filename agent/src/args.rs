@@ -27,13 +27,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Look after one node of a cluster until told to stop.
+    /// Run the node agent.
     Run(Box<RunArgs>),
-    /// Say what this machine can do for guests. Needs no cluster.
+    /// Print what this machine can provide to guests. Needs no cluster.
     Inspect(Box<InspectArgs>),
-    /// Carry virtual machines from and to other nodes until told to stop, and until the last has moved.
+    /// Run the node's migration tunnel. After SIGTERM it exits once its last migration has ended.
     Tunnel(Box<TunnelArgs>),
-    /// Remove what the agent has left on this host, once no agent acts on it: its folder, sockets and profiles.
+    /// Remove the agent's files from this host: its folder, sockets and profiles. Waits until no agent runs on it.
     Uninstall(UninstallArgs),
 }
 
@@ -49,19 +49,19 @@ impl Args {
     }
 }
 
-/// How the machine is asked.
+/// How the host is inspected.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct HostArgs {
-    /// libvirt daemon that is started for the question, by path or by name in PATH.
+    /// libvirt daemon to start for the inspection, by path or by name in PATH.
     #[arg(long, value_name = "PROGRAM", default_value = "libvirtd", env = "DRYDOCK_LIBVIRTD")]
     pub(crate) libvirtd: PathBuf,
-    /// Ask this libvirt instead of starting one, for example qemu:///session.
+    /// Use this libvirt instead of starting one, for example qemu:///session.
     #[arg(long, value_name = "URI", env = "DRYDOCK_LIBVIRT_URI")]
     pub(crate) libvirt_uri: Option<String>,
-    /// QEMU, for the fingerprint of what the answers depend on.
+    /// QEMU binary, a part of the fingerprint that decides when to inspect again.
     #[arg(long, value_name = "PROGRAM", env = "DRYDOCK_QEMU")]
     pub(crate) qemu: Option<PathBuf>,
-    /// libvirt's CPU map, which says what features a model has.
+    /// libvirt's CPU map, which lists the features of each model.
     #[arg(
         long,
         value_name = "FOLDER",
@@ -69,13 +69,13 @@ pub(crate) struct HostArgs {
         env = "DRYDOCK_CPU_MAP"
     )]
     pub(crate) cpu_map: PathBuf,
-    /// Longest time libvirt may take to answer.
+    /// Timeout of the whole inspection by libvirt, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, env = "DRYDOCK_INSPECT_DEADLINE")]
     pub(crate) deadline: Duration,
-    /// CPU features that this node shall not offer, separated by commas.
+    /// CPU features that this node does not offer to guests, separated by commas.
     #[arg(long, value_name = "LIST", default_value = "", value_parser = features, env = "DRYDOCK_MASK_FEATURES")]
     pub(crate) mask_features: Features,
-    /// Write a label for every name of a CPU model instead of only the one that manifests use.
+    /// Write a label for every name of a CPU model, not only for the name that manifests use.
     #[arg(long, env = "DRYDOCK_LABEL_ALIASES")]
     pub(crate) label_aliases: bool,
 }
@@ -98,7 +98,7 @@ pub(crate) struct RunArgs {
     /// The node this agent runs on.
     #[arg(long, value_name = "NAME", env = "DRYDOCK_NODE_NAME")]
     pub(crate) node_name: String,
-    /// UID of the agent's pod: how the node's Lease tells one agent from the next.
+    /// UID of the agent's pod: its identity as holder of the node's Lease.
     #[arg(long, value_name = "UID", env = "DRYDOCK_POD_UID")]
     pub(crate) pod_uid: String,
     /// Name of the agent's pod, for events.
@@ -123,7 +123,7 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_KUBELET"
     )]
     pub(crate) kubelet: PathBuf,
-    /// How many guests the node can hold at most: shares of each device that the agent offers.
+    /// Maximum number of guests on the node: the shares of each device that the agent offers.
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000), env = "DRYDOCK_DEVICES")]
     pub(crate) devices: u32,
     /// Program that loads AppArmor profiles, by path or by name in PATH.
@@ -134,24 +134,24 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_APPARMOR_PARSER"
     )]
     pub(crate) apparmor_parser: PathBuf,
-    /// Namespaces that may hold the cluster's configuration; the first that does is in force.
+    /// Namespaces that may hold the cluster's configuration; the first one that has one is in force.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,
-    /// Longest time over which nodes spread a change of configuration. Each node waits at most
-    /// 5 ms for every node there is; 0 makes all of them follow at once.
+    /// Maximum time over which nodes spread the reaction to a change of configuration, in seconds. Each node waits at
+    /// most 5 ms per node of the cluster; 0 disables the delay.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds, env = "DRYDOCK_CONFIGURATION_SPREAD")]
     pub(crate) configuration_spread: Duration,
-    /// How often to look whether kernel, microcode, KVM, libvirt or QEMU have changed. What the
-    /// kernel announces is seen at once.
+    /// Interval of the check whether kernel, microcode, KVM, libvirt or QEMU have changed, in seconds. Changes that the
+    /// kernel announces are noticed at once.
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds, env = "DRYDOCK_FINGERPRINT_EVERY")]
     pub(crate) fingerprint_every: Duration,
     /// Address for health, metrics and the log level.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
     pub(crate) admin: SocketAddr,
-    /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
+    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
@@ -169,16 +169,16 @@ pub(crate) struct TunnelArgs {
         env = "DRYDOCK_KUBELET"
     )]
     pub(crate) kubelet: PathBuf,
-    /// UID of the pod that this runs in: agents know the tunnel by it.
+    /// UID of the tunnel's pod, by which agents find the tunnel.
     #[arg(long, value_name = "UID", value_parser = uid, env = "DRYDOCK_POD_UID")]
     pub(crate) pod_uid: String,
-    /// Address at which tunnels of other nodes reach this one: that of its pod.
+    /// Address at which tunnels of other nodes reach this one: the pod's address.
     #[arg(long, value_name = "ADDRESS", env = "DRYDOCK_POD_IP")]
     pub(crate) address: IpAddr,
-    /// Port for tunnels of other nodes.
+    /// Port on which tunnels of other nodes are accepted.
     #[arg(long, value_name = "PORT", default_value_t = 9445, env = "DRYDOCK_TUNNEL_PORT")]
     pub(crate) port: u16,
-    /// Folder of the node in which agents find the sockets of its tunnels.
+    /// Folder on the host in which agents find the sockets of the node's tunnels.
     #[arg(long, value_name = "FOLDER", default_value = TUNNELS, env = "DRYDOCK_TUNNELS")]
     pub(crate) sockets: PathBuf,
     /// Address for health, metrics and the log level.
@@ -189,10 +189,10 @@ pub(crate) struct TunnelArgs {
         env = "DRYDOCK_TUNNEL_ADMIN"
     )]
     pub(crate) admin: SocketAddr,
-    /// What is logged, as in `info` or `info,drydock_agent=debug`. Can be changed while running.
+    /// Log filter, for example `info` or `info,drydock_agent=debug`. Can be changed at runtime.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
 }
@@ -232,22 +232,22 @@ pub(crate) struct InspectArgs {
     /// What to print.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
-    /// List all CPU models, with what the unusable ones lack.
+    /// List all CPU models, with the features that the unusable ones lack.
     #[arg(long)]
     pub(crate) models: bool,
-    /// Say whether guests can have this CPU model, and if not, exactly why.
+    /// Explain whether guests can have this CPU model, and if not, why.
     #[arg(long, value_name = "MODEL")]
     pub(crate) explain: Option<String>,
-    /// Further obsolete CPU models, separated by commas.
+    /// Additional obsolete CPU models, separated by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) obsolete: Vec<String>,
-    /// The minimum CPU model, whose features get no labels.
+    /// Minimum CPU model, whose features get no labels.
     #[arg(long, value_name = "MODEL", default_value = DEFAULT_MODEL)]
     pub(crate) min_cpu_model: String,
-    /// Treat emulation as allowed where KVM cannot be used.
+    /// Allow emulation where KVM cannot be used.
     #[arg(long)]
     pub(crate) allow_emulation: bool,
-    /// Keep what libvirt learns of its QEMU in this folder, for the libvirts of guests.
+    /// Keep libvirt's cache of QEMU capabilities in this folder, for the libvirt daemons of guests.
     #[arg(long, value_name = "FOLDER", hide = true)]
     pub(crate) keep_capabilities: Option<PathBuf>,
     #[command(flatten)]
@@ -263,9 +263,9 @@ pub(crate) enum Output {
     Json,
     /// All facts as YAML.
     Yaml,
-    /// The labels that the node would get, one a line.
+    /// The labels that the node would get, one per line.
     Labels,
-    /// What one agent process tells another.
+    /// Internal report from one agent process to another.
     #[value(hide = true)]
     Report,
 }

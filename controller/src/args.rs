@@ -18,12 +18,12 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Look after the cluster until told to stop.
+    /// Run the controller.
     Run(RunArgs),
-    /// Remove Drydock from the nodes of a cluster: its agents and controllers, and what they have left on nodes.
+    /// Remove Drydock from a cluster's nodes: agents, controllers, and everything they have left on nodes.
     ///
-    /// Refuses, with exit code 3, while there are virtual machines, their pods or NodeMaintenances. Can be repeated. The
-    /// manifests are deleted afterwards: see deploy/docs/uninstall.md.
+    /// Fails with exit code 3 while there are virtual machines, their pods or NodeMaintenances. Can be repeated. Delete
+    /// the manifests afterwards: see deploy/docs/uninstall.md.
     Uninstall(UninstallArgs),
 }
 
@@ -40,24 +40,23 @@ impl Args {
 /// `drydock-controller run`.
 #[derive(Debug, Group)]
 pub(crate) struct RunArgs {
-    /// Name of the pod: by which this replica is told from the others.
+    /// Pod name, used as the leader election identity.
     #[arg(long, value_name = "NAME", env = "DRYDOCK_POD_NAME")]
     pub(crate) pod_name: String,
-    /// The controller's own namespace: of the Lease by which the replicas elect their leader, and of the
-    /// certificates and the Service of its webhooks.
+    /// The controller's namespace. It has the leader election Lease, the certificates and the Service of the webhooks.
     #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
     pub(crate) namespace: String,
     /// Kubeconfig; without it, the pod's service account.
     #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Namespaces that may hold the cluster's configuration; the first that does is in force. The
-    /// agents must be told the same.
+    /// Namespaces that may hold the cluster's configuration; the first one that has one is in force. Agents need the
+    /// same value.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,
     /// Address for health, metrics and the log level.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
     pub(crate) admin: SocketAddr,
-    /// Address on which API servers ask about admissions.
+    /// Listen address of the admission webhooks.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -65,7 +64,7 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_WEBHOOKS"
     )]
     pub(crate) webhooks: SocketAddr,
-    /// Address on which API servers reach the subresources API.
+    /// Listen address of the aggregated subresources API.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -73,7 +72,7 @@ pub(crate) struct RunArgs {
         env = "DRYDOCK_SUBRESOURCES"
     )]
     pub(crate) subresources: SocketAddr,
-    /// Image of the pods that virtual machines run in, of the same version as this program.
+    /// Image of launcher pods, of the same version as the controller.
     #[arg(
         long,
         value_name = "IMAGE",
@@ -82,23 +81,23 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) launcher_image: String,
     /// Namespace of the Leases of nodes in a NodeMaintenance of group nodemaintenance.medik8s.io. Remediators of that
-    /// family use the same.
+    /// family use the same namespace.
     #[arg(long, value_name = "NAME", default_value = drydock_api::maintenance::LEASE_NAMESPACE, env = "LEASE_NAMESPACE")]
     pub(crate) lease_namespace: String,
     /// Namespace of the Leases of nodes in a NodeMaintenance of group nodemaintenance.kubevirt.io. Default: the
     /// controller's own.
     #[arg(long, value_name = "NAME", env = "OPERATOR_NAMESPACE")]
     pub(crate) kubevirt_lease_namespace: Option<String>,
-    /// Seconds that source and target of a migration may take to prepare for it.
+    /// Time limit for source and target to prepare a migration, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_PREPARING")]
     pub(crate) migration_preparing: u64,
-    /// Seconds from then until the guest must have begun to move.
+    /// Time limit from then until the transfer must have started, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_STARTING")]
     pub(crate) migration_starting: u64,
-    /// What is logged, as in `info` or `info,kube=debug`. Can be changed while running.
+    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
 }
@@ -110,19 +109,19 @@ pub(crate) struct UninstallArgs {
     #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
     pub(crate) namespace: String,
     /// Namespace of the DaemonSet drydock-uninstall-folders, whose pods remove the folders on the nodes. Without that
-    /// DaemonSet the folders stay.
+    /// DaemonSet the folders remain.
     #[arg(long, value_name = "NAME", default_value = drydock_api::removal::NAMESPACE, env = "DRYDOCK_FOLDERS_NAMESPACE")]
     pub(crate) folders_namespace: String,
     /// Kubeconfig; without it, the pod's service account.
     #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Seconds that it may take in all.
+    /// Time limit for everything, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_UNINSTALL_TIMEOUT")]
     pub(crate) timeout: u64,
-    /// What is logged, as in `info` or `info,kube=debug`.
+    /// Log filter, for example `info` or `info,kube=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
 }

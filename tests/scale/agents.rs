@@ -86,7 +86,7 @@ impl Agents {
 
     /// Reports of all guests for ever.
     pub(crate) async fn run(self: &Arc<Self>) {
-        let (mut instances, mut pods) = (self.latest.instances.hear(), self.latest.pods.hear());
+        let (mut instances, mut pods) = (self.latest.instances.subscribe(), self.latest.pods.subscribe());
         loop {
             let instance = tokio::select! {
                 changed = instances.recv() => changed,
@@ -143,12 +143,12 @@ impl Agents {
             host_model_known: true,
         });
         if differs(&status, &wanted) {
-            self.say(node, &instance, &wanted).await?;
+            self.write_status(node, &instance, &wanted).await?;
         }
         open_gate(&self.door, &self.latest, node, &pod).await
     }
 
-    async fn say(
+    async fn write_status(
         &self,
         node: &str,
         instance: &VirtualMachineInstance,
@@ -162,12 +162,12 @@ impl Agents {
             "status": status,
         }));
         let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
-        let mut answer: VirtualMachineInstance = self
+        let mut response: VirtualMachineInstance = self
             .door
             .agent_patches_status(node, (&namespace, &name), &parameters, &patch)
             .await?;
-        answer.managed_fields_mut().clear();
-        self.latest.instances.answered(answer);
+        response.managed_fields_mut().clear();
+        self.latest.instances.store_response(response);
         Ok(())
     }
 }
@@ -187,11 +187,11 @@ pub(crate) async fn open_gate(door: &Door, latest: &Latest, node: &str, pod: &Po
         "status": {"conditions": [{"type": GUEST_RUNNING, "status": "True", "lastTransitionTime": whole_seconds()}]},
     }));
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let mut answer: Pod = door
+    let mut response: Pod = door
         .agent_patches_status(node, (&namespace, &name), &PatchParams::default(), &patch)
         .await?;
-    answer.managed_fields_mut().clear();
-    latest.pods.answered(answer);
+    response.managed_fields_mut().clear();
+    latest.pods.store_response(response);
     Ok(())
 }
 

@@ -101,7 +101,7 @@ impl Kubelets {
 
     /// Looks after all pods for ever.
     pub(crate) async fn run(self: &Arc<Self>) {
-        let mut changes = self.latest.pods.hear();
+        let mut changes = self.latest.pods.subscribe();
         while let Ok(uid) = changes.recv().await {
             self.look(&uid);
         }
@@ -211,12 +211,12 @@ impl Kubelets {
     async fn write(&self, pod: &Pod, status: Value) -> kube::Result<()> {
         let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": status}));
         self.door.count("kubelets");
-        let mut answer = self
+        let mut response = self
             .api(pod)
             .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
             .await?;
-        answer.managed_fields_mut().clear();
-        self.latest.pods.answered(answer);
+        response.managed_fields_mut().clear();
+        self.latest.pods.store_response(response);
         Ok(())
     }
 

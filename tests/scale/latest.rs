@@ -27,7 +27,7 @@ use tokio::sync::{broadcast, watch};
 use crate::door::Door;
 
 /// So many changes may be unheard before somebody loses one, which ends the process.
-const UNHEARD: usize = 1 << 17;
+const CHANGES_BUFFERED: usize = 1 << 17;
 
 /// Objects of one kind by UID.
 pub(crate) struct Watched<K> {
@@ -47,12 +47,12 @@ where
             client: client.clone(),
             labels,
             objects: Mutex::default(),
-            changes: broadcast::Sender::new(UNHEARD),
+            changes: broadcast::Sender::new(CHANGES_BUFFERED),
         }
     }
 
     /// Hears of each change from now on.
-    pub(crate) fn hear(&self) -> broadcast::Receiver<String> {
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<String> {
         self.changes.subscribe()
     }
 
@@ -62,7 +62,7 @@ where
     }
 
     /// What the API server has answered to a write, which the watch shows later.
-    pub(crate) fn answered(&self, object: K) {
+    pub(crate) fn store_response(&self, object: K) {
         let uid = object.uid().unwrap_or_default();
         if let Some(known) = self.lock().get_mut(&uid)
             && version(known.as_ref()) < version(&object)
@@ -71,7 +71,7 @@ where
         }
     }
 
-    async fn run(&self, heard: impl Fn(&K)) {
+    async fn run(&self, on_change: impl Fn(&K)) {
         let config = watcher::Config {
             label_selector: self.labels.clone(),
             ..watcher::Config::default()
@@ -81,7 +81,7 @@ where
             match event {
                 Ok(Event::Apply(mut object) | Event::InitApply(mut object)) => {
                     object.managed_fields_mut().clear();
-                    heard(&object);
+                    on_change(&object);
                     let uid = object.uid().unwrap_or_default();
                     {
                         let mut objects = self.lock();

@@ -158,13 +158,13 @@ mod tests {
 
     /// Lets an agent do what it decides until it waits. Returns what it has said.
     fn sides(guest: &mut Guest, record: &mut Record) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut reported = Vec::new();
         loop {
             let steps = source::step(&guest.source_view(*record));
             for step in &steps {
                 guest.source_does(*step);
                 if let SourceStep::Say(state) = step {
-                    said.push(format!("source {state:?}"));
+                    reported.push(format!("source {state:?}"));
                     record.hear_source(*state);
                     if *state == SourceState::Migrating {
                         guest.is_due();
@@ -175,18 +175,18 @@ mod tests {
             for step in &others {
                 guest.target_does(*step);
                 if let TargetStep::Say(state) = step {
-                    said.push(format!("target {state:?}"));
+                    reported.push(format!("target {state:?}"));
                     record.target = Some(*state);
                 }
             }
             if steps.is_empty() && others.iter().all(|step| *step == TargetStep::Show) {
-                return said;
+                return reported;
             }
         }
     }
 
     #[test]
-    fn agents_move_it_as_they_move_real_guests() {
+    fn agents_move_a_simulated_guest_like_a_real_guest() {
         let mut guest = Guest::here();
         let mut record = Record {
             phase: Some(MigrationPhase::PreparingTarget),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_given_up_stays() {
+    fn guest_of_an_aborted_migration_stays() {
         let mut guest = Guest::here();
         let mut record = Record {
             phase: Some(MigrationPhase::PreparingTarget),

@@ -85,7 +85,7 @@ impl Movers {
 
     /// Serves all migrations for ever.
     pub(crate) async fn run(self: &Arc<Self>) {
-        let mut changes = self.latest.migrations.hear();
+        let mut changes = self.latest.migrations.subscribe();
         while let Ok(uid) = changes.recv().await {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(migration) = self.latest.migrations.get(&uid) else {
@@ -141,7 +141,7 @@ impl Mover {
     async fn source(self: Arc<Self>) {
         let mut news = self.news.subscribe();
         let mut moving: Option<(Instant, Timestamp)> = None;
-        let mut told: Option<Written> = None;
+        let mut reported: Option<Written> = None;
         loop {
             news.borrow_and_update();
             let Some(migration) = self.newest() else { return };
@@ -150,7 +150,7 @@ impl Mover {
             let mut failed = false;
             for step in &steps {
                 if let SourceStep::Say(state) = step
-                    && let Err(error) = self.source_says(&migration, *state).await
+                    && let Err(error) = self.report_source(&migration, *state).await
                 {
                     failed = !gone(&error);
                     complain(&error);
@@ -159,13 +159,13 @@ impl Mover {
                 self.with(|guest| guest.source_does(*step));
                 match step {
                     SourceStep::Start => {
-                        self.tell(&migration, "Migrating").await;
+                        self.record_event(&migration, "Migrating").await;
                         moving = Some((Instant::now() + self.all.duration(&self.uid), Timestamp::now()));
                         self.news.send_modify(|number| *number += 1);
                     }
                     SourceStep::Say(SourceState::Migrating) => self.with(Guest::is_due),
                     SourceStep::Say(SourceState::Stopped | SourceState::HandedOver) => {
-                        self.tell(&migration, "Migrated").await;
+                        self.record_event(&migration, "Migrated").await;
                     }
                     SourceStep::Abort => moving = None,
                     _ => {}
@@ -187,7 +187,7 @@ impl Mover {
                 }
                 () = tokio::time::sleep(RETRY), if failed => {}
                 () = tokio::time::sleep(MEASURED_EVERY), if moving.is_some() => {
-                    self.measure(&migration, &mut told).await;
+                    self.measure(&migration, &mut reported).await;
                 }
             }
         }
@@ -220,7 +220,7 @@ impl Mover {
                     self.show(&migration).await;
                 }
                 if let TargetStep::Say(state) = step
-                    && let Err(error) = self.target_says(&migration, *state).await
+                    && let Err(error) = self.report_target(&migration, *state).await
                 {
                     failed = !gone(&error);
                     complain(&error);
@@ -229,8 +229,8 @@ impl Mover {
                 self.with(|guest| guest.target_does(*step));
             }
             // What is only shown is told by its source.
-            let said = steps.iter().any(|step| *step != TargetStep::Show);
-            if said && !failed {
+            let acted = steps.iter().any(|step| *step != TargetStep::Show);
+            if acted && !failed {
                 continue;
             }
             if record.is_over() && record.target_is_settled() {
@@ -243,7 +243,7 @@ impl Mover {
         }
     }
 
-    async fn source_says(&self, migration: &VirtualMachineInstanceMigration, state: SourceState) -> kube::Result<()> {
+    async fn report_source(&self, migration: &VirtualMachineInstanceMigration, state: SourceState) -> kube::Result<()> {
         let before = migration.status.as_ref().and_then(|status| status.source.clone());
         let mut side = before.unwrap_or_default();
         side.state = Some(state);
@@ -268,7 +268,7 @@ impl Mover {
     }
 
     /// Tells how far the guest is, as seldom as agents do.
-    async fn measure(&self, migration: &VirtualMachineInstanceMigration, told: &mut Option<Written>) {
+    async fn measure(&self, migration: &VirtualMachineInstanceMigration, reported: &mut Option<Written>) {
         let now = Timestamp::now();
         let side = migration.status.as_ref().and_then(|status| status.source.clone());
         let Some(side) = side.filter(|_| self.with(|guest| guest.moves())) else {
@@ -287,11 +287,11 @@ impl Mover {
                 ..MigrationProgress::default()
             },
         };
-        if !worth_writing(told.as_ref(), &written) {
+        if !worth_writing(reported.as_ref(), &written) {
             return;
         }
-        let first = told.is_none();
-        *told = Some(written.clone());
+        let first = reported.is_none();
+        *reported = Some(written.clone());
         if first {
             return;
         }
@@ -304,7 +304,7 @@ impl Mover {
         }
     }
 
-    async fn target_says(&self, migration: &VirtualMachineInstanceMigration, state: TargetState) -> kube::Result<()> {
+    async fn report_target(&self, migration: &VirtualMachineInstanceMigration, state: TargetState) -> kube::Result<()> {
         let before = migration.status.as_ref().and_then(|status| status.target.clone());
         let side = before.unwrap_or_default();
         let node = side.node.clone().unwrap_or_default();
@@ -327,7 +327,7 @@ impl Mover {
         let (written, ()) = tokio::join!(self.write(migration, &node, "target", json!({"target": own})), gate);
         written?;
         if state == TargetState::Prepared {
-            self.tell(migration, "PreparingTarget").await;
+            self.record_event(migration, "PreparingTarget").await;
         }
         Ok(())
     }
@@ -377,18 +377,18 @@ impl Mover {
             "status": status,
         }));
         let parameters = PatchParams::apply(&format!("{AGENT_FIELD_MANAGER}-{side}")).force();
-        let mut answer: VirtualMachineInstanceMigration = self
+        let mut response: VirtualMachineInstanceMigration = self
             .all
             .door
             .agent_patches_status(node, (&namespace, &name), &parameters, &patch)
             .await?;
-        answer.managed_fields_mut().clear();
-        self.all.latest.migrations.answered(answer);
+        response.managed_fields_mut().clear();
+        self.all.latest.migrations.store_response(response);
         Ok(())
     }
 
     /// The events that agents publish of a migration.
-    async fn tell(&self, migration: &VirtualMachineInstanceMigration, reason: &str) {
+    async fn record_event(&self, migration: &VirtualMachineInstanceMigration, reason: &str) {
         let status = migration.status.clone().unwrap_or_default();
         let (source, target) = (status.source.unwrap_or_default(), status.target.unwrap_or_default());
         let node = match reason {

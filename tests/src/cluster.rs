@@ -513,13 +513,13 @@ impl Begun {
     pub fn finish(mut self) -> Result<String> {
         let child = self.0.take().context("it is running")?;
         let done = child.wait_with_output()?;
-        let said = format!(
+        let output = format!(
             "{}{}",
             String::from_utf8_lossy(&done.stdout),
             String::from_utf8_lossy(&done.stderr)
         );
-        ensure!(done.status.success(), "{}: {said}", done.status);
-        Ok(said)
+        ensure!(done.status.success(), "{}: {output}", done.status);
+        Ok(output)
     }
 }
 

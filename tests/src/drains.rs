@@ -125,8 +125,8 @@ pub async fn until_on(cluster: &Cluster, name: &str, node: &str) -> Result<Virtu
 ///
 /// # Errors
 /// If that does not happen in time.
-pub async fn until_node_says(cluster: &Cluster, node: &str, type_: &str, reason: &str) -> Result<()> {
-    let says = |node: &Node| {
+pub async fn until_node_condition(cluster: &Cluster, node: &str, type_: &str, reason: &str) -> Result<()> {
+    let has_reason = |node: &Node| {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.is_some_and(|conditions| {
             conditions
@@ -138,7 +138,7 @@ pub async fn until_node_says(cluster: &Cluster, node: &str, type_: &str, reason:
         Api::all(cluster.client.clone()),
         node,
         &format!("{type_} {reason}"),
-        says,
+        has_reason,
     )
     .await
     .map(drop)

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_is_done_to_every_part_in_every_phase_in_which_it_is_there() {
+    fn cases_cover_every_fault_of_parts_that_exist_in_a_phase() {
         let all: BTreeSet<String> = every_case().iter().map(Case::to_string).collect();
         assert_eq!(all.len(), every_case().len(), "two have one name");
         // Processes of both sides, those of the cluster, and links; minus those that do not exist yet.
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_the_running_guest_may_end_it() {
+    fn only_faults_of_the_running_guest_may_end_a_guest() {
         let may: Vec<String> = every_case()
             .into_iter()
             .filter(|case| case.may_end_the_guest())

@@ -131,14 +131,14 @@ impl Cluster {
     ///
     /// # Errors
     /// If that does not happen in time.
-    pub async fn until_console(&self, name: &str, words: &str) -> Result<String> {
-        let what = format!("{name} to print {words:?}");
-        let said = until_some(&what, || async {
+    pub async fn until_console(&self, name: &str, expected: &str) -> Result<String> {
+        let what = format!("{name} to print {expected:?}");
+        let found = until_some(&what, || async {
             // The log may not exist yet.
             let text = self.console(name).await.unwrap_or_default();
-            Ok(text.contains(words).then_some(text))
+            Ok(text.contains(expected).then_some(text))
         });
-        match said.await {
+        match found.await {
             Ok(text) => Ok(text),
             Err(error) => {
                 let text = self.console(name).await.unwrap_or_else(|error| format!("{error:#}"));
@@ -276,9 +276,9 @@ pub fn ticks(text: &str) -> Vec<Tick> {
     text.lines()
         .filter_map(|line| {
             // A tick may follow a login prompt, which has no line end.
-            let mut words = line.split_once("tick ")?.1.split(' ');
-            let number = words.next()?.parse().ok()?;
-            let boot = words.next()?.strip_prefix("boot=")?.to_owned();
+            let mut fields = line.split_once("tick ")?.1.split(' ');
+            let number = fields.next()?.parse().ok()?;
+            let boot = fields.next()?.strip_prefix("boot=")?.to_owned();
             Some(Tick { number, boot })
         })
         .collect()

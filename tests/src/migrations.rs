@@ -148,7 +148,7 @@ impl Cluster {
             self.migrations(),
             name,
             &format!("Waiting for {reason}"),
-            |migration: &VirtualMachineInstanceMigration| waiting(migration).is_some_and(|(said, _)| said == reason),
+            |migration: &VirtualMachineInstanceMigration| waiting(migration).is_some_and(|(found, _)| found == reason),
         )
         .await?;
         Ok(waiting(&migration).map(|(_, message)| message).unwrap_or_default())
@@ -224,7 +224,7 @@ impl Cluster {
     /// If a log cannot be read.
     pub async fn consoles(&self, name: &str) -> Result<String> {
         let instance = self.instances().get(name).await?;
-        let mut said = String::new();
+        let mut output = String::new();
         for pod in self.launchers_of(&instance).await? {
             // A pod that has not started has no log.
             let log = self
@@ -233,18 +233,18 @@ impl Cluster {
                 .await
                 .unwrap_or_default();
             for line in log.lines().filter_map(|line| line.strip_prefix("guest: ")) {
-                said.push_str(line);
-                said.push('\n');
+                output.push_str(line);
+                output.push('\n');
             }
         }
-        Ok(whole_ticks(&said))
+        Ok(whole_ticks(&output))
     }
 
     /// Waits until `found` returns a value for the console output of an instance's guest from all of its pods.
     ///
     /// # Errors
     /// If that does not happen in time.
-    pub async fn until_said<T>(&self, name: &str, what: &str, found: impl Fn(&str) -> Option<T>) -> Result<T> {
+    pub async fn until_output<T>(&self, name: &str, what: &str, found: impl Fn(&str) -> Option<T>) -> Result<T> {
         until_some(&format!("{name} to say {what}"), || async {
             Ok(found(&self.consoles(name).await?))
         })
@@ -259,7 +259,7 @@ impl Cluster {
         let count = |text: &str| ticks(text).last().map(|tick| tick.number);
         let before = count(&self.consoles(name).await?).with_context(|| format!("{name} has said nothing"))?;
         let all = self
-            .until_said(name, "more", |text| {
+            .until_output(name, "more", |text| {
                 count(text).is_some_and(|last| last > before + 5).then(|| ticks(text))
             })
             .await?;
@@ -390,7 +390,7 @@ mod tests {
     use crate::guests::ticks;
 
     #[test]
-    fn a_tick_of_which_each_pod_has_a_part_is_one() {
+    fn tick_split_between_two_pods_is_joined() {
         let all = "tick 1 boot=ab wall=1.0 up=1.0 late=0ms\nhello\ntick 2 boot=ab wall=1.2 up=1.2 late=10ms\n";
         for cut in 0..=all.len() {
             let logs = format!("{}\n{}", &all[..cut], &all[cut..]);

@@ -8,7 +8,7 @@ use crate::{Cluster, cluster::repository};
 
 /// The inputs of the labels besides the machine.
 #[derive(Clone, Debug, Default)]
-pub struct Question {
+pub struct LabelInputs {
     /// Additional obsolete models.
     pub obsolete: Vec<String>,
     /// The minimum model; Penryn if absent.
@@ -21,17 +21,17 @@ pub struct Question {
 ///
 /// # Errors
 /// If virsh or the computation fails.
-pub async fn labels(cluster: &Cluster, node: &str, question: &Question) -> Result<BTreeMap<String, String>> {
+pub async fn labels(cluster: &Cluster, node: &str, inputs: &LabelInputs) -> Result<BTreeMap<String, String>> {
     let oracle = repository().join("tests/oracle");
     let script = fs::read_to_string(oracle.join("ask_virsh.sh"))?;
-    let answer = cluster
+    let printed = cluster
         .in_agent(node, &script)
         .await
         .context("virsh in the agent's container")?;
     let folder = std::env::temp_dir().join(format!("drydock-oracle-{}-{node}", std::process::id()));
     fs::create_dir_all(folder.join("cpu_map"))?;
     // The output is a sequence of files, each after a line `=== name`.
-    for part in answer.split("\n=== ").skip(1) {
+    for part in printed.split("\n=== ").skip(1) {
         let (name, content) = part.split_once('\n').context("a part without a name")?;
         fs::write(folder.join(name.trim()), content)?;
     }
@@ -40,14 +40,9 @@ pub async fn labels(cluster: &Cluster, node: &str, question: &Question) -> Resul
     command
         .arg(oracle.join("node_labels.py"))
         .args(["domcapabilities.xml", "baseline.xml", "capabilities.xml"].map(path))
-        .args([
-            "--cpu-map",
-            &path("cpu_map"),
-            "--obsolete",
-            &question.obsolete.join(","),
-        ])
-        .args(["--mask", &question.mask.join(",")]);
-    if let Some(minimum) = &question.minimum {
+        .args(["--cpu-map", &path("cpu_map"), "--obsolete", &inputs.obsolete.join(",")])
+        .args(["--mask", &inputs.mask.join(",")]);
+    if let Some(minimum) = &inputs.minimum {
         command.args(["--minimum", minimum]);
     }
     let done = command.output()?;

@@ -47,13 +47,13 @@ where
 ///
 /// # Errors
 /// If there is none within [`PATIENCE`]; the message contains `what`.
-pub async fn until_some<T, F>(what: &str, mut question: impl FnMut() -> F) -> Result<T>
+pub async fn until_some<T, F>(what: &str, mut poll: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<Option<T>>>,
 {
     until_ok(what, || {
-        let answer = question();
-        async { Ok(answer.await?.ok_or_else(|| "none".to_owned())) }
+        let polled = poll();
+        async { Ok(polled.await?.ok_or_else(|| "none".to_owned())) }
     })
     .await
 }
@@ -62,22 +62,22 @@ where
 ///
 /// # Errors
 /// If it is not within [`PATIENCE`]; the message contains `what` and the last inner error.
-pub async fn until_ok<T, F>(what: &str, mut question: impl FnMut() -> F) -> Result<T>
+pub async fn until_ok<T, F>(what: &str, mut poll: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<std::result::Result<T, String>>>,
 {
     let mut last = "not there yet".to_owned();
-    let asking = async {
+    let polling = async {
         loop {
-            match question().await? {
-                Ok(answer) => return Ok(answer),
+            match poll().await? {
+                Ok(value) => return Ok(value),
                 Err(why) => last = why,
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     };
-    if let Ok(answer) = timeout(PATIENCE, asking).await {
-        return answer;
+    if let Ok(result) = timeout(PATIENCE, polling).await {
+        return result;
     }
     Err(anyhow!("waited in vain for {what}; the last answer was: {last}"))
 }

@@ -55,7 +55,7 @@ impl Place {
 /// Returns the message of an expected refusal.
 fn refusal(result: Result<String>, what: &str) -> Result<String> {
     match result {
-        Ok(said) => bail!("{what} was allowed: {said}"),
+        Ok(output) => bail!("{what} was allowed: {output}"),
         Err(error) => Ok(format!("{error:#}")),
     }
 }
@@ -180,7 +180,7 @@ async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<(
         let head: Vec<&str> = table.lines().next().unwrap_or_default().split_whitespace().collect();
         ensure!(head.join(" ") == columns, "{short}: {head:?}");
     }
-    for (field, words) in [
+    for (field, expected) in [
         ("vmi.spec.domain.cpu", "CPU topology, model and features"),
         ("vmi.spec.volumes.containerDisk.path", "The disk in it"),
         ("vm.spec.runStrategy", "When it runs"),
@@ -188,7 +188,7 @@ async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<(
         ("vmim.spec.vmiName", "The instance that moves"),
     ] {
         let explained = place.kubectl(&["explain", field])?;
-        ensure!(explained.contains(words), "{field}: {explained}");
+        ensure!(explained.contains(expected), "{field}: {explained}");
     }
     Ok(())
 }
@@ -197,8 +197,8 @@ async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<(
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn documented_manifests_are_admitted_and_filled_in() -> Result<()> {
     let place = Place::new().await?;
-    let said = place.apply(&documented(), &["--dry-run=server", "-o", "json"])?;
-    let admitted: Value = serde_json::from_str(&said)?;
+    let output = place.apply(&documented(), &["--dry-run=server", "-o", "json"])?;
+    let admitted: Value = serde_json::from_str(&output)?;
     let spec = &admitted["spec"];
     // The fields in the manifest are unchanged.
     for pointer in [
@@ -228,7 +228,7 @@ async fn documented_manifests_are_admitted_and_filled_in() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_is_not_carried_out_is_refused_by_name_in_one_answer() -> Result<()> {
+async fn all_unsupported_fields_are_refused_by_name_at_once() -> Result<()> {
     let place = Place::new().await?;
     let mut object = machine("v1", "refused");
     object["spec"]["runStrategy"] = json!("Running");
@@ -240,8 +240,8 @@ async fn what_is_not_carried_out_is_refused_by_name_in_one_answer() -> Result<()
     object["spec"]["template"]["spec"]["volumes"][0] =
         json!({"name": "a", "persistentVolumeClaim": {"claimName": "a", "hotpluggable": true}});
     object["spec"]["template"]["metadata"]["annotations"] = json!({"hooks.kubevirt.io/hookSidecars": "[{}]"});
-    let told = refusal(place.apply(&object, &["--validate=false"]), "a VM with a GPU")?;
-    for words in [
+    let message = refusal(place.apply(&object, &["--validate=false"]), "a VM with a GPU")?;
+    for expected in [
         "spec.instancetype: not supported by Drydock ",
         "spec.dataVolumeTemplates: not supported by Drydock ",
         "spec.template.spec.domain.devices.gpus: not supported by Drydock ",
@@ -251,14 +251,14 @@ async fn what_is_not_carried_out_is_refused_by_name_in_one_answer() -> Result<()
         "spec.template.spec.volumes[0].persistentVolumeClaim.hotpluggable: not supported by Drydock ",
         "`Running` is not allowed; allowed: Always, RerunOnFailure, Manual, Once, Halted; did you mean Always?",
     ] {
-        ensure!(told.contains(words), "{words:?} is not in: {told}");
+        ensure!(message.contains(expected), "{expected:?} is not in: {message}");
     }
     Ok(())
 }
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn applying_a_manifest_again_changes_nothing_and_nothing_else_can_be_changed() -> Result<()> {
+async fn reapply_changes_nothing_and_other_changes_are_refused() -> Result<()> {
     let place = Place::new().await?;
     place.apply(&instance("vm"), &[])?;
     let generation = |object: &Value| object["metadata"]["generation"].clone();
@@ -273,16 +273,16 @@ async fn applying_a_manifest_again_changes_nothing_and_nothing_else_can_be_chang
     ensure!(generation(&first) == generation(&again), "{first} became {again}");
     let vm = ["vmi", "vm"];
     let strategy = json!({"spec": {"evictionStrategy": "LiveMigrate"}});
-    let told = refusal(place.merge(vm, &[], &strategy), "a change of an instance")?;
-    ensure!(told.contains("update of VMI object is restricted"), "{told}");
+    let message = refusal(place.merge(vm, &[], &strategy), "a change of an instance")?;
+    ensure!(message.contains("update of VMI object is restricted"), "{message}");
     for label in ["kubevirt.io/nodeName", "kubevirt.io/created-by"] {
         let labels = json!({"metadata": {"labels": {label: "elsewhere"}}});
-        let told = refusal(place.merge(vm, &[], &labels), "a label of the system")?;
-        ensure!(told.contains("reserved") && told.contains(label), "{told}");
+        let message = refusal(place.merge(vm, &[], &labels), "a label of the system")?;
+        ensure!(message.contains("reserved") && message.contains(label), "{message}");
         let mut labelled = instance("other");
         labelled["metadata"]["labels"] = json!({label: "elsewhere"});
-        let told = refusal(place.apply(&labelled, &[]), "a new instance with a label of the system")?;
-        ensure!(told.contains(label), "{told}");
+        let message = refusal(place.apply(&labelled, &[]), "a new instance with a label of the system")?;
+        ensure!(message.contains(label), "{message}");
     }
     place.merge(vm, &[], &json!({"metadata": {"labels": {"app": "db"}}}))?;
     Ok(())
@@ -329,31 +329,31 @@ async fn status_has_several_writers_and_a_final_phase_is_final() -> Result<()> {
     ensure!(other.trim().is_empty(), "{other}");
     for phase in ["Running", "Succeeded"] {
         let status = json!({"status": {"phase": phase}});
-        let told = refusal(place.merge(vm, &["--subresource=status"], &status), phase)?;
-        ensure!(told.contains("a final phase is final"), "{told}");
+        let message = refusal(place.merge(vm, &["--subresource=status"], &status), phase)?;
+        ensure!(message.contains("a final phase is final"), "{message}");
     }
     Ok(())
 }
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_makes_instances_is_scaled_and_changed_by_the_rules() -> Result<()> {
+async fn machines_and_replica_sets_are_changed_by_the_rules() -> Result<()> {
     let place = Place::new().await?;
     place.apply(&machine("v1", "vm"), &[])?;
     let vm = ["vm", "vm"];
-    let told = refusal(
+    let message = refusal(
         place.merge(vm, &[], &json!({"spec": {"running": true}})),
         "running beside runStrategy",
     )?;
     ensure!(
-        told.contains("running and runStrategy are mutually exclusive"),
-        "{told}"
+        message.contains("running and runStrategy are mutually exclusive"),
+        "{message}"
     );
-    let told = refusal(
+    let message = refusal(
         place.merge(vm, &[], &json!({"spec": {"runStrategy": "Sometimes"}})),
         "Sometimes",
     )?;
-    ensure!(told.contains("allowed: Always, RerunOnFailure"), "{told}");
+    ensure!(message.contains("allowed: Always, RerunOnFailure"), "{message}");
     place.merge(vm, &[], &json!({"spec": {"runStrategy": "Manual"}}))?;
     // It is unchanged, and can be read in both versions.
     let path = format!("/apis/kubevirt.io/v1alpha3/namespaces/{NAMESPACE}/virtualmachines/vm");
@@ -377,26 +377,26 @@ async fn what_makes_instances_is_scaled_and_changed_by_the_rules() -> Result<()>
     ensure!(place.get(&["vmirs", "set"])?["spec"]["replicas"] == 3);
     let mut wrong = set;
     wrong["spec"]["selector"] = json!({"matchLabels": {"app": "other"}});
-    let told = refusal(place.apply(&wrong, &[]), "a selector that does not match")?;
-    ensure!(told.contains("labels that spec.selector selects"), "{told}");
+    let message = refusal(place.apply(&wrong, &[]), "a selector that does not match")?;
+    ensure!(message.contains("labels that spec.selector selects"), "{message}");
 
     Ok(())
 }
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn only_the_controller_fills_in_what_an_instance_lacks() -> Result<()> {
+async fn only_the_controller_fills_in_missing_instance_fields() -> Result<()> {
     let place = Place::new().await?;
     place.apply(&instance("vm"), &[])?;
     let fill = json!({"spec": {"schedulerName": "default-scheduler"}});
     let vm = ["vmi", "vm"];
     let administrators = "--as-group=system:masters";
     let somebody = format!("--as={NOBODY}");
-    let told = refusal(
+    let message = refusal(
         place.merge(vm, &[&somebody, administrators], &fill),
         "somebody's change",
     )?;
-    ensure!(told.contains("update of VMI object is restricted"), "{told}");
+    ensure!(message.contains("update of VMI object is restricted"), "{message}");
     let controller = "--as=system:serviceaccount:drydock:drydock-controller";
     place.merge(vm, &[controller, administrators], &fill)?;
     ensure!(place.get(&["vmi", "vm"])?["spec"]["schedulerName"] == "default-scheduler");
@@ -414,12 +414,12 @@ fn migration(name: &str, of: &str) -> Value {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<()> {
+async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
     let place = Place::new().await?;
-    let told = refusal(place.apply(&migration("early", "vm"), &[]), "a move of nothing")?;
+    let message = refusal(place.apply(&migration("early", "vm"), &[]), "a move of nothing")?;
     ensure!(
-        told.contains("the VMI \"vm\" does not exist under the cluster"),
-        "{told}"
+        message.contains("the VMI \"vm\" does not exist under the cluster"),
+        "{message}"
     );
     for name in ["vm", "stuck", "ended"] {
         place.apply(&instance(name), &[])?;
@@ -434,7 +434,7 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
         &json!({"status": {"phase": "Failed"}}),
     )?;
     // The webhook's cache may lag: the obstacle to the migration is seen eventually.
-    for (of, words) in [
+    for (of, expected) in [
         (
             "stuck",
             "Cannot migrate VMI, Reason: DisksNotLiveMigratable, Message: no RWX",
@@ -444,21 +444,21 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
         until_some("the refusal", || async {
             let tried = place.apply(&migration("refused", of), &["--dry-run=server"]);
             Ok(tried
-                .is_err_and(|error| format!("{error:#}").contains(words))
+                .is_err_and(|error| format!("{error:#}").contains(expected))
                 .then_some(()))
         })
         .await?;
     }
     let mut urgent = migration("urgent", "vm");
     urgent["spec"]["priority"] = json!("system-critical");
-    let told = refusal(place.apply(&urgent, &[]), "somebody's priority")?;
-    ensure!(told.contains("spec.priority: can only be set by"), "{told}");
+    let message = refusal(place.apply(&urgent, &[]), "somebody's priority")?;
+    ensure!(message.contains("spec.priority: can only be set by"), "{message}");
     let purpose = |value: Value| json!({"metadata": {"annotations": {"kubevirt.io/evacuationMigration": value}}});
     let mut marked = migration("marked", "vm");
     marked["metadata"]["annotations"] = purpose(json!("node1"))["metadata"]["annotations"].clone();
-    let told = refusal(place.apply(&marked, &[]), "somebody's evacuation")?;
-    let words = "metadata.annotations[kubevirt.io/evacuationMigration]: can only be set by";
-    ensure!(told.contains(words), "{told}");
+    let message = refusal(place.apply(&marked, &[]), "somebody's evacuation")?;
+    let expected = "metadata.annotations[kubevirt.io/evacuationMigration]: can only be set by";
+    ensure!(message.contains(expected), "{message}");
 
     place.apply(&migration("move", "vm"), &[])?;
     let made = place.get(&["vmim", "move"])?;
@@ -469,34 +469,34 @@ async fn a_migration_is_admitted_once_and_if_its_instance_can_move() -> Result<(
     );
     until_some("the second one to be refused", || async {
         let tried = place.apply(&migration("again", "vm"), &["--dry-run=server"]);
-        let words = "in-flight migration detected. Active migration job (move)";
+        let expected = "in-flight migration detected. Active migration job (move)";
         Ok(tried
-            .is_err_and(|error| format!("{error:#}").contains(words))
+            .is_err_and(|error| format!("{error:#}").contains(expected))
             .then_some(()))
     })
     .await?;
     let vmim = ["vmim", "move"];
-    let told = refusal(
+    let message = refusal(
         place.merge(vmim, &[], &json!({"spec": {"vmiName": "other"}})),
         "a change of a migration",
     )?;
-    ensure!(told.contains("cannot be changed"), "{told}");
+    ensure!(message.contains("cannot be changed"), "{message}");
     let label = |value: Value| json!({"metadata": {"labels": {"kubevirt.io/vmi-name": value}}});
-    let told = refusal(place.merge(vmim, &[], &label(json!("other"))), "another label")?;
+    let message = refusal(place.merge(vmim, &[], &label(json!("other"))), "another label")?;
     ensure!(
-        told.contains("selector label can't be modified on an in-flight migration"),
-        "{told}"
+        message.contains("selector label can't be modified on an in-flight migration"),
+        "{message}"
     );
-    let told = refusal(place.merge(vmim, &[], &label(Value::Null)), "no label")?;
+    let message = refusal(place.merge(vmim, &[], &label(Value::Null)), "no label")?;
     ensure!(
-        told.contains("selector label can't be removed from an in-flight migration"),
-        "{told}"
+        message.contains("selector label can't be removed from an in-flight migration"),
+        "{message}"
     );
-    let told = refusal(
+    let message = refusal(
         place.merge(vmim, &[], &purpose(json!("node1"))),
         "a mark of evacuations",
     )?;
-    ensure!(told.contains(words), "{told}");
+    ensure!(message.contains(expected), "{message}");
     // A migration that has ended does not block a new one.
     place.merge(vmim, &["--subresource=status"], &json!({"status": {"phase": "Failed"}}))?;
     place.apply(&migration("again", "vm"), &["--dry-run=server"])?;

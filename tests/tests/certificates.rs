@@ -56,17 +56,17 @@ fn machines(cluster: &Cluster) -> Api<DynamicObject> {
 }
 
 /// Creates machines by dry run in an endless loop; returns only with an error.
-async fn ask(machines: &Api<DynamicObject>, asked: &AtomicU64) -> Result<()> {
+async fn keep_creating(machines: &Api<DynamicObject>, admitted: &AtomicU64) -> Result<()> {
     let parameters = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
     let machine = machine()?;
     loop {
-        let before = asked.load(Ordering::Relaxed);
+        let before = admitted.load(Ordering::Relaxed);
         let created = machines.create(&parameters, &machine).await;
         created.with_context(|| format!("after {before} admissions"))?;
-        asked.fetch_add(1, Ordering::Relaxed);
+        admitted.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -125,7 +125,7 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
     let before = ignored_failures(&cluster)?;
     let machines = machines(&cluster);
     let deployments = Api::<Deployment>::namespaced(cluster.client.clone(), "drydock");
-    let asked = AtomicU64::new(0);
+    let admitted = AtomicU64::new(0);
     let renewals = async {
         let mut seen = BTreeSet::new();
         while seen.len() < RENEWALS {
@@ -134,10 +134,10 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
                 entry(secret, "tls.crt").is_some_and(|certificate| !seen.contains(&certificate))
             })
             .await?;
-            let before = asked.load(Ordering::Relaxed);
+            let before = admitted.load(Ordering::Relaxed);
             seen.extend(entry(&secret, "tls.crt"));
             until_some("another admission", || async {
-                Ok((asked.load(Ordering::Relaxed) > before + 1).then_some(()))
+                Ok((admitted.load(Ordering::Relaxed) > before + 1).then_some(()))
             })
             .await?;
             // Through the API instead of kubectl, so that the admissions continue in the meantime.
@@ -160,10 +160,10 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
         until_published(&cluster, &secrets).await
     };
     tokio::select! {
-        refused = ask(&machines, &asked) => refused.context("an admission failed")?,
+        refused = keep_creating(&machines, &admitted) => refused.context("an admission failed")?,
         renewed = renewals => renewed?,
     }
-    ensure!(asked.load(Ordering::Relaxed) > 2 * RENEWALS as u64);
+    ensure!(admitted.load(Ordering::Relaxed) > 2 * RENEWALS as u64);
     ensure!(
         ignored_failures(&cluster)? <= before,
         "a webhook whose failure is ignored was refused"

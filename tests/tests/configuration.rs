@@ -5,7 +5,7 @@ use drydock_api::{HyperConverged, labels as keys, reasons};
 use drydock_tests::{
     Cluster,
     cluster::config_map,
-    oracle::{self, Question},
+    oracle::{self, LabelInputs},
     watching::{until, until_some},
 };
 use kube::Api;
@@ -22,9 +22,9 @@ async fn until_in_force(cluster: &Cluster, namespace: &str, status: &str, reason
     let what = format!("InForce={status} {reason}");
     let api = Api::namespaced(cluster.client.clone(), namespace);
     until(api, "kubevirt-hyperconverged", &what, |found: &HyperConverged| {
-        let Some(said) = &found.status else { return false };
-        said.observed_generation == found.metadata.generation
-            && said
+        let Some(reported) = &found.status else { return false };
+        reported.observed_generation == found.metadata.generation
+            && reported
                 .conditions
                 .iter()
                 .any(|c| c.type_ == "InForce" && c.status == status && c.reason == reason)
@@ -48,13 +48,13 @@ async fn labels_follow_obsolete_models_and_the_minimum_model() -> Result<()> {
     let spec = format!("{{obsoleteCPUs: {{cpuModels: [{model}], minCPUModel: Nehalem}}}}");
     cluster.kubectl_with(&["apply"], &hyperconverged("drydock", &spec))?;
     until_in_force(&cluster, "drydock", "True", "InForce").await?;
-    let question = Question {
+    let inputs = LabelInputs {
         obsolete: vec![model.clone()],
         minimum: Some("Nehalem".into()),
-        ..Question::default()
+        ..LabelInputs::default()
     };
     for node in &cluster.nodes {
-        let expected = oracle::labels(&cluster, node, &question).await?;
+        let expected = oracle::labels(&cluster, node, &inputs).await?;
         assert_eq!(cluster.cpu_labels(node).await?, expected, "{node}");
         ensure!(!expected.contains_key(&format!("{}{model}", keys::CPU_MODEL)));
         ensure!(!expected.contains_key(&format!("{}Penryn", keys::CPU_MINIMUM)));
@@ -73,7 +73,7 @@ async fn labels_follow_obsolete_models_and_the_minimum_model() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_unknown_minimum_model_is_refused_and_what_was_in_force_stays() -> Result<()> {
+async fn unknown_minimum_model_is_refused_and_last_config_stays() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -102,7 +102,7 @@ async fn an_unknown_minimum_model_is_refused_and_what_was_in_force_stays() -> Re
                 .and_then(|status| status.conditions.first())
                 .map(|c| c.message.as_str());
             let wanted = ["spec.obsoleteCPUs.minCPUModel", "Pendryn", "allowed"];
-            message.is_some_and(|message| wanted.iter().chain(&names).all(|word| message.contains(word)))
+            message.is_some_and(|message| wanted.iter().chain(&names).all(|text| message.contains(text)))
         },
     )
     .await?;
@@ -130,10 +130,10 @@ async fn an_unknown_minimum_model_is_refused_and_what_was_in_force_stays() -> Re
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_schema_refuses_what_it_can_and_keeps_what_it_does_not_know() -> Result<()> {
+async fn schema_refuses_invalid_values_and_keeps_unknown_fields() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
-    for (spec, words) in [
+    for (spec, expected) in [
         (
             "{evictionStrategy: Sometimes}",
             ["spec.evictionStrategy", "LiveMigrate"],
@@ -156,8 +156,8 @@ async fn the_schema_refuses_what_it_can_and_keeps_what_it_does_not_know() -> Res
             .kubectl_with(&["apply"], &hyperconverged("drydock", spec))
             .unwrap_err()
             .to_string();
-        for word in words {
-            ensure!(error.contains(word), "{spec}: {word} is not in: {error}");
+        for text in expected {
+            ensure!(error.contains(text), "{spec}: {text} is not in: {error}");
         }
     }
     let spec = "{workloads: {nodePlacement: {}}, liveMigrationConfig: {network: migration}}";
@@ -173,7 +173,7 @@ async fn the_schema_refuses_what_it_can_and_keeps_what_it_does_not_know() -> Res
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn one_object_is_in_force_and_the_others_say_that_they_are_not() -> Result<()> {
+async fn single_object_is_in_force_and_others_report_not_in_force() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     for namespace in ["kubevirt", "elsewhere"] {

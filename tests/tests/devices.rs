@@ -154,7 +154,7 @@ async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_agent_that_is_killed_comes_back_with_its_shares() -> Result<()> {
+async fn killed_agent_comes_back_with_all_shares() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -176,7 +176,7 @@ async fn an_agent_that_is_killed_comes_back_with_its_shares() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guests_network_may_shut_itself_in_and_nothing_else_is_let_through() -> Result<()> {
+async fn guest_network_may_sandbox_passt_and_nothing_else() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();

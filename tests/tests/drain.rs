@@ -23,7 +23,7 @@ use drydock_tests::{
     cluster::config_map,
     drains::{
         FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, drain_begun, immovable, left, mark_of,
-        started_on_the_first, until_drain, until_node_says, until_on,
+        started_on_the_first, until_drain, until_node_condition, until_on,
     },
     guests::{NAMESPACE, condition, instance, meanwhile},
     migrations::{migrations_of, node_of, phase},
@@ -42,7 +42,7 @@ use tokio::task::JoinSet;
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() -> Result<()> {
+async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let names = ["one", "two", "three"];
@@ -65,8 +65,8 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
     })
     .await?;
     assert_eq!((over.total, over.left), (3, 0));
-    until_node_says(&cluster, &first, DRAINED, "DrainCompleted").await?;
-    until_node_says(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
+    until_node_condition(&cluster, &first, DRAINED, "DrainCompleted").await?;
+    until_node_condition(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
     for migration in cluster.migrations().list(&ListParams::default()).await? {
         ensure!(
             migration.name_any().starts_with("kubevirt-evacuation-"),
@@ -86,7 +86,7 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
     .await?;
 
     cluster.kubectl(&["uncordon", &first])?;
-    until_node_says(&cluster, &first, DRAINED, "NotRequested").await?;
+    until_node_condition(&cluster, &first, DRAINED, "NotRequested").await?;
     for name in names {
         let available = types::MIGRATION_TARGET_AVAILABLE;
         let instance = cluster.until_vm_condition(name, available, "True").await?;
@@ -98,7 +98,7 @@ async fn a_drain_of_a_whole_node_moves_its_guests_and_says_when_it_is_empty() ->
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> Result<()> {
+async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     cluster.on_node(
@@ -142,7 +142,7 @@ async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> R
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
     let blocked = until_drain(&cluster, &first, "what blocks", |drain| drain.blocked == 1).await?;
     assert_eq!(left(&blocked), [("stuck", RemainingState::Blocked, "NotMigratable")]);
-    until_node_says(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
+    until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     cluster.no_guests().await?;
     for name in ["stuck", "restarting"] {
         cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
@@ -154,14 +154,14 @@ async fn what_cannot_move_is_shut_down_restarted_or_blocks_as_it_asks_for() -> R
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_taint_moves_guests_by_its_default_key_and_by_a_configured_one() -> Result<()> {
+async fn taint_moves_guests_by_default_and_by_configured_key() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("tainted", counting("tainted", "LiveMigrate"), "True")]).await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
     until_on(&cluster, "tainted", &second).await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
-    until_node_says(&cluster, &first, DRAINED, "NotRequested").await?;
+    until_node_condition(&cluster, &first, DRAINED, "NotRequested").await?;
 
     let configured = "  feature-gates: \"LiveMigration\"\n  migrations: |-\n    nodeDrainTaintKey: mytaint/drain\n";
     cluster.kubectl_with(&["apply"], &config_map(configured))?;
@@ -205,9 +205,9 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
     ])?;
     assert_eq!(node_of(&cluster.instances().get("serviced").await?)?, second);
     cluster.until_phase("plain", Phase::Succeeded).await?;
-    until_node_says(&cluster, &first, DRAINED, "DrainCompleted").await?;
+    until_node_condition(&cluster, &first, DRAINED, "DrainCompleted").await?;
     cluster.kubectl(&["delete", "nm", "test-drain"])?;
-    until_node_says(&cluster, &first, DRAINED, "NotRequested").await?;
+    until_node_condition(&cluster, &first, DRAINED, "NotRequested").await?;
     assert_eq!(node_of(&cluster.instances().get("serviced").await?)?, second);
     cluster.goes_on("serviced").await?;
     cluster.no_guests().await
@@ -223,7 +223,7 @@ async fn deschedulers_view(cluster: &Cluster, name: &str) -> Result<(bool, Optio
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn eviction_by_the_descheduler_is_announced_until_it_ends() -> Result<()> {
+async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let guests = [("tidied", counting("tidied", "LiveMigrate"), "True")];
@@ -274,7 +274,7 @@ async fn eviction_by_the_descheduler_is_announced_until_it_ends() -> Result<()> 
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_uncordoning() -> Result<()> {
+async fn drain_without_target_reports_why_and_ends_on_uncordon() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("waiting", counting("waiting", "LiveMigrate"), "True")]).await?;
@@ -319,7 +319,7 @@ async fn a_drain_without_a_place_to_go_waits_with_a_reason_and_is_called_off_by_
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Result<()> {
+async fn drains_to_and_fro_do_not_stall_in_quick_succession() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
     started_on_the_first(&cluster, &[("moving", counting("moving", "LiveMigrate"), "True")]).await?;
@@ -337,7 +337,7 @@ async fn drains_to_and_fro_do_not_stall_however_soon_one_follows_another() -> Re
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_again() -> Result<()> {
+async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()> {
     const TAINT: &str = "kubevirt.io/drain=draining:NoSchedule";
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
@@ -384,7 +384,7 @@ async fn attempts_to_move_a_guest_wait_end_and_begin_anew_when_it_is_asked_for_a
         message.starts_with("all of 10 attempts to migrate the guest have failed"),
         "{message}"
     );
-    until_node_says(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
+    until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     assert_eq!(node_of(&cluster.instances().get(name).await?)?, first);
 
     // Another field manager now owns a part of the evacuation request. All of it is removed nevertheless.
@@ -473,7 +473,7 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() -> Result<()> {
+async fn refused_migration_is_reported_and_retried_until_created() -> Result<()> {
     const QUOTA: &str = "no-moves";
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
@@ -505,7 +505,7 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
     ensure!(message.contains(&format!("exceeded quota: {QUOTA}")), "{message}");
     cluster.delete(&["resourcequota", QUOTA, "--namespace", NAMESPACE])?;
     until_on(&cluster, name, &second).await?;
-    until_node_says(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
+    until_node_condition(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
     cluster.goes_on(name).await?;
     cluster.no_guests().await
@@ -513,7 +513,7 @@ async fn what_a_cluster_refuses_is_said_and_tried_again_until_it_does_no_more() 
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Result<()> {
+async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let first = cluster.first().to_owned();
     started_on_the_first(&cluster, &[("kept", counting("kept", "LiveMigrate"), "True")]).await?;
@@ -525,14 +525,14 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
     };
     let pod = cluster.launcher("kept").await?.name_any();
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction");
-    let ask = |dry_run: &str| cluster.kubectl_with(&["create", "--raw", &path], &eviction(&pod, dry_run));
-    let text = format!("{:#}", ask("\"dryRun\": [\"All\"]").err().context("it was granted")?);
+    let evict = |dry_run: &str| cluster.kubectl_with(&["create", "--raw", &path], &eviction(&pod, dry_run));
+    let text = format!("{:#}", evict("\"dryRun\": [\"All\"]").err().context("it was granted")?);
     ensure!(
         text.contains(r#"Eviction triggered evacuation of VMI "default/kept""#),
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
-    let other = ask("\"preconditions\": {\"uid\": \"other\"}")
+    let other = evict("\"preconditions\": {\"uid\": \"other\"}")
         .err()
         .context("it was granted")?;
     let text = format!("{other:#}");
@@ -544,8 +544,8 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
     // For a pod that is in no cache, the API server decides.
     let nobody = "virt-launcher-nobody";
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{nobody}/eviction");
-    let answer = cluster.kubectl_with(&["create", "--raw", &path], &eviction(nobody, ""));
-    let text = format!("{:#}", answer.err().context("it was granted")?);
+    let result = cluster.kubectl_with(&["create", "--raw", &path], &eviction(nobody, ""));
+    let text = format!("{:#}", result.err().context("it was granted")?);
     ensure!(text.contains("NotFound") || text.contains("not found"), "{text}");
 
     // A preview of a drain, requested on the Node.
@@ -555,11 +555,11 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
     };
     cluster.annotate(&first, &[(DRAIN_PREVIEW, Some("true"))]).await?;
     let wanted = format!("{NAMESPACE}/kept would move (node {} could take it)", cluster.second());
-    let told = until(Api::all(cluster.client.clone()), &first, &wanted, |hypervisor| {
+    let previewed = until(Api::all(cluster.client.clone()), &first, &wanted, |hypervisor| {
         preview(hypervisor).is_some_and(|lines| lines.contains(&wanted))
     })
     .await?;
-    let lines = preview(&told).unwrap_or_default();
+    let lines = preview(&previewed).unwrap_or_default();
     ensure!(
         lines[0].starts_with("1 virtual machines are on") && lines[0].contains("1 would move"),
         "{lines:?}"
@@ -592,7 +592,7 @@ async fn a_dry_run_marks_nothing_and_a_budget_of_somebody_else_is_told() -> Resu
     })
     .await?;
     // Now only the webhook protects it, with its own message.
-    let text = format!("{:#}", ask("\"dryRun\": [\"All\"]").err().context("it was granted")?);
+    let text = format!("{:#}", evict("\"dryRun\": [\"All\"]").err().context("it was granted")?);
     ensure!(text.contains("Eviction triggered evacuation"), "{text}");
     cluster.delete(&["pdb", "theirs", "--namespace", NAMESPACE])?;
     until(cluster.instances(), "kept", "the conflict to be over", |instance| {
@@ -645,7 +645,7 @@ const OTHERS: usize = 20;
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() -> Result<()> {
+async fn many_evictions_at_once_are_refused_and_delay_no_others() -> Result<()> {
     let cluster = clean_for_drains().await?;
     started_on_the_first(&cluster, &[("wanted", counting("wanted", "LiveMigrate"), "True")]).await?;
     // There is no target, so evictions that are held are held as long as possible.
@@ -669,13 +669,13 @@ async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() 
     for _ in 0..OTHERS {
         maps.create(&dry_run, &map).await?;
     }
-    let mut answered = 0;
-    while let Some(answer) = evictions.join_next().await {
-        let answer = answer?;
-        ensure!(is_refused(&answer), "{answer:?}");
-        answered += 1;
+    let mut refused = 0;
+    while let Some(response) = evictions.join_next().await {
+        let response = response?;
+        ensure!(is_refused(&response), "{response:?}");
+        refused += 1;
     }
-    assert_eq!(answered, MANY);
+    assert_eq!(refused, MANY);
     let kept = cluster.instances().get("wanted").await?;
     assert_eq!(mark_of(&kept).as_deref(), Some(cluster.first()));
     cluster.kubectl(&["uncordon", cluster.second()])?;
@@ -685,8 +685,8 @@ async fn many_evictions_at_once_are_all_answered_and_keep_nobody_else_waiting() 
 }
 
 /// Returns whether an eviction was refused with the status on which drain tools retry.
-fn is_refused<T>(answer: &kube::Result<T>) -> bool {
-    matches!(answer, Err(kube::Error::Api(status)) if status.code == 429)
+fn is_refused<T>(result: &kube::Result<T>) -> bool {
+    matches!(result, Err(kube::Error::Api(status)) if status.code == 429)
 }
 
 /// Returns the manifest of a pod that leaves only 64 MiB of a node's memory free: less than any guest requests.

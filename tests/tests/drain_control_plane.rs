@@ -22,7 +22,7 @@ use serde_json::json;
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn budgets_hold_while_the_controller_is_away_and_the_drain_goes_on_when_it_is_back() -> Result<()> {
+async fn budgets_hold_without_controller_and_drain_then_continues() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("held", counting("held", "LiveMigrate"), "True")]).await?;
@@ -111,7 +111,7 @@ impl Disturbance {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_drain_comes_to_its_end_whatever_happens_to_the_control_plane() -> Result<()> {
+async fn drain_completes_despite_control_plane_disturbances() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
     let guests = ["shaken-one", "shaken-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));

@@ -32,7 +32,7 @@ async fn inspected(cluster: &Cluster, manifest: &str) -> Result<Value> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_missing_forbidden_or_useless_kvm_is_told_apart() -> Result<()> {
+async fn missing_forbidden_and_unusable_kvm_are_distinguished() -> Result<()> {
     let cluster = Cluster::connect().await?;
     let node = cluster.first();
     let minor = std::fs::metadata("/dev/kvm").is_ok();
@@ -81,7 +81,7 @@ const GARBLING_LIBVIRTD: &str = include_str!("../oracle/garbling_libvirtd.pl");
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_libvirtd_that_hangs_crashes_or_sends_garbage_costs_nothing_but_freshness() -> Result<()> {
+async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -243,7 +243,7 @@ async fn agents_go_on_when_the_api_server_is_back() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_silent_agent_makes_its_node_unschedulable_until_it_speaks() -> Result<()> {
+async fn node_of_unresponsive_agent_is_unschedulable_until_recovery() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.second();

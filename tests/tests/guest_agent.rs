@@ -10,7 +10,7 @@ use drydock_tests::{
 };
 
 /// Returns whether the status contains the guest agent's data.
-fn is_told(instance: &VirtualMachineInstance) -> bool {
+fn has_agent_data(instance: &VirtualMachineInstance) -> bool {
     let interface = |instance: &VirtualMachineInstance| instance.status.clone()?.interfaces.first().cloned();
     condition(instance, types::AGENT_CONNECTED).0 == "True"
         && interface(instance).is_some_and(|interface| interface.interface_name.as_deref() == Some("eth0"))
@@ -24,12 +24,12 @@ async fn address(cluster: &Cluster, name: &str) -> Result<Option<String>> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_a_guests_agent_says_is_told_where_it_began_and_where_it_has_moved_to() -> Result<()> {
+async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "talkative";
     cluster.apply(&instance(name, "agent: on\ncount: 1s").replace("memory: 96Mi", "memory: 128Mi"))?;
     cluster.until_console(name, "drydock-guest ready").await?;
-    let began = until(cluster.instances(), name, "to be told of by its agent", is_told).await?;
+    let began = until(cluster.instances(), name, "to be told of by its agent", has_agent_data).await?;
     let status = began.status.clone().unwrap_or_default();
     let os = &status.guest_os_info;
     assert_eq!(
@@ -64,11 +64,11 @@ async fn what_a_guests_agent_says_is_told_where_it_began_and_where_it_has_moved_
     assert_ne!(there, interface.ip_address);
     let elsewhere = |instance: &VirtualMachineInstance| {
         let interfaces = instance.status.as_ref().map(|status| status.interfaces.as_slice());
-        is_told(instance) && interfaces.is_some_and(|interfaces| interfaces[0].ip_address == there)
+        has_agent_data(instance) && interfaces.is_some_and(|interfaces| interfaces[0].ip_address == there)
     };
     let moved = until(cluster.instances(), name, "to be told of where it is", elsewhere).await?;
-    let told = moved.status.unwrap_or_default();
-    assert_eq!(&told.guest_os_info, os);
-    assert_eq!(told.interfaces[0].info_source, interface.info_source);
+    let after = moved.status.unwrap_or_default();
+    assert_eq!(&after.guest_os_info, os);
+    assert_eq!(after.interfaces[0].info_source, interface.info_source);
     cluster.no_guests().await
 }

@@ -28,8 +28,8 @@ async fn until_ready(cluster: &Cluster, node: &str, ready: bool) -> Result<Node>
     let what = format!("its kubelet to be there: {ready}");
     until(Api::all(cluster.client.clone()), node, &what, |node: &Node| {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-        let said = conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
-        said.is_some_and(|one| (one.status == "True") == ready)
+        let found = conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
+        found.is_some_and(|one| (one.status == "True") == ready)
     })
     .await
 }
@@ -76,7 +76,7 @@ fn delete_by_force(cluster: &Cluster, pod: &str) -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_server_for_a_minute() -> Result<()> {
+async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
@@ -120,7 +120,7 @@ async fn no_guest_notices_that_its_kubelet_restarts_or_that_there_is_no_api_serv
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_its_agent() -> Result<()> {
+async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
     for name in ["kept", "deleted"] {
@@ -132,13 +132,13 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
     }
     let before = as_it_is(&cluster, "kept").await?;
     let pod = cluster.launcher("deleted").await?;
-    let said = ticks(&cluster.console("kept").await?).len();
+    let ticks_before = ticks(&cluster.console("kept").await?).len();
 
     cluster.embedded("isolate", &[&node])?;
     let isolated = async {
         until_ready(&cluster, &node, false).await?;
-        let unheard = cluster.until_vm_condition("kept", "Ready", "False").await?;
-        assert_eq!(condition(&unheard, "Ready").1, "NodeNotReady");
+        let not_ready = cluster.until_vm_condition("kept", "Ready", "False").await?;
+        assert_eq!(condition(&not_ready, "Ready").1, "NodeNotReady");
         delete_by_force(&cluster, &pod.name_any())?;
         let fenced = cluster
             .until_vm_condition("deleted", types::FENCING_REQUIRED, "True")
@@ -179,16 +179,16 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
     cluster.delete(&["vmi", "deleted"])?;
 
     until_agent(&cluster, &node).await?;
-    let heard = until_some("nothing but the agent's word that it is ready", || async {
+    let ready_again = until_some("nothing but the agent's word that it is ready", || async {
         let kept = cluster.instances().get("kept").await?;
         Ok((condition(&kept, "Ready") == ("True".into(), String::new())).then_some(kept))
     });
-    heard.await?;
+    ready_again.await?;
     let after = as_it_is(&cluster, "kept").await?;
     assert_eq!(after.1, before.1, "another pod");
     let console = until_some("more of its console", || async {
         let text = cluster.console("kept").await.unwrap_or_default();
-        Ok((ticks(&text).len() > said + 150).then_some(text))
+        Ok((ticks(&text).len() > ticks_before + 150).then_some(text))
     })
     .await?;
     without_a_gap(&ticks(&console))?;
@@ -197,7 +197,7 @@ async fn a_guest_on_an_isolated_node_goes_on_and_its_end_there_is_confirmed_by_i
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_for_that() -> Result<()> {
+async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
     cluster.apply(&on(&node, "lost", "count: 1s"))?;
@@ -260,7 +260,7 @@ async fn a_guest_of_a_node_that_is_off_is_only_given_up_when_somebody_vouches_fo
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_ended() -> Result<()> {
+async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let control = collector.datagrams("50ms");
@@ -304,8 +304,8 @@ async fn a_pod_deleted_by_force_is_followed_by_another_only_when_its_guest_has_e
     let ended = cluster.until_phase("bare", Phase::Failed).await?;
     let status = ended.status.clone().unwrap_or_default();
     ensure!(status.active_pods.is_empty(), "{:?}", status.active_pods);
-    let said = status.drydock.unwrap_or_default().ended_pods;
-    assert_eq!(said, [pod.uid().unwrap_or_default()]);
+    let ended_pods = status.drydock.unwrap_or_default().ended_pods;
+    assert_eq!(ended_pods, [pod.uid().unwrap_or_default()]);
     cluster.delete(&["vmi", "bare"])?;
     cluster.until_gone("bare").await
 }
@@ -367,7 +367,7 @@ fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_hostile_launcher_costs_its_own_guest_only() -> Result<()> {
+async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();

@@ -59,14 +59,14 @@ const REMEMBER: [&str; 3] = [
 /// Runs the guest twice, deleted in between, and returns the initial content of the disk each time.
 async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String; 2]> {
     let mut found = [String::new(), String::new()];
-    for said in &mut found {
+    for content in &mut found {
         cluster.apply(manifest)?;
         let console = cluster.until_console(name, "disk now holds [REMEMBER]").await?;
         let line = console
             .lines()
             .find(|line| line.contains("disk holds"))
             .context("no line")?;
-        *said = line.trim().to_owned();
+        *content = line.trim().to_owned();
         cluster.until_phase(name, Phase::Running).await?;
         cluster.delete(&["vmi", name])?;
         cluster.until_gone(name).await?;
@@ -80,7 +80,7 @@ async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String;
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_claim_keeps_what_its_guest_wrote_and_an_empty_disk_does_not() -> Result<()> {
+async fn claim_keeps_written_data_and_empty_disk_does_not() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.first().to_owned();
     // A separate file system, as mounted by a storage provider, and not a directory of the node.
@@ -163,7 +163,7 @@ async fn a_block_device_is_a_disk() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_is_told_what_secrets_hold_and_who_it_is() -> Result<()> {
+async fn guest_gets_secrets_and_hostname_by_cloud_init() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.apply(&format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: of-user, namespace: {NAMESPACE}}}\nstringData:\n  userdata: |\n    \
@@ -180,8 +180,8 @@ async fn a_guest_is_told_what_secrets_hold_and_who_it_is() -> Result<()> {
     .replace("spec:\n", "spec:\n  hostname: itself\n  subdomain: family\n");
     cluster.apply(&manifest)?;
     let console = cluster.until_console("told", "drydock-guest ready").await?;
-    for words in ["hostname=itself", "the secret is out", "10.0.2.77/24"] {
-        ensure!(console.contains(words), "{words:?} is not in\n{console}");
+    for expected in ["hostname=itself", "the secret is out", "10.0.2.77/24"] {
+        ensure!(console.contains(expected), "{expected:?} is not in\n{console}");
     }
     // None of it is visible to users without the right to read Secrets.
     let shown = cluster.kubectl(&["get", "vmi,pod", "--namespace", NAMESPACE, "-o", "yaml"])?;

@@ -54,7 +54,7 @@ spec:
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_documented_instance_boots_and_shows_as_kubevirt_shows_it() -> Result<()> {
+async fn documented_instance_boots_and_is_shown_like_in_kubevirt() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "testvmi-nocloud";
     cluster.apply(DOCUMENTED)?;
@@ -136,11 +136,11 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
         ),
     )?;
     let met = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
-    let answered = until(cluster.pods(), "client", "the guest's answer", met).await;
+    let completed = until(cluster.pods(), "client", "the guest's answer", met).await;
     let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
     cluster.delete(&["pod", "client", "--force"])?;
     cluster.delete(&["service", "web"])?;
-    answered?;
+    completed?;
     ensure!(log.contains("ok"), "the guest answered {log:?}");
     without_a_gap(&only(collector.stop().await)?)?;
     cluster.no_guests().await
@@ -148,7 +148,7 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_killed() -> Result<()> {
+async fn guest_survives_agent_kill_rollout_and_libvirtd_kill() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     cluster.apply(&instance("steady", &collector.ticking("200ms")))?;
@@ -176,7 +176,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
     let kill = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = libvirtd ] && kill -KILL ${p#/proc/}; done; true";
     cluster.kubectl(&["exec", &pod.name_any(), "--", "sh", "-c", kill])?;
     until_some("another libvirtd", || async {
-        let asked = cluster.kubectl(&[
+        let listed = cluster.kubectl(&[
             "exec",
             &pod.name_any(),
             "--",
@@ -187,7 +187,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
             "--state-running",
             "--name",
         ]);
-        Ok(asked.ok().filter(|names| names.contains("steady")))
+        Ok(listed.ok().filter(|names| names.contains("steady")))
     })
     .await?;
     collector.until_more(&boot, 5).await?;
@@ -217,7 +217,7 @@ async fn no_guest_notices_that_its_agent_was_killed_or_replaced_or_its_libvirtd_
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn each_end_of_a_guest_is_told_for_what_it_is() -> Result<()> {
+async fn each_end_of_a_guest_is_reported_with_phase_and_reason() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let socket = "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock";
     for (case, phase, reason) in [
@@ -300,14 +300,14 @@ async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<(
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_instance_that_fits_no_node_says_why_until_it_does() -> Result<()> {
+async fn unschedulable_instance_reports_why_until_a_node_fits() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let manifest =
         instance("picky", "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/ssd: \"true\"}\n");
     cluster.apply(&manifest)?;
     let stuck = cluster.until_vm_condition("picky", "PodScheduled", "False").await?;
-    let told = stuck.status.unwrap_or_default().conditions;
-    let message = told
+    let conditions = stuck.status.unwrap_or_default().conditions;
+    let message = conditions
         .iter()
         .find(|condition| condition.type_ == "PodScheduled")
         .and_then(|condition| condition.message.clone())
@@ -336,18 +336,18 @@ async fn an_instance_that_fits_no_node_says_why_until_it_does() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_missing_secret_is_named_until_it_is_there() -> Result<()> {
+async fn missing_secret_is_named_until_created() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let manifest = instance("secretive", "count: 1s");
     let (before, _) = manifest.split_once("      userData: |").context("no user data")?;
     cluster.apply(&format!("{before}      secretRef: {{name: login}}\n"))?;
     let stuck = cluster.until_vm_condition("secretive", "Synchronized", "False").await?;
     let status = stuck.status.unwrap_or_default();
-    let told = status
+    let found = status
         .conditions
         .iter()
         .find(|condition| condition.type_ == "Synchronized");
-    let message = told.and_then(|told| told.message.clone()).unwrap_or_default();
+    let message = found.and_then(|found| found.message.clone()).unwrap_or_default();
     ensure!(
         status.reason.as_deref() == Some("FailedMount")
             && message.contains(&format!("Secret login is not there in namespace {NAMESPACE}")),
@@ -433,7 +433,7 @@ async fn an_instance_that_starts_paused_waits() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn deleting_an_instance_shuts_its_guest_down_and_leaves_nothing() -> Result<()> {
+async fn deleted_instance_shuts_the_guest_down_and_leaves_nothing() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.apply(&instance("leaving", "count: 1s"))?;
     cluster.until_console("leaving", "drydock-guest ready").await?;

@@ -192,7 +192,7 @@ async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_kubelet_restart_ends_no_guest_whatever_its_labels() -> Result<()> {
+async fn kubelet_restart_ends_no_guest_despite_changed_labels() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.first().to_owned();
     cluster.label(&node, &[(OWN, Some("here"))]).await?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::{Hypervisor, annotations, labels as keys, reasons};
 use drydock_tests::{
     Cluster, agent,
-    oracle::{self, Question},
+    oracle::{self, LabelInputs},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -19,7 +19,7 @@ async fn labels_equal_an_independent_computation_from_virsh() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     for node in &cluster.nodes {
-        let expected = oracle::labels(&cluster, node, &Question::default()).await?;
+        let expected = oracle::labels(&cluster, node, &LabelInputs::default()).await?;
         ensure!(expected.len() > 20, "virsh says too little: {expected:?}");
         let found = cluster.cpu_labels(node).await?;
         assert_eq!(found, expected, "{node}");
@@ -54,11 +54,11 @@ async fn the_scheduler_sends_pods_where_their_features_and_models_are() -> Resul
         .await?;
     cluster.until_label(masked, &feature_label, None).await?;
 
-    let question = Question {
+    let inputs = LabelInputs {
         mask: mask.split(',').map(Into::into).collect(),
-        ..Question::default()
+        ..LabelInputs::default()
     };
-    let expected = oracle::labels(&cluster, masked, &question).await?;
+    let expected = oracle::labels(&cluster, masked, &inputs).await?;
     until_some("the masked labels", || async {
         Ok((cluster.cpu_labels(masked).await? == expected).then_some(()))
     })
@@ -141,7 +141,7 @@ async fn tampered_labels_are_put_right_and_foreign_ones_left_alone() -> Result<(
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn skip_node_freezes_labels_until_it_is_taken_away() -> Result<()> {
+async fn skip_node_freezes_labels_until_removed() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let (skipped, other) = (cluster.first(), cluster.second());
@@ -178,7 +178,7 @@ async fn skip_node_freezes_labels_until_it_is_taken_away() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_mask_that_makes_no_sense_is_refused_and_the_one_before_stays() -> Result<()> {
+async fn invalid_mask_is_refused_and_previous_mask_stays() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -209,7 +209,7 @@ async fn a_mask_that_makes_no_sense_is_refused_and_the_one_before_stays() -> Res
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_hypervisor_says_everything_and_comes_back_when_deleted() -> Result<()> {
+async fn hypervisor_reports_all_facts_and_is_recreated_if_deleted() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -250,7 +250,7 @@ async fn the_hypervisor_says_everything_and_comes_back_when_deleted() -> Result<
     assert_eq!(agent::condition(&again, "Ready").0, "True");
 
     let table = cluster.kubectl(&["get", "hv", "-o", "wide"])?;
-    for word in [
+    for text in [
         "VENDOR",
         "HOST-MODEL",
         "USABLE-MODELS",
@@ -259,7 +259,7 @@ async fn the_hypervisor_says_everything_and_comes_back_when_deleted() -> Result<
         node,
         "ReadyByEmulation",
     ] {
-        ensure!(table.contains(word), "{word} is not in\n{table}");
+        ensure!(table.contains(text), "{text} is not in\n{table}");
     }
     Ok(())
 }

@@ -81,17 +81,17 @@ async fn clean() -> Result<Cluster> {
 }
 
 /// Waits until a machine's `printableStatus` has one of these values.
-async fn until_word(cluster: &Cluster, name: &str, words: &[&str]) -> Result<VirtualMachine> {
+async fn until_printable_status(cluster: &Cluster, name: &str, statuses: &[&str]) -> Result<VirtualMachine> {
     until(
         machines(cluster),
         name,
-        &words.join(" or "),
+        &statuses.join(" or "),
         |machine: &VirtualMachine| {
-            let word = machine
+            let printed = machine
                 .status
                 .as_ref()
                 .and_then(|status| status.printable_status.as_deref());
-            word.is_some_and(|word| words.contains(&word))
+            printed.is_some_and(|printed| statuses.contains(&printed))
         },
     )
     .await
@@ -115,7 +115,7 @@ fn condition(machine: &VirtualMachine, type_: &str) -> Option<(String, String)> 
 }
 
 /// Requests an action of a machine, like the subresources.
-async fn ask(cluster: &Cluster, name: &str, requests: Value) -> Result<()> {
+async fn request_actions(cluster: &Cluster, name: &str, requests: Value) -> Result<()> {
     let patch = Patch::Merge(json!({"status": {"stateChangeRequests": requests}}));
     machines(cluster)
         .patch_status(name, &PatchParams::default(), &patch)
@@ -159,11 +159,11 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
     match then {
         Then::Again => {
             until_running(cluster, name, Some(uid)).await?;
-            until_word(cluster, name, &["Running"]).await?;
+            until_printable_status(cluster, name, &["Running"]).await?;
         }
         Then::Gone => {
             cluster.until_gone(name).await?;
-            let machine = until_word(cluster, name, &["Stopped"]).await?;
+            let machine = until_printable_status(cluster, name, &["Stopped"]).await?;
             ensure!(
                 !machine.status.is_some_and(|status| status.created),
                 "{name} is created"
@@ -181,7 +181,7 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
             )
             .await?;
             assert_eq!(stays.uid().as_deref(), Some(uid), "{name}");
-            until_word(cluster, name, &["Stopped"]).await?;
+            until_printable_status(cluster, name, &["Stopped"]).await?;
             let still = cluster.instances().get(name).await?;
             assert_eq!(still.uid().as_deref(), Some(uid), "{name} was made anew");
         }
@@ -195,14 +195,14 @@ async fn ends(strategy: RunStrategy, expected: [Then; 4]) -> Result<()> {
     for (_, name) in ENDS {
         cluster.apply(&machine(name, strategy))?;
         if strategy == RunStrategy::Manual {
-            until_word(&cluster, name, &["Stopped"]).await?;
-            ask(&cluster, name, json!([{"action": "Start"}])).await?;
+            until_printable_status(&cluster, name, &["Stopped"]).await?;
+            request_actions(&cluster, name, json!([{"action": "Start"}])).await?;
         }
     }
     let mut started = Vec::new();
     for ((end, name), then) in ENDS.into_iter().zip(expected) {
         let uid = until_running(&cluster, name, None).await?;
-        until_word(&cluster, name, &["Running"]).await?;
+        until_printable_status(&cluster, name, &["Running"]).await?;
         bring_about(&cluster, name, end).await?;
         started.push((name, end, uid, then));
     }
@@ -230,7 +230,7 @@ async fn rerun_on_failure_runs_again_after_a_crash_and_an_eviction() -> Result<(
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn manual_starts_when_asked_and_stays_as_it_ended() -> Result<()> {
+async fn manual_starts_on_request_and_stays_ended() -> Result<()> {
     ends(RunStrategy::Manual, [Then::Stays; 4]).await
 }
 
@@ -242,11 +242,11 @@ async fn once_runs_once() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn halted_ends_what_runs_and_nothing_of_a_deleted_machine_is_left() -> Result<()> {
+async fn halted_stops_the_guest_and_deleted_machine_leaves_nothing() -> Result<()> {
     let cluster = clean().await?;
     let name = "halted";
     cluster.apply(&machine(name, RunStrategy::Halted))?;
-    let idle = until_word(&cluster, name, &["Stopped"]).await?;
+    let idle = until_printable_status(&cluster, name, &["Stopped"]).await?;
     assert_eq!(condition(&idle, "Ready"), Some(("False".into(), "VMINotExists".into())));
     let strategy = |strategy: &str| {
         let patch = json!({"spec": {"runStrategy": strategy}}).to_string();
@@ -256,9 +256,9 @@ async fn halted_ends_what_runs_and_nothing_of_a_deleted_machine_is_left() -> Res
     until_running(&cluster, name, None).await?;
     until_condition(&cluster, name, "Ready", "True").await?;
     strategy("Halted")?;
-    until_word(&cluster, name, &["Stopping", "Stopped"]).await?;
+    until_printable_status(&cluster, name, &["Stopping", "Stopped"]).await?;
     cluster.until_gone(name).await?;
-    until_word(&cluster, name, &["Stopped"]).await?;
+    until_printable_status(&cluster, name, &["Stopped"]).await?;
 
     strategy("Always")?;
     let running = until_running(&cluster, name, None).await?;
@@ -280,12 +280,12 @@ async fn halted_ends_what_runs_and_nothing_of_a_deleted_machine_is_left() -> Res
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_changed_template_counts_from_the_restart_that_it_asks_for() -> Result<()> {
+async fn changed_template_requires_a_restart_and_applies_then() -> Result<()> {
     let cluster = clean().await?;
     let name = "changing";
     cluster.apply(&machine(name, RunStrategy::Always))?;
     let first = until_running(&cluster, name, None).await?;
-    let running = until_word(&cluster, name, &["Running"]).await?;
+    let running = until_printable_status(&cluster, name, &["Running"]).await?;
     assert_eq!(condition(&running, "RestartRequired"), None);
     let patch = json!({"spec": {"template": {"spec": {"hostname": "another"}}}}).to_string();
     cluster.kubectl(&["patch", "vm", name, "--type=merge", "--patch", &patch])?;
@@ -294,7 +294,7 @@ async fn a_changed_template_counts_from_the_restart_that_it_asks_for() -> Result
         cluster.instances().get(name).await?.uid().as_deref(),
         Some(first.as_str())
     );
-    ask(
+    request_actions(
         &cluster,
         name,
         json!([{"action": "Stop", "uid": first}, {"action": "Start"}]),
@@ -308,11 +308,11 @@ async fn a_changed_template_counts_from_the_restart_that_it_asks_for() -> Result
         name,
         "no restart to be required",
         |machine: &VirtualMachine| {
-            let asked = machine
+            let pending = machine
                 .status
                 .as_ref()
                 .is_some_and(|status| !status.state_change_requests.is_empty());
-            condition(machine, "RestartRequired").is_none() && !asked
+            condition(machine, "RestartRequired").is_none() && !pending
         },
     )
     .await?;
@@ -321,10 +321,10 @@ async fn a_changed_template_counts_from_the_restart_that_it_asks_for() -> Result
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_keeps_a_machine_from_starting_is_named() -> Result<()> {
+async fn hindrance_of_a_machine_start_is_named() -> Result<()> {
     let cluster = clean().await?;
     let plain = machine("hindered", RunStrategy::Always);
-    for (name, from, to, words) in [
+    for (name, from, to, statuses) in [
         (
             "image",
             "containerDisk: {image: ",
@@ -353,7 +353,7 @@ async fn what_keeps_a_machine_from_starting_is_named() -> Result<()> {
             );
         }
         cluster.apply(&manifest)?;
-        until_word(&cluster, name, words).await?;
+        until_printable_status(&cluster, name, statuses).await?;
     }
     // Only the kubelet's events show that a volume cannot be mounted.
     let (from, to) = (
@@ -426,7 +426,7 @@ async fn members(cluster: &Cluster, name: &str) -> Result<Vec<VirtualMachineInst
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
+async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     let cluster = clean().await?;
     let name = "web";
     cluster.apply(&replica_set(name, 2))?;
@@ -498,7 +498,7 @@ async fn a_replica_set_has_as_many_as_it_asks_for() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_instance_whose_labels_are_changed_leaves_its_set_and_is_replaced() -> Result<()> {
+async fn relabelled_instance_leaves_the_set_and_is_replaced() -> Result<()> {
     let cluster = clean().await?;
     let name = "letgo";
     cluster.apply(&replica_set(name, 1))?;
@@ -542,7 +542,7 @@ fn is_ready(pod: &Pod) -> bool {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Result<()> {
+async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
     let cluster = clean().await?;
     let http = "httpGet: {port: 8081, path: /healthz}";
     let tcp = "tcpSocket: {port: 8081}";
@@ -568,8 +568,8 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
         // The guest has been up for a while, and nothing listens.
         cluster.until_console(name, "tick 8 ").await?;
         let instance = cluster.until_vm_condition(name, "Ready", "False").await?;
-        let words = guests::condition(&instance, "Ready");
-        assert_eq!(words, ("False".into(), "ContainersNotReady".into()), "{name}");
+        let found = guests::condition(&instance, "Ready");
+        assert_eq!(found, ("False".into(), "ContainersNotReady".into()), "{name}");
         let pod = cluster.launcher(name).await?;
         ensure!(!is_ready(&pod), "{name}: Services must not send to it");
     }
@@ -596,7 +596,7 @@ async fn probes_reach_the_guest_and_tell_whether_it_is_ready_and_lives() -> Resu
     for name in ["web", "port"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
         cluster
-            .until_said(name, "more", |text| text.contains("tick 25 ").then_some(()))
+            .until_output(name, "more", |text| text.contains("tick 25 ").then_some(()))
             .await?;
     }
     cluster.reset().await?;

@@ -301,7 +301,7 @@ fn refusal<K: std::fmt::Debug>(result: kube::Result<K>) -> Result<String> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn both_groups_close_a_node_empty_it_and_give_it_back() -> Result<()> {
+async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
     let world = World::new().await?;
     for (group, name) in [(Group::Medik8s, "ghost-m"), (Group::KubeVirt, "ghost-k")] {
         world.node(name, false).await?;
@@ -344,7 +344,7 @@ async fn both_groups_close_a_node_empty_it_and_give_it_back() -> Result<()> {
         let shown = world
             .cluster
             .kubectl(&["get", &format!("nodemaintenances.{}", group.as_str())])?;
-        for word in [
+        for text in [
             "NODE",
             "PHASE",
             "PROGRESS",
@@ -354,7 +354,7 @@ async fn both_groups_close_a_node_empty_it_and_give_it_back() -> Result<()> {
             "100",
             "Drained",
         ] {
-            ensure!(shown.contains(word), "no {word} in {shown}");
+            ensure!(shown.contains(text), "no {text} in {shown}");
         }
 
         world.finish(group, name).await?;
@@ -390,7 +390,7 @@ async fn both_groups_close_a_node_empty_it_and_give_it_back() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()> {
+async fn invalid_maintenances_get_the_messages_clients_expect() -> Result<()> {
     let world = World::new().await?;
     world.node("ghost-a", false).await?;
     let prefix = "admission webhook \"vnodemaintenance.kb.io\" denied the request: ";
@@ -429,8 +429,8 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
             "spec.gracePeriodSeconds",
         ),
     ] {
-        let said = refusal(world.create(Group::KubeVirt, "bad", &spec).await)?;
-        ensure!(said.contains(field), "{said}");
+        let message = refusal(world.create(Group::KubeVirt, "bad", &spec).await)?;
+        ensure!(message.contains(field), "{message}");
     }
     // The reservation of an object that was never stored holds for a while, but not forever.
     let reservations: Api<Lease> = Api::namespaced(world.cluster.client.clone(), "drydock");
@@ -445,14 +445,14 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
     let mut lease = reserved(now())?;
     lease.metadata.labels = None;
     reservations.create(&PostParams::default(), &lease).await?;
-    let said = refusal(
+    let message = refusal(
         world
             .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
             .await,
     )?;
     ensure!(
-        said.contains("a NodeMaintenance for node ghost-c already exists"),
-        "{said}"
+        message.contains("a NodeMaintenance for node ghost-c already exists"),
+        "{message}"
     );
     let over = Patch::Merge(json!({"spec": reserved(now() - jiff::SignedDuration::from_secs(80))?.spec}));
     reservations
@@ -480,7 +480,7 @@ async fn what_is_wrong_is_refused_in_the_words_that_clients_know() -> Result<()>
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn of_two_that_are_created_at_once_exactly_one_is_admitted() -> Result<()> {
+async fn second_of_two_concurrent_maintenances_is_refused() -> Result<()> {
     let world = World::new().await?;
     let pairs: usize = setting("DRYDOCK_TEST_PAIRS").map_or(Ok(100), |text| text.parse())?;
     let mut outcomes = BTreeMap::new();
@@ -504,10 +504,10 @@ async fn of_two_that_are_created_at_once_exactly_one_is_admitted() -> Result<()>
             match result {
                 Ok(_) => admitted += 1,
                 refused => {
-                    let said = refusal(refused)?;
+                    let message = refusal(refused)?;
                     ensure!(
-                        said.contains(&format!("a NodeMaintenance for node {name} already exists")),
-                        "{said}"
+                        message.contains(&format!("a NodeMaintenance for node {name} already exists")),
+                        "{message}"
                     );
                 }
             }
@@ -521,7 +521,7 @@ async fn of_two_that_are_created_at_once_exactly_one_is_admitted() -> Result<()>
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_foreign_cordon_stays_and_an_own_one_is_renewed() -> Result<()> {
+async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
     let world = World::new().await?;
     world.node("ghost-a", true).await?;
     world.node("ghost-b", false).await?;
@@ -566,7 +566,7 @@ async fn a_foreign_cordon_stays_and_an_own_one_is_renewed() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<()> {
+async fn blocked_pod_names_the_pdb_and_goes_when_permitted() -> Result<()> {
     let world = World::new().await?;
     world.node("ghost-a", false).await?;
     world.pod("guarded", "ghost-a").await?;
@@ -593,10 +593,10 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
         ),
         (0, 1, 1, 1)
     );
-    let said = pod.last_answer.clone().unwrap_or_default();
+    let message = pod.last_answer.clone().unwrap_or_default();
     ensure!(
-        said.contains("disruption budget keeper needs 1 healthy pods and has 1 currently"),
-        "{said}"
+        message.contains("disruption budget keeper needs 1 healthy pods and has 1 currently"),
+        "{message}"
     );
     let error = status.last_error.unwrap_or_default();
     ensure!(
@@ -632,8 +632,8 @@ async fn a_blocked_pod_names_its_budget_and_goes_when_that_lets_it() -> Result<(
     world.budget("two", "twice", 1).await?;
     world.maintain(group, "ghost-a").await?;
     let status = world.until_reason(group, "ghost-a", "SeveralBudgets").await?;
-    let said = status.pods[0].last_answer.clone().unwrap_or_default();
-    ensure!(said.contains("more than one PodDisruptionBudget"), "{said}");
+    let message = status.pods[0].last_answer.clone().unwrap_or_default();
+    ensure!(message.contains("more than one PodDisruptionBudget"), "{message}");
     world.budgets().delete("one", &DeleteParams::default()).await?;
     world.until_reason(group, "ghost-a", "BlockedByBudget").await?;
     world.clear().await
@@ -695,7 +695,7 @@ async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Resul
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_node_that_is_deleted_and_a_lease_that_is_stolen_are_told_apart() -> Result<()> {
+async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
     let world = World::new().await?;
     let group = Group::Medik8s;
     for name in ["ghost-a", "ghost-b", "ghost-c"] {
@@ -773,7 +773,7 @@ async fn a_node_that_is_deleted_and_a_lease_that_is_stolen_are_told_apart() -> R
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_node_that_falls_silent_is_said_to_be_so_until_somebody_vouches_that_it_is_off() -> Result<()> {
+async fn unresponsive_node_is_reported_until_fenced() -> Result<()> {
     let world = World::new().await?;
     let group = Group::Medik8s;
     world.node("ghost-a", false).await?;
@@ -812,7 +812,7 @@ async fn a_node_that_falls_silent_is_said_to_be_so_until_somebody_vouches_that_i
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_namespace_that_ends_and_a_pod_that_a_finalizer_keeps_are_waited_for() -> Result<()> {
+async fn ending_namespace_and_finalizer_of_a_pod_are_waited_for() -> Result<()> {
     let world = World::new().await?;
     let group = Group::KubeVirt;
     world.node("ghost-a", false).await?;
@@ -850,7 +850,7 @@ async fn a_namespace_that_ends_and_a_pod_that_a_finalizer_keeps_are_waited_for()
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn one_that_takes_too_long_fails_and_gives_the_node_back() -> Result<()> {
+async fn maintenance_timeout_fails_and_gives_the_node_back() -> Result<()> {
     let world = World::new().await?;
     let group = Group::Medik8s;
     world.node("ghost-a", false).await?;
@@ -907,7 +907,7 @@ async fn a_blocked_node_holds_up_no_other() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_real_node_is_emptied_though_a_pod_ignores_being_told_to_end() -> Result<()> {
+async fn real_node_is_emptied_of_a_pod_that_ignores_sigterm() -> Result<()> {
     let world = World::new().await?;
     let group = Group::Medik8s;
     let node = world.cluster.second().to_owned();

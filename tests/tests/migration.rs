@@ -34,7 +34,7 @@ use serde_json::json;
 /// Prints the content of the disks once per second, bypassing the guest's page cache: checksums of the two written
 /// disks; and for the first disk the number of lines that the guest has appended, the number in the last line, and
 /// whether a line is missing.
-const TELL_DISKS: [&str; 3] = [
+const PRINT_DISKS: [&str; 3] = [
     "dd if=/dev/urandom of=/dev/vdb bs=4k count=4 conv=notrunc 2>/dev/null",
     "dd if=/dev/urandom of=/dev/vdc bs=64k count=64 conv=notrunc 2>/dev/null",
     "while :; do sync; echo 1 >/proc/sys/vm/drop_caches; \
@@ -42,7 +42,7 @@ const TELL_DISKS: [&str; 3] = [
      [$(awk '$2 != NR {lost=1} END {print NR, $2, lost+0}' /boot/ticks)] told\" >/dev/console; sleep 1; done &",
 ];
 
-/// One line of output from [`TELL_DISKS`].
+/// One line of output from [`PRINT_DISKS`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Disks {
     /// Checksums of the disks that are written once.
@@ -51,9 +51,9 @@ struct Disks {
     lines: u64,
 }
 
-/// Parses the lines of [`TELL_DISKS`] in a text.
+/// Parses the lines of [`PRINT_DISKS`] in a text.
 fn disks(text: &str) -> Result<Vec<Disks>> {
-    let mut told = Vec::new();
+    let mut printed = Vec::new();
     for line in text.lines() {
         let Some((_, line)) = line.split_once("disks [") else {
             continue;
@@ -67,19 +67,19 @@ fn disks(text: &str) -> Result<Vec<Disks>> {
         // A line that is currently being written has no number yet.
         if let [lines, last, lost] = numbers[..] {
             ensure!(lost == 0 && lines == last, "the disk has lost lines: {line}");
-            told.push(Disks {
+            printed.push(Disks {
                 sums: [cloud.to_owned(), empty.to_owned()],
                 lines,
             });
         }
     }
-    Ok(told)
+    Ok(printed)
 }
 
 /// Returns the manifest of an instance as documented by KubeVirt, whose guest writes to all its disks and prints their
 /// content.
 fn writing(name: &str, control: &str) -> String {
-    let commands: String = TELL_DISKS
+    let commands: String = PRINT_DISKS
         .iter()
         .map(|command| format!("        - {command}\n"))
         .collect();
@@ -117,7 +117,7 @@ fn phases(migration: &VirtualMachineInstanceMigration) -> Result<Vec<MigrationPh
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_object_says_so() -> Result<()> {
+async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "mover";
@@ -125,8 +125,8 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition(name, "Ready", "True").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
-    let told = cluster
-        .until_said(name, "what is on its disks", |text| disks(text).ok()?.last().cloned())
+    let disks_before = cluster
+        .until_output(name, "what is on its disks", |text| disks(text).ok()?.last().cloned())
         .await?;
     let left = cluster.launcher(name).await?;
     let source = node_of(&before)?;
@@ -196,15 +196,15 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
             MigrationPhase::Succeeded
         ]
     );
-    let said = migration.status.clone().unwrap_or_default();
+    let reported = migration.status.clone().unwrap_or_default();
     assert_eq!(
-        said.migration_state.map(|state| (state.completed, state.failed)),
+        reported.migration_state.map(|state| (state.completed, state.failed)),
         Some((true, false))
     );
     ensure!(
-        said.reason.is_none() && said.conditions.is_empty(),
+        reported.reason.is_none() && reported.conditions.is_empty(),
         "{:?}",
-        said.conditions
+        reported.conditions
     );
     for (kind, object, reasons) in [
         (
@@ -224,18 +224,18 @@ async fn the_documented_kind_of_instance_moves_with_all_that_it_wrote_and_every_
     }
 
     // Checks the guest's data: written before, and written during the migration.
-    let more = told.lines + 60;
+    let more = disks_before.lines + 60;
     let now = cluster
-        .until_said(name, "what is on its disks now", |text| {
+        .until_output(name, "what is on its disks now", |text| {
             disks(text).ok()?.last().filter(|disks| disks.lines > more).cloned()
         })
         .await?;
-    assert_eq!(now.sums, told.sums);
+    assert_eq!(now.sums, disks_before.sums);
     let console = cluster.consoles(name).await?;
     let sums: Vec<_> = disks(&console)?
         .into_iter()
         .map(|disks| disks.sums)
-        .filter(|sums| *sums != told.sums)
+        .filter(|sums| *sums != disks_before.sums)
         .collect();
     ensure!(sums.is_empty(), "not always: {sums:?}");
     without_a_gap(&ticks(&console))?;
@@ -260,7 +260,7 @@ const HELD: &str = "bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprog
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrations_are_kept() -> Result<()> {
+async fn guest_moves_back_and_forth_and_five_migrations_are_kept() -> Result<()> {
     // Enough that the oldest migrations have to be deleted; DRYDOCK_ROUNDS sets another number.
     let rounds: usize = setting("DRYDOCK_ROUNDS").map_or(Ok(8), |rounds| rounds.parse())?;
     let cluster = Cluster::without_guests().await?;
@@ -300,7 +300,7 @@ async fn a_guest_goes_there_and_back_again_and_again_and_the_newest_five_migrati
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_migration_that_is_deleted_leaves_the_guest_where_it_is_in_each_phase() -> Result<()> {
+async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(&format!("{HELD}\nparallelMigrationsPerCluster: 1"))?;
     let collector = Collector::start(&cluster).await?;
@@ -425,7 +425,7 @@ async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force() -> Result<()> {
+async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(HELD)?;
     cluster.apply(&instance("torn", "count: 200ms"))?;
@@ -463,7 +463,7 @@ async fn a_migration_ends_though_the_pods_of_both_sides_are_taken_away_by_force(
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_names_it() -> Result<()> {
+async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "choosy";
@@ -549,7 +549,7 @@ async fn a_target_that_lacks_a_feature_of_the_guest_is_avoided_or_refuses_and_na
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn guest_moves_between_nodes_that_both_mask_a_feature_of_it() -> Result<()> {
+async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "levelled";
@@ -601,7 +601,7 @@ async fn guest_moves_between_nodes_that_both_mask_a_feature_of_it() -> Result<()
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Result<()> {
+async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // Each migration takes seconds, so that others wait for a slot of the cluster, and none for a slot of its nodes.
     let wide = "parallelOutboundMigrationsPerNode: 6\nparallelInboundMigrationsPerNode: 6";
@@ -641,8 +641,8 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
     };
     let most = states.iter().map(moving).max();
     assert_eq!(most, Some(2), "so many moved at once");
-    let said: BTreeSet<(String, String)> = states.iter().flat_map(BTreeMap::values).filter_map(waiting).collect();
-    println!("they waited for {said:#?}");
+    let waited_for: BTreeSet<(String, String)> = states.iter().flat_map(BTreeMap::values).filter_map(waiting).collect();
+    println!("they waited for {waited_for:#?}");
     let first = &states
         .iter()
         .find(|state| state.len() == names.len())
@@ -658,8 +658,8 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
     }
     for limit in ["ClusterLimit", "PlacementLimit"] {
         ensure!(
-            said.iter().any(|(reason, _)| reason == limit),
-            "nobody waited for {limit}: {said:?}"
+            waited_for.iter().any(|(reason, _)| reason == limit),
+            "nobody waited for {limit}: {waited_for:?}"
         );
     }
     let all = collector.stop().await;
@@ -673,13 +673,13 @@ async fn never_more_move_at_once_than_may_and_those_that_wait_say_why() -> Resul
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_migration_of_what_cannot_move_is_refused() -> Result<()> {
+async fn migration_of_an_immovable_instance_is_refused() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    let refused = |answer: Result<String>, words: &str| match answer {
-        Ok(name) => Err(anyhow!("{name} was admitted; expected: {words}")),
+    let refused = |result: Result<String>, expected: &str| match result {
+        Ok(name) => Err(anyhow!("{name} was admitted; expected: {expected}")),
         Err(error) => {
             let text = format!("{error:#}");
-            ensure!(text.contains(words), "{text} does not say {words:?}");
+            ensure!(text.contains(expected), "{text} does not say {expected:?}");
             Ok(())
         }
     };
@@ -720,7 +720,7 @@ async fn a_migration_of_what_cannot_move_is_refused() -> Result<()> {
 }
 
 /// Returns the manifests of a Service, and of a client that queries it in a loop and prints each response.
-fn asked(name: &str) -> String {
+fn service_and_client(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  selector: {{app: {name}}}\n  \
          ports: [{{port: 80, targetPort: 8081}}]\n---\n\
@@ -745,21 +745,21 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
     cluster.apply(&manifest)?;
     cluster.until_console(name, "drydock-guest ready").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
-    let (service, client) = asked(name)
+    let (service, client) = service_and_client(name)
         .split_once("---\n")
         .map(|(a, b)| (a.to_owned(), b.to_owned()))
         .context("two")?;
     cluster.apply(&service)?;
-    let answers = || -> Vec<String> {
+    let responses = || -> Vec<String> {
         let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
     };
     // Returns the total number of responses once the last `count` requests were successful.
     let well = |count: usize| {
-        let answers = &answers;
+        let responses = &responses;
         move || async move {
-            let all = answers();
-            let last = all.iter().rev().take_while(|answer| *answer == "ok").count();
+            let all = responses();
+            let last = all.iter().rev().take_while(|response| *response == "ok").count();
             Ok((last >= count).then_some(all.len()))
         }
     };
@@ -770,10 +770,10 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
         cluster.until_migrated(&migration).await?;
         let one = cluster.until_one_pod(name).await?;
         until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
-        let over = answers().len();
+        let over = responses().len();
         until_some("answers of the guest that has moved", well(30)).await?;
-        let all = answers();
-        let lost = |from: usize, to: usize| all[from..to].iter().filter(|answer| *answer == "lost").count();
+        let all = responses();
+        let lost = |from: usize, to: usize| all[from..to].iter().filter(|response| *response == "lost").count();
         println!(
             "{} requests while it moved, {} of them lost; {} lost later",
             over - begun,
@@ -791,7 +791,7 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_that_only_listens_is_reached_after_it_has_moved_twice() -> Result<()> {
+async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "listener";
     // The guest only responds and sends nothing by itself, so passt cannot learn its address.
@@ -806,8 +806,8 @@ async fn a_guest_that_only_listens_is_reached_after_it_has_moved_twice() -> Resu
     let address = first.status.and_then(|status| status.pod_ip).context("an address")?;
     let own = format!("drydock-guest address eth0 {address}/");
     ensure!(console.contains(&own), "{own} in {console}");
-    let asked = asked(name);
-    let (service, client) = asked.split_once("---\n").context("two")?;
+    let manifests = service_and_client(name);
+    let (service, client) = manifests.split_once("---\n").context("two")?;
     cluster.apply(service)?;
     let outcome = async {
         for _ in 0..2 {

@@ -87,7 +87,7 @@ fn forger(name: &str) -> Result<Arc<ClientConfig>> {
 
 /// Performs a TLS handshake and sends the header of a control channel to the session with this name. Returns the
 /// number of bytes that the tunnel sent in response.
-async fn speak(port: SocketAddr, name: &str) -> Result<usize> {
+async fn handshake(port: SocketAddr, name: &str) -> Result<usize> {
     let connection = TcpStream::connect(port).await?;
     let server = ServerName::try_from(name.to_owned())?;
     let Ok(mut stream) = TlsConnector::from(forger(name)?).connect(server, connection).await else {
@@ -95,30 +95,30 @@ async fn speak(port: SocketAddr, name: &str) -> Result<usize> {
     };
     // A client of TLS 1.3 may send data before it learns that it was refused.
     let _ = stream.write_all(b"dryd\0\0\0\0{\"ping\":{}}\n").await;
-    let mut said = Vec::new();
-    let _ = timeout(HANGS_UP_WITHIN, stream.read_to_end(&mut said))
+    let mut received = Vec::new();
+    let _ = timeout(HANGS_UP_WITHIN, stream.read_to_end(&mut received))
         .await
         .context("it is not hung up on")?;
-    Ok(said.len())
+    Ok(received.len())
 }
 
 /// Sends bytes, and waits until the connection is closed.
 async fn send(port: SocketAddr, bytes: &[u8]) -> Result<()> {
     let mut connection = TcpStream::connect(port).await?;
     connection.write_all(bytes).await?;
-    let mut said = Vec::new();
-    let _ = timeout(HANGS_UP_WITHIN, connection.read_to_end(&mut said))
+    let mut received = Vec::new();
+    let _ = timeout(HANGS_UP_WITHIN, connection.read_to_end(&mut received))
         .await
         .context("it is not hung up on")?;
     Ok(())
 }
 
 /// Returns the first bytes of a genuine client, for a replay.
-fn first_words(name: &str) -> Result<Vec<u8>> {
+fn client_hello(name: &str) -> Result<Vec<u8>> {
     let mut client = ClientConnection::new(forger(name)?, ServerName::try_from(name.to_owned())?)?;
-    let mut words = Vec::new();
-    client.write_tls(&mut words)?;
-    Ok(words)
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello)?;
+    Ok(hello)
 }
 
 /// Returns the number of a tunnel's refusals so far, by reason.
@@ -135,7 +135,7 @@ fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Result<()> {
+async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(HELD)?;
     let collector = Collector::start(&cluster).await?;
@@ -159,15 +159,15 @@ async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Resu
     // name.
     for (to, times) in [(session.as_str(), 2), (other, 1), ("example.com", 1)] {
         for _ in 0..times {
-            assert_eq!(speak(port, to).await?, 0, "{to} was answered");
+            assert_eq!(handshake(port, to).await?, 0, "{to} was answered");
         }
     }
     // Data that is not TLS, and a replay of a genuine handshake, which the attacker cannot continue.
     send(port, b"GET / HTTP/1.1\r\n\r\n").await?;
     send(port, &[0xff; 4096]).await?;
-    let words = first_words(&session)?;
-    send(port, &words).await?;
-    send(port, &words[..words.len() / 2]).await?;
+    let hello = client_hello(&session)?;
+    send(port, &hello).await?;
+    send(port, &hello[..hello.len() / 2]).await?;
     // Silent connections, more than one address may open.
     let silent = (0..40).map(|_| send(port, b""));
     for ended in futures::future::join_all(silent).await {
@@ -188,10 +188,10 @@ async fn whoever_reaches_the_port_of_a_tunnel_does_not_reach_the_guest() -> Resu
     println!("refused: {more:?}");
     let log = cluster.kubectl(&["-n", "drydock", "logs", &pod, "-c", "tunnel"])?;
     for reason in ["WrongCertificate", "UnknownSession", "HandshakeFailed", "TooSlow"] {
-        let told = log
+        let logged = log
             .lines()
             .any(|line| line.contains("a connection was refused") && line.contains(reason));
-        ensure!(told, "{reason} is not in the log of {pod}");
+        ensure!(logged, "{reason} is not in the log of {pod}");
     }
     // The guest has been migrating all the time.
     let moving = cluster.migrations().get(&migration).await?;

@@ -61,7 +61,7 @@ fn mode(migration: &VirtualMachineInstanceMigration) -> Option<MigrationMode> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_given_up_as_allowed() -> Result<()> {
+async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // Only pods that are created from now on can be targets of post-copy.
     let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
@@ -89,7 +89,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
     // What users see in the meantime.
     until_some("an estimate of the end in the table", || async {
         let table = cluster.kubectl(&["get", "vmim", "-o", "wide"])?;
-        let shown = |name: &str, words: &str| table.lines().any(|line| line.contains(name) && line.contains(words));
+        let shown = |name: &str, text: &str| table.lines().any(|line| line.contains(name) && line.contains(text));
         Ok(shown(&calm, "left, about ").then_some(()))
     })
     .await?;
@@ -109,10 +109,10 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
             .and_then(|status| status.migration_state)
             .unwrap_or_default();
         assert_eq!((state.mode, state.failed), (Some(expected), false), "{name}");
-        let told = cluster
+        let events = cluster
             .until_events("VirtualMachineInstance", name, &["CompletionTimeExceeded", "Migrated"])
             .await?;
-        println!("{name}: {told:?}");
+        println!("{name}: {events:?}");
         cluster.goes_on(name).await?;
     }
 
@@ -163,13 +163,13 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
         progress.is_some_and(|progress| progress.estimated_end.is_some())
     }));
     // The risk is reported while it lasts, and not afterwards.
-    let told = |migration: &VirtualMachineInstanceMigration| {
+    let risk_of = |migration: &VirtualMachineInstanceMigration| {
         let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
         let mut conditions = conditions.unwrap_or_default().iter();
         conditions.find(|condition| condition.type_ == "PostCopy").cloned()
     };
     let risk = story(&snapshots, &switched)
-        .find_map(told)
+        .find_map(risk_of)
         .context("nobody told the risk")?;
     assert_eq!(
         (risk.status.as_str(), risk.reason.as_deref()),
@@ -180,7 +180,7 @@ async fn guests_that_change_their_memory_converge_or_are_paused_switched_or_give
             .unwrap_or_default()
             .contains("the guest is lost if the connection breaks")
     );
-    assert_eq!(told(&cluster.migrations().get(&switched).await?), None);
-    ensure!(story(&snapshots, &paused).all(|migration| told(migration).is_none()));
+    assert_eq!(risk_of(&cluster.migrations().get(&switched).await?), None);
+    ensure!(story(&snapshots, &paused).all(|migration| risk_of(migration).is_none()));
     cluster.no_guests().await
 }

@@ -49,7 +49,7 @@ fn sharing(name: &str, control: &str) -> String {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
+async fn shared_claim_is_used_in_place() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
@@ -62,8 +62,8 @@ async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
         let settings = deployment["spec"]["template"]["spec"]["containers"][0].to_string();
         let launcher = settings
             .split('"')
-            .find(|word| word.contains("/drydock/launcher"))
-            .map(|word| word.rsplit_once('=').map_or(word, |(_, image)| image).to_owned())
+            .find(|part| part.contains("/drydock/launcher"))
+            .map(|part| part.rsplit_once('=').map_or(part, |(_, image)| image).to_owned())
             .with_context(|| format!("no launcher image in {settings}"))?;
         cluster.kubectl_with(&["create"], &filling_pod(&launcher))?;
         let filled = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
@@ -98,25 +98,25 @@ async fn a_shared_claim_is_used_where_it_is() -> Result<()> {
 }
 
 /// Prints a checksum of the first disk, bypassing the guest's page cache, in a loop.
-const TELL_SUM: &str = "while :; do echo 3 >/proc/sys/vm/drop_caches; \
+const PRINT_SUM: &str = "while :; do echo 3 >/proc/sys/vm/drop_caches; \
      echo \"vda [$(md5sum </dev/vda | head -c 32)] told\" >/dev/console; sleep 1; done &";
 
-/// Returns the checksums that [`TELL_SUM`] has printed.
+/// Returns the checksums that [`PRINT_SUM`] has printed.
 fn sums(text: &str) -> Vec<&str> {
     let lines = text.lines().filter_map(|line| line.split_once("vda ["));
     lines.filter_map(|(_, line)| line.strip_suffix("] told")).collect()
 }
 
 /// Starts a guest that prints the checksum of its disk, whose image has this name. Returns the first checksum.
-async fn telling_its_disk(cluster: &Cluster, name: &str, image: &str) -> Result<String> {
+async fn start_printing_sum(cluster: &Cluster, name: &str, image: &str) -> Result<String> {
     let control = "drydock:\n";
     let manifest = instance(name, "count: 200ms")
         .replace(IMAGE, image)
-        .replace(control, &format!("runcmd:\n        - '{TELL_SUM}'\n        {control}"));
+        .replace(control, &format!("runcmd:\n        - '{PRINT_SUM}'\n        {control}"));
     cluster.apply(&manifest)?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     cluster
-        .until_said(name, "what is on its disk", |text| {
+        .until_output(name, "what is on its disk", |text| {
             Some(sums(text))
                 .filter(|sums| !sums.is_empty())
                 .map(|sums| sums[0].to_owned())
@@ -138,17 +138,17 @@ async fn recorded_image(cluster: &Cluster, name: &str) -> Result<String> {
 async fn last_of_image(cluster: &Cluster, name: &str) -> Result<String> {
     let pod = cluster.launcher(name).await?.name_any();
     let script = "tail -c 1 /images/*/disk/* | od -An -tx1";
-    let told = cluster.kubectl(&["-n", NAMESPACE, "exec", &pod, "--", "sh", "-c", script])?;
-    Ok(told.trim().to_owned())
+    let output = cluster.kubectl(&["-n", NAMESPACE, "exec", &pod, "--", "sh", "-c", script])?;
+    Ok(output.trim().to_owned())
 }
 
 /// Checks that the guest still prints the same checksum of its disk, and that no tick is missing.
 async fn disk_is_still(cluster: &Cluster, name: &str, before: &str) -> Result<()> {
-    let told = sums(&cluster.consoles(name).await?).len();
+    let printed = sums(&cluster.consoles(name).await?).len();
     let after = cluster
-        .until_said(name, "what is on its disk now", |text| {
+        .until_output(name, "what is on its disk now", |text| {
             let sums: Vec<_> = sums(text).into_iter().map(str::to_owned).collect();
-            (sums.len() > told + 1).then_some(sums)
+            (sums.len() > printed + 1).then_some(sums)
         })
         .await?;
     ensure!(after.iter().all(|sum| sum == before), "{after:?}, not {before}");
@@ -157,13 +157,13 @@ async fn disk_is_still(cluster: &Cluster, name: &str, before: &str) -> Result<()
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_guest_moves_upon_the_image_that_its_tag_named_when_it_started() -> Result<()> {
+async fn guest_moves_with_the_image_digest_of_the_start() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "pinned";
     let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
     let tag = format!("pinned-{}", now().as_second());
     cluster.retag(image, &["like", "latest", &tag])?;
-    let before = telling_its_disk(&cluster, name, &format!("{image}:{tag}")).await?;
+    let before = start_printing_sum(&cluster, name, &format!("{image}:{tag}")).await?;
     let known = recorded_image(&cluster, name).await?;
     let (repository, digest) = known.split_once('@').context("an ID without a digest")?;
     ensure!(repository.ends_with(image), "{known}");
@@ -208,7 +208,7 @@ spec: {policyName: nothing-beside, validationActions: [Deny]}
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_disk_is_whole_though_its_image_has_become_another_one() -> Result<()> {
+async fn disk_is_whole_though_the_image_was_replaced() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.apply(NOTHING_BESIDE)?;
     let outcome = moves_whole(&cluster).await;
@@ -241,7 +241,7 @@ async fn moves_whole(cluster: &Cluster) -> Result<()> {
     // The tag is unique, so no node knows it from an earlier test.
     let tag = format!("retagged-{}", now().as_second());
     cluster.retag(image, &["like", "latest", &tag])?;
-    let before = telling_its_disk(cluster, name, &format!("{image}:{tag}")).await?;
+    let before = start_printing_sum(cluster, name, &format!("{image}:{tag}")).await?;
     cluster.retag(image, &["garbage", &tag])?;
 
     let migration = cluster.migrate(name).await?;

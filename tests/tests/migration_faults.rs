@@ -144,7 +144,7 @@ async fn target_pod(cluster: &Cluster, sides: &Sides) -> Result<Pod> {
 }
 
 /// Creates a migration. If `held`, it selects [`HOLD`] and so waits before it has a node.
-async fn ask(cluster: &Cluster, held: bool) -> Result<String> {
+async fn create_migration(cluster: &Cluster, held: bool) -> Result<String> {
     let selector = held.then(|| (HOLD.to_owned(), "here".to_owned()));
     let migration = VirtualMachineInstanceMigration {
         metadata: ObjectMeta {
@@ -284,7 +284,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
         if case.moment == Moment::PreparingTarget {
             release = Release::Agent(hold_agent(cluster, &sides.source).await?);
         }
-        let migration = ask(cluster, case.moment == Moment::Scheduling).await?;
+        let migration = create_migration(cluster, case.moment == Moment::Scheduling).await?;
         match case.moment {
             Moment::Scheduling => {
                 cluster
@@ -374,7 +374,7 @@ async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
 /// Migrates the guest without a fault.
 async fn moved_again(cluster: &Cluster, guest: &Guest, sides: &Sides) -> Result<()> {
     for attempt in 1.. {
-        let again = ask(cluster, false).await?;
+        let again = create_migration(cluster, false).await?;
         let (found, fate) = settled(cluster, guest, sides, &again, false)
             .await
             .context("when moved again")?;
@@ -382,10 +382,10 @@ async fn moved_again(cluster: &Cluster, guest: &Guest, sides: &Sides) -> Result<
             break;
         }
         let last = cluster.migrations().get(&again).await?;
-        let told = serde_json::to_string(&last.status)?;
+        let status = serde_json::to_string(&last.status)?;
         let too_late = found.reason.as_deref() == Some("DeadlineExceeded");
-        ensure!(too_late && attempt < ATTEMPTS, "it cannot be moved again: {told}");
-        println!("moved again, attempt {attempt}: {told}");
+        ensure!(too_late && attempt < ATTEMPTS, "it cannot be moved again: {status}");
+        println!("moved again, attempt {attempt}: {status}");
     }
     Ok(())
 }
@@ -406,7 +406,7 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
         .await;
         let seconds = begun.elapsed().as_secs();
         let name = case.to_string();
-        let told = match &tried {
+        let result = match &tried {
             Ok(Outcome {
                 migration,
                 guest,
@@ -416,8 +416,8 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
             }
             Err(error) => json!({"case": name, "passed": false, "error": format!("{error:#}"), "seconds": seconds}),
         };
-        println!("{}/{} {told}", number + 1, cases.len());
-        keep(&told)?;
+        println!("{}/{} {result}", number + 1, cases.len());
+        keep(&result)?;
         let lives = tried.as_ref().is_ok_and(|outcome| outcome.retry == "succeeded");
         if !lives {
             guest = None;
@@ -438,7 +438,7 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn whatever_fails_while_it_moves_a_guest_is_on_one_node_and_can_be_moved_again() -> Result<()> {
+async fn guest_runs_once_and_can_move_again_after_any_fault() -> Result<()> {
     let seed = setting("DRYDOCK_FAULTS_SEED").map_or(Ok(SEED), |text| text.parse())?;
     let only = setting("DRYDOCK_FAULTS_ONLY").unwrap_or_default();
     let most = setting("DRYDOCK_FAULTS_CASES").map_or(Ok(CASES), |text| text.parse())?;
@@ -453,12 +453,12 @@ async fn whatever_fails_while_it_moves_a_guest_is_on_one_node_and_can_be_moved_a
 fn passed(results: &str) -> Vec<String> {
     let mut passed = Vec::new();
     for line in results.lines() {
-        let Ok(told) = serde_json::from_str::<Value>(line) else {
+        let Ok(result) = serde_json::from_str::<Value>(line) else {
             continue;
         };
-        let case = told["case"].as_str().unwrap_or_default().to_owned();
+        let case = result["case"].as_str().unwrap_or_default().to_owned();
         passed.retain(|other| *other != case);
-        if told["passed"] == true {
+        if result["passed"] == true {
             passed.push(case);
         }
     }
@@ -482,11 +482,11 @@ async fn the_whole_matrix_of_faults() -> Result<()> {
     cases.retain(|case| seen.insert(*case));
     cases.retain(|case| !before.contains(&case.to_string()) && case.to_string().contains(&only));
     println!("{} passed before; {} cases", before.len(), cases.len());
-    tried(&cases, |told| Ok(writeln!(results, "{told}")?)).await
+    tried(&cases, |result| Ok(writeln!(results, "{result}")?)).await
 }
 
 #[test]
-fn what_has_passed_is_not_tried_again() {
+fn passed_cases_are_not_tried_again() {
     let results = "{\"cases\": [\"a\", \"b\"]}\n{\"case\": \"a\", \"passed\": true}\n{\"case\": \"b\", \"passed\": true}\n\
                    {\"case\": \"b\", \"passed\": false}\n{\"case\": \"c\", \"passed\": false}\n{\"case\": \"c\", \"passed\": true}\n{\"case\": \"d\", \"pa";
     assert_eq!(passed(results), ["a", "c"]);

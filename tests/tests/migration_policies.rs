@@ -60,12 +60,12 @@ async fn apply(agent: &Client, manager: &str, migration: &str, status: Value) ->
         .map(drop)
 }
 
-fn refused(result: kube::Result<()>, what: &str, words: &str) -> Result<()> {
+fn refused(result: kube::Result<()>, what: &str, expected: &str) -> Result<()> {
     match result {
         Ok(()) => anyhow::bail!("{what} was allowed"),
         Err(kube::Error::Api(status)) => {
             ensure!(status.code == 403 || status.code == 422, "{what}: {status:?}");
-            ensure!(status.message.contains(words), "{what}: {}", status.message);
+            ensure!(status.message.contains(expected), "{what}: {}", status.message);
             Ok(())
         }
         Err(other) => Err(other.into()),
@@ -133,8 +133,8 @@ async fn prepare(cluster: &Cluster) -> Result<Sides> {
     cluster.kubectl_with(&["apply"], &(invented() + &more_rights()))?;
     let agent = "--as=system:serviceaccount:drydock:drydock-agent";
     until_some("the rights of the test", || async {
-        let asked = cluster.kubectl(&["auth", "can-i", "delete", "vmim", "--namespace", NAMESPACE, agent]);
-        Ok(asked.is_ok().then_some(()))
+        let allowed = cluster.kubectl(&["auth", "can-i", "delete", "vmim", "--namespace", NAMESPACE, agent]);
+        Ok(allowed.is_ok().then_some(()))
     })
     .await?;
     Ok(Sides {
@@ -291,7 +291,7 @@ async fn try_after_the_end(sides: &Sides) -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_agent_reports_its_own_side_of_a_migration_and_decides_nothing() -> Result<()> {
+async fn agent_reports_own_side_of_a_migration_and_decides_nothing() -> Result<()> {
     let cluster = Cluster::connect().await?;
     clear(&cluster)?;
     let tried = async {

@@ -62,7 +62,7 @@ impl Switched {
         let target = cluster.nodes.iter().find(is_target).context("one node")?.clone();
         let source_pod = cluster.until_one_pod(NAME).await?;
         let migration = cluster.migrate(NAME).await?;
-        until_says(cluster, &migration, "Switched").await?;
+        until_risk(cluster, &migration, "Switched").await?;
         let goes_there = |pod: &Pod| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
             node == Some(&target) && !pod_has_ended(pod)
@@ -84,15 +84,15 @@ impl Switched {
     async fn strike(&self, cluster: &Cluster, part: Part, side: Side) -> Result<()> {
         let blow = Blow::prepare(cluster, kill(part, side), &self.sides).await?;
         self.runs_there(cluster).await?;
-        until_says(cluster, &self.migration, "Switched").await?;
+        until_risk(cluster, &self.migration, "Switched").await?;
         blow.strike()
     }
 
     async fn runs_there(&self, cluster: &Cluster) -> Result<()> {
         let pod = self.sides.target_pod.as_ref().context("no target pod")?.name_any();
         until_some("the guest to count on its target", || async {
-            let said = cluster.pods().logs(&pod, &LogParams::default()).await?;
-            Ok(said.contains("tick ").then_some(()))
+            let log = cluster.pods().logs(&pod, &LogParams::default()).await?;
+            Ok(log.contains("tick ").then_some(()))
         })
         .await
     }
@@ -101,10 +101,10 @@ impl Switched {
     async fn memory_follows(&self, cluster: &Cluster) -> Result<()> {
         let unlimited = json!({"execute": "migrate-set-parameters", "arguments": {"max-postcopy-bandwidth": 0}});
         until_some("the source's libvirtd", || async {
-            let told = cluster
-                .tell_qemu(&self.sides.source_pod, NAMESPACE, NAME, &unlimited)
+            let sent = cluster
+                .send_qmp(&self.sides.source_pod, NAMESPACE, NAME, &unlimited)
                 .await;
-            Ok(told.ok())
+            Ok(sent.ok())
         })
         .await
     }
@@ -117,10 +117,10 @@ impl Switched {
 }
 
 /// Waits until the migration reports the risk of post-copy with this reason.
-async fn until_says(cluster: &Cluster, migration: &str, reason: &str) -> Result<()> {
+async fn until_risk(cluster: &Cluster, migration: &str, reason: &str) -> Result<()> {
     let what = format!("it to say {reason} of post-copy");
     until(cluster.migrations(), migration, &what, |migration| {
-        risk(migration).is_some_and(|said| said == reason) || is_final(migration)
+        risk(migration).is_some_and(|found| found == reason) || is_final(migration)
     })
     .await
     .and_then(|migration| {
@@ -141,7 +141,7 @@ fn risk(migration: &VirtualMachineInstanceMigration) -> Option<String> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn whoever_watches_a_guest_in_post_copy_may_end_and_a_stream_that_breaks_is_told() -> Result<()> {
+async fn monitors_may_end_in_post_copy_and_broken_stream_is_reported() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.limit_migrations(LIMITS)?;
     cluster.apply(&instance(NAME, "count: 200ms"))?;
@@ -167,7 +167,7 @@ async fn whoever_watches_a_guest_in_post_copy_may_end_and_a_stream_that_breaks_i
     cluster.renew_killed(0).await?;
     let switched = Switched::begin(&cluster).await?;
     switched.strike(&cluster, Part::Tunnel, Side::Source).await?;
-    until_says(&cluster, &switched.migration, "PostCopyBroken").await?;
+    until_risk(&cluster, &switched.migration, "PostCopyBroken").await?;
     // Neither copy is known to be the right one to resume, so both are left unchanged.
     assert_eq!(switched.guests(&cluster)?, [1, 1]);
     cluster

@@ -143,10 +143,10 @@ async fn the_restricted_standard_admits_the_pods_of_guests() -> Result<()> {
     if let Some(spec) = &mut refused.spec {
         spec.host_pid = Some(true);
     }
-    let answer = pods_of_namespace.create(&tried, &refused).await;
+    let result = pods_of_namespace.create(&tried, &refused).await;
     ensure!(
-        matches!(&answer, Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains("hostPID")),
-        "{answer:?}"
+        matches!(&result, Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains("hostPID")),
+        "{result:?}"
     );
     Api::<Namespace>::all(cluster.client.clone())
         .delete(NAMESPACE, &DeleteParams::default())
@@ -179,7 +179,7 @@ fn lost(wanted: &Value, made: &Value, at: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_is_lost_is_noticed() {
+fn lost_values_are_noticed() {
     let wanted = json!({"a": [1, {"b": {}}], "c": "d", "e": {"f": true}});
     assert_eq!(
         lost(

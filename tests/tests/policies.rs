@@ -44,7 +44,7 @@ fn refusal(result: Result<(), kube::Error>, what: &str) -> Result<String> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_agent_may_label_its_own_node_and_nothing_else() -> Result<()> {
+async fn agent_may_label_the_own_node_and_nothing_else() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let (own, other) = (cluster.first(), cluster.second());
@@ -154,7 +154,7 @@ async fn an_agent_may_label_its_own_node_and_nothing_else() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_agent_may_report_its_own_hypervisor_and_lease_and_no_other() -> Result<()> {
+async fn agent_may_write_only_the_own_hypervisor_and_lease() -> Result<()> {
     let cluster = Cluster::connect().await?;
     let (own, other) = (cluster.first(), cluster.second());
     let agent = cluster.as_agent_of(own).await?;
@@ -213,7 +213,7 @@ async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<Virtual
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Result<()> {
+async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let (own, other) = (cluster.first(), cluster.second());
     let here = parked(&cluster, "here", own).await?;
@@ -235,9 +235,9 @@ async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Resu
     ensure!(message.contains("on the node it runs on"), "{message}");
 
     // Conditions from the controller and the administrator stay.
-    let said = here.list(&ListParams::default()).await?;
-    let said = said.items.into_iter().find(|vmi| vmi.name_any() == "here");
-    let mut conditions: Vec<Value> = said
+    let listed = here.list(&ListParams::default()).await?;
+    let found = listed.items.into_iter().find(|vmi| vmi.name_any() == "here");
+    let mut conditions: Vec<Value> = found
         .and_then(|vmi| vmi.status)
         .unwrap_or_default()
         .conditions
@@ -361,7 +361,7 @@ async fn an_agent_may_report_guests_of_its_own_node_and_decide_nothing() -> Resu
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn an_agent_may_open_the_gate_of_launchers_on_its_own_node_and_touch_no_other_pod() -> Result<()> {
+async fn agent_may_open_the_gate_of_launchers_on_the_own_node_only() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let (own, other) = (cluster.first(), cluster.second());
@@ -435,7 +435,7 @@ async fn an_agent_may_open_the_gate_of_launchers_on_its_own_node_and_touch_no_ot
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() -> Result<()> {
+async fn drydock_reads_no_tenant_secrets_and_enters_no_tenant_pods() -> Result<()> {
     let cluster = Cluster::connect().await?;
     for account in ["drydock-agent", "drydock-controller"] {
         let user = format!("--as=system:serviceaccount:drydock:{account}");
@@ -452,20 +452,20 @@ async fn nobody_of_drydock_reads_secrets_of_tenants_or_gets_into_their_pods() ->
             ("create", "serviceaccounts", "token"),
             ("impersonate", "users", ""),
         ] {
-            // A policy restricts this right: `controller_changes_pods_only_as_it_has_to`.
+            // A policy restricts this right: `controller_changes_pods_only_as_necessary`.
             if (account, sub) == ("drydock-controller", "ephemeralcontainers") {
                 continue;
             }
             let sub = format!("--subresource={sub}");
             // kubectl exits with status 1 if the access is denied.
-            let asked = cluster.kubectl(&["auth", "can-i", verb, resource, "--namespace", NAMESPACE, &sub, &user]);
-            ensure!(asked.is_err(), "{account} can {verb} {resource} {sub}");
+            let allowed = cluster.kubectl(&["auth", "can-i", verb, resource, "--namespace", NAMESPACE, &sub, &user]);
+            ensure!(allowed.is_err(), "{account} can {verb} {resource} {sub}");
         }
     }
     // Checks that the query itself works.
     let user = "--as=system:serviceaccount:drydock:drydock-controller";
-    let asked = cluster.kubectl(&["auth", "can-i", "list", "pods", "--namespace", NAMESPACE, user])?;
-    assert_eq!(asked.trim(), "yes");
+    let allowed = cluster.kubectl(&["auth", "can-i", "list", "pods", "--namespace", NAMESPACE, user])?;
+    assert_eq!(allowed.trim(), "yes");
     Ok(())
 }
 
@@ -488,7 +488,7 @@ spec:
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn controller_changes_pods_only_as_it_has_to() -> Result<()> {
+async fn controller_changes_pods_only_as_necessary() -> Result<()> {
     let cluster = Cluster::connect().await?;
     let pods = [
         tenants_pod("own", "{}"),
@@ -511,7 +511,7 @@ async fn only_the_deschedulers_annotation(cluster: &Cluster) -> Result<()> {
     };
     let proper = json!({"metadata": {"annotations": {EVICTION_IN_PROGRESS: "drydock"}}});
     let annotations = "only change the annotation";
-    for (pod, patch, words) in [
+    for (pod, patch, expected) in [
         ("like-a-launcher", &proper, ""),
         ("own", &proper, "only change launcher pods"),
         (
@@ -540,13 +540,13 @@ async fn only_the_deschedulers_annotation(cluster: &Cluster) -> Result<()> {
             "only change annotations",
         ),
     ] {
-        let answer = pods.patch(pod, &dry_run, &Patch::Strategic(patch)).await.map(drop);
-        if words.is_empty() {
-            answer?;
+        let result = pods.patch(pod, &dry_run, &Patch::Strategic(patch)).await.map(drop);
+        if expected.is_empty() {
+            result?;
         } else {
             let what = format!("{pod} {patch}");
-            let said = refusal(answer, &what)?;
-            ensure!(said.contains(words), "{what}: {said}");
+            let message = refusal(result, &what)?;
+            ensure!(message.contains(expected), "{what}: {message}");
         }
     }
     Ok(())
@@ -568,7 +568,7 @@ async fn only_witnesses(cluster: &Cluster) -> Result<()> {
     };
     let nothing = &json!({});
     let proper = witness("image-witness-0", "disk", nothing);
-    for (pod, container, words) in [
+    for (pod, container, expected) in [
         ("like-a-launcher", &proper, ""),
         ("own", &proper, "in a launcher pod"),
         (
@@ -602,13 +602,13 @@ async fn only_witnesses(cluster: &Cluster) -> Result<()> {
         ),
     ] {
         let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [container]}}));
-        let answer = pods.patch_ephemeral_containers(pod, &dry_run, &patch).await.map(drop);
-        if words.is_empty() {
-            answer?;
+        let result = pods.patch_ephemeral_containers(pod, &dry_run, &patch).await.map(drop);
+        if expected.is_empty() {
+            result?;
         } else {
             let what = format!("{pod} {container}");
-            let said = refusal(answer, &what)?;
-            ensure!(said.contains(words), "{what}: {said}");
+            let message = refusal(result, &what)?;
+            ensure!(message.contains(expected), "{what}: {message}");
         }
     }
     Ok(())

@@ -72,7 +72,7 @@ const ANOTHERS: [&str; 8] = [
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn a_stopped_agent_says_so_and_a_new_one_takes_over_from_another_labeller() -> Result<()> {
+async fn stopped_agent_is_reported_and_successor_replaces_labels() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();
@@ -136,7 +136,7 @@ async fn controllers(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn replicas_on_one_node_spread_once_another_is_free() -> Result<()> {
+async fn replicas_on_the_same_node_spread_once_another_is_free() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let [kept, drained] = &cluster.nodes[..] else {

@@ -137,7 +137,7 @@ async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn virtctl_prints_refusals_in_kubevirts_words() -> Result<()> {
+async fn virtctl_prints_refusals_like_kubevirt() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let version = cluster.virtctl(&["version"])?;
     ensure!(

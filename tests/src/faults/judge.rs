@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_told_apart() {
+    fn allowed_outcomes_are_distinguished() {
         assert_eq!(judge(&stayed()), Ok(Fate::Stayed));
         assert_eq!(judge(&moved()), Ok(Fate::Moved));
         assert_eq!(judge(&gone()), Ok(Fate::Ended));

@@ -45,7 +45,7 @@ pub struct Process {
     /// The pid in the node's pid namespace.
     pub pid: u32,
     /// The command line.
-    pub words: String,
+    pub cmdline: String,
     /// The cgroups, which contain the UID of the pod.
     groups: String,
 }
@@ -71,21 +71,21 @@ impl Cluster {
     pub fn guests_on(&self, node: &str, namespace: &str, instance: &str) -> Result<usize> {
         let guest = format!("guest={namespace}_{instance},");
         let all = self.processes(node, QEMU)?;
-        Ok(all.iter().filter(|process| process.words.contains(&guest)).count())
+        Ok(all.iter().filter(|process| process.cmdline.contains(&guest)).count())
     }
 
     /// Returns the node and the pid of the process of a name in a pod.
     ///
     /// # Errors
     /// If it does not appear, or there are several.
-    async fn process_in(&self, pod: &Pod, name: &str, word: &str) -> Result<(String, u32)> {
+    async fn process_in(&self, pod: &Pod, name: &str, arg: &str) -> Result<(String, u32)> {
         let uid = pod.uid().context("a pod without a UID")?;
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let node = node.with_context(|| format!("{} is on no node", pod.name_any()))?;
-        let what = format!("{name} {word} in {}", pod.name_any());
+        let what = format!("{name} {arg} in {}", pod.name_any());
         let pid = until_some(&what, || async {
             let mut all = self.processes(&node, name)?;
-            all.retain(|process| process.groups.contains(&uid) && process.words.contains(word));
+            all.retain(|process| process.groups.contains(&uid) && process.cmdline.contains(arg));
             ensure!(all.len() < 2, "{what}: {all:?}");
             Ok(all.first().map(|process| process.pid))
         })
@@ -97,12 +97,12 @@ impl Cluster {
     ///
     /// # Errors
     /// If QEMU reports an error, or the pod's libvirtd does not pass the command on.
-    pub async fn tell_qemu(&self, pod: &Pod, namespace: &str, instance: &str, command: &Value) -> Result<()> {
+    pub async fn send_qmp(&self, pod: &Pod, namespace: &str, instance: &str, command: &Value) -> Result<()> {
         let (node, pid) = self.process_in(pod, LAUNCHER, "").await?;
         let command = command.to_string().replace('"', "\\\"");
         let inside = format!("{VIRSH} qemu-monitor-command {namespace}_{instance} \"{command}\"");
-        let answer: Value = serde_json::from_str(&self.on_node(&node, &inside_launcher(pid, &inside))?)?;
-        ensure!(answer["error"].is_null(), "{answer}");
+        let reply: Value = serde_json::from_str(&self.on_node(&node, &inside_launcher(pid, &inside))?)?;
+        ensure!(reply["error"].is_null(), "{reply}");
         Ok(())
     }
 
@@ -139,7 +139,7 @@ fn process(line: &str) -> Option<Process> {
     let mut parts = line.split('\t');
     Some(Process {
         pid: parts.next()?.parse().ok()?,
-        words: parts.next()?.to_owned(),
+        cmdline: parts.next()?.to_owned(),
         groups: parts.next()?.to_owned(),
     })
 }
@@ -322,18 +322,18 @@ impl HandOverWatch {
             .stdout(Stdio::piped())
             .spawn()
             .context("virsh")?;
-        let mut said = BufReader::new(process.stdout.take().context("no output")?);
-        let (tell, seen) = oneshot::channel();
+        let mut output = BufReader::new(process.stdout.take().context("no output")?);
+        let (sender, seen) = oneshot::channel();
         thread::spawn(move || {
             let mut all = String::new();
             loop {
                 let before = all.len();
-                let read = said.read_line(&mut all);
+                let read = output.read_line(&mut all);
                 if all[before..].contains("Suspended") {
-                    return tell.send(Ok(()));
+                    return sender.send(Ok(()));
                 }
                 if !read.is_ok_and(|count| count > 0) {
-                    return tell.send(Err(all));
+                    return sender.send(Err(all));
                 }
             }
         });
@@ -350,7 +350,7 @@ impl HandOverWatch {
             .context("no hand-over was seen")?
         {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(said)) => bail!("no hand-over was seen; virsh said {said:?}"),
+            Ok(Err(output)) => bail!("no hand-over was seen; virsh said {output:?}"),
             Err(_) => bail!("no hand-over was seen"),
         }
     }
@@ -387,8 +387,8 @@ impl Waiting {
             .context("sh")?;
         // The shell prints a line when it waits.
         let mut first = String::new();
-        let said = process.stdout.as_mut().context("no output")?;
-        let mut byte = BufReader::with_capacity(1, said);
+        let stdout = process.stdout.as_mut().context("no output")?;
+        let mut byte = BufReader::with_capacity(1, stdout);
         byte.read_line(&mut first)?;
         ensure!(first == "ready\n", "the shell says {first:?}");
         Ok(Self(process))
@@ -454,16 +454,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_words_and_its_pod() {
+    fn process_is_identified_by_command_line_and_pod() {
         let found = process("412\tdrydock-agent tunnel \t3:cpu:/x/pod1f-2/ab 1:name=/x");
         let found = found.expect("a process");
-        assert_eq!((found.pid, found.words.as_str()), (412, "drydock-agent tunnel "));
+        assert_eq!((found.pid, found.cmdline.as_str()), (412, "drydock-agent tunnel "));
         assert!(found.groups.contains("pod1f-2"));
         assert_eq!(process("no process"), None);
     }
 
     #[test]
-    fn a_shell_strikes_when_it_is_told_to_and_not_before() {
+    fn waiting_shell_runs_the_script_only_on_request() {
         let folder = std::env::temp_dir().join(format!("drydock-strike-{}", std::process::id()));
         let file = folder.with_extension("there");
         let shell = Waiting::here(&format!("touch {}", file.display())).expect("a shell");
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_of_one_link_and_is_taken_back_whole() {
+    fn cut_drops_a_single_link_and_is_reverted_completely() {
         let api = cut(&link(Part::NodeToApi, "192.0.2.1"));
         assert!(
             api.contains("-i eth0 -p tcp -s 192.0.2.1 -j DROP") && api.contains("-o eth0 -p tcp -d 192.0.2.1 -j DROP")
