@@ -58,6 +58,8 @@ MOST_SECONDS = 1500
 def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Try the embedded cluster itself out, and see that nothing stays behind."""
     build.ensure(progress)
+    # The cluster tests need it too, and it is built while other tests wait.
+    build.virtctl(progress)
     output, code = command(
         [sys.executable, "-m", "embedded", "selftest", "--name", SELFTEST, "--lifecycle"],
         {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -24,7 +24,7 @@ MOST_SECONDS = 1500
 AT_ONCE = 3
 
 # Programs that take longest start first. By their targets' names.
-LONGEST = ("migration_search", "hand_over", "drydock-controller", "drydock-core", "drydock-agent")
+LONGEST = ("migration_search", "drydock_core", "hand_over", "drydock-controller", "drydock-agent")
 
 # The search of all that can happen to a migration looks at millions of states: only for it, the rules are optimized.
 # Optimizing them for all takes longer than all their tests.
