@@ -104,6 +104,13 @@ pub(crate) struct RunArgs {
     /// Name of the agent's pod, for events.
     #[arg(long, value_name = "NAME", default_value = "drydock-agent", env = "DRYDOCK_POD_NAME")]
     pub(crate) pod_name: String,
+    /// Address at which controllers reach this agent: the pod's address. Without it, no console, and no command of a user,
+    /// reaches the guests of this node.
+    #[arg(long, value_name = "ADDRESS", env = "DRYDOCK_POD_IP")]
+    pub(crate) address: Option<IpAddr>,
+    /// Port on which controllers are accepted.
+    #[arg(long, value_name = "PORT", default_value_t = 9446, env = "DRYDOCK_NODE_API_PORT")]
+    pub(crate) port: u16,
     /// Kubeconfig; without it, the pod's service account.
     #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,

@@ -10,6 +10,8 @@
 //! recovered from libvirt and from the objects. Guests are ended only when the Node object is deleted, so that they
 //! can start elsewhere.
 
+mod commands;
+mod directory;
 mod events;
 mod facts;
 mod gates;
@@ -39,6 +41,7 @@ use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
+pub(crate) use directory::GuestDirectory;
 pub(crate) use gates::Gates;
 use guest_task::GuestTask;
 pub(crate) use watches::{GuestWatches, LauncherPods};
@@ -124,6 +127,7 @@ pub(crate) struct Guests {
     watches: GuestWatches,
     host: watch::Receiver<Option<Arc<Host>>>,
     node_deleted: watch::Receiver<Option<Instant>>,
+    directory: GuestDirectory,
     process: Process,
     running: HashMap<String, Running>,
 }
@@ -135,12 +139,13 @@ struct Running {
 }
 
 impl Guests {
-    /// Prepares to serve the guests of the node that `shared` names.
+    /// Prepares to serve the guests of the node that `shared` names. `directory` lists them.
     pub(crate) fn new(
         shared: Shared,
         watches: GuestWatches,
         host: watch::Receiver<Option<Arc<Host>>>,
         node_deleted: watch::Receiver<Option<Instant>>,
+        directory: GuestDirectory,
         process: Process,
     ) -> Self {
         Self {
@@ -148,6 +153,7 @@ impl Guests {
             watches,
             host,
             node_deleted,
+            directory,
             process,
             running: HashMap::new(),
         }
@@ -194,6 +200,7 @@ impl Guests {
             .collect();
         for uid in stale {
             if let Some(task) = self.running.remove(&uid) {
+                self.directory.remove(&uid);
                 task.stop.cancel();
             }
         }
@@ -233,7 +240,8 @@ impl Guests {
         }
         let (sender, receiver) = watch::channel(seen);
         let stop = self.process.stopping().child_token();
-        let task = GuestTask::new(self.shared.clone(), receiver);
+        let commands = self.directory.add(&uid, receiver.clone());
+        let task = GuestTask::new(self.shared.clone(), receiver, commands);
         let ended = stop.clone();
         self.process.spawn(format!("guest {uid}"), async move {
             ended.run_until_cancelled(task.run()).await;

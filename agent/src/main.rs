@@ -15,6 +15,7 @@ mod inspector;
 mod lease;
 mod metrics;
 mod migrations;
+mod node_api;
 mod node_task;
 mod observe;
 mod run;

@@ -21,7 +21,8 @@ use std::{
 };
 
 use drydock_api::{
-    Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, launcher::USERFAULTFD, node_reference,
+    Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, hypervisor::AgentEndpoint, launcher::USERFAULTFD,
+    node_reference,
 };
 use drydock_core::{
     configuration::{Configuration, Resolution, Source, gathering::sources, spread},
@@ -92,6 +93,8 @@ pub(crate) struct NodeTask {
     told_guests: watch::Sender<Option<Arc<Host>>>,
     /// When the deletion of the Node object was confirmed, for guests' tasks.
     deleted_node: watch::Sender<Option<clock::Instant>>,
+    /// Where controllers reach this agent.
+    endpoint: Option<AgentEndpoint>,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
     written_hypervisor: Option<Hypervisor>,
@@ -123,6 +126,7 @@ impl NodeTask {
         ready: ReadyHandle,
         told_guests: watch::Sender<Option<Arc<Host>>>,
         deleted_node: watch::Sender<Option<clock::Instant>>,
+        endpoint: Option<AgentEndpoint>,
     ) -> Self {
         let mut hasher = DefaultHasher::new();
         args.node_name.hash(&mut hasher);
@@ -141,6 +145,7 @@ impl NodeTask {
             plugin: None,
             told_guests,
             deleted_node,
+            endpoint,
             lock: None,
             written_node: None,
             written_hypervisor: None,
@@ -370,6 +375,7 @@ impl NodeTask {
             },
             stopping,
             agent_version: env!("CARGO_PKG_VERSION"),
+            agent_endpoint: self.endpoint.as_ref(),
             previous: &previous,
         });
         let post_copy = following.resolution.configuration.migrations.post_copy;

@@ -11,10 +11,11 @@ use tokio::sync::watch;
 use crate::{
     args::RunArgs,
     caches::Caches,
-    guests::{Gates, GuestWatches, Guests, LauncherPods, Shared},
+    guests::{Gates, GuestDirectory, GuestWatches, Guests, LauncherPods, Shared},
     lease::NodeLease,
     metrics::Metrics,
     migrations::{MigrationWatches, Migrations},
+    node_api::{NodeApi, NodeApiMetrics},
     node_task::NodeTask,
     tunnel::tunnels::Tunnels,
     writes::Writes,
@@ -42,6 +43,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let args = Arc::new(args);
     let mut registry = registry(COMPONENT, VERSION);
     let metrics = Metrics::register(&mut registry);
+    let node_api_metrics = NodeApiMetrics::register(&mut registry);
     let watch_metrics = WatchMetrics::register(&mut registry);
     let event_metrics = EventMetrics::register(&mut registry);
     let client_metrics = ClientMetrics::register(&mut registry);
@@ -83,11 +85,24 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         kubelet: args.kubelet.clone(),
         node: args.node_name.clone(),
     };
+    let directory = GuestDirectory::default();
+    let mut endpoint = None;
+    if let Some(address) = args.address {
+        let node_api = NodeApi {
+            client: client.clone(),
+            guests: directory.clone(),
+            kubelet: args.kubelet.clone(),
+            node: args.node_name.clone(),
+            metrics: node_api_metrics,
+        };
+        endpoint = Some(node_api.serve(&process, &watches, address, args.port).await?);
+    }
     let guests = Guests::new(
         shared.clone(),
         GuestWatches::start(&client, &watches, &args.node_name, pods.clone(), of_guests),
         host.clone(),
         node_deleted,
+        directory,
         process.clone(),
     );
     let tunnels = Tunnels::follow(&args.state.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
@@ -111,6 +126,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         ready,
         told_guests,
         deleted_node,
+        endpoint,
     );
     process.spawn_critical("the guests", async move {
         guests.run().await;

@@ -39,7 +39,7 @@ use crate::{
     replica_set_task::{self, ReplicaSetTask},
     replicas_task::ReplicasTask,
     rooms::Rooms,
-    subresources::{SubresourceMetrics, SubresourcesServer},
+    subresources::{ActiveStreams, SubresourceMetrics, SubresourcesServer},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
@@ -91,6 +91,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let certificate_metrics = CertificateMetrics::register(&mut registry);
     let webhook_metrics = WebhookMetrics::register(&mut registry);
     let subresource_metrics = SubresourceMetrics::register(&mut registry);
+    let active_streams = ActiveStreams::register(&mut registry);
     let migration_metrics = MigrationMetrics::register(&mut registry);
     let drain_metrics = DrainMetrics::register(&mut registry);
     let readiness = Readiness::new();
@@ -320,6 +321,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         configuration: configuration.clone(),
         certificate: certificate.clone(),
         metrics: subresource_metrics,
+        streams: active_streams,
         version: VERSION,
         leave: LEAVE,
     };

@@ -3,21 +3,28 @@
 //! ```text
 //!  virtctl ──▶ kube-apiserver ──TLS, as front proxy──▶ SubresourcesServer ──▶ requests: path, user, right ──▶ calls
 //!                                   └ APIService v1.subresources.kubevirt.io         │ SubjectAccessReview     │
-//!                                                                                    └─▶ API server ◀──────────┘
+//!                                                                                    └─▶ API server ◀──────────┤
+//!                                                         commands, consoles ─▶ agent of the guest's node ◀─────┤
+//!                                                         ports ─▶ the guest's pod ◀────────────────────────────┘
 //! ```
 //!
 //! Every replica serves it, and reads what it needs from the API server: it depends on no leader and no cache. What is
 //! decided by which checks is in [`drydock_core::subresources`].
 
+mod active_streams;
+mod agents;
 mod calls;
 mod counted;
+mod guests;
 mod requests;
+mod sessions;
 mod trust;
+mod websocket;
 
 #[cfg(test)]
 mod tests;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::Router;
 use drydock_runtime::{Process, Watches};
@@ -28,10 +35,13 @@ use crate::{
     configuration_in_force::ConfigurationInForce,
     tls_port::{PortError, TlsPort},
 };
+use agents::Agents;
 use calls::Calls;
 use requests::Requests;
+use sessions::Sessions;
 use trust::Trust;
 
+pub(crate) use active_streams::ActiveStreams;
 pub(crate) use counted::SubresourceMetrics;
 
 /// How long a request may take: kube-apiserver ends it after 60 s.
@@ -47,6 +57,8 @@ pub(crate) struct SubresourcesServer {
     pub(crate) certificate: ServedCertificate,
     /// What is counted.
     pub(crate) metrics: SubresourceMetrics,
+    /// The same of open streams.
+    pub(crate) streams: ActiveStreams,
     /// Version of Drydock.
     pub(crate) version: &'static str,
     /// How long requests are accepted after the order to stop.
@@ -64,9 +76,11 @@ impl SubresourcesServer {
         watches: &Watches,
         address: SocketAddr,
     ) -> Result<SocketAddr, PortError> {
+        let agents = Agents::new(self.client.clone(), Arc::new(self.certificate.clone()), process);
         let trust = Trust::start(&self.client, watches, self.certificate);
         let requests = Requests {
-            calls: Calls::new(self.client, self.configuration),
+            sessions: Sessions::new(self.client.clone(), self.streams, process),
+            calls: Calls::new(self.client, self.configuration, agents),
             trust: trust.clone(),
             metrics: self.metrics.clone(),
             version: self.version,

@@ -163,7 +163,8 @@ impl Connections {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(IDLE)
-                .serve_connection(TokioIo::new(stream), service);
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades();
             let mut connection = pin!(connection);
             let ended = match closing.run_until_cancelled(connection.as_mut()).await {
                 Some(ended) => ended,

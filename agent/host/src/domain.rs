@@ -390,6 +390,31 @@ impl DomainHandle {
             .await
     }
 
+    /// Requests that the guest's operating system restarts; its QEMU stays. If the power button is used and the guest
+    /// does not react to it, nothing happens.
+    ///
+    /// # Errors
+    /// As for all calls; [`CallError::AgentSilent`] if the agent is used and does not respond.
+    pub async fn reboot(&self, by: ShutdownBy) -> Result<(), CallError> {
+        let within = match by {
+            ShutdownBy::PowerButton => self.deadlines.change,
+            ShutdownBy::Agent => self.deadlines.agent,
+        };
+        self.call("requesting a reboot of the guest", within, move |calls| {
+            calls.reboot(by)
+        })
+        .await
+    }
+
+    /// Restarts the guest's virtual machine at once; its QEMU stays.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn reset(&self) -> Result<(), CallError> {
+        self.call("resetting the guest", self.deadlines.change, |calls| calls.reset())
+            .await
+    }
+
     /// Pauses the guest.
     ///
     /// # Errors

@@ -17,18 +17,19 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags};
 
-use crate::{console_lines::ConsoleLines, outlet::Outlet};
+use crate::{console_client::ConsoleClient, console_lines::ConsoleLines, outlet::Outlet};
 
 /// An unfinished line is shown after this much idle time, because a prompt waits for input.
 const SILENCE: Duration = Duration::from_millis(500);
 /// Size of one read in bytes.
 const BUFFER: usize = 8 * 1024;
 
-/// The socket, and the connection of the current QEMU.
+/// The socket, the connection of the current QEMU, and its client.
 #[derive(Debug)]
 pub(crate) struct Console {
     listener: UnixListener,
     connection: Option<UnixStream>,
+    client: ConsoleClient,
     lines: ConsoleLines,
     buffer: Vec<u8>,
     /// When to show the unfinished line.
@@ -36,11 +37,11 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// Listens on a socket at this path.
+    /// Listens on a socket at this path, and for clients on another.
     ///
     /// # Errors
-    /// If the socket cannot be created.
-    pub(crate) fn listen(path: &Path) -> io::Result<Self> {
+    /// If a socket cannot be created.
+    pub(crate) fn listen(path: &Path, clients: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         // Only for QEMU, which runs as the same user.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
@@ -48,6 +49,7 @@ impl Console {
         Ok(Self {
             listener,
             connection: None,
+            client: ConsoleClient::listen(clients)?,
             lines: ConsoleLines::new("guest: "),
             buffer: vec![0; BUFFER],
             finish_at: None,
@@ -57,11 +59,15 @@ impl Console {
     /// Returns the descriptors to poll.
     pub(crate) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
-        let connection = self
-            .connection
-            .as_ref()
-            .map(|connection| PollFd::new(connection.as_fd(), PollFlags::POLLIN));
-        [Some(listener), connection].into_iter().flatten()
+        let connection = self.connection.as_ref().map(|connection| {
+            let mut flags = PollFlags::POLLIN;
+            flags.set(PollFlags::POLLOUT, self.client.has_input());
+            PollFd::new(connection.as_fd(), flags)
+        });
+        [Some(listener), connection]
+            .into_iter()
+            .flatten()
+            .chain(self.client.waits())
     }
 
     /// Returns when to call `work` again at the latest.
@@ -79,6 +85,7 @@ impl Console {
             self.connection = Some(connection);
             self.read(now, out);
         }
+        self.client.work(self.connection.as_mut());
         if self.finish_at.is_some_and(|at| at <= now) {
             self.finish(out);
         }
@@ -93,20 +100,22 @@ impl Console {
     fn read(&mut self, now: Instant, out: &mut Outlet) {
         let Some(connection) = &mut self.connection else { return };
         match connection.read(&mut self.buffer) {
-            Ok(0) => {
-                self.connection = None;
-                self.finish(out);
-            }
+            Ok(0) => self.disconnected(out),
             Ok(length) => {
+                self.client.print(&self.buffer[..length]);
                 self.lines.feed(&self.buffer[..length], |line| out.line(line));
                 self.finish_at = self.lines.is_unfinished().then(|| now + SILENCE);
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(_) => {
-                self.connection = None;
-                self.finish(out);
-            }
+            Err(_) => self.disconnected(out),
         }
+    }
+
+    /// Handles the end of QEMU's connection: the guest has ended, or has migrated.
+    fn disconnected(&mut self, out: &mut Outlet) {
+        self.connection = None;
+        self.client.close();
+        self.finish(out);
     }
 
     /// Reads the rest of the output of a QEMU that has ended.
@@ -139,7 +148,8 @@ mod tests {
     /// Returns a console, its outlet, and the reading end of the outlet.
     fn console(folder: &TempDir) -> (Console, Outlet, std::io::PipeReader) {
         let (reader, writer) = std::io::pipe().unwrap();
-        let console = Console::listen(&folder.path().join("console.sock")).unwrap();
+        let [socket, clients] = ["console.sock", "clients.sock"].map(|name| folder.path().join(name));
+        let console = Console::listen(&socket, &clients).unwrap();
         let outlet = Outlet::new(File::from(OwnedFd::from(writer)), "of the guest");
         (console, outlet, reader)
     }

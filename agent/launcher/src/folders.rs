@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! /run/drydock                     the run volume, shared with the agent; HOME of all programs here
-//!   ready.json  readiness.json  console.sock
+//!   ready.json  readiness.json  console.sock  console-client.sock
 //!   libvirt/libvirt-sock           libvirt's socket
 //!   migration                      sockets for the guest's migration
 //!   libvirt/qemu/run               one state file and one PID file for each live domain
@@ -17,9 +17,9 @@
 use std::path::{Path, PathBuf};
 
 use drydock_api::launcher::{
-    CAPABILITIES_FOLDER, CAPABILITIES_IN_CACHE, CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER, IMAGES_FOLDER,
-    LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE, READINESS_FILE, READY_FILE, RUN_FOLDER, SECRETS_FOLDER,
-    USERFAULTFD, VOLUMES_FOLDER,
+    CAPABILITIES_FOLDER, CAPABILITIES_IN_CACHE, CONSOLE_CLIENT_SOCKET, CONSOLE_SOCKET, DEVICES_FOLDER, DISKS_FOLDER,
+    IMAGES_FOLDER, LIBVIRT_SOCKET, MIGRATION_FOLDER, MIGRATION_LEFT_FILE, READINESS_FILE, READY_FILE, RUN_FOLDER,
+    SECRETS_FOLDER, USERFAULTFD, VOLUMES_FOLDER,
 };
 
 /// The pod's folders, below `/` or below a test's own root.
@@ -61,6 +61,11 @@ impl Folders {
     /// Socket for the guest's first serial port.
     pub(crate) fn console(&self) -> PathBuf {
         self.run().join(CONSOLE_SOCKET)
+    }
+
+    /// Socket for the client of that port.
+    pub(crate) fn console_client(&self) -> PathBuf {
+        self.run().join(CONSOLE_CLIENT_SOCKET)
     }
 
     /// libvirt's socket.

@@ -4,6 +4,7 @@
 mod addresses;
 mod args;
 mod console;
+mod console_client;
 mod console_lines;
 mod disks;
 mod domain_log;

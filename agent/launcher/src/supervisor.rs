@@ -179,7 +179,7 @@ impl Supervisor {
             events: VecDeque::new(),
             signals: Signals::new()?,
             watch: DomainWatch::new(&guest.domain, &folders)?,
-            console: Console::listen(&folders.console())?,
+            console: Console::listen(&folders.console(), &folders.console_client())?,
             out: Outlet::new(standard(&io::stdout())?, "of the guest"),
             own: Outlet::new(standard(&io::stderr())?, "of the launcher"),
             prepare: None,

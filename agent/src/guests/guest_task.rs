@@ -34,11 +34,13 @@ use drydock_runtime::{Backoff, Severity, chain, clock, newer};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use super::{
     Host, Seen, Shared,
+    commands::{self, Target},
+    directory::CommandRequest,
     events::{alongside, record_event},
     facts, readiness,
     report::{self, tell},
@@ -55,6 +57,7 @@ const READY_BYTES: u64 = 64 << 10;
 pub(super) struct GuestTask {
     shared: Shared,
     seen: watch::Receiver<Seen>,
+    commands: mpsc::Receiver<CommandRequest>,
     /// The newest state that the API server returned to this task's own writes.
     written: Option<VirtualMachineInstance>,
     /// Back-off for writes that the API server refused.
@@ -118,11 +121,12 @@ struct Known {
 }
 
 impl GuestTask {
-    /// Creates the task of the VMI that `seen` shows.
-    pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>) -> Self {
+    /// Creates the task of the VMI that `seen` shows. It carries out the `commands` of users.
+    pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>, commands: mpsc::Receiver<CommandRequest>) -> Self {
         Self {
             shared,
             seen,
+            commands,
             written: None,
             backoff: Backoff::new(RETRY.0, RETRY.1),
             retry: None,
@@ -255,6 +259,16 @@ impl GuestTask {
                 changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
                 () = clock::sleep_until_instant(self.retry) => {}
                 () = readiness::changed(watched.as_ref()) => {}
+                Some(request) = self.commands.recv() => {
+                    let instance = self.instance();
+                    let target = Target {
+                        instance: &instance,
+                        node: &self.shared.node,
+                        agent_connected: known.agent.is_some(),
+                        events: &self.shared.events,
+                    };
+                    commands::carry_out(handle, &target, request).await;
+                }
             }
         }
     }

@@ -68,12 +68,25 @@ pub struct HypervisorStatus {
     pub labels: Option<u32>,
     /// Version of the agent.
     pub agent_version: String,
+    /// Where controllers reach the agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_endpoint: Option<AgentEndpoint>,
     /// How the node is being emptied of virtual machines. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
     /// What emptying the node would do, while its Node asks for that. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_preview: Option<DrainPreview>,
+}
+
+/// Where controllers reach the agent of a node, and how they recognize it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentEndpoint {
+    /// Address and port.
+    pub address: String,
+    /// SHA-256 of its certificate, in hexadecimal digits.
+    pub certificate_fingerprint: String,
 }
 
 /// What emptying a node of virtual machines would do, though nobody has asked for it.

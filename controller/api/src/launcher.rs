@@ -80,6 +80,8 @@ pub const READY_FILE: &str = "ready.json";
 pub const READINESS_FILE: &str = "readiness.json";
 /// The socket, below the run folder, to which the guest's first serial port is connected.
 pub const CONSOLE_SOCKET: &str = "console.sock";
+/// The socket, below the run folder, on which the launcher serves the first serial port to a single client.
+pub const CONSOLE_CLIENT_SOCKET: &str = "console-client.sock";
 /// The seccomp profile, relative to the kubelet's profile directory.
 pub const SECCOMP_PROFILE: &str = "drydock/launcher.json";
 /// The extended resource with which a pod requests KVM.

@@ -14,6 +14,7 @@ pub mod launcher;
 pub mod leases;
 pub mod legacy;
 pub mod maintenance;
+pub mod node_api;
 pub mod reasons;
 pub mod removal;
 

@@ -35,6 +35,7 @@ pub mod drain;
 pub mod eviction;
 pub mod explain;
 pub mod guest;
+pub mod guest_command;
 pub mod guest_labels;
 pub mod guest_network;
 pub mod in_force;

@@ -17,7 +17,7 @@ use std::{
 use drydock_api::{
     annotations,
     facts::{KvmState, NodeFacts, Usable},
-    hypervisor::{ConfigurationObject, ConfigurationRecord, HypervisorStatus, InspectionRecord},
+    hypervisor::{AgentEndpoint, ConfigurationObject, ConfigurationRecord, HypervisorStatus, InspectionRecord},
     labels as keys,
     reasons::{events, hypervisor as types},
 };
@@ -71,6 +71,8 @@ pub struct Observed<'a> {
     pub stopping: bool,
     /// Version of the agent.
     pub agent_version: &'a str,
+    /// Where controllers reach the agent, if it listens.
+    pub agent_endpoint: Option<&'a AgentEndpoint>,
     /// The current status of the Hypervisor.
     pub previous: &'a HypervisorStatus,
 }
@@ -329,6 +331,7 @@ fn status(
         configuration: Some(record(observed.resolution, observed.minimum)),
         labels: Some(labels),
         agent_version: observed.agent_version.into(),
+        agent_endpoint: observed.agent_endpoint.cloned(),
         // Written by the controller.
         drain: None,
         drain_preview: None,

@@ -3,6 +3,7 @@
 //! ```text
 //!  method, path ─▶ Path::parse ─▶ Document            discovery and version, for everybody
 //!                              └▶ Target ─▶ authorize ─▶ operation() ─▶ machine::start, stop, ... ─▶ Effect or Failure
+//!                                                                     └▶ guest::command, stream, ... ─▶ the agent's port
 //! ```
 //!
 //! Which checks there are, in which order, and how failures read is KubeVirt's (`pkg/virt-api/rest`, v1.9.0): clients
@@ -13,6 +14,7 @@ mod effect;
 pub mod evacuation;
 mod failure;
 pub mod front_proxy;
+pub mod guest;
 pub mod machine;
 mod operation;
 pub mod options;

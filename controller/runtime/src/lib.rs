@@ -28,6 +28,7 @@ pub mod lease;
 mod logs;
 pub mod metrics;
 mod newer;
+pub mod pinned_tls;
 mod process;
 mod refusal;
 mod retry;

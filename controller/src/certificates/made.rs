@@ -78,7 +78,8 @@ pub(super) fn serving(
     parameters.distinguished_name = name(names.first().map_or("drydock-webhooks", String::as_str));
     parameters.use_authority_key_identifier_extension = true;
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    // Agents accept controllers as clients by it.
+    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let key = KeyPair::generate().map_err(failed)?;
     let certificate = parameters.signed_by(&key, &issuer).map_err(failed)?;
     Ok(Made {

@@ -29,6 +29,8 @@ pub(crate) enum Unusable {
     UnknownAuthority,
     /// The certificate is for other names.
     OtherNames,
+    /// The certificate is for servers alone, as earlier versions made it.
+    OtherUse,
 }
 
 impl Unusable {
@@ -40,6 +42,7 @@ impl Unusable {
             Self::KeyOfAnother => "KeyOfAnother",
             Self::UnknownAuthority => "UnknownAuthority",
             Self::OtherNames => "OtherNames",
+            Self::OtherUse => "OtherUse",
         }
     }
 
@@ -51,6 +54,7 @@ impl Unusable {
             Self::KeyOfAnother => "the key belongs to another certificate",
             Self::UnknownAuthority => "no authority that is known has signed it",
             Self::OtherNames => "it is for other names than those of the Service",
+            Self::OtherUse => "it is for servers alone, and agents need one of a client",
         }
     }
 }
@@ -174,6 +178,10 @@ fn servable(
     };
     if !names.iter().all(has) {
         return Err(Unusable::OtherNames);
+    }
+    let usage = parsed.extended_key_usage().ok().flatten();
+    if !usage.is_some_and(|usage| usage.value.server_auth && usage.value.client_auth) {
+        return Err(Unusable::OtherUse);
     }
     let signed_by = |authority: &&Authority| {
         let issuer = parse_x509_certificate(authority.id.der());

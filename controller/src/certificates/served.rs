@@ -1,9 +1,11 @@
-//! The certificate that TLS handshakes get, replaced while connections go on.
+//! The certificate of TLS handshakes, as server and as client of agents, replaced while connections continue.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use drydock_runtime::ReadyHandle;
 use rustls::{
+    SignatureScheme,
+    client::ResolvesClientCert,
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
@@ -37,9 +39,26 @@ impl ServedCertificate {
     }
 }
 
-impl ResolvesServerCert for ServedCertificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+impl ServedCertificate {
+    fn current(&self) -> Option<Arc<CertifiedKey>> {
         let certificate = self.0.certificate.read().unwrap_or_else(PoisonError::into_inner);
         certificate.clone()
+    }
+}
+
+impl ResolvesServerCert for ServedCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.current()
+    }
+}
+
+/// To agents, a controller is a client.
+impl ResolvesClientCert for ServedCertificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.current()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }

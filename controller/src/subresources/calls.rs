@@ -27,7 +27,7 @@ use kube::{
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::requests::Reply;
+use super::{agents::Agents, requests::Reply};
 use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
 
 /// The API server's code for a JSON patch of which a test fails.
@@ -41,17 +41,22 @@ const DONE: Reply = Reply::Empty(StatusCode::OK);
 pub(super) struct Calls {
     client: Client,
     configuration: ConfigurationInForce,
+    pub(super) agents: Agents,
 }
 
 /// A machine as the API server has it.
-struct Read {
+pub(super) struct Read {
     written: Value,
-    machine: VirtualMachine,
+    pub(super) machine: VirtualMachine,
 }
 
 impl Calls {
-    pub(super) fn new(client: Client, configuration: ConfigurationInForce) -> Self {
-        Self { client, configuration }
+    pub(super) fn new(client: Client, configuration: ConfigurationInForce, agents: Agents) -> Self {
+        Self {
+            client,
+            configuration,
+            agents,
+        }
     }
 
     /// The API server's version, or why it does not answer.
@@ -94,7 +99,7 @@ impl Calls {
         })
     }
 
-    /// Does an operation.
+    /// Does an operation, other than one for which [`Self::connect`] is.
     pub(super) async fn execute(&self, operation: Operation, target: &Target, body: &[u8]) -> Result<Reply, Failure> {
         info!(
             operation = operation.as_str(),
@@ -140,6 +145,8 @@ impl Calls {
             Operation::CancelEvacuationOfMachine | Operation::CancelEvacuation => {
                 self.cancel_evacuation(operation, target, &read(body)?).await
             }
+            Operation::Command(command) => self.command(target, command, body).await,
+            Operation::Stream(_) | Operation::PortForward => Err(Failure::method_not_allowed("GET")),
         }
     }
 
@@ -151,7 +158,7 @@ impl Calls {
         Api::namespaced(self.client.clone(), &target.namespace)
     }
 
-    async fn machine(&self, target: &Target) -> Result<Read, Failure> {
+    pub(super) async fn machine(&self, target: &Target) -> Result<Read, Failure> {
         let path = format!(
             "/apis/kubevirt.io/v1/namespaces/{}/virtualmachines/{}",
             target.namespace, target.name
@@ -171,7 +178,7 @@ impl Calls {
         }
     }
 
-    async fn instance(&self, target: &Target) -> Result<Option<VirtualMachineInstance>, Failure> {
+    pub(super) async fn instance(&self, target: &Target) -> Result<Option<VirtualMachineInstance>, Failure> {
         self.instances(target).get_opt(&target.name).await.map_err(internal)
     }
 

@@ -13,14 +13,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use drydock_core::subresources::{
-    Document, Failure, Path, Resource, Target, discovery, front_proxy::User, operation, verb,
+    Document, Failure, Operation, Path, Resource, Target, discovery, front_proxy::User, operation, verb,
 };
 use drydock_runtime::{CancellationToken, clock::Instant};
 use futures::FutureExt;
 use serde_json::Value;
 use tracing::info;
 
-use super::{calls::Calls, counted::SubresourceMetrics, trust::Trust};
+use super::{calls::Calls, counted::SubresourceMetrics, sessions::Sessions, trust::Trust, websocket::Handshake};
 use crate::tls_port::PeerCertificate;
 
 /// The largest body that is read: a virtual machine, which API servers limit to 3 MiB.
@@ -29,6 +29,7 @@ const LARGEST: usize = 3 << 20;
 /// Serves requests.
 pub(super) struct Requests {
     pub(super) calls: Calls,
+    pub(super) sessions: Sessions,
     pub(super) trust: Trust,
     pub(super) metrics: SubresourceMetrics,
     pub(super) version: &'static str,
@@ -42,6 +43,8 @@ pub(super) enum Reply {
     Json(StatusCode, Value),
     /// Nothing but the code.
     Empty(StatusCode),
+    /// The protocol changes.
+    Upgrade(Response),
 }
 
 /// Serves one request.
@@ -64,6 +67,7 @@ pub(super) async fn serve(
     let mut response = match reply {
         Ok(Reply::Json(code, document)) => json(code, &document),
         Ok(Reply::Empty(code)) => code.into_response(),
+        Ok(Reply::Upgrade(response)) => response,
         Err(failure) => {
             if failure.code >= 500 {
                 info!(
@@ -77,7 +81,7 @@ pub(super) async fn serve(
             json(code, &failure.to_status())
         }
     };
-    if requests.stopping.is_cancelled() {
+    if requests.stopping.is_cancelled() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }
@@ -124,12 +128,37 @@ impl Requests {
                 let user = user.ok_or_else(Failure::unauthorized)?;
                 self.authorize(&user, &method, target).await?;
                 let operation = operation(&method, target)?;
+                if let Operation::Stream(_) | Operation::PortForward = operation {
+                    return self.connect(operation, target, &user, request).await;
+                }
                 let body = to_bytes(request.into_body(), LARGEST)
                     .await
                     .map_err(|_| Failure::bad_request("the body is larger than 3 MiB, or ended early"))?;
                 self.calls.execute(operation, target, &body).await
             }
         }
+    }
+
+    /// Connects the client to a guest by a websocket.
+    async fn connect(
+        &self,
+        operation: Operation,
+        target: &Target,
+        user: &User,
+        mut request: Request,
+    ) -> Result<Reply, Failure> {
+        let handshake = Handshake::of(&mut request)?;
+        let place = self.sessions.place(&user.name)?;
+        let connected = match operation {
+            Operation::Stream(stream) => {
+                let preserve = preserves_session(request.uri().query().unwrap_or_default());
+                self.calls.stream(target, stream, preserve).await?
+            }
+            _ => self.calls.port_forward(target).await?,
+        };
+        let response = handshake.response();
+        self.sessions.begin(handshake, connected, operation, target, place);
+        Ok(Reply::Upgrade(response))
     }
 
     /// Whether the user may do this to this object.
@@ -143,6 +172,16 @@ impl Requests {
             Some(reason) => Err(Failure::forbidden(refusal(user, verb, target, &reason))),
         }
     }
+}
+
+/// Whether a client does not want to replace another. What cannot be parsed counts as false, as in KubeVirt.
+fn preserves_session(query: &str) -> bool {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let value = pairs
+        .find(|(name, _)| *name == "preserveSession")
+        .map(|(_, value)| value);
+    // Go's strconv.ParseBool.
+    value.is_some_and(|value| ["1", "t", "T", "true", "TRUE", "True"].contains(&value))
 }
 
 /// As kube-apiserver words it.

@@ -77,8 +77,11 @@ struct Setup {
 fn requests_of(client: Client, trust: Trust) -> Requests {
     let (configuration, resolved) = ConfigurationInForce::pending(Configuration::default());
     resolved.send_replace(true);
+    let process = Process::new();
+    let agents = Agents::new(client.clone(), Arc::new(served().0), &process);
     Requests {
-        calls: Calls::new(client, configuration),
+        sessions: Sessions::new(client.clone(), ActiveStreams::default(), &process),
+        calls: Calls::new(client, configuration, agents),
         trust,
         metrics: SubresourceMetrics::register(&mut Registry::default()),
         version: "0.1.0",

@@ -50,6 +50,8 @@ pub(crate) trait Calls {
     fn xml(&self, document: Document) -> Result<String, LibvirtError>;
     fn destroy(&self) -> Result<(), LibvirtError>;
     fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
+    fn reboot(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
+    fn reset(&self) -> Result<(), LibvirtError>;
     fn suspend(&self) -> Result<(), LibvirtError>;
     fn resume(&self) -> Result<(), LibvirtError>;
     fn undefine(&self) -> Result<(), LibvirtError>;
@@ -237,6 +239,27 @@ impl Calls for Connection {
         }
         // SAFETY: the domain is one of this open connection.
         succeeded(CALL, unsafe { sys::virDomainShutdownFlags(domain.0, flags) }).map(drop)
+    }
+
+    fn reboot(&self, by: ShutdownBy) -> Result<(), LibvirtError> {
+        const CALL: &str = "requesting a reboot of the guest";
+        let flags = match by {
+            ShutdownBy::PowerButton => sys::VIR_DOMAIN_REBOOT_ACPI_POWER_BTN,
+            ShutdownBy::Agent => sys::VIR_DOMAIN_REBOOT_GUEST_AGENT,
+        };
+        let domain = self.found(CALL)?;
+        if by == ShutdownBy::Agent {
+            domain.limit_agent();
+        }
+        // SAFETY: the domain is one of this open connection.
+        succeeded(CALL, unsafe { sys::virDomainReboot(domain.0, flags) }).map(drop)
+    }
+
+    fn reset(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "resetting the guest";
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection; there are no flags.
+        succeeded(CALL, unsafe { sys::virDomainReset(domain.0, 0) }).map(drop)
     }
 
     fn suspend(&self) -> Result<(), LibvirtError> {

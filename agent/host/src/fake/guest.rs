@@ -266,6 +266,29 @@ impl Calls for Connection {
         })
     }
 
+    fn reboot(&self, by: ShutdownBy) -> Result<(), LibvirtError> {
+        const CALL: &str = "reboot";
+        self.change(CALL, |inner| {
+            inner.guest(CALL)?;
+            match by {
+                ShutdownBy::Agent => Err(no_agent(CALL)),
+                ShutdownBy::PowerButton => {
+                    inner.tell(&DomainEvent::Reboot);
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    fn reset(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "reset";
+        self.change(CALL, |inner| {
+            inner.guest(CALL)?;
+            inner.tell(&DomainEvent::Reboot);
+            Ok(())
+        })
+    }
+
     fn suspend(&self) -> Result<(), LibvirtError> {
         const CALL: &str = "suspend";
         self.change(CALL, |inner| {

@@ -106,6 +106,7 @@ impl Scene {
             },
             stopping: self.stopping,
             agent_version: "0.1.0",
+            agent_endpoint: None,
             previous: &self.previous,
         })
     }

@@ -79,6 +79,11 @@ impl Failure {
         Self::plain(405, "MethodNotAllowed", message)
     }
 
+    /// The user has as many streams as one may have.
+    pub fn too_many(message: impl Into<String>) -> Self {
+        Self::plain(429, "TooManyRequests", message.into())
+    }
+
     /// Drydock has none of it.
     pub fn not_supported(what: &str) -> Self {
         Self::bad_request(format!("Drydock does not support {what}."))

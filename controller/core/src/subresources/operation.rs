@@ -1,5 +1,7 @@
 //! What a method on a subresource does.
 
+use drydock_api::node_api::{GuestCommand, GuestStream};
+
 use super::{Failure, Resource, Target};
 
 /// What is to be done.
@@ -21,6 +23,12 @@ pub enum Operation {
     CancelEvacuationOfMachine,
     /// The same of an instance.
     CancelEvacuation,
+    /// Sends a command to the guest of an instance.
+    Command(GuestCommand),
+    /// Connects the client to a device of the guest.
+    Stream(GuestStream),
+    /// Connects the client to a port of the guest, of an instance or of a machine's.
+    PortForward,
 }
 
 impl Operation {
@@ -34,6 +42,9 @@ impl Operation {
             Self::ExpandSpec => "expand-spec",
             Self::ExpandGivenSpec => "expand-vm-spec",
             Self::CancelEvacuationOfMachine | Self::CancelEvacuation => "evacuate/cancel",
+            Self::Command(command) => command.as_str(),
+            Self::Stream(stream) => stream.as_str(),
+            Self::PortForward => "portforward",
         }
     }
 }
@@ -57,27 +68,22 @@ pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
         (Machine, "evacuate/cancel") => (PUT, Ok(Operation::CancelEvacuationOfMachine)),
         (Instance, "evacuate/cancel") => (PUT, Ok(Operation::CancelEvacuation)),
         (ExpandSpec, "") => (PUT, Ok(Operation::ExpandGivenSpec)),
+        (Instance, "pause") => (PUT, Ok(Operation::Command(GuestCommand::Pause))),
+        (Instance, "unpause") => (PUT, Ok(Operation::Command(GuestCommand::Unpause))),
+        (Instance, "softreboot") => (PUT, Ok(Operation::Command(GuestCommand::SoftReboot))),
+        (Instance, "reset") => (PUT, Ok(Operation::Command(GuestCommand::Reset))),
+        (Instance, "console") => (GET, Ok(Operation::Stream(GuestStream::Console))),
+        (Instance, "vnc") => (GET, Ok(Operation::Stream(GuestStream::Vnc))),
+        (Machine | Instance, "portforward") => (GET, Ok(Operation::PortForward)),
         (Machine | Instance, "addvolume" | "removevolume") => (PUT, Err("volumes that are added to a running guest")),
         (Machine, "memorydump" | "removememorydump") => (PUT, Err("memory dumps")),
         (
             Instance,
-            "pause"
-            | "unpause"
-            | "softreboot"
-            | "reset"
-            | "freeze"
-            | "unfreeze"
-            | "backup"
-            | "redefine-checkpoint"
-            | "sev/setupsession"
-            | "sev/injectlaunchsecret",
+            "freeze" | "unfreeze" | "backup" | "redefine-checkpoint" | "sev/setupsession" | "sev/injectlaunchsecret",
         ) => (PUT, Err(subject(&target.subresource))),
         (
             Instance,
-            "console"
-            | "vnc"
-            | "vnc/screenshot"
-            | "portforward"
+            "vnc/screenshot"
             | "vsock"
             | "usbredir"
             | "guestosinfo"
@@ -85,8 +91,7 @@ pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
             | "filesystemlist"
             | "sev/fetchcertchain"
             | "sev/querylaunchmeasurement",
-        )
-        | (Machine, "portforward") => (GET, Err(subject(&target.subresource))),
+        ) => (GET, Err(subject(&target.subresource))),
         (Machine | Instance, "objectgraph") => (GET, Err("object graphs")),
         _ => return Err(Failure::no_such_path()),
     };
@@ -99,13 +104,9 @@ pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
 /// What a subresource is about, after "Drydock does not support".
 fn subject(subresource: &str) -> &'static str {
     match subresource {
-        "pause" | "unpause" => "pausing guests",
-        "softreboot" | "reset" => "restarting guests in place",
         "freeze" | "unfreeze" => "freezing the file systems of guests",
         "backup" | "redefine-checkpoint" => "backups of guests",
-        "console" => "consoles",
-        "vnc" | "vnc/screenshot" => "graphical consoles",
-        "portforward" => "forwarding of ports",
+        "vnc/screenshot" => "screenshots",
         "vsock" => "sockets of the family AF_VSOCK",
         "usbredir" => "redirection of USB devices",
         "guestosinfo" | "userlist" | "filesystemlist" => "reports of guest agents",

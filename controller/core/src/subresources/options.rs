@@ -59,6 +59,14 @@ pub struct CancelEvacuation {
     pub dry_run: Option<Vec<String>>,
 }
 
+/// `pause`, `unpause`, and other commands to a guest.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Command {
+    /// `["All"]`: nothing is done.
+    pub dry_run: Option<Vec<String>>,
+}
+
 /// Reads a body, which is JSON or YAML, whatever its Content-Type; an empty one has no options.
 ///
 /// # Errors

@@ -1,0 +1,221 @@
+//! Carries out the commands of users to a guest. What a command does is decided in [`drydock_core::guest_command`].
+
+use drydock_api::{
+    kubevirt::VirtualMachineInstance,
+    node_api::{GuestCommand, Refusal, RefusalReason},
+};
+use drydock_core::guest_command::{self, Activity, Call, Facts};
+use drydock_host::domain::{CallError, DomainHandle, PausedReason, ShutdownBy, State};
+use drydock_runtime::{Events, Severity, chain};
+use kube::ResourceExt;
+use tracing::{info, warn};
+
+use super::{directory::CommandRequest, report::tell};
+
+/// What commands depend on besides libvirt.
+pub(super) struct Target<'a> {
+    /// The instance.
+    pub(super) instance: &'a VirtualMachineInstance,
+    /// The agent's own node.
+    pub(super) node: &'a str,
+    /// Whether the guest agent is connected.
+    pub(super) agent_connected: bool,
+    /// Where events are published.
+    pub(super) events: &'a Events,
+}
+
+/// Carries out a command and reports its result to its sender.
+pub(super) async fn carry_out(handle: &DomainHandle, target: &Target<'_>, request: CommandRequest) {
+    // The user has been informed that the command failed, so it must not happen later.
+    if request.result.is_closed() {
+        return;
+    }
+    let command = request.command;
+    let result = execute(handle, target, command).await;
+    let vmi = format!(
+        "{}/{}",
+        target.instance.namespace().unwrap_or_default(),
+        target.instance.name_any()
+    );
+    match &result {
+        Ok(()) => {
+            info!(vmi, command = command.as_str(), "command carried out");
+            if let Some((reason, note)) = event(command) {
+                tell(target.events, target.instance, Severity::Normal, reason, note.into());
+            }
+        }
+        Err(refusal) => warn!(
+            vmi,
+            command = command.as_str(),
+            error = refusal.message,
+            "command refused"
+        ),
+    }
+    // The sender may have given up.
+    let _ = request.result.send(result);
+}
+
+async fn execute(handle: &DomainHandle, target: &Target<'_>, command: GuestCommand) -> Result<(), Refusal> {
+    let failed = |error: CallError| Refusal {
+        reason: RefusalReason::Failed,
+        message: chain(&error).to_string(),
+    };
+    let activity = match handle.state().await {
+        Ok(state) => activity(state),
+        Err(CallError::NoDomain) => Activity::Off,
+        Err(error) => return Err(failed(error)),
+    };
+    let activity = match activity {
+        Activity::Running | Activity::Paused if handle.job().await.map_err(failed)?.is_some() => Activity::Migrating,
+        activity => activity,
+    };
+    let facts = Facts {
+        instance: target.instance,
+        node: target.node,
+        activity,
+        agent_connected: target.agent_connected,
+    };
+    match guest_command::plan(&facts, command)? {
+        Call::Suspend => handle.suspend().await,
+        Call::Resume => handle.resume().await,
+        Call::RebootByPowerButton => handle.reboot(ShutdownBy::PowerButton).await,
+        Call::RebootByAgent => match handle.reboot(ShutdownBy::Agent).await {
+            // An agent that does not respond may hang, or restart the guest before it responds.
+            Err(CallError::AgentSilent(_)) => Ok(()),
+            result => result,
+        },
+        Call::Reset => handle.reset().await,
+    }
+    .map_err(failed)
+}
+
+/// Returns the Kubernetes event of a command (KubeVirt's reasons). Pauses are reported by the condition as well.
+fn event(command: GuestCommand) -> Option<(&'static str, &'static str)> {
+    Some(match command {
+        GuestCommand::Pause => ("Paused", "VirtualMachineInstance paused"),
+        GuestCommand::Unpause => ("Unpaused", "VirtualMachineInstance unpaused"),
+        GuestCommand::SoftReboot => ("SoftRebooted", "VirtualMachineInstance soft rebooted"),
+        GuestCommand::Reset => ("Reset", "VirtualMachineInstance reset"),
+    })
+}
+
+fn activity(state: State) -> Activity {
+    match state {
+        State::Running(_) | State::Blocked => Activity::Running,
+        State::Paused(
+            PausedReason::Migration
+            | PausedReason::PostCopy
+            | PausedReason::PostCopyFailed
+            // It arrives, or its QEMU is being started.
+            | PausedReason::StartingUp,
+        ) => Activity::Migrating,
+        State::Paused(_) | State::PmSuspended => Activity::Paused,
+        State::NoState | State::ShuttingDown | State::ShutOff(_) | State::Crashed(_) | State::Unknown { .. } => {
+            Activity::Off
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_host::{
+        domain::{RunningReason, ShutOffReason, Start},
+        fake::guest::FakeLibvirt,
+    };
+    use drydock_runtime::{EventMetrics, Process, Registry, Reporter, fake::api_server};
+    use serde_json::json;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[test]
+    fn guest_that_stands_still_for_a_migration_is_migrating() {
+        for (state, expected) in [
+            (State::Running(RunningReason::Booted), Activity::Running),
+            (State::Blocked, Activity::Running),
+            (State::Paused(PausedReason::User), Activity::Paused),
+            (State::Paused(PausedReason::IoError), Activity::Paused),
+            (State::Paused(PausedReason::Migration), Activity::Migrating),
+            (State::Paused(PausedReason::PostCopy), Activity::Migrating),
+            (State::Paused(PausedReason::PostCopyFailed), Activity::Migrating),
+            (State::Paused(PausedReason::StartingUp), Activity::Migrating),
+            (State::PmSuspended, Activity::Paused),
+            (State::ShuttingDown, Activity::Off),
+            (State::ShutOff(ShutOffReason::Migrated), Activity::Off),
+            (State::NoState, Activity::Off),
+        ] {
+            assert_eq!(activity(state), expected, "{state}");
+        }
+    }
+
+    fn events() -> Events {
+        let reporter = Reporter {
+            component: "test",
+            instance: "test".into(),
+        };
+        let metrics = EventMetrics::register(&mut Registry::default());
+        Events::start(&Process::new(), api_server().0, reporter, &metrics)
+    }
+
+    async fn send(handle: &DomainHandle, command: GuestCommand, node: &str) -> Result<(), Refusal> {
+        let instance: VirtualMachineInstance = serde_json::from_value(json!({
+            "metadata": {"name": "vm", "namespace": "ns"},
+            "spec": {"domain": {"devices": {}}},
+            "status": {"phase": "Running", "nodeName": "here"},
+        }))
+        .unwrap();
+        let target = Target {
+            instance: &instance,
+            node,
+            agent_connected: false,
+            events: &events(),
+        };
+        let (result, carried_out) = oneshot::channel();
+        carry_out(handle, &target, CommandRequest { command, result }).await;
+        carried_out.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn commands_reach_libvirt_only_where_the_guest_is() {
+        let libvirt = FakeLibvirt::default();
+        let (handle, _events) = libvirt.connect("ns_vm").await.unwrap();
+        handle.define("<domain/>").await.unwrap();
+        assert!(send(&handle, GuestCommand::Pause, "here").await.is_err());
+        handle.create(Start::Running).await.unwrap();
+        assert_eq!(
+            send(&handle, GuestCommand::Pause, "there").await.unwrap_err().reason,
+            RefusalReason::NotHere
+        );
+        send(&handle, GuestCommand::Pause, "here").await.unwrap();
+        assert_eq!(libvirt.state(), Some(State::Paused(PausedReason::User)));
+        send(&handle, GuestCommand::Unpause, "here").await.unwrap();
+        assert_eq!(libvirt.state(), Some(State::Running(RunningReason::Unpaused)));
+        send(&handle, GuestCommand::SoftReboot, "here").await.unwrap();
+        send(&handle, GuestCommand::Reset, "here").await.unwrap();
+        assert_eq!(
+            libvirt.calls(),
+            ["define", "create", "suspend", "resume", "reboot", "reset"]
+        );
+    }
+
+    #[tokio::test]
+    async fn command_whose_sender_has_given_up_is_not_carried_out() {
+        let libvirt = FakeLibvirt::default();
+        let (handle, _events) = libvirt.connect("ns_vm").await.unwrap();
+        handle.define("<domain/>").await.unwrap();
+        handle.create(Start::Running).await.unwrap();
+        let instance: VirtualMachineInstance =
+            serde_json::from_value(json!({"metadata": {"name": "vm"}, "spec": {"domain": {"devices": {}}}})).unwrap();
+        let target = Target {
+            instance: &instance,
+            node: "here",
+            agent_connected: false,
+            events: &events(),
+        };
+        let (result, carried_out) = oneshot::channel();
+        drop(carried_out);
+        let command = GuestCommand::Pause;
+        carry_out(&handle, &target, CommandRequest { command, result }).await;
+        assert_eq!(libvirt.calls(), ["define", "create"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! The guests of this node, for those that send commands to them or open their streams.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drydock_api::node_api::{GuestCommand, Refusal, RefusalReason};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
+
+use super::Seen;
+
+/// How long a command may wait for its guest's task and libvirt. Controllers wait for 45 s.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(40);
+/// Maximum number of commands that wait for the task of a guest.
+const WAITING: usize = 8;
+
+/// A command on its way to a guest's task.
+#[derive(Debug)]
+pub(super) struct CommandRequest {
+    pub(super) command: GuestCommand,
+    /// Closed if the sender no longer waits.
+    pub(super) result: oneshot::Sender<Result<(), Refusal>>,
+}
+
+/// How to reach a guest.
+#[derive(Clone, Debug)]
+struct Entry {
+    seen: watch::Receiver<Seen>,
+    commands: mpsc::Sender<CommandRequest>,
+}
+
+/// The guests of this node by the UIDs of their VMIs. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GuestDirectory(Arc<Mutex<HashMap<String, Entry>>>);
+
+impl GuestDirectory {
+    /// Adds a guest. Its task receives the commands.
+    pub(super) fn add(&self, uid: &str, seen: watch::Receiver<Seen>) -> mpsc::Receiver<CommandRequest> {
+        let (commands, receiver) = mpsc::channel(WAITING);
+        self.lock().insert(uid.to_owned(), Entry { seen, commands });
+        receiver
+    }
+
+    /// Removes a guest.
+    pub(super) fn remove(&self, uid: &str) {
+        self.lock().remove(uid);
+    }
+
+    /// Returns the newest observed state of a guest.
+    ///
+    /// # Errors
+    /// If this node has no such guest.
+    pub(crate) fn seen(&self, uid: &str) -> Result<Seen, Refusal> {
+        Ok(self.entry(uid)?.seen.borrow().clone())
+    }
+
+    /// Sends a command to a guest, and waits until it is carried out.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(crate) async fn command(&self, uid: &str, command: GuestCommand) -> Result<(), Refusal> {
+        let (result, carried_out) = oneshot::channel();
+        let request = CommandRequest { command, result };
+        if let Err(error) = self.entry(uid)?.commands.try_send(request) {
+            return Err(match error {
+                mpsc::error::TrySendError::Full(_) => {
+                    refusal(RefusalReason::TooMany, "too many commands wait for the guest")
+                }
+                mpsc::error::TrySendError::Closed(_) => not_here(),
+            });
+        }
+        match timeout(COMMAND_TIMEOUT, carried_out).await {
+            Ok(Ok(result)) => result,
+            // The task has ended with its guest.
+            Ok(Err(_)) => Err(not_here()),
+            Err(_) => Err(refusal(RefusalReason::Failed, "the guest's libvirt cannot be reached")),
+        }
+    }
+
+    fn entry(&self, uid: &str) -> Result<Entry, Refusal> {
+        self.lock().get(uid).cloned().ok_or_else(not_here)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn not_here() -> Refusal {
+    refusal(RefusalReason::NotHere, "the node has no such guest")
+}
+
+fn refusal(reason: RefusalReason, message: &str) -> Refusal {
+    Refusal {
+        reason,
+        message: message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+impl GuestDirectory {
+    /// Adds a guest without a task.
+    pub(crate) fn add_for_test(&self, uid: &str, seen: watch::Receiver<Seen>) -> impl Sized + use<> {
+        self.add(uid, seen)
+    }
+
+    /// Removes a guest.
+    pub(crate) fn remove_for_test(&self, uid: &str) {
+        self.remove(uid);
+    }
+}

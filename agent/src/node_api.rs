@@ -1,0 +1,222 @@
+//! The port on which controllers reach the guests of this node: commands of users, and the streams of consoles.
+//!
+//! ```text
+//!  controller ──TLS, by the bundle of the APIService──▶ NodeApi ──▶ requests ──▶ GuestDirectory ──▶ a GuestTask
+//!      └ knows this process by the fingerprint in the Hypervisor             └─▶ streams ──▶ a socket in the pod
+//! ```
+//!
+//! The contract is in [`drydock_api::node_api`]. A stream ends with this process; the guest's console is unaffected.
+
+mod requests;
+mod streams;
+mod trust;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use drydock_api::hypervisor::AgentEndpoint;
+use drydock_runtime::{Process, Watches, chain};
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use kube::Client;
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
+use thiserror::Error;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, info, warn};
+
+use crate::guests::GuestDirectory;
+use requests::Requests;
+use streams::Streams;
+use trust::{IdentityError, Trust};
+
+/// How long a handshake, or the head of a request, may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of connections, of which each carries a single command or stream.
+const CONNECTIONS: usize = 512;
+/// Pause after a connection could not be accepted, for example because no file descriptor is left.
+const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+
+/// Counters of the port.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeApiMetrics {
+    /// Connections that were not accepted, or whose handshake failed.
+    pub(crate) refused: Counter,
+    /// Streams that are open.
+    pub(crate) streams: Gauge,
+}
+
+impl NodeApiMetrics {
+    /// Counts in `registry`.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "drydock_node_api_refused_connections",
+            "Connections of controllers that were refused, or whose TLS handshake failed",
+            metrics.refused.clone(),
+        );
+        registry.register(
+            "drydock_guest_streams",
+            "Open streams of consoles and displays",
+            metrics.streams.clone(),
+        );
+        metrics
+    }
+}
+
+/// The port cannot be opened.
+#[derive(Debug, Error)]
+pub(crate) enum NodeApiError {
+    /// The address is in use, or may not be used.
+    #[error("could not open the port for controllers {address}")]
+    Port {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The process's certificate cannot be created.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// What the port serves.
+pub(crate) struct NodeApi {
+    /// The client of the API server.
+    pub(crate) client: Client,
+    /// The guests.
+    pub(crate) guests: GuestDirectory,
+    /// The kubelet's folder.
+    pub(crate) kubelet: PathBuf,
+    /// The agent's own node.
+    pub(crate) node: String,
+    /// Counters.
+    pub(crate) metrics: NodeApiMetrics,
+}
+
+impl NodeApi {
+    /// Opens the port and serves it until the process stops. Controllers reach it at `address`; port 0 selects a free
+    /// port. Returns where controllers reach it, and how they recognize it.
+    ///
+    /// # Errors
+    /// If the port cannot be opened.
+    pub(crate) async fn serve(
+        self,
+        process: &Process,
+        watches: &Watches,
+        address: IpAddr,
+        port: u16,
+    ) -> Result<AgentEndpoint, NodeApiError> {
+        let trust = Trust::start(&self.client, watches)?;
+        self.serve_with(process, trust, address, port).await
+    }
+
+    async fn serve_with(
+        self,
+        process: &Process,
+        trust: Trust,
+        address: IpAddr,
+        port: u16,
+    ) -> Result<AgentEndpoint, NodeApiError> {
+        let address = SocketAddr::new(address, port);
+        let failed = |source| NodeApiError::Port { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let endpoint = AgentEndpoint {
+            address: address.to_string(),
+            certificate_fingerprint: trust.fingerprint().to_string(),
+        };
+        let streams = Streams::new(self.metrics.streams.clone(), process);
+        let accepting = Accepting {
+            requests: Arc::new(Requests::new(self.guests, streams, self.kubelet, self.node)),
+            trust,
+            refused: self.metrics.refused,
+            process: process.clone(),
+        };
+        process.spawn("port for controllers", accepting.run(listener));
+        info!(%address, "port for controllers open");
+        Ok(endpoint)
+    }
+}
+
+struct Accepting {
+    requests: Arc<Requests>,
+    trust: Trust,
+    refused: Counter,
+    process: Process,
+}
+
+impl Accepting {
+    async fn run(self, listener: TcpListener) {
+        let stopping = self.process.stopping();
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        while let Some(accepted) = stopping.run_until_cancelled(listener.accept()).await {
+            match accepted {
+                Ok((connection, from)) => match Arc::clone(&places).try_acquire_owned() {
+                    Ok(place) => self
+                        .process
+                        .spawn("controller's connection", self.serve(connection, place)),
+                    Err(_) => {
+                        self.refused.inc();
+                        debug!(%from, "connection of a controller refused: there are too many");
+                    }
+                },
+                Err(error) => {
+                    warn!(error = %chain(&error), "connection of a controller not accepted");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Serves a connection until it is closed, or has become a stream.
+    fn serve(&self, connection: TcpStream, place: OwnedSemaphorePermit) -> impl Future<Output = ()> + Send + use<> {
+        let config = self.trust.config();
+        let (requests, refused) = (Arc::clone(&self.requests), self.refused.clone());
+        let stopping = self.process.stopping();
+        async move {
+            let place = Arc::new(place);
+            let Some(config) = config else {
+                refused.inc();
+                debug!("connection of a controller refused: no authority of controllers is known");
+                return;
+            };
+            // Responses are small, and users type.
+            let _ = connection.set_nodelay(true);
+            let handshake = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(connection)).await;
+            let Ok(Ok(connection)) = handshake else {
+                refused.inc();
+                return;
+            };
+            let service = service_fn(move |request| {
+                // A stream keeps the place of its connection.
+                let (requests, place) = (Arc::clone(&requests), Arc::clone(&place));
+                async move { Ok::<_, std::convert::Infallible>(requests.serve(request, place).await) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HANDSHAKE_TIMEOUT)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(connection), service)
+                .with_upgrades();
+            if let Some(Err(error)) = stopping.run_until_cancelled(connection).await {
+                debug!(error = %chain(&error), "connection of a controller ended early");
+            }
+        }
+    }
+}

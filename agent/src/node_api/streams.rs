@@ -1,0 +1,173 @@
+//! The streams that are open: one of each kind per guest.
+
+use std::{
+    collections::HashMap,
+    os::fd::AsRawFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::{
+    launcher::CONSOLE_CLIENT_SOCKET,
+    node_api::{GuestStream, Refusal, RefusalReason},
+};
+use drydock_core::domain::VNC_SOCKET;
+use drydock_host::pod_folder::{FolderError, PodFolder};
+use drydock_runtime::{CancellationToken, Process, chain};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, copy, split},
+    net::UnixStream,
+    sync::OwnedSemaphorePermit,
+};
+use tracing::{debug, info};
+
+/// Maximum number of streams of the node.
+const MAX_STREAMS: usize = 256;
+
+/// A stream of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct StreamKey {
+    uid: String,
+    stream: GuestStream,
+}
+
+impl StreamKey {
+    pub(super) fn new(uid: &str, stream: GuestStream) -> Self {
+        let uid = uid.to_owned();
+        Self { uid, stream }
+    }
+}
+
+/// The open streams. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Streams {
+    open: Arc<Mutex<HashMap<StreamKey, CancellationToken>>>,
+    count: Gauge,
+    process: Process,
+}
+
+/// The right to carry a stream; given back when dropped.
+#[derive(Debug)]
+pub(super) struct StreamPlace {
+    streams: Streams,
+    key: StreamKey,
+    /// Cancelled when another client takes the stream.
+    replaced: CancellationToken,
+}
+
+/// A connection to the socket of a stream.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub(super) connection: UnixStream,
+    pub(super) place: StreamPlace,
+}
+
+impl Streams {
+    pub(super) fn new(count: Gauge, process: &Process) -> Self {
+        Self {
+            open: Arc::default(),
+            count,
+            process: process.clone(),
+        }
+    }
+
+    /// Takes a stream. Whoever had it is disconnected, or keeps it if the new client wants to `preserve` that.
+    ///
+    /// # Errors
+    /// If the stream is in use and to be preserved, or there are too many.
+    pub(super) fn take(&self, key: StreamKey, preserve: bool) -> Result<StreamPlace, Refusal> {
+        let replaced = CancellationToken::new();
+        let mut open = self.lock();
+        let before = open.get(&key);
+        if before.is_some() && preserve {
+            return Err(Refusal {
+                reason: RefusalReason::InUse,
+                message: "Active VNC connection. Request denied.".to_owned(),
+            });
+        }
+        if before.is_none() && open.len() >= MAX_STREAMS {
+            return Err(Refusal {
+                reason: RefusalReason::TooMany,
+                message: format!("the node already carries {MAX_STREAMS} streams of consoles"),
+            });
+        }
+        if let Some(before) = open.insert(key.clone(), replaced.clone()) {
+            before.cancel();
+        }
+        self.count.set(i64::try_from(open.len()).unwrap_or(i64::MAX));
+        Ok(StreamPlace {
+            streams: self.clone(),
+            key,
+            replaced,
+        })
+    }
+
+    /// Carries a stream once the connection is upgraded, until either side ends, another client takes it, or the process
+    /// stops.
+    pub(super) fn carry(&self, upgrade: OnUpgrade, socket: Socket, connection: Arc<OwnedSemaphorePermit>) {
+        let stopping = self.process.stopping();
+        self.process.spawn("stream of a guest", async move {
+            let _connection = connection;
+            let Socket { connection, place } = socket;
+            let (stream, vmi_uid) = (place.key.stream.as_str(), place.key.uid.clone());
+            let client = match upgrade.await {
+                Ok(client) => TokioIo::new(client),
+                Err(error) => {
+                    debug!(stream, vmi_uid, error = %chain(&error), "stream not begun");
+                    return;
+                }
+            };
+            info!(stream, vmi_uid, "stream begins");
+            let outcome = tokio::select! {
+                outcome = relay(client, connection) => outcome,
+                () = place.replaced.cancelled() => "another client has taken it",
+                () = stopping.cancelled() => "the agent stops",
+            };
+            info!(stream, vmi_uid, outcome, "stream ended");
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<StreamKey, CancellationToken>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for StreamPlace {
+    fn drop(&mut self) {
+        let mut open = self.streams.lock();
+        // A client that has taken the stream since keeps it.
+        if !self.replaced.is_cancelled() {
+            open.remove(&self.key);
+        }
+        self.streams.count.set(i64::try_from(open.len()).unwrap_or(i64::MAX));
+    }
+}
+
+/// Copies in both directions until one side ends: neither a terminal nor a VNC client uses half a connection. Returns which
+/// side it was.
+async fn relay(client: impl AsyncRead + AsyncWrite, guest: UnixStream) -> &'static str {
+    let (mut from_client, mut to_client) = split(client);
+    let (mut from_guest, mut to_guest) = guest.into_split();
+    tokio::select! {
+        _ = copy(&mut from_guest, &mut to_client) => "the guest's side has ended",
+        _ = copy(&mut from_client, &mut to_guest) => "the client has ended",
+    }
+}
+
+/// Connects to the socket of a stream in a pod.
+///
+/// # Errors
+/// If there is none, or no process listens.
+pub(super) async fn open(folder: &PodFolder, stream: GuestStream) -> Result<UnixStream, FolderError> {
+    let socket = match stream {
+        GuestStream::Console => CONSOLE_CLIENT_SOCKET,
+        GuestStream::Vnc => VNC_SOCKET,
+    };
+    let found = folder.open_socket(socket)?;
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    UnixStream::connect(path).await.map_err(|_| FolderError::NotListening {
+        path: found.path().to_owned(),
+    })
+}

@@ -1,0 +1,140 @@
+//! Who this process is, and which controllers it trusts.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use drydock_api::node_api::TRUST_ANCHOR;
+use drydock_runtime::{Change, Watch, Watches, chain, pinned_tls::Fingerprint};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::Client;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject},
+    server::{NoServerSessionStorage, WebPkiClientVerifier},
+    version::TLS13,
+};
+use thiserror::Error;
+use tracing::warn;
+
+/// Name in the certificate, which controllers ignore.
+const NAME: &str = "agent.drydock.dev";
+
+/// The process's certificate could not be created.
+#[derive(Debug, Error)]
+#[error("could not make a key pair and its certificate")]
+pub(crate) struct IdentityError(#[from] rcgen::Error);
+
+/// Why controllers cannot be verified.
+#[derive(Debug, Error)]
+enum TrustError {
+    #[error("the bundle of the APIService {TRUST_ANCHOR} is not PEM")]
+    Pem(#[source] rustls::pki_types::pem::Error),
+    #[error("an authority of the APIService {TRUST_ANCHOR} cannot be trusted")]
+    Authority(#[source] rustls::Error),
+    #[error("no client can be verified by the authorities")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    #[error("TLS cannot be set up")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The process's identity, and the controllers that it trusts. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Trust(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    certificate: CertificateDer<'static>,
+    key: PrivatePkcs8KeyDer<'static>,
+    current: RwLock<Current>,
+}
+
+#[derive(Debug, Default)]
+struct Current {
+    bundle: Vec<u8>,
+    /// `None`: no controller is trusted.
+    config: Option<Arc<ServerConfig>>,
+}
+
+impl Trust {
+    /// Makes an identity. Trusts the controllers that API servers trust, once that is known.
+    ///
+    /// # Errors
+    /// If the machine provides no random numbers.
+    pub(super) fn start(client: &Client, watches: &Watches) -> Result<Self, IdentityError> {
+        let trust = Self::new()?;
+        let follower = trust.clone();
+        let watch = Watch::<APIService>::one(client.clone(), TRUST_ANCHOR, "authorities of controllers")
+            .optional()
+            .prune(|object| object.status = None)
+            .on_change(move |change| {
+                if let Change::Object { new, .. } = change {
+                    let spec = new.as_ref().and_then(|object| object.spec.as_ref());
+                    let bundle = spec.and_then(|spec| spec.ca_bundle.as_ref());
+                    follower.follow(bundle.map(|bundle| bundle.0.as_slice()).unwrap_or_default());
+                }
+            });
+        watches.start(watch);
+        Ok(trust)
+    }
+
+    /// Makes an identity. Trusts no controller.
+    ///
+    /// # Errors
+    /// If the machine provides no random numbers.
+    pub(super) fn new() -> Result<Self, IdentityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = CertificateParams::new([NAME.to_owned()])?.self_signed(&key)?;
+        Ok(Self(Arc::new(Inner {
+            certificate: certificate.der().clone(),
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()),
+            current: RwLock::default(),
+        })))
+    }
+
+    /// Returns the fingerprint by which controllers know this process.
+    pub(super) fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&self.0.certificate)
+    }
+
+    /// Trusts the authorities of a bundle from now on. If it cannot be used, no controller is trusted.
+    pub(super) fn follow(&self, bundle: &[u8]) {
+        let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
+        if current.bundle == bundle {
+            return;
+        }
+        current.bundle = bundle.to_vec();
+        current.config = self.config_of(bundle).unwrap_or_else(|error| {
+            warn!(error = %chain(&error), "controllers cannot be verified");
+            None
+        });
+    }
+
+    /// Returns how the next handshake is made; `None` if no controller is trusted.
+    pub(super) fn config(&self) -> Option<Arc<ServerConfig>> {
+        let current = self.0.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.config.clone()
+    }
+
+    fn config_of(&self, bundle: &[u8]) -> Result<Option<Arc<ServerConfig>>, TrustError> {
+        let mut roots = RootCertStore::empty();
+        for authority in CertificateDer::pem_slice_iter(bundle) {
+            let authority = authority.map_err(TrustError::Pem)?;
+            roots.add(authority).map_err(TrustError::Authority)?;
+        }
+        if roots.is_empty() {
+            return Ok(None);
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider)).build()?;
+        let key = PrivateKeyDer::Pkcs8(self.0.key.clone_key());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(vec![self.0.certificate.clone()], key)?;
+        // No resumption: each connection is verified by the authorities of its time.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Some(Arc::new(config)))
+    }
+}

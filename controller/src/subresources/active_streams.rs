@@ -1,0 +1,140 @@
+//! Metrics of open streams, by the names of KubeVirt's virt-api.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use drydock_api::node_api::GuestStream;
+use drydock_core::subresources::Operation;
+use drydock_runtime::clock;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfInstance {
+    namespace: String,
+    vmi: String,
+}
+
+/// Gauges of open streams, of which an instance without any has none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ActiveStreams {
+    consoles: Open,
+    displays: Open,
+    ports: Open,
+    last: Family<OfInstance, Gauge>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Open {
+    family: Family<OfInstance, Gauge>,
+    counts: Arc<Mutex<HashMap<OfInstance, i64>>>,
+}
+
+/// An open stream, until it is dropped.
+#[derive(Debug)]
+pub(super) struct ActiveStream {
+    open: Open,
+    instance: OfInstance,
+}
+
+impl ActiveStreams {
+    /// Counts in `registry`.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let streams = Self::default();
+        registry.register(
+            "kubevirt_console_active_connections",
+            "Open connections to consoles",
+            streams.consoles.family.clone(),
+        );
+        registry.register(
+            "kubevirt_vnc_active_connections",
+            "Open connections to displays",
+            streams.displays.family.clone(),
+        );
+        registry.register(
+            "kubevirt_portforward_active_tunnels",
+            "Open connections to ports",
+            streams.ports.family.clone(),
+        );
+        registry.register(
+            "kubevirt_vmi_last_api_connection_timestamp_seconds",
+            "When a console, display or port of a virtual machine instance was last connected",
+            streams.last.clone(),
+        );
+        streams
+    }
+
+    /// Counts a stream as open.
+    pub(super) fn begin(&self, operation: Operation, namespace: &str, vmi: &str) -> ActiveStream {
+        let open = match operation {
+            Operation::Stream(GuestStream::Console) => &self.consoles,
+            Operation::Stream(GuestStream::Vnc) => &self.displays,
+            _ => &self.ports,
+        };
+        let instance = OfInstance {
+            namespace: namespace.to_owned(),
+            vmi: vmi.to_owned(),
+        };
+        self.last.get_or_create(&instance).set(clock::now().as_second());
+        open.add(&instance, 1);
+        ActiveStream {
+            open: open.clone(),
+            instance,
+        }
+    }
+}
+
+impl Open {
+    fn add(&self, instance: &OfInstance, by: i64) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(instance.clone()).or_default();
+        *count += by;
+        if *count == 0 {
+            counts.remove(instance);
+            self.family.remove(instance);
+        } else {
+            self.family.get_or_create(instance).set(*count);
+        }
+    }
+}
+
+impl Drop for ActiveStream {
+    fn drop(&mut self) {
+        self.open.add(&self.instance, -1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gauge_of_an_instance_exists_while_it_has_streams() {
+        let mut registry = Registry::default();
+        let streams = ActiveStreams::register(&mut registry);
+        let text = |registry: &Registry| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+            text
+        };
+        let console = Operation::Stream(GuestStream::Console);
+        let first = streams.begin(console, "ns", "vm");
+        let second = streams.begin(console, "ns", "vm");
+        let line = |count| format!("kubevirt_console_active_connections{{namespace=\"ns\",vmi=\"vm\"}} {count}\n");
+        assert!(text(&registry).contains(&line(2)));
+        drop(first);
+        assert!(text(&registry).contains(&line(1)));
+        drop(second);
+        let text = text(&registry);
+        assert!(!text.contains("kubevirt_console_active_connections{"), "{text}");
+        assert!(
+            text.contains("kubevirt_vmi_last_api_connection_timestamp_seconds{"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! What operations on guests need: their agents, and the sockets of their networks.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use axum::http::StatusCode;
+use drydock_api::{
+    kubevirt::VirtualMachineInstance,
+    node_api::{self, GuestCommand, GuestStream, Refusal, RefusalReason},
+};
+use drydock_core::{
+    machine::owns,
+    subresources::{
+        Failure, Resource, Target, evacuation,
+        guest::{self, Port, Transport},
+        options::{self, is_dry_run, read},
+    },
+};
+use kube::ResourceExt;
+use tokio::{
+    net::{TcpStream, UdpSocket},
+    time::timeout,
+};
+
+use super::{calls::Calls, requests::Reply, websocket::Peer};
+
+/// How long connecting to a port of a guest may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An open connection to a guest.
+pub(super) struct Connected {
+    /// The instance as it was then.
+    pub(super) instance: VirtualMachineInstance,
+    /// The connection.
+    pub(super) peer: Peer,
+}
+
+impl Calls {
+    /// Sends a command to the guest of an instance.
+    pub(super) async fn command(&self, target: &Target, command: GuestCommand, body: &[u8]) -> Result<Reply, Failure> {
+        let options: options::Command = read(body)?;
+        let dry_run = is_dry_run(options.dry_run.as_deref())?;
+        let found = self.instance(target).await?;
+        let checked = guest::command(&target.name, found.as_ref(), command)?;
+        if dry_run {
+            return Ok(Reply::Empty(StatusCode::OK));
+        }
+        let node = guest::node(checked)?;
+        let uid = checked.uid().unwrap_or_default();
+        let request = node_api::Request::Command(&uid, command);
+        match self.agents.command(node, request).await {
+            Ok(()) => Ok(Reply::Empty(StatusCode::OK)),
+            Err(refusal) => Err(guest::refused(&target.name, &refusal)),
+        }
+    }
+
+    /// Opens a stream of the guest of an instance. If the guest has left its node meanwhile, the instance is read once more.
+    pub(super) async fn stream(
+        &self,
+        target: &Target,
+        stream: GuestStream,
+        preserve: bool,
+    ) -> Result<Connected, Failure> {
+        match self.try_stream(target, stream, preserve).await? {
+            Err(refusal) if refusal.reason == RefusalReason::NotHere => {
+                self.try_stream(target, stream, preserve).await?
+            }
+            result => result,
+        }
+        .map_err(|refusal| guest::refused(&target.name, &refusal))
+    }
+
+    async fn try_stream(
+        &self,
+        target: &Target,
+        stream: GuestStream,
+        preserve: bool,
+    ) -> Result<Result<Connected, Refusal>, Failure> {
+        let found = self.instance(target).await?;
+        let instance = guest::stream(&target.name, found.as_ref(), stream)?.clone();
+        let node = guest::node(&instance)?;
+        let uid = instance.uid().unwrap_or_default();
+        let request = node_api::Request::Stream(&uid, stream);
+        let opened = self.agents.stream(node, request, preserve).await;
+        Ok(opened.map(|stream| Connected {
+            instance,
+            peer: Peer::Bytes(stream),
+        }))
+    }
+
+    /// Connects to a port of the guest of an instance, or of a machine's instance.
+    pub(super) async fn port_forward(&self, target: &Target) -> Result<Connected, Failure> {
+        let port = guest::port(&target.rest)?;
+        let mut machine = None;
+        if target.resource == Resource::Machine {
+            let read = self.machine(target).await?.machine;
+            evacuation::is_started(&read)?;
+            machine = Some(read);
+        }
+        let found = self.instance(target).await?;
+        let address = guest::address(&target.name, found.as_ref())?;
+        let instance = found.ok_or_else(|| Failure::not_found(Resource::Instance, &target.name))?;
+        if machine.is_some_and(|machine| !owns(&machine, &instance)) {
+            let why = format!("the instance {:?} does not belong to the virtual machine", target.name);
+            return Err(Failure::internal(why));
+        }
+        let address = SocketAddr::new(address, port.number);
+        let peer = connect(address, port).await.map_err(|error| {
+            let network = match port.transport {
+                Transport::Tcp => "tcp",
+                Transport::Udp => "udp",
+            };
+            Failure::internal(format!("dialing VM: dial {network} {address}: connect: {error}"))
+        })?;
+        Ok(Connected { instance, peer })
+    }
+}
+
+async fn connect(address: SocketAddr, port: Port) -> io::Result<Peer> {
+    match port.transport {
+        Transport::Tcp => {
+            let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await??;
+            stream.set_nodelay(true)?;
+            Ok(Peer::Bytes(Box::new(stream)))
+        }
+        Transport::Udp => {
+            let any: SocketAddr = if address.is_ipv4() {
+                ([0, 0, 0, 0], 0).into()
+            } else {
+                ([0_u16; 8], 0).into()
+            };
+            let socket = UdpSocket::bind(any).await?;
+            socket.connect(address).await?;
+            Ok(Peer::Datagrams(socket))
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! The websockets of clients: their handshake, and the relay between one and a guest.
+//!
+//! ```text
+//!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ Peer: a stream of the agent, a TCP connection, a UDP socket
+//! ```
+//!
+//! What clients expect is KubeVirt's (`pkg/virt-api/rest/streamer.go`, v1.9.0): binary messages, the subprotocol
+//! `plain.kubevirt.io` if it is offered, no extensions. Drydock also pings idle clients, since load balancers end idle
+//! connections, and closes with a reason where it knows one.
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{
+        HeaderMap, HeaderValue, Response, StatusCode,
+        header::{
+            AsHeaderName, CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+            SEC_WEBSOCKET_VERSION, UPGRADE,
+        },
+    },
+};
+use drydock_core::subresources::{Failure, guest::Close};
+use drydock_runtime::{CancellationToken, clock::Instant};
+use futures::{SinkExt, StreamExt, stream::SplitSink, stream::SplitStream};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
+    net::UdpSocket,
+    time::timeout,
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Bytes, Message,
+        handshake::derive_accept_key,
+        protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode},
+    },
+};
+
+/// KubeVirt's subprotocol.
+const SUBPROTOCOL: &str = "plain.kubevirt.io";
+/// Idle time after which a client is pinged.
+const PING_AFTER: Duration = Duration::from_secs(30);
+/// Number of unanswered pings after which a client is gone.
+const MAX_UNANSWERED: u32 = 3;
+/// Size of a read from the guest, and so of a message to the client, in bytes.
+const BUFFER: usize = 32 * 1024;
+/// Maximum size of a message of a client, in bytes: virtctl copies up to 32 KiB at once.
+const LARGEST_MESSAGE: usize = 128 * 1024;
+
+/// A connection of any kind.
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// What a client is connected to.
+pub(super) enum Peer {
+    /// Bytes.
+    Bytes(Box<dyn Duplex>),
+    /// Datagrams, of which each is a message.
+    Datagrams(UdpSocket),
+}
+
+/// A client that has requested a websocket.
+pub(super) struct Handshake {
+    upgrade: OnUpgrade,
+    accept: String,
+    subprotocol: bool,
+}
+
+impl Handshake {
+    /// Checks that a request is one for a websocket (RFC 6455, 4.2.1).
+    ///
+    /// # Errors
+    /// 400 if it is not.
+    pub(super) fn of(request: &mut axum::extract::Request) -> Result<Self, Failure> {
+        let headers = request.headers();
+        let key = headers.get(SEC_WEBSOCKET_KEY).cloned();
+        let wanted = has(headers, UPGRADE, "websocket") && has(headers, SEC_WEBSOCKET_VERSION, "13");
+        let (Some(key), true) = (key, wanted) else {
+            return Err(Failure::bad_request(
+                "a websocket of version 13 is needed: use a client such as virtctl",
+            ));
+        };
+        let subprotocol = has(headers, SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL);
+        Ok(Self {
+            upgrade: hyper::upgrade::on(request),
+            accept: derive_accept_key(key.as_bytes()),
+            subprotocol,
+        })
+    }
+
+    /// Returns the response that switches to the websocket.
+    pub(super) fn response(&self) -> Response<Body> {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let headers = response.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        if let Ok(accept) = HeaderValue::from_str(&self.accept) {
+            headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+        }
+        if self.subprotocol {
+            headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+        }
+        response
+    }
+
+    /// Waits until the response has been sent.
+    ///
+    /// # Errors
+    /// If the client has gone.
+    pub(super) async fn complete(self) -> Result<WebSocket, hyper::Error> {
+        let upgraded = self.upgrade.await?;
+        Ok(WebSocket::new(Box::new(TokioIo::new(upgraded))).await)
+    }
+}
+
+/// Returns whether a header has a value in one of its lists.
+fn has(headers: &HeaderMap, name: impl AsHeaderName, value: &str) -> bool {
+    let lists = headers.get_all(name).into_iter().filter_map(|list| list.to_str().ok());
+    lists
+        .flat_map(|list| list.split(','))
+        .any(|found| found.trim().eq_ignore_ascii_case(value))
+}
+
+/// A client's websocket.
+pub(super) struct WebSocket(WebSocketStream<Box<dyn Duplex>>);
+
+/// Which side has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The client.
+    Client,
+    /// The guest.
+    Guest,
+    /// This process stops.
+    Stopping,
+}
+
+impl End {
+    /// Returns the name for logs.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Guest => "guest",
+            Self::Stopping => "controller",
+        }
+    }
+}
+
+impl WebSocket {
+    async fn new(stream: Box<dyn Duplex>) -> Self {
+        let config = WebSocketConfig::default()
+            .read_buffer_size(BUFFER)
+            // Each message is written at once.
+            .write_buffer_size(0)
+            .max_write_buffer_size(2 * BUFFER)
+            .max_message_size(Some(LARGEST_MESSAGE))
+            .max_frame_size(Some(LARGEST_MESSAGE));
+        Self(WebSocketStream::from_raw_socket(stream, Role::Server, Some(config)).await)
+    }
+
+    /// Copies in both directions until one side ends, or this process begins `stopping`. A slow side makes the other wait.
+    pub(super) async fn relay(self, peer: Peer, stopping: &CancellationToken) -> (End, Closing) {
+        let (mut sink, source) = self.0.split();
+        let heard = Heard::default();
+        let (from_guest, to_guest) = peer.split();
+        let end = {
+            let sink = &mut sink;
+            tokio::select! {
+                end = to_client(from_guest, sink, &heard) => end,
+                () = to_peer(source, to_guest, &heard) => End::Client,
+                () = stopping.cancelled() => End::Stopping,
+            }
+        };
+        (end, Closing(sink))
+    }
+}
+
+/// A websocket of which only the end is left to send.
+pub(super) struct Closing(SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>);
+
+impl Closing {
+    /// Closes the websocket with a reason.
+    pub(super) async fn close(mut self, close: &Close) {
+        const TIMEOUT: Duration = Duration::from_secs(5);
+        let frame = CloseFrame {
+            code: CloseCode::from(close.code),
+            reason: close.reason.as_str().into(),
+        };
+        // A client that has gone needs no reason.
+        let _ = timeout(TIMEOUT, self.0.send(Message::Close(Some(frame)))).await;
+    }
+}
+
+/// When something last came from a client.
+#[derive(Debug, Default)]
+struct Heard(std::sync::Mutex<Option<Instant>>);
+
+impl Heard {
+    fn set(&self) {
+        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn last(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+async fn to_client(
+    mut guest: Reader,
+    client: &mut SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>,
+    heard: &Heard,
+) -> End {
+    let mut buffer = vec![0; BUFFER];
+    let (mut unanswered, mut last) = (0, None);
+    loop {
+        let message = match timeout(PING_AFTER, guest.read(&mut buffer)).await {
+            Ok(Ok(0) | Err(_)) => return End::Guest,
+            Ok(Ok(length)) => Message::Binary(Bytes::copy_from_slice(&buffer[..length])),
+            Err(_) => {
+                let now = heard.last();
+                unanswered = if now == last { unanswered + 1 } else { 0 };
+                last = now;
+                if unanswered > MAX_UNANSWERED {
+                    return End::Client;
+                }
+                Message::Ping(Bytes::from_static(b"keep alive"))
+            }
+        };
+        if client.send(message).await.is_err() {
+            return End::Client;
+        }
+    }
+}
+
+/// Ends when the client closes the websocket, or drops its connection without that, as virtctl does.
+async fn to_peer(mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>, mut guest: Writer, heard: &Heard) {
+    while let Some(Ok(message)) = client.next().await {
+        heard.set();
+        let data = match message {
+            Message::Binary(data) => data,
+            Message::Text(text) => text.into(),
+            Message::Close(_) => return,
+            // The library answers pings.
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
+        };
+        if !data.is_empty() && guest.write(&data).await.is_err() {
+            // The other direction finds out why, after what the guest has sent last.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+enum Reader {
+    Bytes(ReadHalf<Box<dyn Duplex>>),
+    Datagrams(Arc<UdpSocket>),
+}
+
+enum Writer {
+    Bytes(WriteHalf<Box<dyn Duplex>>),
+    Datagrams(Arc<UdpSocket>),
+}
+
+impl Peer {
+    fn split(self) -> (Reader, Writer) {
+        match self {
+            Self::Bytes(stream) => {
+                let (reader, writer) = split(stream);
+                (Reader::Bytes(reader), Writer::Bytes(writer))
+            }
+            Self::Datagrams(socket) => {
+                let socket = Arc::new(socket);
+                (Reader::Datagrams(Arc::clone(&socket)), Writer::Datagrams(socket))
+            }
+        }
+    }
+}
+
+impl Reader {
+    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Bytes(reader) => reader.read(buffer).await,
+            Self::Datagrams(socket) => loop {
+                match socket.recv(buffer).await {
+                    // An empty datagram would be an empty message, which clients ignore; a refused one is an answer to an
+                    // earlier one.
+                    Ok(0) => {}
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    result => return result,
+                }
+            },
+        }
+    }
+}
+
+impl Writer {
+    async fn write(&mut self, data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Bytes(writer) => {
+                writer.write_all(data).await?;
+                writer.flush().await
+            }
+            // A datagram may be lost.
+            Self::Datagrams(socket) => {
+                let _ = socket.send(data).await;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::extract::Request;
+    use tokio::io::{DuplexStream, duplex};
+
+    use super::*;
+
+    fn request(headers: &[(&str, &str)]) -> Request {
+        let mut builder = Request::builder().uri("/");
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        builder.body(Body::empty()).unwrap()
+    }
+
+    #[test]
+    fn handshake_accepts_websockets_and_the_subprotocol_if_offered() {
+        let common = [
+            ("connection", "Upgrade"),
+            ("upgrade", "WebSocket"),
+            ("sec-websocket-version", "13"),
+            // The example of RFC 6455, 1.3.
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ];
+        for (offered, expected) in [
+            (None, None),
+            (Some("plain.kubevirt.io"), Some("plain.kubevirt.io")),
+            (
+                Some("base64url.bearer.token, plain.kubevirt.io"),
+                Some("plain.kubevirt.io"),
+            ),
+            (Some("other"), None),
+        ] {
+            let mut headers = common.to_vec();
+            headers.extend(offered.map(|offered| ("sec-websocket-protocol", offered)));
+            let handshake = Handshake::of(&mut request(&headers)).ok().unwrap();
+            let response = handshake.response();
+            let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap());
+            assert_eq!(response.status(), 101);
+            assert_eq!(header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+            assert_eq!(header("sec-websocket-protocol"), expected, "{offered:?}");
+        }
+        for missing in 1..common.len() {
+            let mut headers = common.to_vec();
+            headers.remove(missing);
+            let failure = Handshake::of(&mut request(&headers)).err().unwrap();
+            assert_eq!(failure.code, 400, "{missing}");
+        }
+    }
+
+    struct Setup {
+        client: WebSocketStream<DuplexStream>,
+        guest: DuplexStream,
+        relay: tokio::task::JoinHandle<(End, Closing)>,
+    }
+
+    async fn setup() -> Setup {
+        let (client, server) = duplex(1024);
+        let (guest, peer) = duplex(1024);
+        let socket = WebSocket::new(Box::new(server)).await;
+        let client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
+        #[expect(clippy::disallowed_methods, reason = "a test without a process")]
+        let relay = tokio::spawn(async move {
+            socket
+                .relay(Peer::Bytes(Box::new(peer)), &CancellationToken::new())
+                .await
+        });
+        Setup { client, guest, relay }
+    }
+
+    #[tokio::test]
+    async fn bytes_pass_in_both_directions_as_binary_messages() {
+        let Setup {
+            mut client,
+            mut guest,
+            relay,
+        } = setup().await;
+        guest.write_all(b"login: ").await.unwrap();
+        assert_eq!(client.next().await.unwrap().unwrap(), Message::binary(&b"login: "[..]));
+        client.send(Message::binary(&b"ro"[..])).await.unwrap();
+        client.send(Message::text("ot")).await.unwrap();
+        let mut read = [0; 4];
+        guest.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"root");
+        // virtctl drops its connection without a close frame.
+        drop(client);
+        assert_eq!(relay.await.unwrap().0, End::Client);
+    }
+
+    #[tokio::test]
+    async fn last_output_of_the_guest_precedes_the_reason_of_the_close() {
+        let Setup {
+            mut client,
+            mut guest,
+            relay,
+        } = setup().await;
+        guest.write_all(b"bye").await.unwrap();
+        drop(guest);
+        let close = async {
+            let (end, closing) = relay.await.unwrap();
+            assert_eq!(end, End::Guest);
+            let close = Close {
+                code: 1012,
+                reason: "moved".into(),
+            };
+            closing.close(&close).await;
+        };
+        let read = async {
+            assert_eq!(client.next().await.unwrap().unwrap(), Message::binary(&b"bye"[..]));
+            let Message::Close(Some(frame)) = client.next().await.unwrap().unwrap() else {
+                panic!("not closed")
+            };
+            assert_eq!((u16::from(frame.code), frame.reason.as_str()), (1012, "moved"));
+        };
+        tokio::join!(close, read);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_client_is_pinged_and_an_unresponsive_client_is_gone() {
+        let Setup {
+            mut client,
+            guest,
+            relay,
+        } = setup().await;
+        for _ in 0..10 {
+            // Reading answers the ping.
+            assert!(client.next().await.unwrap().unwrap().is_ping());
+            client.flush().await.unwrap();
+        }
+        // Nothing is read any more.
+        assert_eq!(relay.await.unwrap().0, End::Client);
+        drop((client, guest));
+    }
+
+    #[tokio::test]
+    async fn slow_client_makes_the_guest_wait_within_a_bound() {
+        let Setup {
+            client,
+            mut guest,
+            relay,
+        } = setup().await;
+        let block = vec![0; 4096];
+        let mut written = 0;
+        // Ends when nothing more is taken.
+        while timeout(Duration::from_millis(200), guest.write_all(&block))
+            .await
+            .is_ok()
+        {
+            written += block.len();
+        }
+        assert!(written < 256 * 1024, "{written}");
+        drop(client);
+        assert_eq!(relay.await.unwrap().0, End::Client);
+    }
+
+    #[tokio::test]
+    async fn message_that_is_too_large_ends_the_client() {
+        let Setup {
+            mut client,
+            guest: _guest,
+            relay,
+        } = setup().await;
+        let large = Message::binary(vec![0; LARGEST_MESSAGE + 1]);
+        let sent = async { drop(client.send(large).await) };
+        // The connection ends with the relay's result.
+        let end = async { relay.await.unwrap().0 };
+        let (end, ()) = tokio::join!(end, sent);
+        assert_eq!(end, End::Client);
+    }
+}

@@ -1,0 +1,217 @@
+//! Commands of users to guests, and their consoles, displays and ports: virtctl, through the aggregated API, the
+//! controllers and the agents.
+
+use std::io::Read;
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::{Phase, names::conditions};
+use drydock_tests::{
+    Cluster,
+    guests::{condition, instance, ticks},
+    migrations::node_of,
+    watching::{until, until_some},
+};
+use kube::ResourceExt;
+use serde_json::Value;
+
+/// Waits until the guest has another boot than those before, and returns it.
+async fn until_booted(cluster: &Cluster, name: &str, before: &[String]) -> Result<String> {
+    until_some("another boot", || async {
+        let text = cluster.console(name).await.unwrap_or_default();
+        let boots = ticks(&text).into_iter().map(|tick| tick.boot);
+        Ok(boots.into_iter().find(|boot| !before.contains(boot)))
+    })
+    .await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn console_is_usable_and_follows_the_guest_to_its_target() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.apply(&instance("vm", "count: 1s"))?;
+    let started = cluster.until_phase("vm", Phase::Running).await?;
+    cluster.until_console("vm", "drydock-guest ready").await?;
+
+    let mut first = cluster.virtctl_at_terminal(&["console", "vm"])?;
+    first.until_printed("Successfully connected to vm console").await?;
+    first.write("\n")?;
+    first.until_printed("login:").await?;
+    first.write("root\n")?;
+    first.until_printed("Password:").await?;
+    first.write("fedora\n")?;
+    first.until_printed("# ").await?;
+    first.write("echo $((6 * 7))-answered\n")?;
+    first.until_printed("42-answered").await?;
+    // What was typed and printed is in the pod's log as well.
+    cluster.until_console("vm", "42-answered").await?;
+
+    // A second console replaces the first, as in KubeVirt.
+    let mut second = cluster.virtctl_at_terminal(&["console", "vm"])?;
+    second.until_printed("Successfully connected to vm console").await?;
+    ensure!(!first.until_ended().await?);
+    first.until_printed("EOF").await?;
+    second.write("echo $((6 * 9))-again\n")?;
+    second.until_printed("54-again").await?;
+
+    // A migration closes it with a reason, and the next one reaches the guest where it is then, as it was.
+    cluster
+        .until_vm_condition("vm", conditions::LIVE_MIGRATABLE, "True")
+        .await?;
+    let migration = cluster.migrate("vm").await?;
+    cluster.until_migrated(&migration).await?;
+    ensure!(node_of(&cluster.instances().get("vm").await?)? != node_of(&started)?);
+    ensure!(!second.until_ended().await?);
+    let target = node_of(&cluster.instances().get("vm").await?)?;
+    second
+        .until_printed(&format!("connect again: it migrated to node {target}"))
+        .await?;
+    let mut third = cluster.virtctl_at_terminal(&["console", "vm"])?;
+    third.until_printed("Successfully connected to vm console").await?;
+    third.write("echo $((6 * 11))-there\n")?;
+    third.until_printed("66-there").await?;
+    // The escape sequence ends it.
+    third.write("\x1d")?;
+    ensure!(third.until_ended().await?, "{}", third.printed());
+
+    cluster.delete(&["vmi", "vm"])?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.apply(&instance("vm", "count: 1s"))?;
+    let started = cluster.until_phase("vm", Phase::Running).await?;
+    cluster.until_console("vm", "tick 1 ").await?;
+    let pod = cluster.launcher("vm").await?.uid();
+    let not_paused = cluster.virtctl_refused(&["unpause", "vmi", "vm"])?.join("\n");
+    ensure!(not_paused.contains("VMI is not paused"), "{not_paused}");
+
+    ensure!(
+        cluster
+            .virtctl(&["pause", "vmi", "vm", "--dry-run"])?
+            .contains("Dry Run execution")
+    );
+    ensure!(
+        condition(&cluster.instances().get("vm").await?, conditions::PAUSED)
+            .0
+            .is_empty()
+    );
+    ensure!(
+        cluster
+            .virtctl(&["pause", "vmi", "vm"])?
+            .contains("VMI vm was scheduled to pause")
+    );
+    let paused = cluster.until_vm_condition("vm", conditions::PAUSED, "True").await?;
+    ensure!(condition(&paused, conditions::PAUSED).1 == "PausedByUser");
+    let refused = cluster.virtctl_refused(&["pause", "vmi", "vm"])?.join("\n");
+    ensure!(refused.contains("VMI is already paused"), "{refused}");
+    let refused = cluster.virtctl_refused(&["soft-reboot", "vm"])?.join("\n");
+    ensure!(refused.contains("VMI is paused"), "{refused}");
+
+    // A paused guest moves paused.
+    cluster
+        .until_vm_condition("vm", conditions::LIVE_MIGRATABLE, "True")
+        .await?;
+    let migration = cluster.migrate("vm").await?;
+    cluster.until_migrated(&migration).await?;
+    ensure!(node_of(&cluster.instances().get("vm").await?)? != node_of(&started)?);
+    let moved = cluster.instances().get("vm").await?;
+    ensure!(condition(&moved, conditions::PAUSED).0 == "True");
+    let before = ticks(&cluster.consoles("vm").await?);
+
+    cluster.virtctl(&["unpause", "vmi", "vm"])?;
+    let runs = |instance: &_| condition(instance, conditions::PAUSED).0.is_empty();
+    until(cluster.instances(), "vm", "not to be paused", runs).await?;
+    let boots: Vec<String> = before.iter().map(|tick| tick.boot.clone()).collect();
+    let more = cluster
+        .until_output("vm", "a tick after the pause", |text| {
+            ticks(text).into_iter().find(|tick| !before.contains(tick))
+        })
+        .await?;
+    ensure!(boots.contains(&more.boot), "the guest has started again: {more:?}");
+
+    // Its operating system restarts by the power button, and its virtual machine by the reset button: neither its pod nor its
+    // instance changes.
+    let pod_there = cluster.launcher("vm").await?.uid();
+    ensure!(pod_there != pod);
+    cluster.virtctl(&["soft-reboot", "vm"])?;
+    let soft = until_booted(&cluster, "vm", &boots).await?;
+    cluster.virtctl(&["reset", "vm"])?;
+    until_booted(&cluster, "vm", &[boots, vec![soft]].concat()).await?;
+    cluster
+        .until_events(
+            "VirtualMachineInstance",
+            "vm",
+            &["Paused", "Unpaused", "SoftRebooted", "Reset"],
+        )
+        .await?;
+    let now = cluster.instances().get("vm").await?;
+    ensure!(now.uid() == started.uid() && cluster.launcher("vm").await?.uid() == pod_there);
+
+    cluster.delete(&["vmi", "vm"])?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn display_and_ports_of_a_guest_are_reached() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    cluster.apply(&instance("vm", "count: 1s\nlisten: 7\nhttp: 80"))?;
+    cluster.until_phase("vm", Phase::Running).await?;
+    cluster.until_console("vm", "drydock-guest ready").await?;
+
+    let viewer = cluster.virtctl_begun(&["vnc", "vm", "--proxy-only"])?;
+    let printed = viewer.until_printed("}").await?;
+    let line = printed.lines().find(|line| line.contains("port")).context("no port")?;
+    let port = serde_json::from_str::<Value>(line)?["port"]
+        .as_u64()
+        .context("no port")?;
+    let mut screen = std::net::TcpStream::connect(("127.0.0.1", u16::try_from(port)?))?;
+    screen.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
+    let mut version = [0; 12];
+    screen.read_exact(&mut version)?;
+    ensure!(&version == b"RFB 003.008\n", "{version:?}");
+    drop(screen);
+
+    // A connection to a port of the guest by standard input and output, as `virtctl ssh` uses it.
+    let mut echo = cluster.virtctl_begun(&["port-forward", "--stdio=true", "vmi/vm", "7"])?;
+    echo.write("to the guest\n")?;
+    echo.until_printed("to the guest\n").await?;
+    drop(echo);
+    let mut http = cluster.virtctl_begun(&["port-forward", "--stdio=true", "vmi/vm", "80"])?;
+    http.write("GET /healthz HTTP/1.0\r\n\r\n")?;
+    // The guest closes the connection, which is no error.
+    http.until_printed("ok").await?;
+    ensure!(http.until_ended().await?, "{}", http.printed());
+    let closed = cluster.virtctl_refused(&["port-forward", "--stdio=true", "vmi/vm", "9"]);
+    ensure!(closed.is_err() || closed.is_ok_and(|lines| lines.join("\n").contains("dial tcp")));
+
+    // Metrics have KubeVirt's names.
+    let mut held = cluster.virtctl_at_terminal(&["console", "vm"])?;
+    held.until_printed("Successfully connected").await?;
+    until_some("the gauge of open consoles", || async {
+        let pods = cluster.kubectl(&[
+            "get",
+            "pods",
+            "--namespace=drydock",
+            "--selector=app.kubernetes.io/name=drydock-controller",
+            "--output=name",
+        ])?;
+        let mut all = String::new();
+        for pod in pods.lines() {
+            let name = pod.trim_start_matches("pod/");
+            let path = format!("/api/v1/namespaces/drydock/pods/{name}:8080/proxy/metrics");
+            all.push_str(&cluster.kubectl(&["get", "--raw", &path])?);
+        }
+        let gauge = "kubevirt_console_active_connections{namespace=\"default\",vmi=\"vm\"} 1";
+        Ok(all.contains(gauge).then_some(()))
+    })
+    .await?;
+    held.write("\x1d")?;
+    held.until_ended().await?;
+
+    cluster.delete(&["vmi", "vm"])?;
+    cluster.no_guests().await
+}
