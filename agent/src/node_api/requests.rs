@@ -93,7 +93,14 @@ impl Requests {
         })?;
         let failed = |error: FolderError| Refusal {
             reason: RefusalReason::Failed,
-            message: chain(&error).to_string(),
+            message: match error {
+                FolderError::NotThere { .. } => format!(
+                    "the guest's pod has no socket for its {}: it was started by an earlier version, which ends when the \
+                     guest migrates or restarts",
+                    stream.as_str()
+                ),
+                error => chain(&error).to_string(),
+            },
         };
         let folder = PodFolder::new(&self.kubelet, &pod_uid, RUN_VOLUME).map_err(failed)?;
         let place = self.streams.take(StreamKey::new(uid, stream), preserve)?;
