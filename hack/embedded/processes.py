@@ -135,6 +135,9 @@ class Process:
         tracked = self.tracked_pid()
         if tracked is None or not self.wrapper:
             return tracked
+        # Before it becomes the wrapper, the process is a shell, whose child is not the program either.
+        if _announces(tracked):
+            return None
         below = children(tracked)
         return below[0] if below else None
 
@@ -173,9 +176,9 @@ class Process:
                 start_new_session=True,
                 umask=0o022,
             )
-        # The pid file must be there before anyone asks whether it runs.
+        # The pid file must be there before anyone asks whether it runs, and the program, by whose name a stray is known.
         deadline = time.monotonic() + 10
-        while self.tracked_pid() != child.pid:
+        while self.tracked_pid() != child.pid or _announces(child.pid):
             if child.poll() is not None:
                 raise self.death()
             if time.monotonic() > deadline:
@@ -237,6 +240,14 @@ def command_name(pid: int) -> str:
     except OSError:
         return ""
     return os.path.basename(first.decode(errors="replace"))
+
+
+def _announces(pid: int) -> bool:
+    """Whether a process is still the shell that leaves the pid."""
+    try:
+        return _ANNOUNCE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def of_cluster(cluster: Path) -> list[int]:

@@ -99,7 +99,8 @@ class Daemons(unittest.TestCase):
         process = self.process(wrapper=["unshare", "--fork"])
         process.start()
         deadline = time.monotonic() + 5
-        while process.pid() is None and time.monotonic() < deadline:
+        # The wrapper's child has the wrapper's name until it becomes the program.
+        while processes.command_name(process.pid() or 0) != "sleep" and time.monotonic() < deadline:
             time.sleep(0.01)
         self.assertNotEqual(process.pid(), process.tracked_pid())
         self.assertEqual(processes.command_name(process.pid() or 0), "sleep")
