@@ -26,6 +26,7 @@ use nix::{
     sys::stat::{Mode, SFlag, fstat},
 };
 use thiserror::Error;
+use tokio::net::UnixStream;
 
 pub use appearing::Watched;
 pub use listening::PodListener;
@@ -192,6 +193,20 @@ impl PodFolder {
             socket: found,
             path: self.full(path),
         })
+    }
+
+    /// Connects to a socket.
+    ///
+    /// # Errors
+    /// If it does not exist, is not a socket, or no process listens.
+    pub async fn connect(&self, path: &str) -> Result<UnixStream, FolderError> {
+        let found = self.open_socket(path)?;
+        let by_descriptor = format!("/proc/self/fd/{}", found.as_raw_fd());
+        UnixStream::connect(by_descriptor)
+            .await
+            .map_err(|_| FolderError::NotListening {
+                path: found.path().to_owned(),
+            })
     }
 
     /// Opens a path with O_PATH, without access to its content.

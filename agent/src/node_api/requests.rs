@@ -18,7 +18,7 @@ use hyper::body::Bytes;
 use hyper::body::Incoming;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::streams::{Socket, StreamKey, Streams, open};
+use super::streams::{Socket, StreamKey, Streams, socket};
 use crate::guests::GuestDirectory;
 
 /// What requests need.
@@ -104,7 +104,7 @@ impl Requests {
         };
         let folder = PodFolder::new(&self.kubelet, &pod_uid, RUN_VOLUME).map_err(failed)?;
         let place = self.streams.take(StreamKey::new(uid, stream), preserve)?;
-        let connection = open(&folder, stream).await.map_err(failed)?;
+        let connection = folder.connect(socket(stream)).await.map_err(failed)?;
         Ok(Socket { connection, place })
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    os::fd::AsRawFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -11,7 +10,6 @@ use drydock_api::{
     node_api::{GuestStream, Refusal, RefusalReason},
 };
 use drydock_core::domain::VNC_SOCKET;
-use drydock_host::pod_folder::{FolderError, PodFolder};
 use drydock_runtime::{CancellationToken, Process, chain};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -156,18 +154,10 @@ async fn relay(client: impl AsyncRead + AsyncWrite, guest: UnixStream) -> &'stat
     }
 }
 
-/// Connects to the socket of a stream in a pod.
-///
-/// # Errors
-/// If there is none, or no process listens.
-pub(super) async fn open(folder: &PodFolder, stream: GuestStream) -> Result<UnixStream, FolderError> {
-    let socket = match stream {
+/// Returns the socket of a stream, below the run folder of a pod.
+pub(super) fn socket(stream: GuestStream) -> &'static str {
+    match stream {
         GuestStream::Console => CONSOLE_CLIENT_SOCKET,
         GuestStream::Vnc => VNC_SOCKET,
-    };
-    let found = folder.open_socket(socket)?;
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    UnixStream::connect(path).await.map_err(|_| FolderError::NotListening {
-        path: found.path().to_owned(),
-    })
+    }
 }

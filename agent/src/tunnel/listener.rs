@@ -9,18 +9,16 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::AsRawFd,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_MEMORY_SOCKET};
-use drydock_host::pod_folder::FolderError;
 use drydock_runtime::{Process, chain, clock::Instant};
 use rustls::{CertificateError, server::Acceptor};
 use tokio::{
     io::AsyncReadExt,
-    net::{TcpListener, TcpStream, UnixStream},
+    net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
@@ -176,7 +174,7 @@ impl Port {
             Stream::Memory(_) => MIGRATION_MEMORY_SOCKET,
             Stream::Disks(_) => MIGRATION_DISKS_SOCKET,
         };
-        let in_pod = match connect(session, socket).await {
+        let in_pod = match session.folder.connect(socket).await {
             Ok(in_pod) => in_pod,
             Err(error) => {
                 self.refuse(from, StreamRefusal::NobodyInPod, Some(&chain(&error).to_string()));
@@ -220,15 +218,6 @@ impl Drop for UnknownPlace {
             }
         }
     }
-}
-
-/// Connects to a socket in the session's pod.
-async fn connect(session: &Session, socket: &str) -> Result<UnixStream, FolderError> {
-    let found = session.folder.open_socket(socket)?;
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    UnixStream::connect(path).await.map_err(|_| FolderError::NotListening {
-        path: found.path().to_owned(),
-    })
 }
 
 /// Returns why a handshake failed.

@@ -43,8 +43,8 @@ use tokio_tungstenite::{
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
 /// Idle time after which a client is pinged.
 const PING_AFTER: Duration = Duration::from_secs(30);
-/// Number of unanswered pings after which a client is gone.
-const MAX_UNANSWERED: u32 = 3;
+/// Number of unacknowledged pings after which a client is gone.
+const MAX_UNACKNOWLEDGED: u32 = 3;
 /// Size of a read from the guest, and so of a message to the client, in bytes.
 const BUFFER: usize = 32 * 1024;
 /// Maximum size of a message of a client, in bytes: virtctl copies up to 32 KiB at once.
@@ -165,13 +165,13 @@ impl WebSocket {
     /// Copies in both directions until one side ends, or this process begins `stopping`. A slow side makes the other wait.
     pub(super) async fn relay(self, peer: Peer, stopping: &CancellationToken) -> (End, Closing) {
         let (mut sink, source) = self.0.split();
-        let heard = Heard::default();
+        let last_message = LastMessage::default();
         let (from_guest, to_guest) = peer.split();
         let end = {
             let sink = &mut sink;
             tokio::select! {
-                end = to_client(from_guest, sink, &heard) => end,
-                () = to_peer(source, to_guest, &heard) => End::Client,
+                end = to_client(from_guest, sink, &last_message) => end,
+                () = to_peer(source, to_guest, &last_message) => End::Client,
                 () = stopping.cancelled() => End::Stopping,
             }
         };
@@ -197,9 +197,9 @@ impl Closing {
 
 /// When something last came from a client.
 #[derive(Debug, Default)]
-struct Heard(std::sync::Mutex<Option<Instant>>);
+struct LastMessage(std::sync::Mutex<Option<Instant>>);
 
-impl Heard {
+impl LastMessage {
     fn set(&self) {
         *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
     }
@@ -212,19 +212,19 @@ impl Heard {
 async fn to_client(
     mut guest: Reader,
     client: &mut SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>,
-    heard: &Heard,
+    last_message: &LastMessage,
 ) -> End {
     let mut buffer = vec![0; BUFFER];
-    let (mut unanswered, mut last) = (0, None);
+    let (mut unacknowledged, mut last) = (0, None);
     loop {
         let message = match timeout(PING_AFTER, guest.read(&mut buffer)).await {
             Ok(Ok(0) | Err(_)) => return End::Guest,
             Ok(Ok(length)) => Message::Binary(Bytes::copy_from_slice(&buffer[..length])),
             Err(_) => {
-                let now = heard.last();
-                unanswered = if now == last { unanswered + 1 } else { 0 };
+                let now = last_message.last();
+                unacknowledged = if now == last { unacknowledged + 1 } else { 0 };
                 last = now;
-                if unanswered > MAX_UNANSWERED {
+                if unacknowledged > MAX_UNACKNOWLEDGED {
                     return End::Client;
                 }
                 Message::Ping(Bytes::from_static(b"keep alive"))
@@ -237,9 +237,13 @@ async fn to_client(
 }
 
 /// Ends when the client closes the websocket, or drops its connection without that, as virtctl does.
-async fn to_peer(mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>, mut guest: Writer, heard: &Heard) {
+async fn to_peer(
+    mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>,
+    mut guest: Writer,
+    last_message: &LastMessage,
+) {
     while let Some(Ok(message)) = client.next().await {
-        heard.set();
+        last_message.set();
         let data = match message {
             Message::Binary(data) => data,
             Message::Text(text) => text.into(),
