@@ -69,7 +69,7 @@ impl GuestDirectory {
         if let Err(error) = self.entry(uid)?.commands.try_send(request) {
             return Err(match error {
                 mpsc::error::TrySendError::Full(_) => {
-                    refusal(RefusalReason::TooMany, "too many commands wait for the guest")
+                    Refusal::new(RefusalReason::TooMany, "too many commands wait for the guest")
                 }
                 mpsc::error::TrySendError::Closed(_) => not_here(),
             });
@@ -78,7 +78,10 @@ impl GuestDirectory {
             Ok(Ok(result)) => result,
             // The task has ended with its guest.
             Ok(Err(_)) => Err(not_here()),
-            Err(_) => Err(refusal(RefusalReason::Failed, "the guest's libvirt cannot be reached")),
+            Err(_) => Err(Refusal::new(
+                RefusalReason::Failed,
+                "the guest's libvirt cannot be reached",
+            )),
         }
     }
 
@@ -92,14 +95,7 @@ impl GuestDirectory {
 }
 
 fn not_here() -> Refusal {
-    refusal(RefusalReason::NotHere, "the node has no such guest")
-}
-
-fn refusal(reason: RefusalReason, message: &str) -> Refusal {
-    Refusal {
-        reason,
-        message: message.to_owned(),
-    }
+    Refusal::new(RefusalReason::NotHere, "the node has no such guest")
 }
 
 #[cfg(test)]

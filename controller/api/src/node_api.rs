@@ -111,6 +111,16 @@ pub struct Refusal {
     pub message: String,
 }
 
+impl Refusal {
+    /// Creates a refusal.
+    pub fn new(reason: RefusalReason, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
 /// Why an agent refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusalReason {

@@ -51,17 +51,14 @@ pub enum Call {
 }
 
 /// Returns whether the guest of an instance is on this node, and no migration moves it.
-///
-/// # Errors
-/// Why not.
-pub fn is_settled_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refusal> {
+fn is_settled_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refusal> {
     is_here(instance, node)?;
     let state = instance
         .status
         .as_ref()
         .and_then(|status| status.migration_state.as_ref());
-    match state.filter(|state| !state.completed && !state.failed) {
-        Some(_) => Err(refusal(RefusalReason::Conflict, MIGRATING)),
+    match state.filter(|state| !state.has_ended()) {
+        Some(_) => Err(Refusal::new(RefusalReason::Conflict, MIGRATING)),
         None => Ok(()),
     }
 }
@@ -76,7 +73,7 @@ pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refu
         return Ok(());
     }
     let message = format!("the guest is not on node {node}");
-    Err(refusal(RefusalReason::NotHere, &message))
+    Err(Refusal::new(RefusalReason::NotHere, message))
 }
 
 /// Decides which call a command is.
@@ -86,7 +83,7 @@ pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refu
 pub fn plan(facts: &Facts<'_>, command: GuestCommand) -> Result<Call, Refusal> {
     use Activity::{Migrating, Off, Paused, Running};
     is_settled_here(facts.instance, facts.node)?;
-    let conflict = |message| Err(refusal(RefusalReason::Conflict, message));
+    let conflict = |message| Err(Refusal::new(RefusalReason::Conflict, message));
     match (command, facts.activity) {
         (_, Migrating) => conflict(MIGRATING),
         (_, Off) => conflict("VMI is not running"),
@@ -102,13 +99,6 @@ pub fn plan(facts: &Facts<'_>, command: GuestCommand) -> Result<Call, Refusal> {
 }
 
 const MIGRATING: &str = "VMI is migrating; wait until that has ended, or cancel it";
-
-fn refusal(reason: RefusalReason, message: &str) -> Refusal {
-    Refusal {
-        reason,
-        message: message.to_owned(),
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -156,7 +146,7 @@ mod tests {
                 agent_connected,
             };
             let result = plan(&facts, command);
-            let expected = expected.map_err(|message| refusal(RefusalReason::Conflict, message));
+            let expected = expected.map_err(|message| Refusal::new(RefusalReason::Conflict, message));
             assert_eq!(result, expected, "{command:?} {activity:?} {agent_connected}");
         }
     }

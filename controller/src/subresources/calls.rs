@@ -143,7 +143,7 @@ impl Calls {
                 Ok(Reply::Json(StatusCode::OK, expanded))
             }
             Operation::CancelEvacuationOfMachine | Operation::CancelEvacuation => {
-                self.cancel_evacuation(operation, target, &read(body)?).await
+                self.cancel_evacuation(target, &read(body)?).await
             }
             Operation::Command(command) => self.command(target, command, body).await,
             Operation::Stream(_) | Operation::PortForward => Err(Failure::method_not_allowed("GET")),
@@ -180,6 +180,26 @@ impl Calls {
 
     pub(super) async fn instance(&self, target: &Target) -> Result<Option<VirtualMachineInstance>, Failure> {
         self.instances(target).get_opt(&target.name).await.map_err(internal)
+    }
+
+    /// Reads the instance that is the target, or that a machine owns which is.
+    ///
+    /// # Errors
+    /// If there is none, or it is not the machine's.
+    pub(super) async fn started_instance(&self, target: &Target) -> Result<VirtualMachineInstance, Failure> {
+        let mut machine = None;
+        if target.resource == Resource::Machine {
+            let read = self.machine(target).await?.machine;
+            evacuation::is_started(&read)?;
+            machine = Some(read);
+        }
+        let found = self.instance(target).await?;
+        let instance = found.ok_or_else(|| Failure::not_found(Resource::Instance, &target.name))?;
+        if machine.is_some_and(|machine| !owns(&machine, &instance)) {
+            let why = format!("the instance {:?} does not belong to the virtual machine", target.name);
+            return Err(Failure::internal(why));
+        }
+        Ok(instance)
     }
 
     /// Changes a machine as was decided.
@@ -274,25 +294,9 @@ impl Calls {
         Ok(ACCEPTED)
     }
 
-    async fn cancel_evacuation(
-        &self,
-        operation: Operation,
-        target: &Target,
-        options: &options::CancelEvacuation,
-    ) -> Result<Reply, Failure> {
+    async fn cancel_evacuation(&self, target: &Target, options: &options::CancelEvacuation) -> Result<Reply, Failure> {
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
-        let mut machine = None;
-        if operation == Operation::CancelEvacuationOfMachine {
-            let read = self.machine(target).await?.machine;
-            evacuation::is_started(&read)?;
-            machine = Some(read);
-        }
-        let found = self.instance(target).await?;
-        let instance = found.ok_or_else(|| Failure::not_found(Resource::Instance, &target.name))?;
-        if machine.is_some_and(|machine| !owns(&machine, &instance)) {
-            let why = format!("the instance {:?} does not belong to the virtual machine", target.name);
-            return Err(Failure::internal(why));
-        }
+        let instance = self.started_instance(target).await?;
         let requested = options.evacuation_node_name.as_deref().unwrap_or_default();
         let configuration = self.configuration.get();
         let key = &configuration.migrations.drain_taint_key;

@@ -7,13 +7,10 @@ use drydock_api::{
     kubevirt::VirtualMachineInstance,
     node_api::{self, GuestCommand, GuestStream, Refusal, RefusalReason},
 };
-use drydock_core::{
-    machine::owns,
-    subresources::{
-        Failure, Resource, Target, evacuation,
-        guest::{self, Port, Transport},
-        options::{self, is_dry_run, read},
-    },
+use drydock_core::subresources::{
+    Failure, Target,
+    guest::{self, Port, Transport},
+    options::{self, is_dry_run, read},
 };
 use kube::ResourceExt;
 use tokio::{
@@ -90,19 +87,8 @@ impl Calls {
     /// Connects to a port of the guest of an instance, or of a machine's instance.
     pub(super) async fn port_forward(&self, target: &Target) -> Result<Connected, Failure> {
         let port = guest::port(&target.rest)?;
-        let mut machine = None;
-        if target.resource == Resource::Machine {
-            let read = self.machine(target).await?.machine;
-            evacuation::is_started(&read)?;
-            machine = Some(read);
-        }
-        let found = self.instance(target).await?;
-        let address = guest::address(&target.name, found.as_ref())?;
-        let instance = found.ok_or_else(|| Failure::not_found(Resource::Instance, &target.name))?;
-        if machine.is_some_and(|machine| !owns(&machine, &instance)) {
-            let why = format!("the instance {:?} does not belong to the virtual machine", target.name);
-            return Err(Failure::internal(why));
-        }
+        let instance = self.started_instance(target).await?;
+        let address = guest::address(&target.name, &instance)?;
         let address = SocketAddr::new(address, port.number);
         let peer = connect(address, port).await.map_err(|error| {
             let network = match port.transport {

@@ -117,6 +117,10 @@ impl Setup {
             .header("X-Remote-User", "ann")
             .header("X-Remote-Group", "dev")
             .header("X-Remote-Extra-Scopes", "all")
+            // Of use to streams alone.
+            .header("Upgrade", "websocket")
+            .header("Sec-WebSocket-Version", "13")
+            .header("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
             .body(Body::from(body.to_owned()))
             .unwrap();
         let (requests, peer) = (Arc::clone(&self.requests), PeerCertificate(Some(self.peer.clone())));
@@ -350,6 +354,28 @@ async fn cancelled_evacuation_takes_the_mark_away() {
         asked.with(&instance());
     };
     assert_eq!(tokio::join!(send, api).0, (200, Value::Null));
+}
+
+#[tokio::test(start_paused = true)]
+async fn port_is_forwarded_only_to_an_instance_that_exists_and_is_the_machines() {
+    let mut setup = setup();
+    let send = setup.send(Method::GET, "virtualmachineinstances/vm/portforward/22/tcp", "");
+    let api = async {
+        review(&mut setup.server, true).await;
+        read(&mut setup.server, "virtualmachineinstances", None).await;
+    };
+    let ((code, body), ()) = tokio::join!(send, api);
+    let message = json!("virtualmachineinstance.kubevirt.io \"vm\" not found");
+    assert_eq!((code, &body["message"]), (404, &message));
+
+    let send = setup.send(Method::GET, "virtualmachines/vm/portforward/22/tcp", "");
+    let mut foreign = instance();
+    foreign["metadata"]["ownerReferences"] = json!([]);
+    let machine = machine("Always");
+    let api = found(&mut setup.server, &machine, Some(&foreign));
+    let ((code, body), ()) = tokio::join!(send, api);
+    let message = "Internal error occurred: the instance \"vm\" does not belong to the virtual machine";
+    assert_eq!((code, body["message"].as_str().unwrap()), (500, message));
 }
 
 #[tokio::test(start_paused = true)]

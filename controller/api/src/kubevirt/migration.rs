@@ -540,6 +540,13 @@ pub struct MigrationState {
     pub migration_configuration: Option<MigrationConfiguration>,
 }
 
+impl MigrationState {
+    /// Returns whether the migration is over, whatever became of it.
+    pub fn has_ended(&self) -> bool {
+        self.completed || self.failed
+    }
+}
+
 /// What a migration may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]

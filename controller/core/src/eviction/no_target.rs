@@ -39,7 +39,7 @@ pub fn shut_down_from(instance: &VirtualMachineInstance, strategy: EvictionStrat
         .filter(|condition| condition.status == Status::False.as_str())
         .filter(|condition| condition.reason.as_deref() != Some(NOT_KNOWN))?;
     let state = status.migration_state.as_ref();
-    let is_moving = state.is_some_and(|state| !state.completed && !state.failed);
+    let is_moving = state.is_some_and(|state| !state.has_ended());
     let is_elsewhere_too = status.active_pods.values().any(|node| node != here);
     if is_moving || is_elsewhere_too {
         return None;

@@ -68,8 +68,7 @@ fn is_true(instance: &VirtualMachineInstance, type_: &str) -> bool {
 /// The node to which a migration moves the guest now, if one does.
 fn migrates_to(instance: &VirtualMachineInstance) -> Option<&str> {
     let state = status(instance)?.migration_state.as_ref()?;
-    let ended = state.completed || state.failed || state.end_timestamp.is_some();
-    (!ended).then(|| state.target_node.as_deref().unwrap_or("another node"))
+    (!state.has_ended()).then(|| state.target_node.as_deref().unwrap_or("another node"))
 }
 
 /// Checks a command to the guest of an instance, and returns the instance.
@@ -184,9 +183,8 @@ pub fn port(rest: &[String]) -> Result<Port, Failure> {
 /// The address at which the ports of an instance's guest are reached.
 ///
 /// # Errors
-/// 404 if there is no instance, 409 if it is paused, 400 if it has no address.
-pub fn address(name: &str, instance: Option<&VirtualMachineInstance>) -> Result<IpAddr, Failure> {
-    let instance = found(name, instance)?;
+/// 409 if it is paused, 400 if it has no address.
+pub fn address(name: &str, instance: &VirtualMachineInstance) -> Result<IpAddr, Failure> {
     if is_true(instance, PAUSED) {
         return Err(conflict(name, "VMI is paused"));
     }
@@ -418,18 +416,14 @@ mod tests {
             object["status"]["interfaces"] = json!([{"ipAddress": "10.0.0.1"}, {"ipAddress": "::1"}]);
         };
         let given = instance("Running", interfaces);
-        assert_eq!(address("vm", Some(&given)).unwrap().to_string(), "10.0.0.1");
+        assert_eq!(address("vm", &given).unwrap().to_string(), "10.0.0.1");
         let none = instance("Running", |_| {});
-        assert_eq!(
-            outcome(address("vm", Some(&none))).1,
-            "no network interfaces are present"
-        );
+        assert_eq!(outcome(address("vm", &none)).1, "no network interfaces are present");
         let paused = instance("Running", |object| {
             interfaces(object);
             with("Paused")(object);
         });
-        assert_eq!(outcome(address("vm", Some(&paused))), (409, "VMI is paused".to_owned()));
-        assert_eq!(outcome(address("vm", None)).0, 404);
+        assert_eq!(outcome(address("vm", &paused)), (409, "VMI is paused".to_owned()));
     }
 
     #[test]
