@@ -335,15 +335,18 @@ impl InstanceTask {
         requirements.volumes = self.launchers.bound_volumes(instance);
         let pairs = nodes.pairs();
         let views = pairs.iter().map(|pair| rooms.complete(pair.view(), &own));
+        let rules = self.launchers.rules(instance, pods, &requirements, || {
+            pairs.iter().map(NodePair::view).collect()
+        });
         if !running {
-            let fit = placement::fit(&requirements, &instance.spec, &views.collect::<Vec<_>>());
+            let fit = placement::fit(&requirements, &instance.spec, &rules, &views.collect::<Vec<_>>());
             return (fit.fits.is_empty().then(|| fit.sentence()), None);
         }
         let mut instance = instance.clone();
         if let (Some(status), Some(node)) = (&mut instance.status, moved_to) {
             status.node_name = Some(node.to_owned());
         }
-        let targets = placement::migration_targets(&instance, &requirements, source.as_ref(), &views);
+        let targets = placement::migration_targets(&instance, &requirements, source.as_ref(), &rules, &views);
         (None, Some(targets))
     }
 

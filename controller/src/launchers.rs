@@ -2,6 +2,7 @@
 //! migrations.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -21,7 +22,7 @@ use drydock_core::{
         pending::{Pending, newest_warning, pending},
     },
     migratable,
-    placement::{self, BoundVolume, NodeView, Requirements},
+    placement::{self, BoundVolume, Moves, Newcomer, NodeView, Requirements, Rules},
 };
 use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
 use jiff::Timestamp;
@@ -70,6 +71,14 @@ pub(crate) enum Purpose<'a> {
     Start,
     /// A migration's guest arrives in it.
     Arrival(MigrationTarget<'a>),
+}
+
+/// What is known of the next pod of an instance.
+#[derive(Debug)]
+pub(crate) struct NextPod {
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Names of the nodes that it excludes in addition to its requirements.
+    pub(crate) excluded: Vec<String>,
 }
 
 /// Options of a pod deletion, besides the UID.
@@ -355,6 +364,53 @@ impl Launchers {
             placement::admit_masked(&mut needs, source, views());
         }
         needs
+    }
+
+    /// Returns labels of the next pod of an instance, and the nodes that it excludes: those being drained, as far as
+    /// that matters to it. `pods` are its present pods.
+    pub(crate) fn next_pod(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>]) -> NextPod {
+        let running = self.running_pod(instance);
+        let like = running.as_ref().or_else(|| pods.first());
+        let mut labels = like.and_then(|pod| pod.metadata.labels.clone()).unwrap_or_default();
+        labels.remove(launcher_pod::MIGRATION_UID);
+        let spec = &instance.spec;
+        let excluded = if spec.topology_spread_constraints.is_empty() {
+            Vec::new()
+        } else {
+            let key = &self.configuration.get().migrations.drain_taint_key;
+            self.nodes.leaving(key, &spec.tolerations)
+        };
+        NextPod { labels, excluded }
+    }
+
+    /// Returns what other pods require of the node of an instance's next pod. The pod in which its guest runs is one of
+    /// them, but not other pods of the instance. `nodes` returns all nodes.
+    pub(crate) fn rules<'n>(
+        &self,
+        instance: &VirtualMachineInstance,
+        pods: &[Arc<Pod>],
+        needs: &Requirements,
+        nodes: impl FnOnce() -> Cow<'n, [NodeView<'n>]>,
+    ) -> Rules {
+        let next = self.next_pod(instance, pods);
+        let running = self.running_pod(instance).map(|pod| pod.name_any());
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let mut moves = Moves::default();
+        for pod in pods
+            .iter()
+            .map(|pod| pod.name_any())
+            .filter(|name| Some(name) != running.as_ref())
+        {
+            moves.leave((namespace.to_owned(), pod));
+        }
+        let newcomer = Newcomer {
+            namespace,
+            labels: &next.labels,
+            spec: &instance.spec,
+            needs,
+            excluded: &next.excluded,
+        };
+        self.rooms.rules(&newcomer, &moves, nodes)
     }
 
     /// Returns a digest of what a pod that starts an instance's guest would require of a node if it were created now.

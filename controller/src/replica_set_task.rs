@@ -9,7 +9,10 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{VirtualMachineInstance, VirtualMachineInstanceReplicaSet},
 };
-use drydock_core::replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan, selector::Selector};
+use drydock_core::{
+    label_selector::Selector,
+    replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan},
+};
 use drydock_runtime::{
     Cache, Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
     lease::Leadership,

@@ -1,19 +1,23 @@
-//! The resources that pods use on each node.
+//! The pods on each node: the resources that they use, and which other pods they admit near them.
 //!
 //! ```text
 //!  all unfinished pods ─▶ requests, priority, node ─▶ one sum for each node and priority
+//!                     └─▶ labels, anti-affinity ────▶ neighbors
 //! ```
 //!
-//! A large cluster has very many pods, so each is kept as compressed text of a few numbers, and the sums are updated
-//! with each change.
+//! A large cluster has very many pods, so each is kept as compressed text of what matters here, and sums and neighbors
+//! are updated with each change.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use drydock_core::placement::{NodeRoom, NodeView, PodShare, Requests, room::yields_to};
+use drydock_core::placement::{
+    Moves, Neighbors, Newcomer, NodeRoom, NodeView, PodShare, Requests, Rules, prune_affinity, room::yields_to,
+};
 use drydock_runtime::{Cache, Change, Key, Listing, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
@@ -21,11 +25,12 @@ use kube::{Client, core::ObjectMeta};
 /// Field selector of unfinished pods. Finished pods use nothing of their node, or soon will not.
 const NOT_OVER: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// The resources that pods use on nodes. Clones share the sums.
+/// The pods on nodes. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Rooms {
     pods: Cache<Pod>,
     nodes: Sums,
+    neighbors: Arc<Mutex<Neighbors>>,
 }
 
 /// The resources used on each node that has pods.
@@ -37,19 +42,23 @@ impl Rooms {
     pub(crate) fn start(client: &Client, watches: &Watches, changed: Trigger) -> Self {
         let nodes = Sums::default();
         let sums = nodes.clone();
+        let neighbors = Arc::<Mutex<Neighbors>>::default();
+        let observers = Arc::clone(&neighbors);
         let pods = Watch::<Pod>::all(client.clone(), "requests of pods")
             .listing(Listing::Streamed)
             .fields(NOT_OVER)
             .prune(prune)
             .packed()
             .on_change(move |change| {
-                if sums.observe(change) {
+                let is_near = observe_neighbor(&observers, change);
+                if sums.observe(change) || is_near {
                     changed.notify();
                 }
             });
         Self {
             pods: watches.start(pods),
             nodes,
+            neighbors,
         }
     }
 
@@ -63,17 +72,20 @@ impl Rooms {
                 pod
             })
             .collect();
-        let nodes = Sums::default();
+        let (nodes, neighbors) = (Sums::default(), Arc::default());
         for pod in &pods {
-            nodes.observe(&Change::Object {
+            let change = Change::Object {
                 key: Key::of(pod),
                 old: None,
                 new: Some(Arc::new(pod.clone())),
-            });
+            };
+            nodes.observe(&change);
+            observe_neighbor(&neighbors, &change);
         }
         Self {
             pods: Cache::filled(pods),
             nodes,
+            neighbors,
         }
     }
 
@@ -103,6 +115,20 @@ impl Rooms {
         view
     }
 
+    /// Returns what the pods on nodes require of the node of a new one; nothing while they are unknown. `nodes` returns
+    /// all nodes.
+    pub(crate) fn rules<'n>(
+        &self,
+        newcomer: &Newcomer<'_>,
+        moves: &Moves,
+        nodes: impl FnOnce() -> Cow<'n, [NodeView<'n>]>,
+    ) -> Rules {
+        if !self.pods.sync_state().is_clear() {
+            return Rules::default();
+        }
+        lock(&self.neighbors).rules(newcomer, moves, nodes)
+    }
+
     /// Returns the lowest priority of pods that one of these would not preempt; `None` if none of these is known.
     pub(crate) fn priority(&self, pods: &[Key]) -> Option<i32> {
         let mut known = pods.iter().filter_map(|key| self.pods.get(key));
@@ -115,6 +141,21 @@ impl fmt::Debug for Rooms {
         f.debug_struct("Rooms")
             .field("pods", &self.pods)
             .finish_non_exhaustive()
+    }
+}
+
+fn lock(neighbors: &Mutex<Neighbors>) -> MutexGuard<'_, Neighbors> {
+    neighbors.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Updates the neighbors with a change of a pod. Returns whether they have changed.
+fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &Change<Pod>) -> bool {
+    match change {
+        Change::Object { new: Some(pod), .. } => lock(neighbors).set(pod),
+        Change::Object { key, new: None, .. } => {
+            lock(neighbors).remove(key.namespace.as_deref().unwrap_or_default(), &key.name)
+        }
+        Change::SyncState(_) | Change::Unreadable { .. } => false,
     }
 }
 
@@ -152,7 +193,7 @@ impl Sums {
     }
 }
 
-/// Keeps the node and the priority of a pod and, in one container, its requests.
+/// Keeps the node, the priority, the labels and the anti-affinity of a pod and, in one container, its requests.
 fn prune(pod: &mut Pod) {
     let requests = Requests::of_pod(pod);
     let metadata = std::mem::take(&mut pod.metadata);
@@ -160,6 +201,7 @@ fn prune(pod: &mut Pod) {
         name: metadata.name,
         namespace: metadata.namespace,
         resource_version: metadata.resource_version,
+        labels: metadata.labels,
         deletion_timestamp: metadata.deletion_timestamp,
         ..ObjectMeta::default()
     };
@@ -167,6 +209,7 @@ fn prune(pod: &mut Pod) {
         *spec = PodSpec {
             node_name: spec.node_name.take(),
             priority: spec.priority,
+            affinity: prune_affinity(spec.affinity.take()),
             preemption_policy: spec.preemption_policy.take().filter(|policy| policy == "Never"),
             containers: vec![Container {
                 resources: Some(ResourceRequirements {

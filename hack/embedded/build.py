@@ -100,6 +100,9 @@ VIRTCTL = Module(
     stamped=("kubevirt.io/client-go/version",),
 )
 
+# For tests of its evictions.
+DESCHEDULER = Module("descheduler", ("descheduler",), pinned="sigs.k8s.io/descheduler")
+
 # Go names a program after the last folder of its package.
 _RENAMED = {"server": "etcd"}
 
@@ -141,6 +144,11 @@ def ensure(progress: Progress | None = None) -> Programs:
 def virtctl(progress: Progress) -> str:
     """Build virtctl if it is not there yet; return its path."""
     return _built((VIRTCTL,), progress)["virtctl"]
+
+
+def descheduler(progress: Progress) -> str:
+    """Build the descheduler if it is not there yet; return its path."""
+    return _built((DESCHEDULER,), progress)["descheduler"]
 
 
 def _built(modules: Iterable[Module], progress: Progress) -> Programs:

@@ -58,8 +58,9 @@ MOST_SECONDS = 1500
 def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Try the embedded cluster itself out, and see that nothing stays behind."""
     build.ensure(progress)
-    # The cluster tests need it too, and it is built while other tests wait.
+    # The cluster tests need these too, and they are built while other tests wait.
     build.virtctl(progress)
+    build.descheduler(progress)
     output, code = command(
         [sys.executable, "-m", "embedded", "selftest", "--name", SELFTEST, "--lifecycle"],
         {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -118,6 +119,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     outcome = Outcome()
     programs = cluster_tests(progress)
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
+    os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
     turns = Turns(programs.keys() - {LAST}, seed)
     ran: dict[str, list[str]] = {name: [] for name in NAMES}

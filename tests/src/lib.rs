@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod cluster;
+pub mod descheduler;
 pub mod drains;
 pub mod faults;
 pub mod guests;
@@ -12,6 +13,7 @@ pub mod migrations;
 pub mod oracle;
 pub mod own_parts;
 pub mod recorder;
+pub mod session;
 pub mod virtctl;
 pub mod watching;
 

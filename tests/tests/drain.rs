@@ -27,6 +27,7 @@ use drydock_tests::{
     },
     guests::{NAMESPACE, condition, instance, meanwhile},
     migrations::{migrations_of, node_of, phase},
+    session::Session,
     watching::{until, until_some},
 };
 use k8s_openapi::api::{
@@ -269,6 +270,64 @@ async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
         Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
     })
     .await?;
+    cluster.no_guests().await
+}
+
+/// Returns how often the descheduler has printed a text.
+fn printed(descheduler: &Session, text: &str) -> usize {
+    descheduler.printed().matches(text).count()
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn real_descheduler_evicts_one_guest_at_a_time() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let names = ["tidied", "untidied"];
+    let guests = names.map(|name| (name, counting(name, "LiveMigrate"), "True"));
+    started_on_the_first(&cluster, &guests).await?;
+    // There is no target, so the first eviction stays in progress as long as necessary.
+    cluster.kubectl(&["cordon", &second])?;
+    cluster.kubectl(&["taint", "nodes", &first, "test.drydock.dev/unwanted:NoSchedule"])?;
+    let descheduler = cluster.descheduler_begun()?;
+    let rounds = "Number of evictions/requests";
+    descheduler.until_printed(rounds).await?;
+    let marked = || async {
+        let mut marked = Vec::new();
+        for name in names {
+            let instance = cluster.instances().get(name).await?;
+            marked.extend(mark_of(&instance).map(|_| name));
+        }
+        anyhow::Ok(marked)
+    };
+    let wanted = until_some("one guest to be evicted", || async {
+        Ok(marked().await?.first().copied())
+    })
+    .await?;
+    // Further rounds find that its only eviction is in progress. They would evict the other guest if they took the
+    // refusal of the first eviction for a failure.
+    descheduler.until_printed("Eviction in background assumed").await?;
+    let before = printed(&descheduler, rounds);
+    until_some("three more rounds", || async {
+        Ok((printed(&descheduler, rounds) >= before + 3).then_some(()))
+    })
+    .await?;
+    assert_eq!(marked().await?, [wanted]);
+    assert_eq!(
+        printed(&descheduler, "Eviction in background assumed"),
+        1,
+        "{}",
+        descheduler.printed()
+    );
+    cluster.kubectl(&["uncordon", &second])?;
+    for name in names {
+        until_on(&cluster, name, &second).await?;
+        cluster.goes_on(name).await?;
+    }
+    let said = descheduler.printed();
+    ensure!(!said.contains("error when evicting pod"), "{said}");
+    drop(descheduler);
+    cluster.reset().await?;
     cluster.no_guests().await
 }
 
@@ -751,6 +810,98 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
     until_on(&cluster, "held", &second).await?;
     draining.finish()?;
     cluster.goes_on("held").await?;
+    cluster.reset().await?;
+    cluster.no_guests().await
+}
+
+/// Returns the manifest of a pod that the tests' guests have to stay apart from, or spread with.
+fn neighbor(name: &str, app: &str, node: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: {app}}}}}\nspec:\n  \
+         nodeName: {node}\n  terminationGracePeriodSeconds: 0\n  containers:\n  - name: main\n    image: busybox\n    \
+         imagePullPolicy: IfNotPresent\n    command: [sleep, '3600']\n"
+    )
+}
+
+/// Waits until a guest has no target, or has one, for this reason.
+async fn until_target(cluster: &Cluster, name: &str, reason: &str) -> Result<VirtualMachineInstance> {
+    until(cluster.instances(), name, reason, |instance| {
+        condition(instance, types::MIGRATION_TARGET_AVAILABLE).1 == reason
+    })
+    .await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result<()> {
+    let cluster = clean_for_drains().await?;
+    let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
+    let with = |name: &str, scheduling: &str| {
+        counting(name, "LiveMigrate")
+            .replace(
+                "spec:\n  evictionStrategy",
+                &format!("spec:\n{scheduling}  evictionStrategy"),
+            )
+            .replacen("metadata: {", &format!("metadata: {{labels: {{app: {name}}}, "), 1)
+    };
+    let selector =
+        |app: &str| format!("labelSelector: {{matchLabels: {{app: {app}}}}}, topologyKey: kubernetes.io/hostname");
+    let apart = format!(
+        "  affinity:\n    podAntiAffinity:\n      requiredDuringSchedulingIgnoredDuringExecution:\n      - {{{}}}\n",
+        selector("keeps-away")
+    );
+    let spread = format!(
+        "  topologySpreadConstraints:\n  - {{{}, maxSkew: 1, whenUnsatisfiable: DoNotSchedule, nodeTaintsPolicy: Honor}}\n",
+        selector("spread")
+    );
+    let guests = [
+        ("apart", with("apart", &apart), "True"),
+        ("spread", with("spread", &spread), "True"),
+    ];
+    started_on_the_first(&cluster, &guests).await?;
+    for name in ["apart", "spread"] {
+        until_target(&cluster, name, "TargetsFound").await?;
+    }
+
+    cluster.apply(&neighbor("away", "keeps-away", &second))?;
+    let instance = until_target(&cluster, "apart", "PodAntiAffinityNotMet").await?;
+    let message = target_message(&instance);
+    ensure!(
+        message.contains(&format!("has the pod {NAMESPACE}/away, from which it must stay apart")),
+        "{message}"
+    );
+    // The guest's own pod is the only one of its label on the first node.
+    for name in ["n1", "n2"] {
+        cluster.apply(&neighbor(name, "spread", &second))?;
+    }
+    let instance = until_target(&cluster, "spread", "TopologySpreadNotMet").await?;
+    let message = target_message(&instance);
+    ensure!(message.contains("than the maximum skew of 1 allows"), "{message}");
+
+    // Once the first node is cordoned, it is no domain any more (`nodeTaintsPolicy`), and only the second one counts.
+    let draining = drain_begun(&cluster, &first, &[GUESTS_ALONE, "--timeout=300s"])?;
+    until_on(&cluster, "spread", &second).await?;
+    until_drain(&cluster, &first, "one to be left that is blocked", |drain| {
+        drain.left == 1 && left(drain) == [("apart", RemainingState::Blocked, "NoTargetAvailable")]
+    })
+    .await?;
+    let migrations = migrations_of(&cluster, "apart").await?;
+    ensure!(migrations.is_empty(), "a migration was made that no node can take");
+
+    let delete = ["pod", "away", "--namespace", NAMESPACE, "--grace-period=0", "--force"];
+    cluster.delete(&delete)?;
+    until_on(&cluster, "apart", &second).await?;
+    draining.finish()?;
+    cluster.goes_on("apart").await?;
+    cluster.delete(&[
+        "pod",
+        "n1",
+        "n2",
+        "--namespace",
+        NAMESPACE,
+        "--grace-period=0",
+        "--force",
+    ])?;
     cluster.reset().await?;
     cluster.no_guests().await
 }

@@ -42,6 +42,7 @@ pub mod in_force;
 pub mod inspection;
 pub mod instance;
 pub mod label_keys;
+pub mod label_selector;
 pub mod labels;
 pub mod launcher_pod;
 pub mod machine;

@@ -12,9 +12,9 @@
 //! the Hypervisors. A node fits only if both agree: frozen or outdated labels are then the reason.
 //! [`mask`](crate::mask) explains how nodes' masks affect running guests.
 //!
-//! Free resources of a node are computed as the scheduler computes them ([`room`]), and guests that leave a node at
-//! the same time compete for them ([`pack`]). Pod affinity and topology spread are left to the scheduler, which
-//! reports them on the pod. Unknown facts never rule out a node.
+//! Free resources of a node, pod affinity and topology spread are evaluated as the scheduler does ([`room`],
+//! [`neighbors`]), and guests that leave a node at the same time compete for room ([`pack`]). Unknown facts never rule
+//! out a node.
 
 mod affinity;
 mod circumstances;
@@ -22,6 +22,7 @@ mod fit;
 mod masks;
 mod misfit;
 mod models;
+mod neighbors;
 mod offer;
 mod pack;
 mod pod;
@@ -52,7 +53,8 @@ pub use fit::{Fit, NodeView, fit};
 pub use masks::{admit_masked, lift_masks};
 pub use misfit::Misfit;
 pub use models::admit_partial_models;
-pub use pack::{Leaving, Outlook, pack};
+pub use neighbors::{Moves, Neighbors, Newcomer, PodName, Rules, prune_affinity};
+pub use pack::{Leaving, Outlook, RulesOf, pack};
 pub use pod::could_take;
 pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu};

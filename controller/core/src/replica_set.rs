@@ -15,7 +15,6 @@
 //! controller has deleted since.
 
 mod ranking;
-pub mod selector;
 
 use std::sync::Arc;
 
@@ -31,6 +30,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     conditions::Status,
+    label_selector::{Invalid, Selector},
     launcher_pod::cut,
     machine::{
         Event,
@@ -39,7 +39,6 @@ use crate::{
     },
     vm_conditions::{condition, find, holds},
 };
-use selector::{Invalid, Selector};
 
 /// At most this many instances are created, and as many deleted, at a time (KubeVirt's value).
 pub const BURST: usize = 250;

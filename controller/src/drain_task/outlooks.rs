@@ -1,20 +1,22 @@
 //! Evaluates whether other nodes have room for the guests that leave their nodes.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
     drain::{DrainingNode, Guest, competing},
-    placement::{Leaving, Outlook, pack},
+    placement::{Leaving, Outlook, PodName, pack},
 };
 use drydock_runtime::{
     Key,
     clock::{self, Instant},
 };
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::{launchers::Launchers, nodes::NodePair};
 
@@ -93,6 +95,7 @@ impl Known {
 pub(super) struct Competitor<'a> {
     instance: &'a VirtualMachineInstance,
     own: Vec<Key>,
+    pods: Vec<Arc<Pod>>,
     has_migration: bool,
     failures: u32,
 }
@@ -110,6 +113,7 @@ impl<'a> Competitor<'a> {
         Some(Self {
             instance: guest.instance,
             own: pods.iter().map(|pod| Key::of(pod.as_ref())).collect(),
+            pods,
             has_migration: competing.has_migration,
             failures: competing.failures,
         })
@@ -137,15 +141,29 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
         let mut needs = launchers.requirements(&competitor.instance.spec, source.as_ref());
         needs.priority = rooms.priority(&competitor.own);
         needs.volumes = launchers.bound_volumes(competitor.instance);
+        let next = launchers.next_pod(competitor.instance, &competitor.pods);
         Leaving {
             instance: competitor.instance,
             needs,
             source,
             has_migration: competitor.has_migration,
             failures: competitor.failures,
+            pods: competitor.own.iter().map(pod_name).collect(),
+            labels: next.labels,
+            excluded: next.excluded,
         }
     });
-    pack(&leaving.collect::<Vec<_>>(), &views)
+    let leaving: Vec<_> = leaving.collect();
+    pack(&leaving, &views, &|newcomer, moves| {
+        rooms.rules(newcomer, moves, || Cow::Borrowed(&views))
+    })
+}
+
+fn pod_name(key: &Key) -> PodName {
+    (
+        key.namespace.as_deref().unwrap_or_default().to_owned(),
+        key.name.to_string(),
+    )
 }
 
 #[cfg(test)]

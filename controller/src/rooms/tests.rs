@@ -1,3 +1,7 @@
+use std::collections::BTreeMap;
+
+use drydock_api::kubevirt::VirtualMachineInstanceSpec;
+use drydock_core::placement::Requirements;
 use serde_json::{Value, json};
 
 use super::*;
@@ -106,4 +110,47 @@ fn pod_is_kept_in_few_bytes() {
     let mut never = pod("a", None, never);
     prune(&mut never);
     assert_eq!(never.spec.as_ref().map(yields_to), Some(i32::MIN));
+}
+
+#[test]
+fn neighbors_of_a_node_are_kept_through_pruning() {
+    let affinity = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "guest"}}}]}});
+    let guard = pod("guard", Some("x"), |pod| pod["spec"]["affinity"] = affinity.clone());
+    let rooms = Rooms::filled([guard, pod("plain", Some("y"), |_| {})]);
+    let labels = |name: &str| BTreeMap::from([("kubernetes.io/hostname".to_owned(), name.to_owned())]);
+    let (of_x, of_y) = (labels("x"), labels("y"));
+    let views = [("x", &of_x), ("y", &of_y)].map(|(name, labels)| NodeView {
+        name,
+        labels: Some(labels),
+        ..NodeView::default()
+    });
+    let spec: VirtualMachineInstanceSpec = serde_json::from_value(json!({"domain": {}, "affinity": {
+        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}]}}}))
+    .unwrap();
+    let needs = Requirements::default();
+    let admitted = |rooms: &Rooms, app: &str| -> Vec<&str> {
+        let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
+        let newcomer = Newcomer {
+            namespace: "n",
+            labels: &labels,
+            spec: &spec,
+            needs: &needs,
+            excluded: &[],
+        };
+        let rules = rooms.rules(&newcomer, &Moves::default(), || Cow::Borrowed(&views));
+        views
+            .iter()
+            .filter(|view| rules.admit(view))
+            .map(|view| view.name)
+            .collect()
+    };
+    assert_eq!(admitted(&rooms, "guest"), ["y"], "the guard keeps it off x");
+    assert_eq!(admitted(&rooms, "other"), ["x", "y"]);
+    assert_eq!(
+        admitted(&Rooms::default(), "guest"),
+        ["x", "y"],
+        "the pods are not known"
+    );
 }

@@ -35,7 +35,7 @@ use k8s_openapi::{
 };
 
 use super::{falls_back, is_finished, made, no_target::is_shut_down, wants_mark};
-use crate::{instance::ending::ended, replica_set::selector::Selector};
+use crate::{instance::ending::ended, label_selector::Selector};
 
 /// Returns the PDB of a launcher pod, with the pod's name; `None` for a pod that the API server has not created.
 pub fn of(pod: &Pod) -> Option<PodDisruptionBudget> {

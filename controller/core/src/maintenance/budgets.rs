@@ -5,7 +5,7 @@ use std::sync::Arc;
 use drydock_api::maintenance::Blocker;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
-use crate::replica_set::selector::Selector;
+use crate::label_selector::Selector;
 
 /// Returns whether a budget counts a pod. A budget without a selector counts none, one with an empty selector all
 /// pods of its namespace (policy/v1).

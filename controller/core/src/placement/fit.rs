@@ -16,12 +16,12 @@ use drydock_api::{
     launcher::KVM_RESOURCE,
 };
 use k8s_openapi::{
-    api::core::v1::{Node, Taint},
+    api::core::v1::{Node, NodeSelector, Taint},
     apimachinery::pkg::api::resource::Quantity,
 };
 
 use super::{
-    ARCHITECTURE, NodeRoom, Requirements, affinity, machine_key, misfit::Misfit, model_key, models::lacks_part,
+    ARCHITECTURE, NodeRoom, Requirements, Rules, affinity, machine_key, misfit::Misfit, model_key, models::lacks_part,
     offer::Offer, room::add_shortages,
 };
 use crate::{aliases, processor, quantity};
@@ -109,13 +109,9 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Adds a reason for a node. Shortages of one resource are merged into one reason for all nodes.
+    /// Adds a reason for a node. Reasons that are alike are merged into one for all nodes.
     pub(super) fn note(&mut self, mut misfit: Misfit, node: &str) {
-        let alike = self
-            .misfits
-            .keys()
-            .find(|known| known.is_same_shortage(&misfit))
-            .cloned();
+        let alike = self.misfits.keys().find(|known| known.is_alike(&misfit)).cloned();
         let mut nodes = Vec::new();
         if let Some(alike) = alike {
             nodes = self.misfits.remove(&alike).unwrap_or_default();
@@ -198,9 +194,13 @@ impl fmt::Display for Fit {
     }
 }
 
-/// Returns which of `nodes` could run a new virtual machine.
-pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, nodes: &[NodeView<'_>]) -> Fit {
-    judge(nodes, usize::MAX, |node| misfits_and_shortages(needs, spec, node))
+/// Returns which of `nodes` could run a new virtual machine, beside other pods as `rules` require.
+pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, rules: &Rules, nodes: &[NodeView<'_>]) -> Fit {
+    judge(nodes, usize::MAX, |node| {
+        let mut found = misfits(needs, spec, node);
+        add_by_pods(needs, rules, node, &mut found);
+        found
+    })
 }
 
 /// Sorts nodes by their misfits, until `enough` nodes fit.
@@ -243,17 +243,35 @@ pub(super) fn misfits(
     found
 }
 
-/// Returns the same, plus the resources that are not free on the node.
-pub(super) fn misfits_and_shortages(
-    needs: &Requirements,
-    spec: &VirtualMachineInstanceSpec,
-    node: &NodeView<'_>,
-) -> BTreeSet<Misfit> {
-    let mut found = misfits(needs, spec, node);
+/// Adds what the pods on a node prevent: too little is free there, or they must not be near. Does nothing for a node
+/// without an agent, which is reason enough.
+pub(super) fn add_by_pods(needs: &Requirements, rules: &Rules, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     if !found.contains(&Misfit::NoAgent) {
-        add_shortages(needs, node, &mut found);
+        add_shortages(needs, node, found);
+        rules.add_misfits(node, found);
     }
-    found
+}
+
+/// Returns whether a node matches the node selector and the required node affinity of a pod with these requirements.
+pub(super) fn is_selected(needs: &Requirements, spec: &VirtualMachineInstanceSpec, node: &NodeView<'_>) -> bool {
+    let none = BTreeMap::new();
+    let labels = node.labels.unwrap_or(&none);
+    let mut selector = needs.node_selector.iter();
+    let mut expressions = needs.expressions.iter();
+    selector.all(|(key, value)| node.label(key) == Some(value))
+        && expressions.all(|expression| affinity::meets(expression, node.label(&expression.key)))
+        && required_affinity(spec).is_none_or(|required| affinity::admits(required, node.name, labels))
+}
+
+/// Returns whether a pod with these tolerations tolerates all taints of a node, and its cordon.
+pub(super) fn is_tolerated(spec: &VirtualMachineInstanceSpec, node: &NodeView<'_>) -> bool {
+    let is_cordoned = node.cordoned && !affinity::tolerated(&affinity::cordon(), &spec.tolerations);
+    !is_cordoned && affinity::in_the_way(node.taints, &spec.tolerations).next().is_none()
+}
+
+fn required_affinity(spec: &VirtualMachineInstanceSpec) -> Option<&NodeSelector> {
+    let node = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+    node.required_during_scheduling_ignored_during_execution.as_ref()
 }
 
 /// Adds what the scheduler will miss in the labels, each with the underlying reason.
@@ -399,12 +417,9 @@ fn surroundings(
     found: &mut BTreeSet<Misfit>,
 ) {
     let none = BTreeMap::new();
-    let required = spec
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    if required.is_some_and(|selector| !affinity::admits(selector, node.name, node.labels.unwrap_or(&none))) {
+    if required_affinity(spec)
+        .is_some_and(|selector| !affinity::admits(selector, node.name, node.labels.unwrap_or(&none)))
+    {
         found.insert(Misfit::Affinity);
     }
     for volume in &needs.volumes {

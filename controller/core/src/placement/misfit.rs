@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::Amount;
 
-use super::room;
+use super::{HOSTNAME, room};
 use crate::mask;
 
 /// Maximum number of a model's missing features that are listed.
@@ -59,6 +59,28 @@ pub enum Misfit {
     },
     /// The volume of this claim cannot be used there.
     Volume(String),
+    /// This pod is in the same domain of this topology key, and one of both must not be near to the other; if several
+    /// nodes have this reason, `pod` is an example.
+    NotApart {
+        /// Label of nodes whose value is the domain.
+        key: String,
+        /// Namespace and name of the pod.
+        pod: String,
+    },
+    /// No pod of its domain matches a required pod affinity.
+    NotNear {
+        /// The affinity's label selector.
+        selector: String,
+        /// Label of nodes whose value is the domain.
+        key: String,
+    },
+    /// Its domain would have too many pods more than another one.
+    Skewed {
+        /// Label of nodes whose value is the domain.
+        key: String,
+        /// Maximum difference.
+        max_skew: u64,
+    },
     /// It lacks the label for what it has.
     NotLabelled(String),
     /// Its CPU has not been inspected.
@@ -82,15 +104,23 @@ pub enum Misfit {
 }
 
 impl Misfit {
-    /// Returns whether both are shortages of the same resource with the same requested amount.
-    pub(super) fn is_same_shortage(&self, other: &Self) -> bool {
-        let key = |misfit: &Self| match misfit {
-            Self::NoRoom {
-                resource, requested, ..
-            } => Some((resource.clone(), *requested)),
-            _ => None,
-        };
-        matches!(self, Self::NoRoom { .. }) && key(self) == key(other)
+    /// Returns whether both differ only in an amount or an example: shortages of the same resource with the same
+    /// requested amount, or pods in domains of the same topology key.
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::NoRoom {
+                    resource, requested, ..
+                },
+                Self::NoRoom {
+                    resource: other,
+                    requested: also,
+                    ..
+                },
+            ) => (resource, requested) == (other, also),
+            (Self::NotApart { key, .. }, Self::NotApart { key: other, .. }) => key == other,
+            _ => false,
+        }
     }
 
     /// Returns the CamelCase reason.
@@ -113,6 +143,9 @@ impl Misfit {
             Self::TooSmall(..) => "NodeTooSmall",
             Self::NoRoom { .. } => "InsufficientRoom",
             Self::Volume(_) => "VolumeElsewhere",
+            Self::NotApart { .. } => "PodAntiAffinityNotMet",
+            Self::NotNear { .. } => "PodAffinityNotMet",
+            Self::Skewed { .. } => "TopologySpreadNotMet",
             Self::NotLabelled(_) => "NodeNotLabelled",
             Self::NotInspected => "NodeNotInspected",
             Self::Label(_) => "NodeSelectorNotMet",
@@ -186,6 +219,16 @@ impl Misfit {
                 free,
             } => room_lacked(resource, *requested, *free, several),
             Self::Volume(claim) => format!("cannot use the volume of the claim {claim}"),
+            Self::NotApart { key, pod } => not_apart(key, pod, several),
+            Self::NotNear { selector, key } if key == HOSTNAME => {
+                format!("{has} no pod that it must run beside ({selector})")
+            }
+            Self::NotNear { selector, key } => {
+                format!("{is} in no {key} with a pod that it must run near ({selector})")
+            }
+            Self::Skewed { key, max_skew } => {
+                format!("would have more pods per {key} than the maximum skew of {max_skew} allows")
+            }
             Self::NotLabelled(key) => format!("{lacks} the label {key} though it would be right"),
             Self::NotInspected => format!("{has} not said what guests can have"),
             Self::Label(key) => format!("{does_not} have the label {key} as it is selected"),
@@ -201,6 +244,16 @@ impl Misfit {
             },
             Self::Cordoned => format!("{is} unschedulable"),
         }
+    }
+}
+
+/// Returns for example `has the pod n/a, from which it must stay apart`.
+fn not_apart(key: &str, pod: &str, several: bool) -> String {
+    match (key == HOSTNAME, several) {
+        (true, false) => format!("has the pod {pod}, from which it must stay apart"),
+        (true, true) => format!("have pods from which it must stay apart, such as {pod}"),
+        (false, false) => format!("is in the same {key} as the pod {pod}, from which it must stay apart"),
+        (false, true) => format!("are in the same {key} as pods from which it must stay apart, such as {pod}"),
     }
 }
 

@@ -3,22 +3,26 @@
 //! ```text
 //!  most constrained first, then first-fit decreasing by the scarcer resource
 //!  guest ─▶ first node that suits it and has room beside those placed before ─▶ Fits
-//!        └▶ none: a node would have room if it moved alone ─▶ Crowded, and what is missing
-//!                 no node has                              ─▶ Nowhere, and why
+//!        └▶ none: it would fit without the others, or once they have moved ─▶ Crowded, and what is missing
+//!                 no node can take it                                      ─▶ Nowhere, and why
 //! ```
 //!
 //! First-fit decreasing is a heuristic: it may leave out a guest that a better packing would place. So a crowded-out
 //! guest waits for the guests that it competes with, and is evaluated again once they have moved.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec, status::DrydockStatus};
 
 use super::{
-    NodeView, Requirements,
-    fit::{Fit, judge},
+    Moves, Newcomer, NodeView, Requirements, Rules,
+    fit::{Fit, add_by_pods, judge},
     misfit::Misfit,
-    room::{PODS, Requests, add_shortages, lacks, shortages},
+    neighbors::PodName,
+    room::{PODS, Requests, lacks, shortages},
     targets::{unlisted_features, unsuitable},
 };
 
@@ -38,6 +42,12 @@ pub struct Leaving<'a> {
     pub has_migration: bool,
     /// Number of failed attempts: guests with failures come after others.
     pub failures: u32,
+    /// Its pods.
+    pub pods: Vec<PodName>,
+    /// Labels of its target pod.
+    pub labels: BTreeMap<String, String>,
+    /// Nodes that its target pod excludes in addition to its requirements.
+    pub excluded: Vec<String>,
 }
 
 /// The expected result for a guest that leaves together with others.
@@ -54,9 +64,13 @@ pub enum Outlook {
     Unknown,
 }
 
+/// Returns what pods, after these moves, require of the node of a new one: [`Neighbors::rules`](super::Neighbors::rules)
+/// of all nodes.
+pub type RulesOf<'f> = &'f dyn Fn(&Newcomer<'_>, &Moves) -> Rules;
+
 /// Returns the outlook for each of these guests, in their order. `nodes` are all nodes.
-pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>]) -> Vec<Outlook> {
-    let mut places = Places::new(nodes);
+pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_>) -> Vec<Outlook> {
+    let mut places = Places::new(nodes, rules_of);
     let mut outlooks = vec![Outlook::Unknown; guests.len()];
     let scarcer = scarcer(guests, &places);
     let mut order: Vec<(usize, usize)> = Vec::new();
@@ -77,12 +91,15 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>]) -> Vec<Outlook> {
             metadata.name.clone(),
         )
     });
+    let mut unplaced = Vec::new();
     for (index, class) in order {
-        let guest = &guests[index];
-        outlooks[index] = match places.place(guest, class) {
-            Some(node) => Outlook::Fits(node.into()),
-            None => places.explain(guest, class),
-        };
+        match places.place(&guests[index], class) {
+            Some(node) => outlooks[index] = Outlook::Fits(node.into()),
+            None => unplaced.push((index, class)),
+        }
+    }
+    for (index, class) in unplaced {
+        outlooks[index] = places.explain(&guests[index], class);
     }
     outlooks
 }
@@ -113,6 +130,11 @@ struct Places<'a> {
     offered: Vec<Requests>,
     placed: Vec<Requests>,
     classes: Vec<Class>,
+    rules_of: RulesOf<'a>,
+    /// Target pods of the guests placed so far.
+    arrivals: Moves,
+    /// The same, and the guests' other pods have left.
+    moves: Moves,
 }
 
 /// Guests that are suited by the same nodes.
@@ -158,7 +180,7 @@ impl ClassKey {
 }
 
 impl<'a> Places<'a> {
-    fn new(nodes: &'a [NodeView<'a>]) -> Self {
+    fn new(nodes: &'a [NodeView<'a>], rules_of: RulesOf<'a>) -> Self {
         Self {
             nodes,
             offered: nodes
@@ -167,6 +189,9 @@ impl<'a> Places<'a> {
                 .collect(),
             placed: vec![Requests::default(); nodes.len()],
             classes: Vec::new(),
+            rules_of,
+            arrivals: Moves::default(),
+            moves: Moves::default(),
         }
     }
 
@@ -197,9 +222,11 @@ impl<'a> Places<'a> {
 
     /// Returns how many nodes suit a guest, counted up to `most`.
     fn suited(&mut self, guest: &Leaving<'_>, class: usize, most: usize) -> usize {
+        let rules = (self.rules_of)(&guest.newcomer(), &Moves::default());
         let mut count = 0;
         for node in 0..self.nodes.len() {
-            count += usize::from(self.suits(guest, class, node));
+            let suits = self.suits(guest, class, node) && rules.admit(&self.nodes[node]);
+            count += usize::from(suits);
             if count >= most {
                 break;
             }
@@ -236,33 +263,50 @@ impl<'a> Places<'a> {
 
     /// Places a guest on the first node that suits it and has room.
     fn place(&mut self, guest: &Leaving<'_>, class: usize) -> Option<&'a str> {
+        let newcomer = guest.newcomer();
+        let rules = (self.rules_of)(&newcomer, &self.arrivals);
         for node in 0..self.nodes.len() {
             // Comparing free resources is faster than evaluating suitability.
             let has_room = self.lacks(guest, node).next().is_none();
-            if has_room && self.suits(guest, class, node) {
+            if has_room && self.suits(guest, class, node) && rules.admit(&self.nodes[node]) {
                 let mut taken = guest.needs.requests.clone();
                 taken.set(PODS, 1);
                 self.placed[node].add(&taken);
-                return Some(self.nodes[node].name);
+                let name = self.nodes[node].name;
+                for moves in [&mut self.arrivals, &mut self.moves] {
+                    moves.arrive(guest.name(), &newcomer, name);
+                }
+                for pod in &guest.pods {
+                    self.moves.leave(pod.clone());
+                }
+                return Some(name);
             }
         }
         None
     }
 
-    /// Returns why a guest was not placed.
+    /// Returns why a guest was not placed, after all others have been. It can wait for the others if it would fit
+    /// without them, or once they have moved.
     fn explain(&mut self, guest: &Leaving<'_>, class: usize) -> Outlook {
+        let newcomer = guest.newcomer();
+        let rules = |moves: &Moves| (self.rules_of)(&newcomer, moves);
+        let (alone, beside, after) = (rules(&Moves::default()), rules(&self.arrivals), rules(&self.moves));
         let mut crowded = Fit::default();
-        let mut fits_alone = false;
+        let mut can_wait = false;
         for node in 0..self.nodes.len() {
             if !self.suits(guest, class, node) {
                 continue;
             }
-            fits_alone |= shortages(&guest.needs, &self.nodes[node]).is_empty();
-            for lack in self.lacks(guest, node) {
-                crowded.note(lack, self.nodes[node].name);
+            let view = &self.nodes[node];
+            can_wait |= shortages(&guest.needs, view).is_empty() && alone.admit(view);
+            can_wait |= self.lacks(guest, node).next().is_none() && after.admit(view);
+            let mut found: BTreeSet<Misfit> = self.lacks(guest, node).collect();
+            beside.add_misfits(view, &mut found);
+            for misfit in found {
+                crowded.note(misfit, view.name);
             }
         }
-        if fits_alone {
+        if can_wait {
             let reasons = crowded.reasons();
             return Outlook::Crowded(format!(
                 "no other node has room for it beside the others that leave: {reasons}"
@@ -272,12 +316,32 @@ impl<'a> Places<'a> {
         let nodes = self.nodes.iter().filter(|node| Some(node.name) != here(guest));
         let fit = judge(nodes, 1, |node| {
             let mut found = static_misfits(guest, unlisted, node).unwrap_or_default();
-            if !found.contains(&Misfit::NoAgent) {
-                add_shortages(&guest.needs, node, &mut found);
-            }
+            add_by_pods(&guest.needs, &alone, node, &mut found);
             found
         });
         Outlook::Nowhere(format!("no other node can take it: {}", fit.reasons()))
+    }
+}
+
+impl Leaving<'_> {
+    /// Returns the guest's target pod.
+    fn newcomer(&self) -> Newcomer<'_> {
+        Newcomer {
+            namespace: self.instance.metadata.namespace.as_deref().unwrap_or_default(),
+            labels: &self.labels,
+            spec: &self.instance.spec,
+            needs: &self.needs,
+            excluded: &self.excluded,
+        }
+    }
+
+    /// Returns namespace and name of the instance.
+    fn name(&self) -> PodName {
+        let metadata = &self.instance.metadata;
+        (
+            metadata.namespace.clone().unwrap_or_default(),
+            metadata.name.clone().unwrap_or_default(),
+        )
     }
 }
 

@@ -9,14 +9,13 @@ use drydock_api::{
 };
 
 use super::{
-    HOSTNAME, Requirements,
-    fit::{Fit, NodeView, judge, misfits},
+    HOSTNAME, Requirements, Rules,
+    fit::{Fit, NodeView, add_by_pods, judge, misfits},
     masks::{admit_masked, lift_masks},
     misfit::Misfit,
     models::lacks_part,
     nodes_by_name,
     offer::{Offer, is_known_to_have},
-    room::add_shortages,
 };
 use crate::{default_cpu::has_hosts_own, instance::Targets, minimum::Minimum};
 
@@ -31,6 +30,8 @@ const ENOUGH: usize = 2;
 /// A guest with its host's own CPU, which libvirt never expands, could move to nodes whose processor is the same in
 /// everything that the guest sees.
 ///
+/// `rules` are what other pods require of its node.
+///
 /// If several nodes qualify, they are neither named nor counted: otherwise each cordoned node would change the status
 /// of every guest in the cluster. `nodes` are all nodes. They are evaluated only until the result is known, and once
 /// more if none qualifies because of a feature that `source`, the guest's present node, does not list.
@@ -38,6 +39,7 @@ pub fn migration_targets<'a>(
     instance: &VirtualMachineInstance,
     needs: &Requirements,
     source: Option<&NodeView<'_>>,
+    rules: &Rules,
     nodes: &(impl IntoIterator<Item = NodeView<'a>> + Clone),
 ) -> Targets {
     let status = instance.status.as_ref();
@@ -57,8 +59,8 @@ pub fn migration_targets<'a>(
             let mut found = misfits(needs, &instance.spec, node);
             if !found.contains(&Misfit::NoAgent) {
                 guest.compare(needs, node, unlisted, &mut found);
-                add_shortages(needs, node, &mut found);
             }
+            add_by_pods(needs, rules, node, &mut found);
             found
         })
     };

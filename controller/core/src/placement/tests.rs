@@ -2,6 +2,7 @@
 
 mod circumstances;
 mod masks;
+mod neighbors;
 mod pack;
 mod partial_models;
 mod reasons;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{names, scheduling};
 use crate::{
     admission::{At, Refusals},
-    replica_set::selector::Selector,
+    label_selector::Selector,
 };
 
 pub(super) fn check(raw: &Value, refusals: &mut Refusals) {

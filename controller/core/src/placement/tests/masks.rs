@@ -202,7 +202,7 @@ fn masks_count_alike_in_placement_affinity_and_agent() {
             let [source, target] = &hosts;
             let views: Vec<_> = hosts.iter().map(Host::view).collect();
             let needs = needs_to_move(kind, &hosts);
-            let found = migration_targets(&instance, &needs, Some(&views[0]), &views);
+            let found = migration_targets(&instance, &needs, Some(&views[0]), &Rules::default(), &views);
             assert_eq!(found.available, goes, "{row}: {}", found.message);
             assert_eq!(found.message.contains(&means()), names_mask, "{row}: {}", found.message);
             let together = unsuitable(&instance, &needs, Some(&views[0]), &[], &views[1]).unwrap();
@@ -226,7 +226,7 @@ fn feature_that_no_node_lists_is_left_to_libvirt_unless_masked() {
             .map(|(name, masks)| Host::new(name, false, masks, &Minimum::default()));
         let views: Vec<_> = hosts.iter().map(Host::view).collect();
         let needs = needs_to_move(Guest::HostModel, &hosts);
-        let found = migration_targets(&instance, &needs, Some(&views[0]), &views);
+        let found = migration_targets(&instance, &needs, Some(&views[0]), &Rules::default(), &views);
         let row = format!("{source_masks} {target_masks}: {}", found.message);
         assert_eq!(found.available, goes, "{row}");
         assert_eq!(found.message.contains(&means()), !goes, "{row}");
@@ -284,7 +284,7 @@ fn new_guest_avoids_a_mask_and_is_told_of_it() {
     ] {
         let spec = spec(&json!({"domain": {"cpu": manifest}}));
         let needs = requirements(&spec, &Configuration::default(), &Minimum::default());
-        assert_eq!(fit(&needs, &spec, &views).sentence(), sentence);
+        assert_eq!(fit(&needs, &spec, &Rules::default(), &views).sentence(), sentence);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Guests that leave together.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::api::resource::Quantity};
@@ -15,6 +15,8 @@ struct Sized {
     gib: u64,
     cpus: u64,
     feature: Option<&'static str>,
+    /// Topology key of its required anti-affinity to all guests.
+    apart: Option<&'static str>,
     change: fn(&mut Leaving<'_>),
 }
 
@@ -24,14 +26,39 @@ fn sized(name: &str, gib: u64) -> Sized {
         gib,
         cpus: 0,
         feature: None,
+        apart: None,
         change: |_| {},
     }
+}
+
+/// Returns the label of all guests' pods.
+fn app() -> BTreeMap<String, String> {
+    BTreeMap::from([("app".to_owned(), "db".to_owned())])
+}
+
+fn affinity(key: &str) -> Value {
+    json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": key, "labelSelector": {"matchLabels": app()}}]}})
+}
+
+/// Returns the pods in which the guests run, all on node `here`.
+fn neighbors_of(guests: &[Sized]) -> Neighbors {
+    let mut neighbors = Neighbors::default();
+    for guest in guests {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": format!("{}-pod", guest.name), "namespace": "n", "labels": app()},
+            "spec": {"nodeName": "here", "containers": [], "affinity": guest.apart.map(affinity)},
+        }))
+        .unwrap();
+        neighbors.set(&pod);
+    }
+    neighbors
 }
 
 fn instance(guest: &Sized) -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": guest.name, "namespace": "n"},
-        "spec": {"domain": {}},
+        "spec": {"domain": {}, "affinity": guest.apart.map(affinity)},
         "status": {"nodeName": "here", "drydock": {"virtType": "kvm", "guestCPU": {
             "model": "EPYC", "required": guest.feature.into_iter().collect::<Vec<_>>()}}},
     }))
@@ -47,7 +74,12 @@ fn gib(gib: u64, cpus: u64) -> Requests {
 
 /// Returns the outlooks on nodes that offer this much memory in GiB and CPUs, and have this CPU feature.
 fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Outlook> {
-    let plain = labels(&[]);
+    // Nodes are in two zones.
+    let zone = |name: &str| if name < "y" { "west" } else { "east" };
+    let plain: Vec<_> = nodes
+        .iter()
+        .map(|(name, ..)| labels(&[(HOSTNAME, name), ("zone", zone(name))]))
+        .collect();
     let offered: Vec<BTreeMap<String, Quantity>> = nodes
         .iter()
         .map(|(_, gib, cpus, _)| {
@@ -59,9 +91,10 @@ fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Out
     let views: Vec<_> = nodes
         .iter()
         .zip(offered.iter().zip(&all))
-        .map(|((name, ..), (offered, facts))| NodeView {
+        .zip(&plain)
+        .map(|(((name, ..), (offered, facts)), labels)| NodeView {
             name,
-            labels: Some(&plain),
+            labels: Some(labels),
             facts: Some(facts),
             allocatable: Some(offered),
             room: Some(Arc::default()),
@@ -69,6 +102,7 @@ fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Out
         })
         .collect();
     let instances: Vec<_> = guests.iter().map(instance).collect();
+    let neighbors = neighbors_of(guests);
     let leaving = guests.iter().zip(&instances).map(|(guest, instance)| {
         let mut needs = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
         needs.requests = gib(guest.gib, guest.cpus);
@@ -79,11 +113,16 @@ fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Out
             source: None,
             has_migration: false,
             failures: 0,
+            pods: vec![("n".into(), format!("{}-pod", guest.name))],
+            labels: app(),
+            excluded: Vec::new(),
         };
         (guest.change)(&mut leaving);
         leaving
     });
-    pack(&leaving.collect::<Vec<_>>(), &views)
+    pack(&leaving.collect::<Vec<_>>(), &views, &|newcomer, moves| {
+        neighbors.rules(newcomer, moves, || Cow::Borrowed(&views))
+    })
 }
 
 fn fits(node: &str) -> Outlook {
@@ -147,6 +186,49 @@ fn guest_with_a_migration_goes_before_and_a_failed_one_after() {
 }
 
 #[test]
+fn guests_that_stay_apart_get_different_nodes() {
+    let apart = |name: &str, key: &'static str| Sized {
+        apart: Some(key),
+        ..sized(name, 1)
+    };
+    let three = [("here", 100, 10, ""), ("x", 8, 10, ""), ("y", 8, 10, "")];
+    let by_host = |names: &[&str]| -> Vec<Sized> { names.iter().map(|name| apart(name, HOSTNAME)).collect() };
+    assert_eq!(packed(&by_host(&["a", "b"]), &three), [fits("x"), fits("y")]);
+    let found = packed(&by_host(&["a", "b", "c"]), &three);
+    let message = "no other node has room for it beside the others that leave: \
+                   2 nodes have pods from which it must stay apart, such as n/b (x, y)";
+    assert_eq!(found, [fits("x"), fits("y"), Outlook::Crowded(message.into())]);
+}
+
+#[test]
+fn guest_that_its_own_pod_keeps_away_has_no_target() {
+    let alone = Sized {
+        apart: Some("zone"),
+        ..sized("a", 1)
+    };
+    // Its own pod is in the zone west, like node x.
+    let found = packed(&[alone], &[("here", 100, 10, ""), ("x", 8, 10, "")]);
+    let message = "no other node can take it: \
+                   1 node is in the same zone as the pod n/a-pod, from which it must stay apart (x)";
+    assert_eq!(found, [Outlook::Nowhere(message.into())]);
+}
+
+#[test]
+fn guest_that_waits_for_others_to_leave_is_crowded_out() {
+    let apart = |name: &str, key: &'static str, gib| Sized {
+        apart: Some(key),
+        ..sized(name, gib)
+    };
+    // While the pod of `b` is in the zone west, `a` cannot go to x; and y is too small.
+    let found = packed(
+        &[apart("b", "zone", 1), apart("a", HOSTNAME, 2)],
+        &[("here", 100, 10, ""), ("x", 8, 10, ""), ("y", 1, 10, "")],
+    );
+    assert_eq!(found[0], fits("y"));
+    assert!(matches!(found[1], Outlook::Crowded(_)), "{found:?}");
+}
+
+#[test]
 fn resource_that_is_scarcer_decides_which_guest_is_greater() {
     let guest = |name: &str, gib, cpus| Sized {
         cpus,
@@ -174,8 +256,11 @@ fn guest_with_an_unknown_cpu_is_not_judged() {
         source: None,
         has_migration: false,
         failures: 0,
+        pods: Vec::new(),
+        labels: BTreeMap::new(),
+        excluded: Vec::new(),
     };
-    assert_eq!(pack(&[leaving], &[]), [Outlook::Unknown]);
+    assert_eq!(pack(&[leaving], &[], &|_, _| Rules::default()), [Outlook::Unknown]);
 }
 
 proptest! {

@@ -22,7 +22,7 @@ fn needs_without(disabled: &[&str], nodes: &[NodeView<'_>]) -> (Requirements, Fi
     let manifest = json!({"domain": {"cpu": {"model": "Rapids", "features": features}, "devices": {}}});
     let mut needs = needs(&manifest);
     admit_partial_models(&mut needs, nodes.iter().cloned());
-    let fit = fit(&needs, &spec(&manifest), nodes);
+    let fit = fit(&needs, &spec(&manifest), &Rules::default(), nodes);
     (needs, fit)
 }
 

@@ -15,7 +15,7 @@ fn taint(key: &str, effect: &str) -> Taint {
 }
 
 fn reasons(manifest: &Value, view: NodeView<'_>) -> Vec<&'static str> {
-    let found = fit(&needs(manifest), &spec(manifest), &[view]);
+    let found = fit(&needs(manifest), &spec(manifest), &Rules::default(), &[view]);
     found.misfits.keys().map(Misfit::reason).collect()
 }
 
@@ -26,7 +26,7 @@ fn told(manifest: &Value, labels: &BTreeMap<String, String>, facts: &NodeFacts) 
         facts: Some(facts),
         ..NodeView::default()
     };
-    fit(&needs(manifest), &spec(manifest), &[view]).to_string()
+    fit(&needs(manifest), &spec(manifest), &Rules::default(), &[view]).to_string()
 }
 
 #[test]
@@ -46,6 +46,7 @@ fn reasons_are_counted_and_the_most_telling_comes_first() {
     let found = fit(
         &needs(&manifest),
         &spec(&manifest),
+        &Rules::default(),
         &[node("a", false), node("b", true)],
     );
     assert!(found.fits.is_empty());
@@ -55,7 +56,7 @@ fn reasons_are_counted_and_the_most_telling_comes_first() {
          2 lack the CPU feature avx2 (a, b), 1 is unschedulable (b)"
     );
     assert_eq!(
-        fit(&needs(&manifest), &spec(&manifest), &[]).reasons(),
+        fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &[]).reasons(),
         "there are no nodes"
     );
 }
@@ -71,7 +72,7 @@ fn of_one_kind_that_comes_first_which_most_nodes_have() {
         facts: Some(facts),
         ..NodeView::default()
     });
-    let found = fit(&needs(&manifest), &spec(&manifest), &nodes);
+    let found = fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &nodes);
     assert_eq!(
         found.reasons(),
         "4 nodes lack the CPU feature avx2, 1 lacks the CPU feature aes (d)"
@@ -94,7 +95,7 @@ fn sentences_have_an_end() {
         facts: Some(&none),
         ..NodeView::default()
     });
-    let told = fit(&needs(&manifest), &spec(&manifest), &nodes).sentence();
+    let told = fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &nodes).sentence();
     assert!(
         told.len() < 1100 && told.ends_with("2 lack the CPU feature feature5, and 3 more reasons"),
         "{told}"
@@ -366,7 +367,7 @@ fn volume_that_other_nodes_can_use_is_a_reason() {
         labels: Some(labels),
         ..NodeView::default()
     });
-    let found = fit(&needs, &spec(&manifest), &views);
+    let found = fit(&needs, &spec(&manifest), &Rules::default(), &views);
     assert_eq!(found.fits, ["b"]);
     assert_eq!(found.reasons(), "1 node cannot use the volume of the claim data (a)");
     assert_eq!(found.first().map(Misfit::reason), Some("VolumeElsewhere"));

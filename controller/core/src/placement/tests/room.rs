@@ -148,7 +148,7 @@ fn reasons(offered: &Value, pods: &[PodShare], priority: Option<i32>) -> String 
         room: Some(Arc::new(room)),
         ..NodeView::default()
     };
-    let found = fit(&needs, &spec(&manifest), &[view]);
+    let found = fit(&needs, &spec(&manifest), &Rules::default(), &[view]);
     if found.fits.is_empty() {
         found.reasons()
     } else {
@@ -226,12 +226,18 @@ fn most_that_one_of_several_nodes_has_free_is_named() {
     let found = fit(
         &needs,
         &spec(&manifest),
+        &Rules::default(),
         &[node("a", "7Gi"), node("b", "6500Mi"), node("c", "8Gi")],
     );
     assert_eq!(
         found.reasons(),
         "3 nodes have at most 1.6 GiB of memory free of the 2.2 GiB that are requested (a, b, c)"
     );
-    let found = fit(&needs, &spec(&manifest), &[node("a", "7Gi"), node("b", "1Gi")]);
+    let found = fit(
+        &needs,
+        &spec(&manifest),
+        &Rules::default(),
+        &[node("a", "7Gi"), node("b", "1Gi")],
+    );
     assert_eq!(found.fits, ["b"]);
 }

@@ -266,7 +266,7 @@ proptest! {
 
     #[test]
     fn nodes_fit_where_the_scheduler_puts_the_pod_and_the_full_sets_agree((manifest, _) in manifests(), node in candidate()) {
-        let found = fit(&needs(&manifest), &spec(&manifest), &[node.view()]);
+        let found = fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &[node.view()]);
         prop_assert_eq!(!found.fits.is_empty(), scheduled(&manifest, &node) && can(&manifest, &node), "{}", found);
         // Every node that does not fit has a reason.
         prop_assert_eq!(found.fits.is_empty(), !found.misfits.is_empty());
@@ -296,7 +296,7 @@ proptest! {
 
     #[test]
     fn asking_for_more_never_makes_more_nodes_fit((manifest, more) in manifests(), node in candidate()) {
-        let fits = |manifest: &Value| fit(&needs(manifest), &spec(manifest), &[node.view()]).fits.len();
+        let fits = |manifest: &Value| fit(&needs(manifest), &spec(manifest), &Rules::default(), &[node.view()]).fits.len();
         prop_assert!(fits(&more) <= fits(&manifest));
     }
 

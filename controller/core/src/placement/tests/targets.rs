@@ -28,7 +28,7 @@ fn targets(instance: &VirtualMachineInstance, nodes: &[(&str, &NodeFacts)]) -> T
         })
         .collect();
     let source = views.iter().find(|view| view.name == "here");
-    migration_targets(instance, &needs, source, &views)
+    migration_targets(instance, &needs, source, &Rules::default(), &views)
 }
 
 fn with(facts: NodeFacts, change: impl FnOnce(&mut VirtualizationFacts)) -> NodeFacts {

@@ -52,13 +52,29 @@ impl<'a> Selector<'a> {
 
     /// Returns whether these labels match. No labels count as an empty map.
     pub fn matches(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
-        let value = |key: &str| labels.and_then(|labels| labels.get(key));
+        self.matches_values(|key| labels.and_then(|labels| labels.get(key)).map(String::as_str))
+    }
+
+    /// Returns whether labels match; `value` returns the value of a label.
+    pub fn matches_values<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> bool {
+        let is_among = |value: &str, values: &[String]| values.iter().any(|other| other == value);
         self.0.iter().all(|requirement| match requirement {
-            Requirement::Is(key, wanted) => value(key).is_some_and(|value| value == wanted),
-            Requirement::In(key, wanted) => value(key).is_some_and(|value| wanted.contains(value)),
-            Requirement::NotIn(key, unwanted) => value(key).is_none_or(|value| !unwanted.contains(value)),
+            Requirement::Is(key, wanted) => value(key) == Some(*wanted),
+            Requirement::In(key, wanted) => value(key).is_some_and(|value| is_among(value, wanted)),
+            Requirement::NotIn(key, unwanted) => value(key).is_none_or(|value| !is_among(value, unwanted)),
             Requirement::Exists(key) => value(key).is_some(),
             Requirement::DoesNotExist(key) => value(key).is_none(),
+        })
+    }
+
+    /// Yields the keys of the labels that matter.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.0.iter().map(|requirement| match requirement {
+            Requirement::Is(key, _)
+            | Requirement::In(key, _)
+            | Requirement::NotIn(key, _)
+            | Requirement::Exists(key)
+            | Requirement::DoesNotExist(key) => *key,
         })
     }
 }

@@ -1,0 +1,51 @@
+//! The descheduler of Kubernetes on the tests' cluster.
+
+use std::{env, fs, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::{Cluster, cluster::setting, session::Session};
+
+/// Name of the variable with the path of the program, which `hack/test` builds.
+const PROGRAM: &str = "DRYDOCK_TEST_DESCHEDULER";
+
+const POLICY: &str = "\
+apiVersion: descheduler/v1alpha2
+kind: DeschedulerPolicy
+maxNoOfPodsToEvictTotal: 1
+profiles:
+- name: taints
+  pluginConfig:
+  - name: DefaultEvictor
+    args:
+      podProtections: {defaultDisabled: [PodsWithLocalStorage]}
+      labelSelector: {matchLabels: {kubevirt.io: virt-launcher}}
+  - name: RemovePodsViolatingNodeTaints
+    args: {}
+  plugins:
+    deschedule: {enabled: [RemovePodsViolatingNodeTaints]}
+";
+
+impl Cluster {
+    /// Starts the descheduler with evictions in the background (its feature `EvictionsInBackground`). Every second it
+    /// evicts at most one launcher pod from nodes with a taint that the pod does not tolerate.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn descheduler_begun(&self) -> Result<Session> {
+        let program = setting(PROGRAM).with_context(|| format!("run by `hack/test cluster`: {PROGRAM} is not set"))?;
+        // The folder gets its policy and the certificate that it makes for itself.
+        let folder = env::temp_dir().join(format!("drydock-descheduler-{}", std::process::id()));
+        fs::create_dir_all(&folder).context("the descheduler's folder")?;
+        let policy = folder.join("policy.yaml");
+        fs::write(&policy, POLICY).context("the descheduler's policy")?;
+        let mut command = Command::new(program);
+        command
+            .args(["--kubeconfig", &self.kubeconfig().display().to_string()])
+            .args(["--policy-config-file", &policy.display().to_string()])
+            .args(["--cert-dir", &folder.display().to_string()])
+            .args(["--bind-address=127.0.0.1", "--descheduling-interval=1s", "--v=3"])
+            .arg("--feature-gates=EvictionsInBackground=true");
+        Session::start(command)
+    }
+}
