@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
-use clap::{Args as Group, Parser, Subcommand};
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::configuration::selection::NAMESPACES;
 use drydock_runtime::LogFormat;
 
-use crate::{run, uninstall};
+use crate::{admit, run, uninstall};
 
 /// Drydock's cluster controller.
 #[derive(Debug, Parser)]
@@ -25,6 +25,11 @@ enum Command {
     /// Fails with exit code 3 while there are virtual machines, their pods or NodeMaintenances. Can be repeated. Delete
     /// the manifests afterwards: see deploy/docs/uninstall.md.
     Uninstall(UninstallArgs),
+    /// Show which manifests of a folder Drydock would admit, without a cluster.
+    ///
+    /// Reads all files that end in .yaml, .yml or .json. Fails with exit code 2 if an object is refused or a file cannot be
+    /// read. What only an API server evaluates is not included: patterns and CEL rules of the schema, and quotas.
+    Admit(AdmitArgs),
 }
 
 impl Args {
@@ -33,8 +38,29 @@ impl Args {
         match self.command {
             Command::Run(args) => run::run(args),
             Command::Uninstall(args) => uninstall::run(args),
+            Command::Admit(args) => admit::run(&args),
         }
     }
+}
+
+/// `drydock-controller admit`.
+#[derive(Debug, Group)]
+pub(crate) struct AdmitArgs {
+    /// A manifest, or a folder of manifests.
+    #[arg(value_name = "FOLDER")]
+    pub(crate) path: PathBuf,
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t = AdmitOutput::Text)]
+    pub(crate) output: AdmitOutput,
+}
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum AdmitOutput {
+    /// For people.
+    Text,
+    /// As a JSON object.
+    Json,
 }
 
 /// `drydock-controller run`.

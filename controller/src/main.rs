@@ -1,6 +1,7 @@
 //! Drydock's cluster controller. See [`args`] for its options, and [`run`] and [`uninstall`] for what it does.
 
 mod admission;
+mod admit;
 mod args;
 mod assume_cache;
 mod budget_task;

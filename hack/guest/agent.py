@@ -5,9 +5,11 @@ The guest has no C library of its own, so that they all go into one folder with 
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from oci.layer import epoch
@@ -26,6 +28,8 @@ PACKAGES = (
     "liburing2",
 )  # fmt: skip
 PROGRAM = "qemu-ga"
+# Kernel modules of file systems that the agent can freeze; that of the guest's own disk cannot be frozen.
+FILE_SYSTEMS = ("ext4",)
 NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]|Requesting program interpreter: .*/(.+)\]")
 
 
@@ -51,15 +55,20 @@ def closure(unpacked: Path) -> dict[str, Path]:
     return found
 
 
-def pack(unpacked: Path, archive: Path) -> None:
-    """Write the agent's files as a tar archive that gzip has compressed, the same ones always the same."""
+def pack(unpacked: Path, modules: Mapping[str, bytes], archive: Path) -> None:
+    """Write the agent's files as a tar archive that gzip has compressed, the same ones always the same.
+
+    The kernel's modules are those of file systems that can be frozen; the file `order` names them in the order that loads.
+    """
     plain = archive.with_suffix(".tar")
+    files = {name: path.read_bytes() for name, path in closure(unpacked).items()}
+    files.update(modules)
+    files["order"] = "".join(f"{name}\n" for name in modules).encode()
     with tarfile.open(plain, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, path in sorted(closure(unpacked).items()):
+        for name, content in sorted(files.items()):
             info = tarfile.TarInfo(name)
-            info.size, info.mode, info.mtime = path.stat().st_size, 0o755, epoch()
-            with path.open("rb") as content:
-                tar.addfile(info, content)
+            info.size, info.mode, info.mtime = len(content), 0o755, epoch()
+            tar.addfile(info, io.BytesIO(content))
     with archive.open("wb") as output:
         subprocess.run(["gzip", "--best", "--no-name", "--stdout", str(plain)], stdout=output, check=True)
     plain.unlink()

@@ -119,7 +119,6 @@ def _unpack(packages: Path, folder: Path) -> Path:
 
 def _assemble(system: Path, of_agent: Path, scratch: Path) -> None:
     unpacked, root = _unpack(system, scratch / "unpacked"), scratch / "root"
-    agent.pack(_unpack(of_agent, scratch / "agent"), scratch / "agent.tgz")
     busybox = next(path for path in (unpacked / "usr/bin/busybox", unpacked / "bin/busybox") if path.exists())
     (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
     root.mkdir()
@@ -134,6 +133,8 @@ def _assemble(system: Path, of_agent: Path, scratch: Path) -> None:
     for name, data in loading.items():
         (folder / name).write_bytes(data)
     (folder / "order").write_text("".join(name + "\n" for name in loading))
+    of_file_systems = initrd.modules(unpacked, agent.FILE_SYSTEMS, loading)
+    agent.pack(_unpack(of_agent, scratch / "agent"), of_file_systems, scratch / "agent.tgz")
     with (scratch / "initrd.cpio").open("wb") as output:
         initrd.write(root, output, epoch())
     command = ["zstd", "-q", "-15", str(scratch / "initrd.cpio"), "-o", str(scratch / "initrd")]

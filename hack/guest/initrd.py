@@ -6,7 +6,7 @@ import lzma
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -43,8 +43,8 @@ def without_signature(module: bytes) -> bytes:
     return module[: end - 12 - length]
 
 
-def modules(kernel: Path) -> dict[str, bytes]:
-    """Return the modules of an unpacked kernel package in an order that loads."""
+def modules(kernel: Path, wanted: Iterable[str] = WANTED, loaded_before: Iterable[str] = ()) -> dict[str, bytes]:
+    """Return the modules of an unpacked kernel package in an order that loads, but for those that are loaded before."""
     files = {path.name.split(".ko")[0].replace("_", "-"): path for path in sorted(kernel.rglob("*.ko*"))}
     if not files:
         raise Failure(f"there are no modules in {kernel}")
@@ -52,7 +52,7 @@ def modules(kernel: Path) -> dict[str, bytes]:
 
     def load(name: str) -> None:
         path = files.get(name.replace("_", "-"))
-        if path is None or path.name.split(".ko")[0] + ".ko" in loaded:
+        if path is None or path.name.split(".ko")[0] + ".ko" in {*loaded, *loaded_before}:
             return
         data = unpack_module(path)
         found = DEPENDS.search(data)
@@ -60,7 +60,7 @@ def modules(kernel: Path) -> dict[str, bytes]:
             load(needed)
         loaded[path.name.split(".ko")[0] + ".ko"] = data
 
-    for name in WANTED:
+    for name in wanted:
         load(name)
     return loaded
 

@@ -213,6 +213,7 @@ fn domain() -> Domain {
         qemu_version: Some("10.0.13".into()),
         libvirt_version: Some("11.3.0".into()),
         agent: None,
+        is_thawed: false,
     }
 }
 

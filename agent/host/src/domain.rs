@@ -133,6 +133,15 @@ pub struct BlockInfo {
     pub physical: u64,
 }
 
+/// A picture of a guest's display.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Screenshot {
+    /// Media type of the picture, which depends on QEMU: `image/png`, or `image/x-portable-pixmap`.
+    pub media_type: String,
+    /// The picture.
+    pub bytes: Vec<u8>,
+}
+
 /// One domain over one connection. Clones share the connection; it is closed when the last of them is dropped.
 #[derive(Clone, Debug)]
 pub struct DomainHandle {
@@ -463,6 +472,86 @@ impl DomainHandle {
             })
             .await?;
         Ok(GuestInfo::from_parameters(&parameters))
+    }
+
+    /// Sends commands to the guest agent, one after the other, over a connection of its own: an agent that does not respond
+    /// delays no other call. Returns the reply to each. The commands after one to which the agent does not respond at all
+    /// are not sent.
+    ///
+    /// # Errors
+    /// As for all calls, if the connection cannot be opened or breaks; [`CallError::AgentSilent`] if there is no agent or
+    /// it responds to none.
+    pub async fn agent_commands(&self, commands: &[String]) -> Result<Vec<Result<String, CallError>>, CallError> {
+        let (connection, _) = self.another().await?;
+        let own = HangUp {
+            connection,
+            has_ended: false,
+        };
+        let mut replies = Vec::new();
+        for command in commands {
+            match own.connection.agent_command(command).await {
+                Err(error @ CallError::AgentSilent(_)) if replies.is_empty() => return Err(error),
+                Err(error @ CallError::AgentSilent(_)) => {
+                    replies.push(Err(error));
+                    break;
+                }
+                Err(error) if !error.is_answer() => return Err(error),
+                reply => replies.push(reply),
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Sends a command to the guest agent as JSON, and returns its reply.
+    ///
+    /// # Errors
+    /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not respond.
+    pub async fn agent_command(&self, command: &str) -> Result<String, CallError> {
+        let command = command.to_owned();
+        self.call(
+            "sending a command to the guest's agent",
+            self.deadlines.agent,
+            move |calls| calls.agent_command(&command),
+        )
+        .await
+    }
+
+    /// Has the guest agent freeze the guest's file systems.
+    ///
+    /// # Errors
+    /// As for all calls; they may be frozen nevertheless.
+    pub async fn freeze(&self) -> Result<(), CallError> {
+        self.call("freezing the guest's file systems", self.deadlines.agent, |calls| {
+            calls.freeze()
+        })
+        .await
+    }
+
+    /// Has the guest agent thaw the guest's file systems.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn thaw(&self) -> Result<(), CallError> {
+        self.call("thawing the guest's file systems", self.deadlines.agent, |calls| {
+            calls.thaw()
+        })
+        .await
+    }
+
+    /// Returns a picture of the guest's first display, over a connection of its own.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn screenshot(&self) -> Result<Screenshot, CallError> {
+        let (connection, _) = self.another().await?;
+        let own = HangUp {
+            connection,
+            has_ended: false,
+        };
+        let call = "taking a picture of the guest's display";
+        own.connection
+            .call(call, own.connection.deadlines.question, |calls| calls.screenshot())
+            .await
     }
 
     /// Returns the sizes of a disk, identified by its target (`vda`) or the path of its source.

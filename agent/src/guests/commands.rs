@@ -1,5 +1,7 @@
 //! Carries out the commands of users to a guest. What a command does is decided in [`drydock_core::guest_command`].
 
+use std::num::NonZeroU32;
+
 use drydock_api::{
     kubevirt::VirtualMachineInstance,
     node_api::{GuestCommand, Refusal, RefusalReason},
@@ -11,6 +13,15 @@ use kube::ResourceExt;
 use tracing::{info, warn};
 
 use super::{directory::CommandRequest, report::tell};
+
+/// What is done with the file systems of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileSystems {
+    /// They are frozen, and thawed after this number of seconds; `None`: never.
+    Freeze(Option<NonZeroU32>),
+    /// They are thawed.
+    Thaw,
+}
 
 /// What commands depend on besides libvirt.
 pub(super) struct Target<'a> {
@@ -24,14 +35,19 @@ pub(super) struct Target<'a> {
     pub(super) events: &'a Events,
 }
 
-/// Carries out a command and reports its result to its sender.
-pub(super) async fn carry_out(handle: &DomainHandle, target: &Target<'_>, request: CommandRequest) {
+/// Carries out a command and reports its result to its sender. `file_systems` freezes and thaws the guest's file systems.
+pub(super) async fn carry_out(
+    handle: &DomainHandle,
+    target: &Target<'_>,
+    request: CommandRequest,
+    file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), Refusal>,
+) {
     // The user has been informed that the command failed, so it must not happen later.
     if request.result.is_closed() {
         return;
     }
     let command = request.command;
-    let result = execute(handle, target, command).await;
+    let result = execute(handle, target, command, file_systems).await;
     let vmi = format!(
         "{}/{}",
         target.instance.namespace().unwrap_or_default(),
@@ -55,18 +71,26 @@ pub(super) async fn carry_out(handle: &DomainHandle, target: &Target<'_>, reques
     let _ = request.result.send(result);
 }
 
-async fn execute(handle: &DomainHandle, target: &Target<'_>, command: GuestCommand) -> Result<(), Refusal> {
-    let failed = |error: CallError| Refusal {
-        reason: RefusalReason::Failed,
-        message: chain(&error).to_string(),
-    };
+/// Converts an error of libvirt.
+pub(super) fn failed(error: &CallError) -> Refusal {
+    Refusal::new(RefusalReason::Failed, chain(error).to_string())
+}
+
+async fn execute(
+    handle: &DomainHandle,
+    target: &Target<'_>,
+    command: GuestCommand,
+    file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
     let activity = match handle.state().await {
         Ok(state) => activity(state),
         Err(CallError::NoDomain) => Activity::Off,
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(failed(&error)),
     };
     let activity = match activity {
-        Activity::Running | Activity::Paused if handle.job().await.map_err(failed)?.is_some() => Activity::Migrating,
+        Activity::Running | Activity::Paused if handle.job().await.map_err(|error| failed(&error))?.is_some() => {
+            Activity::Migrating
+        }
         activity => activity,
     };
     let facts = Facts {
@@ -85,8 +109,16 @@ async fn execute(handle: &DomainHandle, target: &Target<'_>, command: GuestComma
             result => result,
         },
         Call::Reset => handle.reset().await,
+        Call::Freeze => {
+            let thaw_after = match command {
+                GuestCommand::Freeze { thaw_after } => thaw_after,
+                _ => None,
+            };
+            return file_systems(FileSystems::Freeze(thaw_after)).await;
+        }
+        Call::Thaw => return file_systems(FileSystems::Thaw).await,
     }
-    .map_err(failed)
+    .map_err(|error| failed(&error))
 }
 
 /// Returns the Kubernetes event of a command (KubeVirt's reasons). Pauses are reported by the condition as well.
@@ -96,6 +128,8 @@ fn event(command: GuestCommand) -> Option<(&'static str, &'static str)> {
         GuestCommand::Unpause => ("Unpaused", "VirtualMachineInstance unpaused"),
         GuestCommand::SoftReboot => ("SoftRebooted", "VirtualMachineInstance soft rebooted"),
         GuestCommand::Reset => ("Reset", "VirtualMachineInstance reset"),
+        GuestCommand::Freeze { .. } => ("Frozen", "The guest's file systems were frozen."),
+        GuestCommand::Unfreeze => ("Thawed", "The guest's file systems were thawed."),
     })
 }
 
@@ -167,11 +201,16 @@ mod tests {
         let target = Target {
             instance: &instance,
             node,
-            agent_connected: false,
+            agent_connected: true,
             events: &events(),
         };
         let (result, carried_out) = oneshot::channel();
-        carry_out(handle, &target, CommandRequest { command, result }).await;
+        let request = CommandRequest { command, result };
+        carry_out(handle, &target, request, async |file_systems| match file_systems {
+            FileSystems::Freeze(_) => handle.freeze().await.map_err(|error| failed(&error)),
+            FileSystems::Thaw => handle.thaw().await.map_err(|error| failed(&error)),
+        })
+        .await;
         carried_out.await.unwrap()
     }
 
@@ -192,9 +231,14 @@ mod tests {
         assert_eq!(libvirt.state(), Some(State::Running(RunningReason::Unpaused)));
         send(&handle, GuestCommand::SoftReboot, "here").await.unwrap();
         send(&handle, GuestCommand::Reset, "here").await.unwrap();
+        let freeze = GuestCommand::Freeze { thaw_after: None };
+        send(&handle, freeze, "here").await.unwrap();
+        send(&handle, GuestCommand::Unfreeze, "here").await.unwrap();
         assert_eq!(
             libvirt.calls(),
-            ["define", "create", "suspend", "resume", "reboot", "reset"]
+            [
+                "define", "create", "suspend", "resume", "reboot", "reset", "freeze", "thaw"
+            ]
         );
     }
 
@@ -215,7 +259,8 @@ mod tests {
         let (result, carried_out) = oneshot::channel();
         drop(carried_out);
         let command = GuestCommand::Pause;
-        carry_out(&handle, &target, CommandRequest { command, result }).await;
+        let request = CommandRequest { command, result };
+        carry_out(&handle, &target, request, async |_| Ok(())).await;
         assert_eq!(libvirt.calls(), ["define", "create"]);
     }
 }

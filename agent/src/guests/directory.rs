@@ -7,6 +7,7 @@ use std::{
 };
 
 use drydock_api::node_api::{GuestCommand, Refusal, RefusalReason};
+use drydock_host::domain::DomainHandle;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
@@ -27,11 +28,20 @@ pub(super) struct CommandRequest {
     pub(super) result: oneshot::Sender<Result<(), Refusal>>,
 }
 
+/// What a guest's task receives.
+#[derive(Debug)]
+pub(super) enum GuestRequest {
+    /// A command to carry out.
+    Command(CommandRequest),
+    /// A request for the connection to the guest's libvirt.
+    Connection(oneshot::Sender<DomainHandle>),
+}
+
 /// How to reach a guest.
 #[derive(Clone, Debug)]
 struct Entry {
     seen: watch::Receiver<Seen>,
-    commands: mpsc::Sender<CommandRequest>,
+    requests: mpsc::Sender<GuestRequest>,
 }
 
 /// The guests of this node by the UIDs of their VMIs. Clones are the same.
@@ -39,10 +49,10 @@ struct Entry {
 pub(crate) struct GuestDirectory(Arc<Mutex<HashMap<String, Entry>>>);
 
 impl GuestDirectory {
-    /// Adds a guest. Its task receives the commands.
-    pub(super) fn add(&self, uid: &str, seen: watch::Receiver<Seen>) -> mpsc::Receiver<CommandRequest> {
-        let (commands, receiver) = mpsc::channel(WAITING);
-        self.lock().insert(uid.to_owned(), Entry { seen, commands });
+    /// Adds a guest. Its task receives the requests.
+    pub(super) fn add(&self, uid: &str, seen: watch::Receiver<Seen>) -> mpsc::Receiver<GuestRequest> {
+        let (requests, receiver) = mpsc::channel(WAITING);
+        self.lock().insert(uid.to_owned(), Entry { seen, requests });
         receiver
     }
 
@@ -65,8 +75,21 @@ impl GuestDirectory {
     /// Why it is not.
     pub(crate) async fn command(&self, uid: &str, command: GuestCommand) -> Result<(), Refusal> {
         let (result, carried_out) = oneshot::channel();
-        let request = CommandRequest { command, result };
-        if let Err(error) = self.entry(uid)?.commands.try_send(request) {
+        let request = GuestRequest::Command(CommandRequest { command, result });
+        self.send(uid, request, carried_out).await?
+    }
+
+    /// Returns the connection to a guest's libvirt.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) async fn connection(&self, uid: &str) -> Result<DomainHandle, Refusal> {
+        let (sender, connection) = oneshot::channel();
+        self.send(uid, GuestRequest::Connection(sender), connection).await
+    }
+
+    async fn send<T>(&self, uid: &str, request: GuestRequest, response: oneshot::Receiver<T>) -> Result<T, Refusal> {
+        if let Err(error) = self.entry(uid)?.requests.try_send(request) {
             return Err(match error {
                 mpsc::error::TrySendError::Full(_) => {
                     Refusal::new(RefusalReason::TooMany, "too many commands wait for the guest")
@@ -74,8 +97,8 @@ impl GuestDirectory {
                 mpsc::error::TrySendError::Closed(_) => not_here(),
             });
         }
-        match timeout(COMMAND_TIMEOUT, carried_out).await {
-            Ok(Ok(result)) => result,
+        match timeout(COMMAND_TIMEOUT, response).await {
+            Ok(Ok(response)) => Ok(response),
             // The task has ended with its guest.
             Ok(Err(_)) => Err(not_here()),
             Err(_) => Err(Refusal::new(

@@ -50,8 +50,8 @@ pub(super) fn guest_cpu(cpu: &domain::GuestCpu, host_bits: Option<u32>) -> Guest
     }
 }
 
-/// Converts what a guest agent reports.
-pub(super) fn guest_agent(info: GuestInfo) -> GuestAgent {
+/// Converts what a guest agent reports. `is_supported` is whether it has the commands that KubeVirt requires, if known.
+pub(super) fn guest_agent(info: GuestInfo, is_supported: Option<bool>) -> GuestAgent {
     let os = info.os;
     GuestAgent {
         os: GuestOsInfo {
@@ -69,6 +69,7 @@ pub(super) fn guest_agent(info: GuestInfo) -> GuestAgent {
             .into_iter()
             .map(|interface| (interface.name, interface.mac))
             .collect(),
+        is_unsupported: is_supported == Some(false),
     }
 }
 

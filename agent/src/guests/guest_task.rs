@@ -9,6 +9,7 @@
 //! A guest is started only if the controller has named this node and pod, and only while the VMI has never been
 //! Running. If anything is lost on the way, the task starts over and continues from what it finds.
 
+mod file_systems;
 mod node_deleted;
 
 use std::{path::Path, time::Duration};
@@ -40,7 +41,7 @@ use tracing::{info, warn};
 use super::{
     Host, Seen, Shared,
     commands::{self, Target},
-    directory::CommandRequest,
+    directory::GuestRequest,
     events::{alongside, record_event},
     facts, readiness,
     report::{self, tell},
@@ -57,7 +58,7 @@ const READY_BYTES: u64 = 64 << 10;
 pub(super) struct GuestTask {
     shared: Shared,
     seen: watch::Receiver<Seen>,
-    commands: mpsc::Receiver<CommandRequest>,
+    requests: mpsc::Receiver<GuestRequest>,
     /// The newest state that the API server returned to this task's own writes.
     written: Option<VirtualMachineInstance>,
     /// Back-off for writes that the API server refused.
@@ -118,15 +119,19 @@ struct Known {
     ask_agent: bool,
     /// The result of its readiness probe, if its launcher has one.
     readiness: Option<Readiness>,
+    /// Whether its file systems are certainly not frozen any more.
+    is_thawed: bool,
+    /// When a thaw that has failed is tried again.
+    thaw_again: Option<clock::Instant>,
 }
 
 impl GuestTask {
-    /// Creates the task of the VMI that `seen` shows. It carries out the `commands` of users.
-    pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>, commands: mpsc::Receiver<CommandRequest>) -> Self {
+    /// Creates the task of the VMI that `seen` shows. It serves the `requests` of users.
+    pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>, requests: mpsc::Receiver<GuestRequest>) -> Self {
         Self {
             shared,
             seen,
-            commands,
+            requests,
             written: None,
             backoff: Backoff::new(RETRY.0, RETRY.1),
             retry: None,
@@ -246,6 +251,7 @@ impl GuestTask {
                 known.forget(&outdated);
                 continue;
             }
+            let thaw_due = self.thaw_due(&known);
             tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => {
@@ -259,18 +265,32 @@ impl GuestTask {
                 changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
                 () = clock::sleep_until_instant(self.retry) => {}
                 () = readiness::changed(watched.as_ref()) => {}
-                Some(request) = self.commands.recv() => {
-                    let instance = self.instance();
-                    let target = Target {
-                        instance: &instance,
-                        node: &self.shared.node,
-                        agent_connected: known.agent.is_some(),
-                        events: &self.shared.events,
-                    };
-                    commands::carry_out(handle, &target, request).await;
-                }
+                () = clock::sleep_until_instant(thaw_due) => self.thaw_at_last(handle, &mut known).await,
+                Some(request) = self.requests.recv() => self.serve_request(handle, &known, request).await,
             }
         }
+    }
+
+    async fn serve_request(&mut self, handle: &DomainHandle, known: &Known, request: GuestRequest) {
+        let request = match request {
+            GuestRequest::Command(request) => request,
+            GuestRequest::Connection(sender) => {
+                // The sender may have given up.
+                let _ = sender.send(handle.clone());
+                return;
+            }
+        };
+        let (instance, node, events) = (self.instance(), self.shared.node.clone(), self.shared.events.clone());
+        let target = Target {
+            instance: &instance,
+            node: &node,
+            agent_connected: known.agent.is_some(),
+            events: &events,
+        };
+        commands::carry_out(handle, &target, request, async |file_systems| {
+            self.change_file_systems(handle, file_systems).await
+        })
+        .await;
     }
 
     /// Starts the guest if it is to be started, and reports it.
@@ -309,7 +329,15 @@ impl GuestTask {
         }
         if running == GuestState::Running && std::mem::take(&mut known.ask_agent) {
             // A missing guest agent is no error, and only a query reveals it.
-            known.agent = handle.guest_info().await.ok().map(facts::guest_agent);
+            known.agent = match handle.guest_info().await {
+                Ok(info) => Some(facts::guest_agent(info, self.inquire(handle, known).await)),
+                // It has replied that it does not do this now.
+                Err(CallError::Refused(_)) => {
+                    self.inquire(handle, known).await;
+                    Some(instance.status.as_ref().map(GuestAgent::of_report).unwrap_or_default())
+                }
+                Err(_) => None,
+            };
         }
         let domain = described(running, known, &self.seen.borrow().host, &instance);
         self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
@@ -487,13 +515,19 @@ struct Outdated {
     agent: Option<bool>,
     /// Whether there is another QEMU, or the same one elsewhere.
     live: bool,
+    /// Whether the guest has restarted.
+    rebooted: bool,
 }
 
 impl Outdated {
     fn take_in(&mut self, event: &DomainEvent) {
         self.any = true;
         match event {
-            DomainEvent::Agent(AgentChannel::Connected) | DomainEvent::Reboot => self.agent = Some(true),
+            DomainEvent::Agent(AgentChannel::Connected) => self.agent = Some(true),
+            DomainEvent::Reboot => {
+                self.agent = Some(true);
+                self.rebooted = true;
+            }
             DomainEvent::Agent(_) => self.agent = Some(false),
             DomainEvent::Lifecycle(Lifecycle::Started(_) | Lifecycle::Resumed(_)) => self.live = true,
             _ => {}
@@ -513,6 +547,7 @@ impl Known {
         if outdated.live {
             self.live = None;
         }
+        self.is_thawed |= outdated.rebooted;
     }
 }
 
@@ -536,7 +571,8 @@ fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
 }
 
 /// Converts a domain to the input of decisions.
-fn described(state: GuestState, known: &Known, host: &Host, instance: &VirtualMachineInstance) -> Domain {
+fn described(state: GuestState, known: &mut Known, host: &Host, instance: &VirtualMachineInstance) -> Domain {
+    let is_thawed = std::mem::take(&mut known.is_thawed);
     let live = known.live.as_ref();
     Domain {
         state,
@@ -550,5 +586,6 @@ fn described(state: GuestState, known: &Known, host: &Host, instance: &VirtualMa
         qemu_version: known.versions.map(|versions| versions.qemu.to_string()),
         libvirt_version: known.versions.map(|versions| versions.libvirt.to_string()),
         agent: known.agent.clone(),
+        is_thawed,
     }
 }

@@ -4,10 +4,16 @@ use std::{path::PathBuf, sync::Arc};
 
 use drydock_api::{
     launcher::RUN_VOLUME,
-    node_api::{GuestStream, PRESERVE_SESSION, Refusal, RefusalReason, Request, STREAM_PROTOCOL},
+    node_api::{GuestReport, GuestStream, Refusal, RefusalReason, Request, STREAM_PROTOCOL},
 };
-use drydock_core::guest_command::is_here;
-use drydock_host::pod_folder::{FolderError, PodFolder};
+use drydock_core::{
+    guest_agent::{self, Replies},
+    guest_command::is_here,
+};
+use drydock_host::{
+    domain::CallError,
+    pod_folder::{FolderError, PodFolder},
+};
 use drydock_runtime::chain;
 use http::{
     Method, Response, StatusCode,
@@ -16,10 +22,13 @@ use http::{
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::streams::{Socket, StreamKey, Streams, socket};
 use crate::guests::GuestDirectory;
+
+/// How many reports are read at a time.
+const REPORTS_AT_ONCE: usize = 8;
 
 /// What requests need.
 pub(super) struct Requests {
@@ -27,6 +36,7 @@ pub(super) struct Requests {
     streams: Streams,
     kubelet: PathBuf,
     node: String,
+    reports: Semaphore,
 }
 
 impl Requests {
@@ -36,6 +46,7 @@ impl Requests {
             streams,
             kubelet,
             node,
+            reports: Semaphore::new(REPORTS_AT_ONCE),
         }
     }
 
@@ -45,20 +56,52 @@ impl Requests {
         request: http::Request<Incoming>,
         place: Arc<OwnedSemaphorePermit>,
     ) -> Response<Full<Bytes>> {
-        let path = request.uri().path().to_owned();
-        match (Request::parse(&path), request.method()) {
+        let uri = request.uri().clone();
+        match (Request::parse(uri.path(), uri.query()), request.method()) {
             (Some(Request::Command(uid, command)), &Method::PUT) => {
                 let result = self.guests.command(uid, command).await;
                 result.map_or_else(|refusal| refused(&refusal), |()| empty(StatusCode::OK))
             }
-            (Some(Request::Stream(uid, stream)), &Method::GET) => {
-                let preserve = request.uri().query() == Some(PRESERVE_SESSION);
+            (Some(Request::Report(uid, report)), &Method::GET) => {
+                let result = self.report(uid, report).await;
+                result.unwrap_or_else(|refusal| refused(&refusal))
+            }
+            (Some(Request::Stream(uid, stream, preserve)), &Method::GET) => {
                 let result = self.stream(uid, stream, preserve, request, place).await;
                 result.unwrap_or_else(|refusal| refused(&refusal))
             }
             (Some(_), _) => empty(StatusCode::METHOD_NOT_ALLOWED),
             (None, _) => empty(StatusCode::NOT_FOUND),
         }
+    }
+
+    /// Reads a report about a guest. Guest agents may take long, so that only a few are read at a time.
+    async fn report(&self, uid: &str, report: GuestReport) -> Result<Response<Full<Bytes>>, Refusal> {
+        let seen = self.guests.seen(uid)?;
+        is_here(&seen.instance, &self.node)?;
+        let Ok(_place) = self.reports.try_acquire() else {
+            let message = format!("the node reads {REPORTS_AT_ONCE} reports of guests already; try again");
+            return Err(Refusal::new(RefusalReason::TooMany, message));
+        };
+        let guest = self.guests.connection(uid).await?;
+        let failed = |error: CallError| Refusal::new(RefusalReason::Failed, chain(&error).to_string());
+        if report == GuestReport::Screenshot {
+            let picture = guest.screenshot().await.map_err(failed)?;
+            return document(&picture.media_type, picture.bytes);
+        }
+        let commands = guest_agent::commands(report);
+        let messages: Vec<String> = commands.iter().map(|command| guest_agent::message(command)).collect();
+        let mut replies = Replies::default();
+        let received = guest.agent_commands(&messages).await.map_err(failed)?;
+        for (command, reply) in commands.iter().zip(received) {
+            match reply {
+                Ok(reply) => replies.add(command, &reply),
+                // One that the agent does not know; but a list that cannot be read is not empty.
+                Err(error) if commands.len() == 1 => return Err(failed(error)),
+                Err(_) => {}
+            }
+        }
+        document("application/json", replies.document(report).to_string().into_bytes())
     }
 
     async fn stream(
@@ -122,6 +165,14 @@ fn refused(refusal: &Refusal) -> Response<Full<Bytes>> {
     let json = http::HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     response
+}
+
+fn document(media_type: &str, bytes: Vec<u8>) -> Result<Response<Full<Bytes>>, Refusal> {
+    let media_type = http::HeaderValue::from_str(media_type)
+        .map_err(|_| Refusal::new(RefusalReason::Failed, "libvirt's picture has no valid media type"))?;
+    let mut response = Response::new(Full::new(Bytes::from(bytes)));
+    response.headers_mut().insert(CONTENT_TYPE, media_type);
+    Ok(response)
 }
 
 fn empty(code: StatusCode) -> Response<Full<Bytes>> {

@@ -6,7 +6,7 @@ use drydock_api::{
     facts::VirtType,
     kubevirt::VirtualMachineInstance,
     launcher::{CONSOLE_CLIENT_SOCKET, RUN_VOLUME},
-    node_api::{GuestCommand, GuestStream, PRESERVE_SESSION, Refusal, RefusalReason, Request, STREAM_PROTOCOL},
+    node_api::{GuestCommand, GuestStream, Refusal, RefusalReason, Request, STREAM_PROTOCOL},
 };
 use drydock_core::mask::MaskHere;
 use drydock_runtime::{
@@ -181,7 +181,7 @@ impl Setup {
 }
 
 fn console() -> String {
-    Request::Stream("0-1", GuestStream::Console).path()
+    Request::Stream("0-1", GuestStream::Console, false).path()
 }
 
 async fn read(stream: &mut (impl AsyncReadExt + Unpin), length: usize) -> String {
@@ -220,7 +220,7 @@ async fn next_console_replaces_the_first_unless_it_preserves_that() {
     let setup = setup().await;
     let (_, _, mut first) = setup.send("GET", &console()).await;
     let (mut guest, _) = setup.console.accept().await.unwrap();
-    let preserving = format!("{}?{PRESERVE_SESSION}", console());
+    let preserving = Request::Stream("0-1", GuestStream::Console, true).path();
     assert_eq!(setup.refusal("GET", &preserving).await, (409, RefusalReason::InUse));
     guest.write_all(b"x").await.unwrap();
     assert_eq!(read(&mut first, 1).await, "x");
@@ -244,13 +244,13 @@ async fn streams_end_when_the_process_stops() {
 #[tokio::test]
 async fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     let setup = setup().await;
-    let vnc = Request::Stream("0-1", GuestStream::Vnc).path();
+    let vnc = Request::Stream("0-1", GuestStream::Vnc, false).path();
     let (code, body, _) = setup.send("GET", &vnc).await;
     let refusal: Refusal = serde_json::from_str(&body).unwrap();
     assert_eq!((code, refusal.reason), (500, RefusalReason::Failed), "{body}");
     // The failure has given the stream back.
     assert_eq!(setup.refusal("GET", &vnc).await, (500, RefusalReason::Failed));
-    let other = Request::Stream("0-2", GuestStream::Console).path();
+    let other = Request::Stream("0-2", GuestStream::Console, false).path();
     assert_eq!(setup.refusal("GET", &other).await, (404, RefusalReason::NotHere));
     // The directory's receiver is gone, as when its task has ended.
     let pause = Request::Command("0-1", GuestCommand::Pause).path();

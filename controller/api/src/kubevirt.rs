@@ -13,6 +13,7 @@
 pub mod amount;
 pub mod devices;
 pub mod domain;
+pub mod guest_agent;
 pub mod instance;
 pub mod machine;
 pub mod migration;

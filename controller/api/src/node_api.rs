@@ -3,12 +3,15 @@
 //!
 //! ```text
 //! controller ── PUT /guests/UID/pause ─────────────────────▶ agent ── libvirt ─▶ guest
+//!            ── GET /guests/UID/userlist ──────────────────▶       ── libvirt ─▶ its guest agent
 //!            ── GET /guests/UID/console, Upgrade: stream ──▶       ── socket in the pod
 //! ```
 //!
 //! TLS 1.3 with a certificate on each side: the agent's is made when its process starts, and controllers know it by the
 //! fingerprint in the node's Hypervisor; the controller's is that of its webhooks, which agents verify by the bundle in
 //! the APIService that API servers verify it by.
+
+use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +20,9 @@ pub const TRUST_ANCHOR: &str = "v1.subresources.kubevirt.io";
 /// The protocol of a stream, in the header `Upgrade`: bytes of the guest's device in both directions.
 pub const STREAM_PROTOCOL: &str = "drydock-stream";
 /// Query of a stream's path: the stream is refused while there is another, instead of replacing it.
-pub const PRESERVE_SESSION: &str = "preserve=true";
+const PRESERVE_SESSION: &str = "preserve=true";
+/// Query of `freeze`: the number of seconds until the agent thaws the file systems by itself.
+const THAW_AFTER: &str = "thawAfter";
 /// Path below which guests are, by the UID of their VirtualMachineInstance.
 const GUESTS: &str = "/guests/";
 
@@ -32,11 +37,25 @@ pub enum GuestCommand {
     SoftReboot,
     /// Restarts its virtual machine at once, like a reset button.
     Reset,
+    /// Has the guest agent flush and freeze the guest's file systems, for a consistent backup.
+    Freeze {
+        /// Seconds until the agent thaws them by itself; `None`: never.
+        thaw_after: Option<NonZeroU32>,
+    },
+    /// Thaws the guest's file systems.
+    Unfreeze,
 }
 
 impl GuestCommand {
     /// All commands.
-    pub const ALL: [Self; 4] = [Self::Pause, Self::Unpause, Self::SoftReboot, Self::Reset];
+    pub const ALL: [Self; 6] = [
+        Self::Pause,
+        Self::Unpause,
+        Self::SoftReboot,
+        Self::Reset,
+        Self::Freeze { thaw_after: None },
+        Self::Unfreeze,
+    ];
 
     /// Returns the name in paths, which is that of KubeVirt's subresource.
     pub fn as_str(self) -> &'static str {
@@ -45,6 +64,56 @@ impl GuestCommand {
             Self::Unpause => "unpause",
             Self::SoftReboot => "softreboot",
             Self::Reset => "reset",
+            Self::Freeze { .. } => "freeze",
+            Self::Unfreeze => "unfreeze",
+        }
+    }
+
+    /// Parses name and query.
+    fn parse(name: &str, query: Option<&str>) -> Option<Self> {
+        let command = Self::ALL.into_iter().find(|known| known.as_str() == name)?;
+        match (command, query) {
+            (Self::Freeze { .. }, Some(query)) => {
+                let seconds = query.strip_prefix(THAW_AFTER)?.strip_prefix('=')?.parse().ok()?;
+                Some(Self::Freeze {
+                    thaw_after: Some(seconds),
+                })
+            }
+            (command, None) => Some(command),
+            (_, Some(_)) => None,
+        }
+    }
+}
+
+/// Something about a guest that is read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GuestReport {
+    /// What its guest agent knows about it.
+    GuestOsInfo,
+    /// Its users, according to its guest agent.
+    UserList,
+    /// Its file systems, according to its guest agent.
+    FilesystemList,
+    /// A picture of its display.
+    Screenshot,
+}
+
+impl GuestReport {
+    /// All reports.
+    pub const ALL: [Self; 4] = [
+        Self::GuestOsInfo,
+        Self::UserList,
+        Self::FilesystemList,
+        Self::Screenshot,
+    ];
+
+    /// Returns the name in paths, which is that of KubeVirt's subresource but for the last.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::GuestOsInfo => "guestosinfo",
+            Self::UserList => "userlist",
+            Self::FilesystemList => "filesystemlist",
+            Self::Screenshot => "screenshot",
         }
     }
 }
@@ -76,29 +145,42 @@ impl GuestStream {
 pub enum Request<'a> {
     /// A command to the guest with this UID.
     Command(&'a str, GuestCommand),
-    /// A stream of the guest with this UID.
-    Stream(&'a str, GuestStream),
+    /// A report about the guest with this UID.
+    Report(&'a str, GuestReport),
+    /// A stream of the guest with this UID, and whether it is to be refused while there is another.
+    Stream(&'a str, GuestStream, bool),
 }
 
 impl<'a> Request<'a> {
-    /// Returns the path.
+    /// Returns the path, with the query.
     pub fn path(self) -> String {
-        let (uid, name) = match self {
-            Self::Command(uid, command) => (uid, command.as_str()),
-            Self::Stream(uid, stream) => (uid, stream.as_str()),
-        };
-        format!("{GUESTS}{uid}/{name}")
+        match self {
+            Self::Command(
+                uid,
+                GuestCommand::Freeze {
+                    thaw_after: Some(seconds),
+                },
+            ) => format!("{GUESTS}{uid}/freeze?{THAW_AFTER}={seconds}"),
+            Self::Command(uid, command) => format!("{GUESTS}{uid}/{}", command.as_str()),
+            Self::Report(uid, report) => format!("{GUESTS}{uid}/{}", report.as_str()),
+            Self::Stream(uid, stream, false) => format!("{GUESTS}{uid}/{}", stream.as_str()),
+            Self::Stream(uid, stream, true) => format!("{GUESTS}{uid}/{}?{PRESERVE_SESSION}", stream.as_str()),
+        }
     }
 
-    /// Parses a path, without its query.
-    pub fn parse(path: &'a str) -> Option<Self> {
+    /// Parses a path and its query.
+    pub fn parse(path: &'a str, query: Option<&str>) -> Option<Self> {
         let (uid, name) = path.strip_prefix(GUESTS)?.split_once('/')?;
-        let command = GuestCommand::ALL.into_iter().find(|known| known.as_str() == name);
-        let stream = GuestStream::ALL.into_iter().find(|known| known.as_str() == name);
-        command
-            .map(|command| Self::Command(uid, command))
-            .or_else(|| stream.map(|stream| Self::Stream(uid, stream)))
-            .filter(|_| !uid.is_empty())
+        if uid.is_empty() {
+            return None;
+        }
+        if let Some(stream) = GuestStream::ALL.into_iter().find(|known| known.as_str() == name) {
+            return Some(Self::Stream(uid, stream, query == Some(PRESERVE_SESSION)));
+        }
+        if let Some(report) = GuestReport::ALL.into_iter().find(|known| known.as_str() == name) {
+            return Some(Self::Report(uid, report));
+        }
+        Some(Self::Command(uid, GuestCommand::parse(name, query)?))
     }
 }
 
@@ -145,24 +227,36 @@ mod tests {
 
     #[test]
     fn paths_are_parsed_to_what_they_were_made_of() {
-        for command in GuestCommand::ALL {
-            let request = Request::Command("0-1", command);
-            assert_eq!(Request::parse(&request.path()), Some(request));
-        }
+        let thaw_after = NonZeroU32::new(300);
+        let commands = GuestCommand::ALL
+            .into_iter()
+            .chain([GuestCommand::Freeze { thaw_after }]);
+        let mut requests: Vec<Request<'_>> = commands.map(|command| Request::Command("0-1", command)).collect();
+        requests.extend(GuestReport::ALL.map(|report| Request::Report("0-1", report)));
         for stream in GuestStream::ALL {
-            let request = Request::Stream("0-1", stream);
-            assert_eq!(Request::parse(&request.path()), Some(request));
+            requests.extend([false, true].map(|preserve| Request::Stream("0-1", stream, preserve)));
         }
-        for path in [
-            "",
-            "/",
-            "/guests/0-1",
-            "/guests//pause",
-            "/guests/0-1/fly",
-            "/guests/0-1/pause/now",
-            "/others/0-1/pause",
+        for request in requests {
+            let path = request.path();
+            let (path, query) = path
+                .split_once('?')
+                .map_or((path.as_str(), None), |(path, query)| (path, Some(query)));
+            assert_eq!(Request::parse(path, query), Some(request));
+        }
+        for (path, query) in [
+            ("", None),
+            ("/", None),
+            ("/guests/0-1", None),
+            ("/guests//pause", None),
+            ("/guests/0-1/fly", None),
+            ("/guests/0-1/pause/now", None),
+            ("/others/0-1/pause", None),
+            ("/guests/0-1/pause", Some("thawAfter=1")),
+            ("/guests/0-1/freeze", Some("thawAfter=0")),
+            ("/guests/0-1/freeze", Some("thawAfter=-1")),
+            ("/guests/0-1/freeze", Some("after=1")),
         ] {
-            assert_eq!(Request::parse(path), None, "{path}");
+            assert_eq!(Request::parse(path, query), None, "{path} {query:?}");
         }
     }
 

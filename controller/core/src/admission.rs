@@ -12,12 +12,14 @@
 //! - [`defaults`]: what is filled in where the manifest leaves a field unset.
 //! - [`migration`]: what a migration may request.
 //! - [`change`]: what may change after creation.
+//! - [`judgement`]: the same for manifests, without a cluster.
 
 pub mod annotations;
 pub mod change;
 pub mod defaults;
 pub mod fields;
 pub mod hints;
+pub mod judgement;
 pub mod migration;
 pub(crate) mod nearest;
 mod overlay;

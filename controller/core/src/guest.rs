@@ -6,6 +6,7 @@
 //!  the instance ────────────┘
 //! ```
 
+pub mod freeze;
 pub mod node_deleted;
 
 use drydock_api::{
@@ -48,6 +49,8 @@ pub struct Domain {
     pub libvirt_version: Option<String>,
     /// Data from the guest agent, if it is connected.
     pub agent: Option<GuestAgent>,
+    /// Whether its file systems are certainly not frozen any more: it was restarted, or its agent reports it.
+    pub is_thawed: bool,
 }
 
 /// Data from a guest agent.
@@ -57,6 +60,24 @@ pub struct GuestAgent {
     pub os: GuestOsInfo,
     /// Interfaces: name in the guest, MAC address.
     pub interfaces: Vec<(String, String)>,
+    /// Whether it lacks commands that KubeVirt requires.
+    pub is_unsupported: bool,
+}
+
+impl GuestAgent {
+    /// Returns the data of an earlier report, for an agent that is connected and does not reply: while file systems are
+    /// frozen, QEMU's agent refuses all commands that might need them.
+    pub fn of_report(status: &VirtualMachineInstanceStatus) -> Self {
+        let interfaces = status.interfaces.iter();
+        let is_unsupported = |condition: &Condition| condition.type_ == types::AGENT_VERSION_NOT_SUPPORTED;
+        Self {
+            os: status.guest_os_info.clone(),
+            interfaces: interfaces
+                .filter_map(|interface| Some((interface.interface_name.clone()?, interface.mac.clone()?)))
+                .collect(),
+            is_unsupported: status.conditions.iter().any(is_unsupported),
+        }
+    }
 }
 
 /// State of a guest.
@@ -113,13 +134,17 @@ pub struct Observed<'a> {
     pub host_model_known: bool,
 }
 
+/// Reason of the condition [`AGENT_VERSION_NOT_SUPPORTED`](types::AGENT_VERSION_NOT_SUPPORTED).
+const UNSUPPORTED: &str = "RequiredCommandsMissing";
+
 /// Condition types that the agent writes.
-pub const OWN_CONDITIONS: [&str; 5] = [
+pub const OWN_CONDITIONS: [&str; 6] = [
     types::READY,
     types::PAUSED,
     types::LIVE_MIGRATABLE,
     types::STORAGE_LIVE_MIGRATABLE,
     types::AGENT_CONNECTED,
+    types::AGENT_VERSION_NOT_SUPPORTED,
 ];
 
 /// Returns the agent's complete part of the status.
@@ -145,9 +170,13 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
             pod_uid: observed.pod.metadata.uid.clone(),
             ended_pods: ended_pods(observed, &before),
             images: images(observed, &before),
+            thaw_at: None,
         }),
         ..VirtualMachineInstanceStatus::default()
     };
+    if domain.state != GuestState::Off && !domain.is_thawed {
+        freeze::carry(&mut wanted, &before);
+    }
     // Only the controller sets a final phase, and it is never taken back. While the phase is not final, `Running` is
     // applied again and again: a server-side apply removes fields that it omits.
     let phase = before.phase.unwrap_or_default();
@@ -187,10 +216,16 @@ pub fn with_ended_pod(
     pod_uid: &str,
     now: Timestamp,
 ) -> VirtualMachineInstanceStatus {
-    let mut drydock = before.drydock.clone().unwrap_or_default();
-    if !drydock.ended_pods.iter().any(|uid| uid == pod_uid) {
-        drydock.ended_pods.push(pod_uid.into());
+    let mut wanted = own_part(before, now);
+    let ended = &mut wanted.drydock.get_or_insert_default().ended_pods;
+    if !ended.iter().any(|uid| uid == pod_uid) {
+        ended.push(pod_uid.into());
     }
+    wanted
+}
+
+/// Returns the previous report: the agent's part of a status.
+pub fn own_part(before: &VirtualMachineInstanceStatus, now: Timestamp) -> VirtualMachineInstanceStatus {
     let mut wanted = VirtualMachineInstanceStatus {
         conditions: before
             .conditions
@@ -214,7 +249,8 @@ pub fn with_ended_pod(
                 ..volume.clone()
             })
             .collect(),
-        drydock: Some(drydock),
+        fs_freeze_status: before.fs_freeze_status.clone(),
+        drydock: before.drydock.clone(),
         ..VirtualMachineInstanceStatus::default()
     };
     if before.phase == Some(Phase::Running) {
@@ -264,6 +300,7 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
         && (wanted.phase.is_none() || wanted.phase == current.phase)
         && wanted.interfaces == current.interfaces
         && wanted.guest_os_info == current.guest_os_info
+        && wanted.fs_freeze_status == current.fs_freeze_status
         && wanted.migration_method == current.migration_method
         && wanted.migration_transport == current.migration_transport
         && wanted.machine == current.machine
@@ -315,8 +352,12 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
         let words = sentence(&mut storage.iter().map(|(_, words)| words));
         say(types::STORAGE_LIVE_MIGRATABLE, Status::False, "NotMigratable", words);
     }
-    if observed.domain.agent.is_some() {
+    if let Some(agent) = &observed.domain.agent {
         say(types::AGENT_CONNECTED, Status::True, "", String::new());
+        if agent.is_unsupported {
+            let message = "the guest agent lacks commands that are required".to_owned();
+            say(types::AGENT_VERSION_NOT_SUPPORTED, Status::True, UNSUPPORTED, message);
+        }
     }
     conditions
 }

@@ -48,6 +48,10 @@ pub enum Call {
     RebootByPowerButton,
     /// `virDomainReset`
     Reset,
+    /// `virDomainFSFreeze`
+    Freeze,
+    /// `virDomainFSThaw`
+    Thaw,
 }
 
 /// Returns whether the guest of an instance is on this node, and no migration moves it.
@@ -82,9 +86,15 @@ pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refu
 /// Why it is refused.
 pub fn plan(facts: &Facts<'_>, command: GuestCommand) -> Result<Call, Refusal> {
     use Activity::{Migrating, Off, Paused, Running};
-    is_settled_here(facts.instance, facts.node)?;
+    // A thaw does not change where a guest runs, and must not wait.
+    match command {
+        GuestCommand::Unfreeze => is_here(facts.instance, facts.node)?,
+        _ => is_settled_here(facts.instance, facts.node)?,
+    }
     let conflict = |message| Err(Refusal::new(RefusalReason::Conflict, message));
     match (command, facts.activity) {
+        // A frozen agent refuses most commands, and may count as disconnected.
+        (GuestCommand::Unfreeze, Migrating | Running) => Ok(Call::Thaw),
         (_, Migrating) => conflict(MIGRATING),
         (_, Off) => conflict("VMI is not running"),
         (GuestCommand::Pause, Running) => Ok(Call::Suspend),
@@ -95,9 +105,14 @@ pub fn plan(facts: &Facts<'_>, command: GuestCommand) -> Result<Call, Refusal> {
         (GuestCommand::SoftReboot, Running) => Ok(Call::RebootByPowerButton),
         (GuestCommand::SoftReboot, Paused) => conflict("VMI is paused"),
         (GuestCommand::Reset, Running | Paused) => Ok(Call::Reset),
+        (GuestCommand::Freeze { .. }, Running) if facts.agent_connected => Ok(Call::Freeze),
+        (GuestCommand::Freeze { .. }, Running) => conflict(NO_AGENT),
+        (GuestCommand::Freeze { .. } | GuestCommand::Unfreeze, Paused) => conflict("VMI is paused"),
     }
 }
 
+/// Message where a command needs the guest agent (KubeVirt's).
+pub const NO_AGENT: &str = "VMI does not have guest agent connected";
 const MIGRATING: &str = "VMI is migrating; wait until that has ended, or cancel it";
 
 #[cfg(test)]
@@ -118,7 +133,8 @@ mod tests {
     #[test]
     fn command_is_a_call_where_the_activity_of_the_guest_allows_it() {
         use Activity::{Migrating, Off, Paused, Running};
-        use GuestCommand::{Pause, Reset, SoftReboot, Unpause};
+        use GuestCommand::{Pause, Reset, SoftReboot, Unfreeze, Unpause};
+        const FREEZE: GuestCommand = GuestCommand::Freeze { thaw_after: None };
         let instance = instance("here", &Value::Null);
         for (command, activity, agent_connected, expected) in [
             (Pause, Running, false, Ok(Call::Suspend)),
@@ -138,6 +154,16 @@ mod tests {
             (Unpause, Off, false, Err("VMI is not running")),
             (SoftReboot, Off, false, Err("VMI is not running")),
             (Reset, Off, false, Err("VMI is not running")),
+            (FREEZE, Running, true, Ok(Call::Freeze)),
+            (FREEZE, Running, false, Err(NO_AGENT)),
+            (FREEZE, Paused, true, Err("VMI is paused")),
+            (FREEZE, Migrating, true, Err(MIGRATING)),
+            (FREEZE, Off, true, Err("VMI is not running")),
+            (Unfreeze, Running, true, Ok(Call::Thaw)),
+            (Unfreeze, Running, false, Ok(Call::Thaw)),
+            (Unfreeze, Paused, true, Err("VMI is paused")),
+            (Unfreeze, Migrating, true, Ok(Call::Thaw)),
+            (Unfreeze, Off, true, Err("VMI is not running")),
         ] {
             let facts = Facts {
                 instance: &instance,
@@ -161,7 +187,10 @@ mod tests {
             ("here", json!({"targetNode": "here", "completed": true}), None),
             ("here", json!({"targetNode": "there", "failed": true}), None),
         ] {
-            for command in GuestCommand::ALL {
+            let others = GuestCommand::ALL
+                .into_iter()
+                .filter(|command| *command != GuestCommand::Unfreeze);
+            for command in others {
                 // What unpauses a guest would be the worst.
                 let activity = match command {
                     GuestCommand::Unpause => Activity::Paused,
@@ -172,7 +201,7 @@ mod tests {
                     instance: &instance,
                     node: "here",
                     activity,
-                    agent_connected: false,
+                    agent_connected: true,
                 };
                 let result = plan(&facts, command).map_err(|refusal| refusal.reason);
                 assert_eq!(result.err(), expected, "{node} {migration} {command:?}");

@@ -19,6 +19,7 @@
 //! - [`subresources`]: KubeVirt's API that `virtctl` calls.
 //! - [`replicas`]: which replica of the controller moves to a node of its own.
 //! - [`removal`]: what keeps Drydock from being removed, and what is taken off a node.
+//! - [`guest_agent`]: what guest agents reply.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
 
 #![forbid(unsafe_code)]
@@ -35,6 +36,7 @@ pub mod drain;
 pub mod eviction;
 pub mod explain;
 pub mod guest;
+pub mod guest_agent;
 pub mod guest_command;
 pub mod guest_labels;
 pub mod guest_network;

@@ -3,16 +3,16 @@
 use std::{error::Error, io, sync::Arc, time::Duration};
 
 use axum::{
-    body::Body,
+    body::{Body, Bytes, to_bytes},
     http::{
-        Method, Request, Response, StatusCode,
-        header::{CONNECTION, HOST, UPGRADE},
+        HeaderValue, Method, Request, Response, StatusCode,
+        header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE},
     },
 };
 use drydock_api::{
     Hypervisor,
     hypervisor::AgentEndpoint,
-    node_api::{self, PRESERVE_SESSION, Refusal, RefusalReason, STREAM_PROTOCOL},
+    node_api::{self, Refusal, RefusalReason, STREAM_PROTOCOL},
 };
 use drydock_runtime::{Process, chain, pinned_tls::Pinned};
 use hyper::{body::Incoming, client::conn::http1};
@@ -30,6 +30,8 @@ use super::websocket::Duplex;
 
 /// How long connecting to an agent may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The largest report that is read, in bytes: what an agent reads of libvirt at most.
+const LARGEST_REPORT: usize = 8 << 20;
 /// The largest refusal that is read, in bytes.
 const LARGEST_REFUSAL: usize = 16 << 10;
 
@@ -62,21 +64,32 @@ impl Agents {
         Err(refusal(node, response).await)
     }
 
-    /// Opens a stream of a guest on a node; it replaces another unless it is to `preserve` that.
+    /// Reads a report about a guest on a node: its media type and its content.
     ///
     /// # Errors
-    /// Why it cannot be opened.
-    pub(super) async fn stream(
+    /// Why there is none.
+    pub(super) async fn report(
         &self,
         node: &str,
         request: node_api::Request<'_>,
-        preserve: bool,
-    ) -> Result<Box<dyn Duplex>, Refusal> {
-        let mut path = request.path();
-        if preserve {
-            path = format!("{path}?{PRESERVE_SESSION}");
+    ) -> Result<(HeaderValue, Bytes), Refusal> {
+        let response = self.send(node, Method::GET, &request.path()).await?;
+        if !response.status().is_success() {
+            return Err(refusal(node, response).await);
         }
-        let response = self.send(node, Method::GET, &path).await?;
+        let media_type = response.headers().get(CONTENT_TYPE).cloned();
+        let media_type = media_type.unwrap_or(HeaderValue::from_static("application/octet-stream"));
+        let content = to_bytes(Body::new(response.into_body()), LARGEST_REPORT).await;
+        let content = content.map_err(|error| unreachable(node, &error))?;
+        Ok((media_type, content))
+    }
+
+    /// Opens a stream of a guest on a node.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub(super) async fn stream(&self, node: &str, request: node_api::Request<'_>) -> Result<Box<dyn Duplex>, Refusal> {
+        let response = self.send(node, Method::GET, &request.path()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(refusal(node, response).await);
         }
@@ -152,7 +165,7 @@ fn unreachable(node: &str, error: &(dyn Error + 'static)) -> Refusal {
 /// Reads why an agent has refused a request.
 async fn refusal(node: &str, response: Response<Incoming>) -> Refusal {
     let code = response.status();
-    let body = axum::body::to_bytes(Body::new(response.into_body()), LARGEST_REFUSAL).await;
+    let body = to_bytes(Body::new(response.into_body()), LARGEST_REFUSAL).await;
     let read = body.ok().and_then(|body| serde_json::from_slice(&body).ok());
     read.unwrap_or_else(|| Refusal {
         reason: RefusalReason::Failed,

@@ -146,6 +146,8 @@ impl Calls {
                 self.cancel_evacuation(target, &read(body)?).await
             }
             Operation::Command(command) => self.command(target, command, body).await,
+            Operation::Freeze => self.freeze(target, body).await,
+            Operation::Report(report) => self.report(target, report).await,
             Operation::Stream(_) | Operation::PortForward => Err(Failure::method_not_allowed("GET")),
         }
     }

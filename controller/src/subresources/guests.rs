@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, time::Duration};
 use axum::http::StatusCode;
 use drydock_api::{
     kubevirt::VirtualMachineInstance,
-    node_api::{self, GuestCommand, GuestStream, Refusal, RefusalReason},
+    node_api::{self, GuestCommand, GuestReport, GuestStream, Refusal, RefusalReason},
 };
 use drydock_core::subresources::{
     Failure, Target,
@@ -36,6 +36,18 @@ impl Calls {
     pub(super) async fn command(&self, target: &Target, command: GuestCommand, body: &[u8]) -> Result<Reply, Failure> {
         let options: options::Command = read(body)?;
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
+        self.send_command(target, command, dry_run).await
+    }
+
+    /// Freezes the file systems of the guest of an instance.
+    pub(super) async fn freeze(&self, target: &Target, body: &[u8]) -> Result<Reply, Failure> {
+        let options: options::Freeze = read(body)?;
+        let thaw_after = options.thaw_after()?;
+        self.send_command(target, GuestCommand::Freeze { thaw_after }, false)
+            .await
+    }
+
+    async fn send_command(&self, target: &Target, command: GuestCommand, dry_run: bool) -> Result<Reply, Failure> {
         let found = self.instance(target).await?;
         let checked = guest::command(&target.name, found.as_ref(), command)?;
         if dry_run {
@@ -48,6 +60,17 @@ impl Calls {
             Ok(()) => Ok(Reply::Empty(StatusCode::OK)),
             Err(refusal) => Err(guest::refused(&target.name, &refusal)),
         }
+    }
+
+    /// Reads a report about the guest of an instance.
+    pub(super) async fn report(&self, target: &Target, report: GuestReport) -> Result<Reply, Failure> {
+        let found = self.instance(target).await?;
+        let checked = guest::report(&target.name, found.as_ref(), report)?;
+        let node = guest::node(checked)?;
+        let uid = checked.uid().unwrap_or_default();
+        let read = self.agents.report(node, node_api::Request::Report(&uid, report)).await;
+        let (media_type, content) = read.map_err(|refusal| guest::refused(&target.name, &refusal))?;
+        Ok(Reply::Document(media_type, content))
     }
 
     /// Opens a stream of the guest of an instance. If the guest has left its node meanwhile, the instance is read once more.
@@ -76,8 +99,8 @@ impl Calls {
         let instance = guest::stream(&target.name, found.as_ref(), stream)?.clone();
         let node = guest::node(&instance)?;
         let uid = instance.uid().unwrap_or_default();
-        let request = node_api::Request::Stream(&uid, stream);
-        let opened = self.agents.stream(node, request, preserve).await;
+        let request = node_api::Request::Stream(&uid, stream, preserve);
+        let opened = self.agents.stream(node, request).await;
         Ok(opened.map(|stream| Connected {
             instance,
             peer: Peer::Bytes(stream),

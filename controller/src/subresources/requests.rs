@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use axum::{
     Extension,
-    body::to_bytes,
+    body::{Bytes, to_bytes},
     extract::{Request, State},
     http::{
         HeaderValue, StatusCode,
@@ -43,6 +43,8 @@ pub(super) enum Reply {
     Json(StatusCode, Value),
     /// Nothing but the code.
     Empty(StatusCode),
+    /// A document of an agent, with its media type.
+    Document(HeaderValue, Bytes),
     /// The protocol changes.
     Upgrade(Response),
 }
@@ -67,6 +69,7 @@ pub(super) async fn serve(
     let mut response = match reply {
         Ok(Reply::Json(code, document)) => json(code, &document),
         Ok(Reply::Empty(code)) => code.into_response(),
+        Ok(Reply::Document(media_type, content)) => ([(CONTENT_TYPE, media_type)], content).into_response(),
         Ok(Reply::Upgrade(response)) => response,
         Err(failure) => {
             if failure.code >= 500 {

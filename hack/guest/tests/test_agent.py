@@ -34,8 +34,12 @@ class Agent(unittest.TestCase):
             shutil.copy(LIBRARIES / name, self.folder / name)
         archives = [self.folder / name for name in ("one.tgz", "two.tgz")]
         for archive in archives:
-            agent.pack(self.folder, archive)
+            agent.pack(self.folder, {"b.ko": b"b", "a.ko": b"a"}, archive)
         self.assertEqual(archives[0].read_bytes(), archives[1].read_bytes())
         with tarfile.open(archives[0]) as tar:
-            self.assertEqual(tar.getnames(), ["ld-linux-x86-64.so.2", "libc.so.6", agent.PROGRAM])
+            names = ["a.ko", "b.ko", "ld-linux-x86-64.so.2", "libc.so.6", "order", agent.PROGRAM]
+            self.assertEqual(tar.getnames(), names)
+            order = tar.extractfile("order")
+            assert order is not None
+            self.assertEqual(order.read(), b"b.ko\na.ko\n")
             self.assertTrue(all(member.mode == 0o755 for member in tar.getmembers()))

@@ -18,14 +18,14 @@ use std::{
 use virt_sys as sys;
 
 use super::{
-    BlockInfo, CpuComparison, Document, JobInfo, Migration, Parameter, ParameterValue, ShutdownBy, Start, State,
-    Versions,
+    BlockInfo, CpuComparison, Document, JobInfo, Migration, Parameter, ParameterValue, Screenshot, ShutdownBy, Start,
+    State, Versions,
     event::Shared,
     job::WhichJob,
     listener::{self, EventCallback, Listener},
 };
 use crate::{
-    document::{MAX_LIST, MAX_NAME},
+    document::{MAX_BYTES, MAX_LIST, MAX_NAME},
     libvirt::{LibvirtError, Version, answered_text, c_string},
 };
 use drydock_api::facts::VirtType;
@@ -57,6 +57,11 @@ pub(crate) trait Calls {
     fn undefine(&self) -> Result<(), LibvirtError>;
     fn names(&self) -> Result<Vec<String>, LibvirtError>;
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError>;
+    /// Sends a command to the guest agent as JSON, and returns its reply.
+    fn agent_command(&self, command: &str) -> Result<String, LibvirtError>;
+    fn freeze(&self) -> Result<(), LibvirtError>;
+    fn thaw(&self) -> Result<(), LibvirtError>;
+    fn screenshot(&self) -> Result<Screenshot, LibvirtError>;
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
     fn versions(&self) -> Result<Versions, LibvirtError>;
     /// Returns when the migration has ended. The outer error means that this connection broke. The inner error is
@@ -307,6 +312,43 @@ impl Calls for Connection {
         }
     }
 
+    fn agent_command(&self, command: &str) -> Result<String, LibvirtError> {
+        const CALL: &str = "sending a command to the guest's agent";
+        let command = c_string(CALL, command)?;
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection, and the text outlives the call; libvirt returns null or a
+        // newly allocated string that it does not keep.
+        unsafe {
+            let reply = sys::virDomainQemuAgentCommand(domain.0, command.as_ptr(), AGENT_SECONDS, 0);
+            answered_text(CALL, reply)
+        }
+    }
+
+    fn freeze(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "freezing the guest's file systems";
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection; without mount points all file systems are meant.
+        succeeded(CALL, unsafe { sys::virDomainFSFreeze(domain.0, ptr::null_mut(), 0, 0) }).map(drop)
+    }
+
+    fn thaw(&self) -> Result<(), LibvirtError> {
+        const CALL: &str = "thawing the guest's file systems";
+        let domain = self.found(CALL)?;
+        // SAFETY: the domain is one of this open connection; without mount points all file systems are meant.
+        succeeded(CALL, unsafe { sys::virDomainFSThaw(domain.0, ptr::null_mut(), 0, 0) }).map(drop)
+    }
+
+    fn screenshot(&self) -> Result<Screenshot, LibvirtError> {
+        const CALL: &str = "taking a picture of the guest's display";
+        let domain = self.found(CALL)?;
+        let stream = Stream::new(CALL, self.raw)?;
+        // SAFETY: domain and stream are of this open connection; libvirt returns null or a newly allocated string that it
+        // does not keep.
+        let media_type = unsafe { answered_text(CALL, sys::virDomainScreenshot(domain.0, stream.0, 0, 0)) }?;
+        let bytes = stream.read_to_end(CALL)?;
+        Ok(Screenshot { media_type, bytes })
+    }
+
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {
         const CALL: &str = "asking for a disk's sizes";
         let disk = c_string(CALL, disk)?;
@@ -435,6 +477,58 @@ impl Found {
         // SAFETY: the list as libvirt returned it, not used after this.
         unsafe { sys::virTypedParamsFree(parameters, count) };
         Ok(read)
+    }
+}
+
+/// A stream of a connection. It is aborted when dropped, unless it was read to its end.
+struct Stream(sys::virStreamPtr);
+
+impl Stream {
+    fn new(call: &'static str, connection: sys::virConnectPtr) -> Result<Self, LibvirtError> {
+        // SAFETY: the connection is open.
+        let stream = unsafe { sys::virStreamNew(connection, 0) };
+        if stream.is_null() {
+            return Err(LibvirtError::last(call));
+        }
+        Ok(Self(stream))
+    }
+
+    /// Returns all that the stream has, at most [`MAX_BYTES`].
+    fn read_to_end(self, call: &'static str) -> Result<Vec<u8>, LibvirtError> {
+        let mut all = Vec::new();
+        let mut buffer = vec![0_u8; 64 << 10];
+        loop {
+            // SAFETY: the stream is open, and the buffer has that many bytes and outlives the call.
+            let length = succeeded(call, unsafe {
+                sys::virStreamRecv(self.0, buffer.as_mut_ptr().cast(), buffer.len())
+            })?;
+            let read = buffer.get(..length);
+            let Some(read) = read.filter(|read| !read.is_empty()) else {
+                break;
+            };
+            if all.len() + read.len() > MAX_BYTES {
+                return Err(LibvirtError {
+                    call,
+                    code: sys::VIR_ERR_OVERFLOW,
+                    domain: sys::VIR_FROM_STREAMS,
+                    message: format!("the stream has more than {MAX_BYTES} bytes"),
+                });
+            }
+            all.extend_from_slice(read);
+        }
+        // SAFETY: the stream is open and was read to its end.
+        succeeded(call, unsafe { sys::virStreamFinish(self.0) })?;
+        Ok(all)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the stream and frees it once; aborting one that has finished does nothing.
+        unsafe {
+            sys::virStreamAbort(self.0);
+            sys::virStreamFree(self.0);
+        }
     }
 }
 

@@ -16,8 +16,8 @@ use crate::{
     domain::{
         BlockInfo, CallError, Calls, CloseReason, CpuComparison, Deadlines, DefinedDetail, Document, DomainEvent,
         DomainEvents, DomainHandle, JobInfo, Lifecycle, Migration, Parameter, PausedReason, ResumedDetail,
-        RunningReason, Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start, StartedDetail, State, StoppedDetail,
-        SuspendedDetail, UndefinedDetail, Versions, WhichJob,
+        RunningReason, Screenshot, Shared, ShutOffReason, ShutdownBy, ShutdownDetail, Start, StartedDetail, State,
+        StoppedDetail, SuspendedDetail, UndefinedDetail, Versions, WhichJob,
     },
     libvirt::{LibvirtError, Version},
 };
@@ -327,6 +327,28 @@ impl Calls for Connection {
 
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
         self.question(|_| Err(no_agent("guest info")))
+    }
+
+    fn agent_command(&self, _: &str) -> Result<String, LibvirtError> {
+        self.question(|_| Err(no_agent("agent command")))
+    }
+
+    fn freeze(&self) -> Result<(), LibvirtError> {
+        self.change("freeze", |inner| inner.guest("freeze").map(drop))
+    }
+
+    fn thaw(&self) -> Result<(), LibvirtError> {
+        self.change("thaw", |inner| inner.guest("thaw").map(drop))
+    }
+
+    fn screenshot(&self) -> Result<Screenshot, LibvirtError> {
+        self.question(|inner| {
+            inner.guest("screenshot")?;
+            Ok(Screenshot {
+                media_type: "image/png".into(),
+                bytes: b"picture".to_vec(),
+            })
+        })
     }
 
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {

@@ -67,6 +67,8 @@ pub mod conditions {
     pub const STORAGE_LIVE_MIGRATABLE: &str = "StorageLiveMigratable";
     /// The guest agent responds.
     pub const AGENT_CONNECTED: &str = "AgentConnected";
+    /// The guest agent lacks commands that KubeVirt requires.
+    pub const AGENT_VERSION_NOT_SUPPORTED: &str = "AgentVersionNotSupported";
     /// The instance's pod was scheduled, or the reason why not.
     pub const POD_SCHEDULED: &str = "PodScheduled";
     /// Whether the instance's pod could be created and its images pulled.

@@ -46,6 +46,9 @@ pub struct VirtualMachineInstanceStatus {
     /// The guest's operating system, as its agent says.
     #[serde(rename = "guestOSInfo", skip_serializing_if = "GuestOsInfo::is_empty")]
     pub guest_os_info: GuestOsInfo,
+    /// `frozen` while its file systems are frozen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fs_freeze_status: Option<String>,
     /// Whether a migration moves disks too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_method: Option<MigrationMethod>,
@@ -375,6 +378,10 @@ pub struct DrydockStatus {
     /// them any more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ended_pods: Vec<String>,
+    /// When its agent thaws its frozen file systems by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::time")]
+    pub thaw_at: Option<Timestamp>,
     /// The images below containerDisks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<ImageRecord>")]

@@ -47,6 +47,7 @@ fn domain(state: GuestState) -> Domain {
         qemu_version: Some("10.0.13".into()),
         libvirt_version: Some("11.3.0".into()),
         agent: None,
+        is_thawed: false,
     }
 }
 
@@ -251,6 +252,7 @@ fn the_guests_agent_tells_of_its_system_and_its_pod_of_its_addresses() {
             ..GuestOsInfo::default()
         },
         interfaces: vec![("eth0".into(), "02:00:00:00:00:0A".into())],
+        is_unsupported: false,
     });
     let status = case.report();
     assert_eq!(
@@ -295,4 +297,60 @@ fn what_was_reported_is_not_written_again() {
         case.instance.status = Some(current.clone());
         assert!(!differs(&current, &case.report()), "{state:?}");
     }
+}
+
+#[test]
+fn agent_without_required_commands_is_reported_as_unsupported() {
+    let of = |status: &VirtualMachineInstanceStatus| {
+        let mut conditions = status.conditions.iter();
+        conditions.any(|condition| condition.type_ == types::AGENT_VERSION_NOT_SUPPORTED && condition.status == "True")
+    };
+    for is_unsupported in [false, true] {
+        let mut case = Case::new(&plain(), GuestState::Running);
+        assert!(!of(&case.report()));
+        case.domain.agent = Some(GuestAgent {
+            is_unsupported,
+            ..GuestAgent::default()
+        });
+        assert_eq!(of(&case.report()), is_unsupported);
+    }
+}
+
+#[test]
+fn frozen_file_systems_stay_reported_until_the_guest_is_thawed_or_ends() {
+    let at = Timestamp::from_second(1_000_000).ok();
+    for (state, is_thawed, expected) in [
+        (GuestState::Running, false, true),
+        (GuestState::Paused(PauseCause::User), false, true),
+        (GuestState::Running, true, false),
+        (GuestState::Off, false, false),
+    ] {
+        let mut case = Case::new(&plain(), state);
+        freeze::set(case.instance.status.get_or_insert_default(), at);
+        case.domain.is_thawed = is_thawed;
+        let wanted = case.report();
+        let found = (freeze::is_frozen(&wanted), freeze::thaw_at(&wanted));
+        assert_eq!(found, (expected, at.filter(|_| expected)), "{state:?} {is_thawed}");
+        let before = case.instance.status.clone().unwrap();
+        assert!(freeze::is_frozen(&own_part(&before, Timestamp::UNIX_EPOCH)));
+    }
+}
+
+#[test]
+fn agent_that_does_not_reply_keeps_the_data_of_its_last_report() {
+    let mut case = Case::new(&plain(), GuestState::Running);
+    let agent = GuestAgent {
+        os: GuestOsInfo {
+            id: Some("debian".into()),
+            ..GuestOsInfo::default()
+        },
+        interfaces: vec![("eth0".into(), "02:00:00:00:00:0a".into())],
+        is_unsupported: true,
+    };
+    case.domain.agent = Some(agent.clone());
+    assert_eq!(GuestAgent::of_report(&case.report()), agent);
+    assert_eq!(
+        GuestAgent::of_report(&VirtualMachineInstanceStatus::default()),
+        GuestAgent::default()
+    );
 }

@@ -8,11 +8,15 @@
 use std::net::IpAddr;
 
 use drydock_api::{
-    kubevirt::{Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, names::conditions::PAUSED},
-    node_api::{GuestCommand, GuestStream, Refusal, RefusalReason},
+    kubevirt::{
+        Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceStatus,
+        names::conditions::{AGENT_CONNECTED, PAUSED},
+    },
+    node_api::{GuestCommand, GuestReport, GuestStream, Refusal, RefusalReason},
 };
 
 use super::{Failure, Resource};
+use crate::guest_command::NO_AGENT;
 
 /// Longest reason of a closed websocket, in bytes (RFC 6455, 5.5: 125 with the code).
 const LONGEST_REASON: usize = 123;
@@ -94,6 +98,10 @@ pub fn command<'a>(
         GuestCommand::Unpause if !paused => return Err(conflict(name, "VMI is not paused")),
         GuestCommand::SoftReboot if !runs => return Err(conflict(name, "VM is not running")),
         GuestCommand::SoftReboot if paused => return Err(conflict(name, "VMI is paused")),
+        GuestCommand::Freeze { .. } if !runs => return Err(conflict(name, "VM is not running")),
+        GuestCommand::Unfreeze if !runs => return Err(conflict(name, "VMI is not running")),
+        // A thaw does not change where the guest runs, and must not wait.
+        GuestCommand::Unfreeze => return Ok(instance),
         GuestCommand::Reset if !runs => {
             return Err(Failure::bad_request(format!(
                 "Failed to reset non-running VMI with phase {}: Unable to connect to VirtualMachineInstance because \
@@ -102,7 +110,11 @@ pub fn command<'a>(
                 phase.as_str()
             )));
         }
-        GuestCommand::Pause | GuestCommand::Unpause | GuestCommand::SoftReboot | GuestCommand::Reset => {}
+        GuestCommand::Pause
+        | GuestCommand::Unpause
+        | GuestCommand::SoftReboot
+        | GuestCommand::Reset
+        | GuestCommand::Freeze { .. } => {}
     }
     if let Some(node) = migrates_to(instance) {
         let why = format!("VMI is migrating to node {node}; wait until that has ended, or cancel it");
@@ -139,6 +151,29 @@ pub fn stream<'a>(
         Phase::Succeeded => Err(conflict(name, "VMI is in succeeded status")),
         _ => Err(Failure::bad_request("VMI is not running")),
     }
+}
+
+/// Checks a report about the guest of an instance, and returns the instance.
+///
+/// # Errors
+/// As for the display if it is a picture of that; otherwise 404 if there is none, and 409 in KubeVirt's words if it does not
+/// run, or its guest agent is not connected. (KubeVirt's code is 500 for each.)
+pub fn report<'a>(
+    name: &str,
+    instance: Option<&'a VirtualMachineInstance>,
+    report: GuestReport,
+) -> Result<&'a VirtualMachineInstance, Failure> {
+    if report == GuestReport::Screenshot {
+        return stream(name, instance, GuestStream::Vnc);
+    }
+    let instance = found(name, instance)?;
+    if phase(instance) != Phase::Running {
+        return Err(conflict(name, "VMI is not running"));
+    }
+    if !is_true(instance, AGENT_CONNECTED) {
+        return Err(conflict(name, NO_AGENT));
+    }
+    Ok(instance)
 }
 
 /// The node on which the guest of an instance is.
@@ -330,6 +365,48 @@ mod tests {
                 assert_eq!(message.starts_with("VMI is migrating to "), refused, "{message}");
             }
         }
+    }
+
+    #[test]
+    fn report_needs_a_guest_agent_that_is_connected() {
+        let connected = instance("Running", with(AGENT_CONNECTED));
+        let silent = instance("Running", |_| {});
+        let starting = instance("Scheduled", with(AGENT_CONNECTED));
+        for kind in [
+            GuestReport::GuestOsInfo,
+            GuestReport::UserList,
+            GuestReport::FilesystemList,
+        ] {
+            for (given, expected) in [
+                (Some(&connected), (200, "")),
+                (Some(&silent), (409, NO_AGENT)),
+                (Some(&starting), (409, "VMI is not running")),
+                (None, (404, "virtualmachineinstance.kubevirt.io \"vm\" not found")),
+            ] {
+                let (code, message) = outcome(report("vm", given, kind));
+                assert_eq!((code, message.as_str()), expected, "{kind:?}");
+            }
+        }
+        // A picture is taken by QEMU.
+        assert_eq!(outcome(report("vm", Some(&silent), GuestReport::Screenshot)).0, 200);
+        assert_eq!(outcome(report("vm", Some(&starting), GuestReport::Screenshot)).0, 400);
+    }
+
+    #[test]
+    fn frozen_guest_is_thawed_during_its_migration_too() {
+        let moving = instance("Running", |object| {
+            object["status"]["migrationState"] = json!({"targetNode": "b"});
+        });
+        let freeze = GuestCommand::Freeze { thaw_after: None };
+        assert_eq!(outcome(command("vm", Some(&moving), freeze)).0, 409);
+        assert_eq!(outcome(command("vm", Some(&moving), GuestCommand::Unfreeze)).0, 200);
+        let ended = instance("Succeeded", |_| {});
+        assert_eq!(
+            outcome(command("vm", Some(&ended), freeze)),
+            (409, "VM is not running".into())
+        );
+        let unfreeze = outcome(command("vm", Some(&ended), GuestCommand::Unfreeze));
+        assert_eq!(unfreeze, (409, "VMI is not running".into()));
     }
 
     #[test]

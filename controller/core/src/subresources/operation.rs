@@ -1,6 +1,6 @@
 //! What a method on a subresource does.
 
-use drydock_api::node_api::{GuestCommand, GuestStream};
+use drydock_api::node_api::{GuestCommand, GuestReport, GuestStream};
 
 use super::{Failure, Resource, Target};
 
@@ -25,6 +25,10 @@ pub enum Operation {
     CancelEvacuation,
     /// Sends a command to the guest of an instance.
     Command(GuestCommand),
+    /// Freezes the file systems of the guest of an instance.
+    Freeze,
+    /// Returns a report about the guest of an instance.
+    Report(GuestReport),
     /// Connects the client to a device of the guest.
     Stream(GuestStream),
     /// Connects the client to a port of the guest, of an instance or of a machine's.
@@ -43,6 +47,9 @@ impl Operation {
             Self::ExpandGivenSpec => "expand-vm-spec",
             Self::CancelEvacuationOfMachine | Self::CancelEvacuation => "evacuate/cancel",
             Self::Command(command) => command.as_str(),
+            Self::Freeze => "freeze",
+            Self::Report(GuestReport::Screenshot) => "vnc/screenshot",
+            Self::Report(report) => report.as_str(),
             Self::Stream(stream) => stream.as_str(),
             Self::PortForward => "portforward",
         }
@@ -72,26 +79,23 @@ pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
         (Instance, "unpause") => (PUT, Ok(Operation::Command(GuestCommand::Unpause))),
         (Instance, "softreboot") => (PUT, Ok(Operation::Command(GuestCommand::SoftReboot))),
         (Instance, "reset") => (PUT, Ok(Operation::Command(GuestCommand::Reset))),
+        (Instance, "freeze") => (PUT, Ok(Operation::Freeze)),
+        (Instance, "unfreeze") => (PUT, Ok(Operation::Command(GuestCommand::Unfreeze))),
+        (Instance, "guestosinfo") => (GET, Ok(Operation::Report(GuestReport::GuestOsInfo))),
+        (Instance, "userlist") => (GET, Ok(Operation::Report(GuestReport::UserList))),
+        (Instance, "filesystemlist") => (GET, Ok(Operation::Report(GuestReport::FilesystemList))),
+        (Instance, "vnc/screenshot") => (GET, Ok(Operation::Report(GuestReport::Screenshot))),
         (Instance, "console") => (GET, Ok(Operation::Stream(GuestStream::Console))),
         (Instance, "vnc") => (GET, Ok(Operation::Stream(GuestStream::Vnc))),
         (Machine | Instance, "portforward") => (GET, Ok(Operation::PortForward)),
         (Machine | Instance, "addvolume" | "removevolume") => (PUT, Err("volumes that are added to a running guest")),
         (Machine, "memorydump" | "removememorydump") => (PUT, Err("memory dumps")),
-        (
-            Instance,
-            "freeze" | "unfreeze" | "backup" | "redefine-checkpoint" | "sev/setupsession" | "sev/injectlaunchsecret",
-        ) => (PUT, Err(subject(&target.subresource))),
-        (
-            Instance,
-            "vnc/screenshot"
-            | "vsock"
-            | "usbredir"
-            | "guestosinfo"
-            | "userlist"
-            | "filesystemlist"
-            | "sev/fetchcertchain"
-            | "sev/querylaunchmeasurement",
-        ) => (GET, Err(subject(&target.subresource))),
+        (Instance, "backup" | "redefine-checkpoint" | "sev/setupsession" | "sev/injectlaunchsecret") => {
+            (PUT, Err(subject(&target.subresource)))
+        }
+        (Instance, "vsock" | "usbredir" | "sev/fetchcertchain" | "sev/querylaunchmeasurement") => {
+            (GET, Err(subject(&target.subresource)))
+        }
         (Machine | Instance, "objectgraph") => (GET, Err("object graphs")),
         _ => return Err(Failure::no_such_path()),
     };
@@ -104,12 +108,9 @@ pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
 /// What a subresource is about, after "Drydock does not support".
 fn subject(subresource: &str) -> &'static str {
     match subresource {
-        "freeze" | "unfreeze" => "freezing the file systems of guests",
         "backup" | "redefine-checkpoint" => "backups of guests",
-        "vnc/screenshot" => "screenshots",
         "vsock" => "sockets of the family AF_VSOCK",
         "usbredir" => "redirection of USB devices",
-        "guestosinfo" | "userlist" | "filesystemlist" => "reports of guest agents",
         _ => "encrypted guests",
     }
 }

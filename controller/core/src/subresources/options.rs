@@ -1,7 +1,8 @@
 //! What requests may contain.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
+use jiff::SignedDuration;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::Failure;
@@ -67,6 +68,40 @@ pub struct Command {
     pub dry_run: Option<Vec<String>>,
 }
 
+/// `freeze`
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Freeze {
+    /// How long until the file systems are thawed by themselves, as a Go duration; `0s`: never.
+    pub unfreeze_timeout: Option<String>,
+}
+
+impl Freeze {
+    /// Returns the seconds until the thaw, rounded up; `None`: never.
+    ///
+    /// # Errors
+    /// In KubeVirt's words if there is no timeout, and 400 if it is none.
+    pub fn thaw_after(&self) -> Result<Option<NonZeroU32>, Failure> {
+        let Some(text) = &self.unfreeze_timeout else {
+            return Err(Failure::internal("Unfreeze timeout in freeze request is not set"));
+        };
+        let unsigned = text.starts_with(|c: char| c.is_ascii_digit());
+        let parsed = text.parse::<SignedDuration>().ok().filter(|_| unsigned);
+        // Go writes zero without a unit too.
+        let parsed = parsed.or_else(|| (text == "0").then_some(SignedDuration::ZERO));
+        let duration = parsed.and_then(|duration| Duration::try_from(duration).ok());
+        let seconds = duration.and_then(|duration| {
+            let more = u64::from(duration.subsec_nanos() > 0);
+            u32::try_from(duration.as_secs().checked_add(more)?).ok()
+        });
+        seconds.map(NonZeroU32::new).ok_or_else(|| {
+            Failure::bad_request(format!(
+                "unfreezeTimeout: {text:?} is not a duration such as 5m0s; 0s: never"
+            ))
+        })
+    }
+}
+
 /// Reads a body, which is JSON or YAML, whatever its Content-Type; an empty one has no options.
 ///
 /// # Errors
@@ -96,5 +131,37 @@ pub fn is_dry_run(dry_run: Option<&[String]>) -> Result<bool, Failure> {
             "dryRun: {value:?} is not allowed; allowed: {ALL:?}"
         ))),
         None => Ok(!values.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_of_a_freeze_is_a_go_duration() {
+        for (timeout, expected) in [
+            (Some("5m0s"), Ok(Some(300))),
+            (Some("1h2m3s"), Ok(Some(3723))),
+            (Some("1.5s"), Ok(Some(2))),
+            (Some("300ms"), Ok(Some(1))),
+            (Some("0s"), Ok(None)),
+            (Some("0"), Ok(None)),
+            (Some("-5m"), Err(400)),
+            (Some("5"), Err(400)),
+            (Some("soon"), Err(400)),
+            (Some(""), Err(400)),
+            (Some("9999999h"), Err(400)),
+            (None, Err(500)),
+        ] {
+            let options = Freeze {
+                unfreeze_timeout: timeout.map(str::to_owned),
+            };
+            let result = options.thaw_after();
+            let result = result
+                .map(|after| after.map(NonZeroU32::get))
+                .map_err(|failure| failure.code);
+            assert_eq!(result, expected, "{timeout:?}");
+        }
     }
 }

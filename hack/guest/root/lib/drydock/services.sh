@@ -38,6 +38,9 @@ services_agent() {
         mkdir /run/agent
         tar -xzf /mnt/agent.tgz -C /run/agent
         umount /mnt
+        while read -r module; do
+            insmod "/run/agent/$module" 2>/dev/null
+        done </run/agent/order
         loader=$(ls /run/agent/ld-linux*)
         "$loader" --library-path /run/agent /run/agent/qemu-ga -p "/dev/${port##*/}" -t /run >/dev/console 2>&1 &
     done

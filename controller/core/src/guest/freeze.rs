@@ -1,0 +1,64 @@
+//! Frozen file systems of a guest, in its instance's status.
+//!
+//! A guest whose file systems are frozen writes nothing, and soon does nothing, until they are thawed. So the time of the
+//! thaw is in the status before the freeze is requested, and stays there until the thaw has succeeded: an agent that
+//! restarts, or to which the guest has moved, thaws it too.
+
+use drydock_api::kubevirt::VirtualMachineInstanceStatus;
+use jiff::Timestamp;
+
+use crate::guest_agent::FROZEN;
+
+/// Sets that the file systems are frozen, or about to be, and when they are thawed.
+pub fn set(status: &mut VirtualMachineInstanceStatus, thaw_at: Option<Timestamp>) {
+    status.fs_freeze_status = Some(FROZEN.to_owned());
+    status.drydock.get_or_insert_default().thaw_at = thaw_at;
+}
+
+/// Sets that the file systems are not frozen.
+pub fn clear(status: &mut VirtualMachineInstanceStatus) {
+    status.fs_freeze_status = None;
+    if let Some(drydock) = &mut status.drydock {
+        drydock.thaw_at = None;
+    }
+}
+
+/// Copies what an earlier report says.
+pub(super) fn carry(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanceStatus) {
+    if is_frozen(before) {
+        set(wanted, thaw_at(before));
+    }
+}
+
+/// Returns whether the file systems are frozen.
+pub fn is_frozen(status: &VirtualMachineInstanceStatus) -> bool {
+    status.fs_freeze_status.as_deref() == Some(FROZEN)
+}
+
+/// Returns when the file systems are thawed.
+pub fn thaw_at(status: &VirtualMachineInstanceStatus) -> Option<Timestamp> {
+    let drydock = status.drydock.as_ref()?;
+    drydock.thaw_at.filter(|_| is_frozen(status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freeze_is_carried_until_it_is_cleared() {
+        let at = Timestamp::from_second(60).ok();
+        let mut before = VirtualMachineInstanceStatus::default();
+        assert_eq!((is_frozen(&before), thaw_at(&before)), (false, None));
+        set(&mut before, at);
+        assert_eq!((is_frozen(&before), thaw_at(&before)), (true, at));
+        let mut wanted = VirtualMachineInstanceStatus::default();
+        carry(&mut wanted, &before);
+        assert_eq!(wanted, before);
+        clear(&mut wanted);
+        assert_eq!((is_frozen(&wanted), thaw_at(&wanted)), (false, None));
+        let mut never = VirtualMachineInstanceStatus::default();
+        carry(&mut never, &wanted);
+        assert_eq!(never, VirtualMachineInstanceStatus::default());
+    }
+}
