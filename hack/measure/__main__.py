@@ -29,6 +29,7 @@ from embedded.progress import Progress
 from verify.install import install
 
 from . import (
+    against,
     agent_cost,
     drain_time,
     elsewhere,
@@ -114,6 +115,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--machines", type=at_least_one, default=size.machines, help=f"of `scale` (default {size.machines})")
     parser.add_argument("--drained", type=at_least_one, default=size.drained, help=f"nodes of `scale` (default {size.drained})")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
+    parser.add_argument("--against", metavar="COMMIT", help="then measure an earlier commit by its own scripts, for comparison")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     interruption.heed_termination()
@@ -125,6 +127,10 @@ def main(argv: list[str]) -> int:
         for figure in measured(names, arguments, progress):
             print(figure.line(), flush=True)
             figures.append(figure)
+        if arguments.against:
+            same = [arguments.benchmark, "--samples", str(arguments.samples)]
+            for figure in against.measured(arguments.against, same, figures, progress):
+                print(figure.line(), flush=True)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

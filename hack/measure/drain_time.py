@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from embedded.cluster import Cluster
 from embedded.progress import Progress
 
+from . import replicas
 from .api import Api, Watch
 from .audit import Request, split
 from .figure import SAMPLES, Figure, median
@@ -37,13 +38,9 @@ KUBEVIRT_REQUESTS = {1: 76, 4: 330}
 REQUESTS_PER_GUEST = 25
 # A drain takes at most this many times the ideal, and this many seconds more.
 TIMES, MORE = 1.1, 1.0
-DRAIN = (
-    "--ignore-daemonsets",
-    "--delete-emptydir-data",
-    "--force",
-    "--pod-selector=kubevirt.io=virt-launcher",
-    "--timeout=180s",
-)
+# The command as people type it, which evicts the controller's replica too.
+PLAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=180s")
+DRAIN = (*PLAIN, "--pod-selector=kubevirt.io=virt-launcher")
 
 
 @dataclass
@@ -56,10 +53,44 @@ class Drains:
 
 
 def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
-    """Drains of one guest, then of four."""
+    """Drains of one guest, then of four; then of one guest and the replica of the controller that leads."""
     with instances(api) as watch:
+        walls = {}
         for count in COUNTS:
-            yield from _figures(count, _drains(made, api, watch, count, samples, progress), samples, progress)
+            found = _drains(made, api, watch, count, samples, progress)
+            walls[count] = median(found.walls, samples)
+            yield from _figures(count, found, samples, progress)
+        plain = _leaders_node(made, api, watch, samples, progress)
+        name = "drain.1-guest.wall of the plain command on the leader's node vs of guests alone"
+        yield Figure(name, median(plain, samples), "s", walls[1], None, least=min(plain))
+
+
+def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress: Progress) -> list[float]:
+    """Seconds of plain drains of the node that has a guest and the controller's leading replica."""
+    here, there = (node.name for node in made.nodes)
+    made.kubectl("cordon", there)
+    described = manifest("leader").manifest()
+    described["spec"]["evictionStrategy"] = "LiveMigrate"
+    guest = Guest(api, watch, described)
+    guest.ready()
+    guest.line("drydock-guest ready")
+    made.kubectl("uncordon", there)
+    walls = []
+    try:
+        # The first brings the images.
+        for turn in range(samples + 1):
+            replicas.lead_on(made, here)
+            begun = time.monotonic()
+            made.kubectl("drain", here, *PLAIN, timeout=200)
+            walls.append(time.monotonic() - begun)
+            made.kubectl("uncordon", here)
+            here, there = there, here
+            progress.say(f"drain of the leader's node, {turn} of {samples}: {walls[-1]:.2f} s")
+    finally:
+        for node in made.nodes:
+            made.kubectl("uncordon", node.name)
+    guest.delete()
+    return walls[1:]
 
 
 def manifest(name: str) -> Kind:
