@@ -14,8 +14,8 @@
 
 pub(crate) mod cloud_init;
 pub(crate) mod container_disk;
+pub(crate) mod data_volume;
 pub(crate) mod image_format;
-pub(crate) mod nocloud;
 pub(crate) mod qemu_img;
 mod refusal;
 pub(crate) mod volumes;
@@ -74,7 +74,7 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
         DiskSource::CloudInitNoCloud(data) => {
             let files = cloud_init::files(data, &folders.secrets(&disk.name))?;
             let path = own("img");
-            let size = nocloud::write(&path, &files)?;
+            let size = data_volume::write(&path, &files)?;
             Ok(raw(disk, path.display().to_string(), size))
         }
         DiskSource::Blank { size } => {

@@ -27,8 +27,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::streams::{Socket, StreamKey, Streams, socket};
 use crate::guests::GuestDirectory;
 
-/// How many reports are read at a time.
-const REPORTS_AT_ONCE: usize = 8;
+/// How many reports are read at a time: libvirt passes up to 8 MiB on from a guest.
+const REPORTS_AT_ONCE: usize = 4;
 
 /// What requests need.
 pub(super) struct Requests {

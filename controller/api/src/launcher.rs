@@ -207,7 +207,7 @@ pub enum DiskSource {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
     },
-    /// NoCloud data.
+    /// Data for cloud-init.
     CloudInitNoCloud(CloudInit),
     /// An empty disk with the lifetime of the pod.
     EmptyDisk {
@@ -225,7 +225,7 @@ pub enum DiskSource {
     Block {},
 }
 
-/// NoCloud data, from the manifest or from Secrets mounted into the pod.
+/// Data for cloud-init, from the manifest or from Secrets mounted into the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CloudInit {
@@ -239,9 +239,12 @@ pub struct CloudInit {
     /// The file `network-config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_data: Option<CloudInitText>,
+    /// `uuid` of the meta-data of a config drive; without one it is a NoCloud disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_drive_uuid: Option<String>,
 }
 
-/// A file of NoCloud data.
+/// A file of data for cloud-init.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CloudInitText {

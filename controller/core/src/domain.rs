@@ -16,8 +16,10 @@ mod consoles;
 mod cpu;
 mod disks;
 mod element;
+mod extras;
 mod full_cpu;
 mod identity;
+mod inputs;
 mod interfaces;
 mod memory;
 mod pci;
@@ -29,7 +31,7 @@ use std::collections::BTreeSet;
 
 use drydock_api::{
     facts::VirtType,
-    kubevirt::VirtualMachineInstanceSpec,
+    kubevirt::{VirtualMachineInstanceSpec, devices::Devices},
     launcher::{PodAddress, PreparedDisk},
 };
 
@@ -195,27 +197,29 @@ fn power_management() -> Element {
 
 fn devices(input: &DomainInput<'_>) -> Result<Element, DomainProblem> {
     let order = BootOrder::of(input.spec)?;
-    let mut places = Places::new();
+    let wanted = &input.spec.domain.devices;
+    let mut places = Places::new(wanted);
     let disks = disks::elements(input.spec, input.disks, &order, &mut places)?;
     let interfaces = interfaces::elements(input, &order, &mut places)?;
-    let wanted = &input.spec.domain.devices;
-    let no_usb = Element::new("controller")
-        .with("type", "usb")
-        .with("index", "0")
-        .with("model", "none");
+    let inputs = inputs::elements(wanted, &mut places)?;
     Ok(Element::new("devices")
         .children(disks)
-        .child(no_usb)
+        .child(inputs::usb_controller(wanted))
         .children(places.controllers())
         .children(interfaces)
         .children(consoles::elements(wanted))
-        .child(balloon())
+        .children(inputs)
+        .children(extras::elements(wanted))
+        .child(balloon(wanted))
         .children(wanted.rng.as_ref().map(|_| random_numbers())))
 }
 
 /// Pages that the guest frees return to the node immediately, and a migration need not copy them. Statistics are off:
 /// they would wake guest and libvirt without being used.
-fn balloon() -> Element {
+fn balloon(wanted: &Devices) -> Element {
+    if wanted.autoattach_mem_balloon == Some(false) {
+        return Element::new("memballoon").with("model", "none");
+    }
     Element::new("memballoon")
         .with("model", "virtio")
         .with("freePageReporting", "on")

@@ -21,6 +21,8 @@ use serde_json::Value;
 const LONGEST: usize = 1024;
 /// Users and file systems in `guestosinfo` (KubeVirt's number).
 const IN_SUMMARY: usize = 10;
+/// Longest reply that is parsed, in bytes: a guest could have an agent parse megabytes.
+const LONGEST_REPLY: usize = 512 << 10;
 /// Longest text, in characters.
 const LONGEST_TEXT: usize = 256;
 
@@ -70,8 +72,11 @@ pub fn message(command: &str) -> String {
 pub struct Replies(Vec<(String, Value)>);
 
 impl Replies {
-    /// Adds the reply to a command. One that is not of the protocol is left out.
+    /// Adds the reply to a command. One that is not of the protocol, or too long, is left out.
     pub fn add(&mut self, command: &str, reply: &str) {
+        if reply.len() > LONGEST_REPLY {
+            return;
+        }
         let reply = serde_json::from_str::<Value>(reply).ok();
         if let Some(content) = reply.and_then(|reply| reply.get("return").cloned()) {
             self.0.push((command.to_owned(), content));
@@ -318,9 +323,19 @@ mod tests {
     }
 
     #[test]
+    fn reply_that_is_too_long_is_left_out() {
+        let reply = |length: usize| format!("{{\"return\": \"thawed\"{}}}", " ".repeat(length));
+        for (length, expected) in [(9, Some(false)), (LONGEST_REPLY, None)] {
+            let mut replies = Replies::default();
+            replies.add(FREEZE_STATUS, &reply(length));
+            assert_eq!(replies.is_frozen(), expected, "{length}");
+        }
+    }
+
+    #[test]
     fn texts_and_lists_of_a_guest_are_cut() {
         let users: Vec<_> = (0..LONGEST + 9)
-            .map(|_| json!({"user": "é".repeat(LONGEST_TEXT + 9)}))
+            .map(|_| json!({"user": "x".repeat(LONGEST_TEXT + 9)}))
             .collect();
         let mut replies = Replies::default();
         replies.add(USERS, &json!({"return": users}).to_string());

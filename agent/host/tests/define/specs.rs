@@ -6,8 +6,8 @@ use drydock_api::{
     kubevirt::{
         Amount, VirtualMachineInstanceSpec,
         devices::{
-            Binding, CdRomTarget, Devices, Disk, DiskBus, DiskCache, DiskTarget, Interface, InterfaceModel, Port,
-            Protocol, Rng,
+            Binding, CdRomTarget, Devices, Disk, DiskBus, DiskCache, DiskTarget, I6300Esb, Input, InputBus, Interface,
+            InterfaceModel, Port, Protocol, Rng, Sound, SoundModel, Watchdog, WatchdogAction,
         },
         domain::{
             Clock, ClockUtc, Cpu, CpuFeature, Domain, FeaturePolicy, Firmware, Machine, Memory, Resources, TickPolicy,
@@ -197,7 +197,10 @@ fn timers() -> impl Strategy<Value = Timers> {
 fn devices() -> impl Strategy<Value = Devices> {
     let yes = any::<Option<bool>>;
     let interfaces = prop::collection::vec(interface(), 0..3);
-    (interfaces, any::<bool>(), yes(), yes(), yes()).prop_map(|(mut interfaces, rng, serial, graphics, pod)| {
+    let of_spec = (interfaces, any::<bool>(), yes(), yes(), yes());
+    (of_spec, (inputs(), yes(), yes()), (watchdog(), sound())).prop_map(|(of_spec, inputs, (watchdog, sound))| {
+        let (mut interfaces, rng, serial, graphics, pod) = of_spec;
+        let (inputs, autoattach_input_device, autoattach_mem_balloon) = inputs;
         for (interface, index) in interfaces.iter_mut().zip(1..) {
             interface.name = format!("net-{index}");
             interface.boot_order = interface.boot_order.map(|place| place + 10_000 * index);
@@ -209,8 +212,46 @@ fn devices() -> impl Strategy<Value = Devices> {
             autoattach_serial_console: serial,
             autoattach_graphics_device: graphics,
             autoattach_pod_interface: pod,
+            autoattach_input_device,
+            autoattach_mem_balloon,
+            inputs,
+            watchdog,
+            sound,
         }
     })
+}
+
+fn inputs() -> impl Strategy<Value = Vec<Input>> {
+    let bus = select(vec![None, Some(InputBus::Usb), Some(InputBus::Virtio)]);
+    prop::collection::vec(bus, 0..4).prop_map(|buses| {
+        let input = |(index, bus): (usize, Option<InputBus>)| Input {
+            name: format!("input-{index}"),
+            bus,
+            ..Input::default()
+        };
+        buses.into_iter().enumerate().map(input).collect()
+    })
+}
+
+fn watchdog() -> impl Strategy<Value = Option<Watchdog>> {
+    let action = select(vec![
+        None,
+        Some(WatchdogAction::Poweroff),
+        Some(WatchdogAction::Reset),
+        Some(WatchdogAction::Shutdown),
+    ]);
+    option::of(action.prop_map(|action| Watchdog {
+        name: "watchdog".into(),
+        i6300esb: Some(I6300Esb { action }),
+    }))
+}
+
+fn sound() -> impl Strategy<Value = Option<Sound>> {
+    let model = select(vec![None, Some(SoundModel::Ich9), Some(SoundModel::Ac97)]);
+    option::of(model.prop_map(|model| Sound {
+        name: "sound".into(),
+        model,
+    }))
 }
 
 fn interface() -> impl Strategy<Value = Interface> {

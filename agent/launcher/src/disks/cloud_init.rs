@@ -1,4 +1,4 @@
-//! The files of NoCloud data, from the manifest and from Secrets.
+//! The files of data for cloud-init, from the manifest and from Secrets.
 //!
 //! As in KubeVirt, a Secret holds user data under `userdata` or `userData` and network data under `networkdata` or
 //! `networkData`.
@@ -13,14 +13,25 @@ use super::Refusal;
 /// Maximum size in bytes of a file. A Secret holds at most 1 MiB.
 const MOST: u64 = 4 * 1024 * 1024;
 
-/// The files of a NoCloud volume.
+/// The source of cloud-init that reads a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// NoCloud.
+    NoCloud,
+    /// ConfigDrive: OpenStack's config drive.
+    ConfigDrive,
+}
+
+/// The files of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NoCloud {
-    /// `user-data`.
+pub(crate) struct DataFiles {
+    /// Which source reads them.
+    pub(crate) format: Format,
+    /// User data.
     pub(crate) user_data: Vec<u8>,
-    /// `meta-data`.
+    /// Meta-data.
     pub(crate) meta_data: Vec<u8>,
-    /// `network-config`, which is left out if there is none: an empty file would mean no network.
+    /// Network data, which is left out if there is none: an empty file would mean no network.
     pub(crate) network_config: Option<Vec<u8>>,
 }
 
@@ -28,7 +39,7 @@ pub(crate) struct NoCloud {
 ///
 /// # Errors
 /// If a Secret lacks the data, or the data is invalid.
-pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal> {
+pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<DataFiles, Refusal> {
     let text = |text: &Option<CloudInitText>, field, folder, keys: [&str; 2]| match text {
         None => Ok(None),
         Some(CloudInitText::Plain(text)) => Ok(Some(text.clone().into_bytes())),
@@ -42,7 +53,11 @@ pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal
         SECRET_NETWORK,
         ["networkdata", "networkData"],
     )?;
-    Ok(NoCloud {
+    Ok(DataFiles {
+        format: match data.config_drive_uuid {
+            None => Format::NoCloud,
+            Some(_) => Format::ConfigDrive,
+        },
         // cloud-init ignores a volume without this file.
         user_data: user_data.unwrap_or_default(),
         meta_data: meta_data(data).into_bytes(),
@@ -52,7 +67,16 @@ pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<NoCloud, Refusal
 
 /// Formats the metadata as JSON, which is valid YAML and quotes any character of a name.
 fn meta_data(data: &CloudInit) -> String {
-    let text = serde_json::json!({ "instance-id": data.instance_id, "local-hostname": data.hostname });
+    let text = match &data.config_drive_uuid {
+        None => serde_json::json!({ "instance-id": data.instance_id, "local-hostname": data.hostname }),
+        // cloud-init reads `uuid` and `hostname`; KubeVirt writes the others too.
+        Some(uuid) => serde_json::json!({
+            "uuid": uuid,
+            "instance_id": data.instance_id,
+            "hostname": data.hostname,
+            "local_hostname": data.hostname,
+        }),
+    };
     format!("{text}\n")
 }
 

@@ -380,6 +380,7 @@ fn cloud_init_finds_its_volume_and_every_byte_of_it() {
         hostname: "vm: \"1\"".into(),
         user_data: Some(CloudInitText::Plain(user_data.clone())),
         network_data: Some(CloudInitText::Base64("dmVyc2lv\nbjogMgo=".into())),
+        config_drive_uuid: None,
     };
     let pod = Pod::new();
     let disk = pod.prepare(DiskSource::CloudInitNoCloud(data.clone())).unwrap();
@@ -402,6 +403,28 @@ fn cloud_init_finds_its_volume_and_every_byte_of_it() {
     let other_disk = other.prepare(DiskSource::CloudInitNoCloud(data)).unwrap();
     assert!(again.is_ok());
     assert_eq!(fs::read(&disk.path).unwrap(), fs::read(&other_disk.path).unwrap());
+}
+
+#[test]
+fn config_drive_has_the_files_of_openstack() {
+    let pod = Pod::new();
+    let data = CloudInit {
+        instance_id: "i-1".into(),
+        hostname: "vm".into(),
+        user_data: Some(CloudInitText::Plain("#cloud-config\n".into())),
+        network_data: Some(CloudInitText::Plain("{}".into())),
+        config_drive_uuid: Some("5d307ca9".into()),
+    };
+    let disk = pod.prepare(DiskSource::CloudInitNoCloud(data)).unwrap();
+    assert_eq!(blkid(&disk.path, "LABEL"), "config-2");
+    let file = |name: &str| mtype(&disk.path, &format!("openstack/latest/{name}"));
+    assert_eq!(file("user_data"), b"#cloud-config\n");
+    assert_eq!(file("network_data.json"), b"{}");
+    let meta: serde_json::Value = serde_json::from_slice(&file("meta_data.json")).unwrap();
+    assert_eq!(
+        meta,
+        serde_json::json!({"uuid": "5d307ca9", "instance_id": "i-1", "hostname": "vm", "local_hostname": "vm"})
+    );
 }
 
 #[test]

@@ -28,6 +28,150 @@ pub struct Devices {
     /// A guest without interfaces gets one on the pod's network. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_pod_interface: Option<bool>,
+    /// A guest without inputs gets a tablet on the USB bus. No if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoattach_input_device: Option<bool>,
+    /// The guest has a memory balloon, by which the host gets back the pages that the guest frees. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoattach_mem_balloon: Option<bool>,
+    /// Pointing devices.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "super::by_name::<Input>")]
+    pub inputs: Vec<Input>,
+    /// A watchdog, which acts when the guest does not respond to it in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watchdog: Option<Watchdog>,
+    /// A sound card, whose output nobody hears.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sound: Option<Sound>,
+}
+
+/// A pointing device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Input {
+    /// Its name.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// tablet: its position is that of the viewer's pointer.
+    #[serde(rename = "type", default)]
+    pub type_: InputType,
+    /// usb if not set.
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<InputBus>")]
+    pub bus: Option<InputBus>,
+}
+
+/// What a pointing device is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InputType {
+    /// Positions are absolute.
+    #[default]
+    Tablet,
+}
+
+/// How a pointing device is connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InputBus {
+    /// By a USB controller, which the guest has then.
+    #[default]
+    Usb,
+    /// Made for virtual machines.
+    Virtio,
+}
+
+/// A watchdog.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Watchdog {
+    /// Its name.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// Intel's 6300ESB, the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub i6300esb: Option<I6300Esb>,
+}
+
+/// Intel's 6300ESB.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct I6300Esb {
+    /// reset if not set.
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::or_empty::<WatchdogAction>")]
+    pub action: Option<WatchdogAction>,
+}
+
+/// What a watchdog does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WatchdogAction {
+    /// The guest loses power.
+    Poweroff,
+    /// The guest restarts.
+    #[default]
+    Reset,
+    /// The guest's power button is pressed.
+    Shutdown,
+}
+
+impl WatchdogAction {
+    /// Returns libvirt's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Poweroff => "poweroff",
+            Self::Reset => "reset",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}
+
+/// A sound card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Sound {
+    /// Its name.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// ich9 or ac97; ich9 if not set.
+    #[serde(
+        default,
+        deserialize_with = "super::unless_empty",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "super::or_empty::<SoundModel>")]
+    pub model: Option<SoundModel>,
+}
+
+/// Model of a sound card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SoundModel {
+    /// Intel's High Definition Audio.
+    #[default]
+    Ich9,
+    /// Intel's AC'97.
+    Ac97,
+}
+
+impl SoundModel {
+    /// Returns libvirt's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ich9 => "ich9",
+            Self::Ac97 => "ac97",
+        }
+    }
 }
 
 /// A source of random numbers.
@@ -160,6 +304,10 @@ pub struct Interface {
     /// Connected through the pod's address by passt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passt: Option<Binding>,
+    /// In KubeVirt, a bridge between the guest and the pod's network. Drydock does it by passt, like `passt`: the guest has
+    /// the pod's address too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<Binding>,
     /// virtio, e1000e or e1000; virtio if not set.
     #[serde(
         default,

@@ -20,6 +20,9 @@ pub struct Volume {
     /// Data for cloud-init.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init_no_cloud: Option<CloudInitNoCloud>,
+    /// The same data, on a disk as OpenStack's config drive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init_config_drive: Option<CloudInitNoCloud>,
     /// A PersistentVolumeClaim: the file disk.img in it, or the block device that it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -30,6 +33,15 @@ pub struct Volume {
     /// An empty disk that is gone with the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_disk: Option<EmptyDisk>,
+}
+
+impl Volume {
+    /// Returns its data for cloud-init, in whichever form.
+    pub fn cloud_init(&self) -> Option<&CloudInitNoCloud> {
+        self.cloud_init_no_cloud
+            .as_ref()
+            .or(self.cloud_init_config_drive.as_ref())
+    }
 }
 
 /// A disk in a container image.
@@ -87,7 +99,7 @@ impl PullPolicy {
     }
 }
 
-/// Data for cloud-init, as its NoCloud source reads it.
+/// Data for cloud-init. Its sources NoCloud and ConfigDrive read the same data from different disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -154,7 +154,7 @@ fn network(spec: &mut VirtualMachineInstanceSpec) {
         });
     }
     for interface in &mut devices.interfaces {
-        if interface.passt.is_none() {
+        if interface.passt.is_none() && interface.bridge.is_none() {
             interface.masquerade.get_or_insert(Binding {});
         }
     }

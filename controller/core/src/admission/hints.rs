@@ -52,7 +52,7 @@ const NO_MEMORY_ADDED: &str = "says how much memory may be added while the guest
 const ALWAYS: &str = "guests have it anyway";
 
 /// All hints.
-pub const HINTS: [Hint; 19] = [
+pub const HINTS: [Hint; 18] = [
     any("spec.domain.cpu.maxSockets", NO_CPUS_ADDED),
     any("spec.domain.memory.maxGuest", NO_MEMORY_ADDED),
     any("spec.domain.ioThreadsPolicy", SPEED),
@@ -75,7 +75,6 @@ pub const HINTS: [Hint; 19] = [
         "is what happens anyway: the guest is paused",
     ),
     only("closed", "spec.domain.devices.disks[].cdrom.tray", ALWAYS),
-    only("true", "spec.domain.devices.autoattachMemBalloon", ALWAYS),
     only(
         "true",
         "spec.domain.devices.logSerialConsole",

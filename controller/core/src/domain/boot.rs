@@ -54,5 +54,5 @@ impl BootOrder {
 
 fn may_hold_a_system(spec: &VirtualMachineInstanceSpec, name: &str) -> bool {
     let volume = spec.volumes.iter().find(|volume| volume.name == name);
-    volume.is_none_or(|volume| volume.cloud_init_no_cloud.is_none() && volume.empty_disk.is_none())
+    volume.is_none_or(|volume| volume.cloud_init().is_none() && volume.empty_disk.is_none())
 }

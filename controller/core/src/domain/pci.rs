@@ -8,15 +8,19 @@
 //!          02.0… root ports, eight a slot; port n is bus n
 //!          10.0… SATA controllers after the first
 //!          18.0… cards that are PCI, not PCI Express
+//!          1d    sound card, if there is one
+//!          1e    watchdog, if there is one
 //!          1f    the chip set, with the first SATA controller
 //!
 //!  port 1  first interface          5  random numbers
-//!       2  SCSI controller        6, 7  reserved for later devices
-//!       3  serial controller     8 …    virtio disks, then more interfaces
-//!       4  balloon
+//!       2  SCSI controller          6  USB controller
+//!       3  serial controller        7  first tablet
+//!       4  balloon                8 …  virtio disks, then more interfaces and tablets
 //! ```
 //!
 //! At least [`SPARE`] ports stay free.
+
+use drydock_api::kubevirt::devices::Devices;
 
 use super::{element::Element, problem::DomainProblem};
 
@@ -30,6 +34,10 @@ pub(super) const SERIAL: Address = Address::behind(3);
 pub(super) const BALLOON: Address = Address::behind(4);
 /// Port of the random number generator.
 pub(super) const RNG: Address = Address::behind(5);
+/// Port of the USB controller.
+pub(super) const USB: Address = Address::behind(6);
+/// Port of the first tablet that is no USB device.
+pub(super) const TABLET: Address = Address::behind(7);
 /// First port that is not reserved for a specific device.
 const FIRST_FREE: u8 = 8;
 /// Minimum number of ports.
@@ -52,6 +60,18 @@ const MOST: u8 = (SATA_SLOTS - PORT_SLOTS) * IN_SLOT;
 pub(super) const SCREEN: Address = Address {
     bus: 0,
     slot: 0x01,
+    function: 0,
+};
+/// Place of the sound card.
+pub(super) const SOUND: Address = Address {
+    bus: 0,
+    slot: 0x1d,
+    function: 0,
+};
+/// Place of the watchdog.
+pub(super) const WATCHDOG: Address = Address {
+    bus: 0,
+    slot: 0x1e,
     function: 0,
 };
 /// Place of the first SATA controller, assigned by QEMU.
@@ -97,16 +117,23 @@ pub(super) struct Places {
     first_interface_free: bool,
     next_sata: u8,
     next_card: u8,
+    end_of_cards: u8,
 }
 
 impl Places {
-    /// Returns the initial state: all places are free.
-    pub(super) fn new() -> Self {
+    /// Returns the initial state: all places are free but those of the sound card and the watchdog, if the guest has them.
+    pub(super) fn new(devices: &Devices) -> Self {
+        let end_of_cards = match (&devices.sound, &devices.watchdog) {
+            (Some(_), _) => SOUND.slot,
+            (None, Some(_)) => WATCHDOG.slot,
+            (None, None) => CHIP_SET,
+        };
         Self {
             next_port: FIRST_FREE,
             first_interface_free: true,
             next_sata: SATA_SLOTS,
             next_card: CARD_SLOTS,
+            end_of_cards,
         }
     }
 
@@ -130,7 +157,7 @@ impl Places {
 
     /// Takes a slot for an interface card that is not PCI Express.
     pub(super) fn card(&mut self) -> Result<Address, DomainProblem> {
-        take_slot(&mut self.next_card, CHIP_SET, "pci")
+        take_slot(&mut self.next_card, self.end_of_cards, "pci")
     }
 
     /// Takes a slot for a SATA controller other than the first.

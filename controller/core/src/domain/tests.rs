@@ -573,3 +573,54 @@ fn serial_port_and_screen_are_there_unless_refused() {
 fn random_numbers_are_there_if_asked_for() {
     insta::assert_snapshot!(shown(&[json!({}), json!({"devices": {"rng": {}}})], &["rng"]));
 }
+
+#[test]
+fn inputs_are_on_their_buses_and_a_usb_controller_is_there_for_them() {
+    let input = |name: &str, bus: &str| json!({"name": name, "type": "tablet", "bus": bus});
+    let devices = |devices: Value| json!({"devices": devices});
+    insta::assert_snapshot!(shown(
+        &[
+            devices(json!({})),
+            devices(json!({"autoattachInputDevice": true})),
+            devices(
+                json!({"inputs": [input("a", "usb"), input("b", "virtio"), input("c", "virtio"), input("d", "usb")]})
+            ),
+            devices(json!({"inputs": [{"name": "a", "type": "tablet"}], "autoattachInputDevice": true})),
+        ],
+        &["input"],
+    ));
+    let controller = |devices: Value| xml(&spec(&json!({"devices": devices}))).unwrap().contains("qemu-xhci");
+    assert!(controller(json!({"autoattachInputDevice": true})));
+    assert!(!controller(json!({"inputs": [input("b", "virtio")]})));
+    assert!(!controller(json!({})));
+}
+
+#[test]
+fn cards_leave_room_for_watchdog_and_sound() {
+    let cards = |count: usize, more: &Value| {
+        let interface = |index: usize| json!({"name": format!("n{index}"), "masquerade": {}, "model": "e1000"});
+        let interfaces: Vec<Value> = (0..count).map(interface).collect();
+        let mut devices = more.clone();
+        devices["interfaces"] = json!(interfaces);
+        xml(&spec(&json!({"devices": devices}))).is_ok()
+    };
+    let (watchdog, sound) = (json!({"watchdog": {"name": "w"}}), json!({"sound": {"name": "s"}}));
+    for (more, most) in [(json!({}), 7), (watchdog, 6), (sound, 5)] {
+        assert!(cards(most, &more) && !cards(most + 1, &more), "{more}");
+    }
+}
+
+#[test]
+fn watchdog_sound_and_balloon_are_as_the_spec_has_them() {
+    let devices = |devices: Value| json!({"devices": devices});
+    insta::assert_snapshot!(shown(
+        &[
+            devices(json!({"autoattachMemBalloon": false})),
+            devices(json!({"watchdog": {"name": "w"}, "sound": {"name": "s"}})),
+            devices(
+                json!({"watchdog": {"name": "w", "i6300esb": {"action": "poweroff"}}, "sound": {"name": "s", "model": "ac97"}})
+            ),
+        ],
+        &["watchdog", "sound", "audio", "memballoon"],
+    ));
+}

@@ -1,14 +1,14 @@
 //! The description of the guest for its launcher.
 
 use drydock_api::{
-    kubevirt::volumes::Volume,
+    kubevirt::{VirtualMachineInstance, volumes::Volume},
     launcher::{CloudInit, CloudInitText, DiskSource, Guest, GuestDisk},
 };
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use super::{ClaimMode, PodInput, names::hostname, probes};
 use crate::{
-    domain::domain_name,
+    domain::{domain_name, firmware_uuid},
     migratable::{claim, is_copied},
     quantity,
 };
@@ -52,10 +52,10 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
             size: arrives,
         });
     }
-    if let Some(size) = arrives.filter(|_| volume.cloud_init_no_cloud.is_some()) {
+    if let Some(size) = arrives.filter(|_| volume.cloud_init().is_some()) {
         return Some(DiskSource::Blank { size });
     }
-    if let Some(data) = &volume.cloud_init_no_cloud {
+    if let Some(data) = volume.cloud_init() {
         return Some(DiskSource::CloudInitNoCloud(CloudInit {
             // The same in each run of a virtual machine, and the same as KubeVirt's: cloud-init provisions a guest
             // again if a disk contains another instance ID.
@@ -67,6 +67,10 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
                 &data.network_data_base64,
                 data.network_data_secret_ref.as_ref(),
             ),
+            config_drive_uuid: volume
+                .cloud_init_config_drive
+                .as_ref()
+                .map(|_| system_uuid(input.instance, namespace, name)),
         }));
     }
     if let Some(disk) = &volume.empty_disk {
@@ -78,6 +82,13 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
         Some(ClaimMode::Block) => DiskSource::Block {},
         _ => DiskSource::Filesystem {},
     })
+}
+
+/// Returns the UUID of a guest's system, by which cloud-init recognises a guest with a config drive (KubeVirt's choice).
+fn system_uuid(instance: &VirtualMachineInstance, namespace: &str, name: &str) -> String {
+    let firmware = instance.spec.domain.firmware.as_ref();
+    let uuid = firmware.and_then(|firmware| firmware.uuid.clone());
+    uuid.unwrap_or_else(|| firmware_uuid(namespace, name))
 }
 
 /// Returns the size in bytes of a disk whose content arrives with the guest.

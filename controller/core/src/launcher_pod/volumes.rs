@@ -96,7 +96,7 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
         let reference = pinned.unwrap_or(&disk.image);
         volumes.push(image(name.clone(), reference.clone(), volume_policy(input, disk)));
         mounts.push(mount(&name, format!("{IMAGES_FOLDER}/{}", volume.name), true));
-    } else if let Some(data) = &volume.cloud_init_no_cloud {
+    } else if let Some(data) = volume.cloud_init() {
         if arriving_size(volume, input).is_some() {
             return;
         }

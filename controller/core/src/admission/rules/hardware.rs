@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceSpec,
-    devices::DiskBus,
+    devices::{DiskBus, Input},
     domain::{Clock, TickPolicy, Timer},
 };
 
@@ -17,6 +17,11 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         refusals.not_allowed(&at.field("architecture"), architecture, allowed);
     }
     machine(spec, &domain.field("machine").field("type"), refusals);
+    inputs(
+        &spec.domain.devices.inputs,
+        &domain.field("devices").field("inputs"),
+        refusals,
+    );
     if let Some(clock) = &spec.domain.clock {
         self::clock(clock, &domain.field("clock"), refusals);
     }
@@ -35,6 +40,15 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
             && (serial.chars().any(char::is_control) || serial.chars().count() > 256)
         {
             refusals.not_allowed(&at.field("serial"), serial, "up to 256 printable characters");
+        }
+    }
+}
+
+fn inputs(inputs: &[Input], at: &At, refusals: &mut Refusals) {
+    for (index, input) in inputs.iter().enumerate() {
+        let earlier = inputs[..index].iter().position(|other| other.name == input.name);
+        if let Some(first) = earlier {
+            refusals.duplicate(&at.index(index).field("name"), &input.name, &at.index(first));
         }
     }
 }

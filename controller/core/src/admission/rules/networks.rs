@@ -69,8 +69,19 @@ fn is_interface_name(name: &str) -> bool {
 }
 
 fn interface(interface: &Interface, at: &At, refusals: &mut Refusals) {
-    if interface.masquerade.is_some() && interface.passt.is_some() {
-        refusals.conflict(&at.field("passt"), at.field("masquerade"));
+    let bindings = [
+        ("masquerade", &interface.masquerade),
+        ("passt", &interface.passt),
+        ("bridge", &interface.bridge),
+    ];
+    let mut named = bindings
+        .iter()
+        .filter(|(_, binding)| binding.is_some())
+        .map(|(name, _)| *name);
+    if let Some(first) = named.next() {
+        for other in named {
+            refusals.conflict(&at.field(other), at.field(first));
+        }
     }
     let Some(address) = &interface.mac_address else { return };
     let at = at.field("macAddress");

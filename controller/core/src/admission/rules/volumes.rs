@@ -16,7 +16,8 @@ const LARGEST: u64 = 2 << 50;
 /// length counts.
 const CLOUD_INIT: usize = 2048;
 
-const SOURCES: &str = "one of containerDisk, cloudInitNoCloud, persistentVolumeClaim, dataVolume and emptyDisk";
+const SOURCES: &str =
+    "one of containerDisk, cloudInitNoCloud, cloudInitConfigDrive, persistentVolumeClaim, dataVolume and emptyDisk";
 
 pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
     let at = at.field("volumes");
@@ -39,14 +40,19 @@ pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
         }
         let first = volumes[..index]
             .iter()
-            .position(|other| other.cloud_init_no_cloud.is_some());
-        if let (Some(_), Some(first)) = (&volume.cloud_init_no_cloud, first) {
-            refusals.conflict(
-                &at_volume.field("cloudInitNoCloud"),
-                at.index(first).field("cloudInitNoCloud"),
-            );
+            .enumerate()
+            .find_map(|(index, other)| Some((index, cloud_init_field(other)?)));
+        if let (Some(field), Some((first, other))) = (cloud_init_field(volume), first) {
+            refusals.conflict(&at_volume.field(field), at.index(first).field(other));
         }
     }
+}
+
+/// Returns the field of a volume's data for cloud-init, which reads one source only.
+fn cloud_init_field(volume: &Volume) -> Option<&'static str> {
+    let no_cloud = volume.cloud_init_no_cloud.as_ref().map(|_| "cloudInitNoCloud");
+    let config_drive = volume.cloud_init_config_drive.as_ref().map(|_| "cloudInitConfigDrive");
+    no_cloud.or(config_drive)
 }
 
 /// Returns the name of the claim that backs a volume, and the field that names it.
@@ -62,6 +68,7 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
     let sources = [
         ("containerDisk", volume.container_disk.is_some()),
         ("cloudInitNoCloud", volume.cloud_init_no_cloud.is_some()),
+        ("cloudInitConfigDrive", volume.cloud_init_config_drive.is_some()),
         ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
         ("dataVolume", volume.data_volume.is_some()),
         ("emptyDisk", volume.empty_disk.is_some()),
@@ -84,8 +91,13 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
     if let Some(disk) = &volume.container_disk {
         container_disk(disk, &at.field("containerDisk"), refusals);
     }
-    if let Some(data) = &volume.cloud_init_no_cloud {
-        cloud_init(data, &at.field("cloudInitNoCloud"), refusals);
+    for (field, data) in [
+        ("cloudInitNoCloud", &volume.cloud_init_no_cloud),
+        ("cloudInitConfigDrive", &volume.cloud_init_config_drive),
+    ] {
+        if let Some(data) = data {
+            cloud_init(data, &at.field(field), refusals);
+        }
     }
     if let Some(claim) = &volume.persistent_volume_claim {
         let at = at.field("persistentVolumeClaim").field("claimName");

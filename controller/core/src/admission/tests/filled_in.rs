@@ -91,6 +91,29 @@ fn what_the_manifest_says_stays() {
 }
 
 #[test]
+fn an_interface_gets_a_binding_only_if_it_has_none() {
+    for (binding, expected) in [
+        (json!({}), "masquerade"),
+        (json!({"masquerade": {}}), "masquerade"),
+        (json!({"passt": {}}), "passt"),
+        (json!({"bridge": {}}), "bridge"),
+    ] {
+        let mut said = instance();
+        let mut interface = binding.clone();
+        interface["name"] = json!("default");
+        put(&mut said, "/spec/domain/devices/interfaces", json!([interface]));
+        put(&mut said, "/spec/networks", json!([{"name": "default", "pod": {}}]));
+        let interface = &filled(&said)["spec"]["domain"]["devices"]["interfaces"][0];
+        let bindings = ["masquerade", "passt", "bridge"];
+        let set: Vec<&str> = bindings
+            .into_iter()
+            .filter(|name| interface.get(name).is_some())
+            .collect();
+        assert_eq!(set, [expected], "{binding}");
+    }
+}
+
+#[test]
 fn an_empty_text_is_the_same_as_none() {
     let mut plain = instance();
     put(&mut plain, "/spec/domain/cpu", json!({"features": [{"name": "aes"}]}));

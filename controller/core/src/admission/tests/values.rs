@@ -509,8 +509,19 @@ fn networks() {
             "spec.domain.devices.interfaces[0].passt cannot be set together with spec.domain.devices.interfaces[0].masquerade",
         ),
         (
+            &[("/domain/devices/interfaces/0", r#"{"name": "default", "slirp": {}}"#)],
+            "spec.domain.devices.interfaces[0].slirp is not supported by Drydock",
+        ),
+        (
             &[("/domain/devices/interfaces/0", r#"{"name": "default", "bridge": {}}"#)],
-            "spec.domain.devices.interfaces[0].bridge is not supported by Drydock",
+            "",
+        ),
+        (
+            &[(
+                "/domain/devices/interfaces/0",
+                r#"{"name": "default", "passt": {}, "bridge": {}}"#,
+            )],
+            "spec.domain.devices.interfaces[0].bridge cannot be set together with spec.domain.devices.interfaces[0].passt",
         ),
         (&[("/domain/devices/interfaces/0", r#"{"name": "default"}"#)], ""),
         (

@@ -44,7 +44,8 @@ fn no_two_devices_share_an_address_and_ports_stay_free() {
     for count in [0, 1, 5, 6, 60, 101] {
         let all = (0..count).map(|i| json!({"name": format!("d{i}")}));
         let xml = xml(&spec(
-            &json!({"devices": {"disks": all.collect::<Vec<_>>(), "rng": {}}}),
+            &json!({"devices": {"disks": all.collect::<Vec<_>>(), "rng": {}, "watchdog": {"name": "w"}, "sound": {"name": "s"},
+                "inputs": [{"name": "a", "bus": "usb"}, {"name": "b", "bus": "virtio"}]}}),
         ))
         .unwrap();
         let document = Document::parse(&xml).unwrap();

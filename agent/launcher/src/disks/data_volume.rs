@@ -1,4 +1,4 @@
-//! Creation of a NoCloud volume: a FAT file system with the label `cidata`.
+//! Creation of a volume that cloud-init reads: a FAT file system with the label of its source, NoCloud or ConfigDrive.
 //!
 //! The same files result in the same bytes: the volume contains no timestamps, its serial number is fixed, and its
 //! size depends on the files only.
@@ -12,10 +12,14 @@ use std::{
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 
-use super::{Refusal, cloud_init::NoCloud};
+use super::{
+    Refusal,
+    cloud_init::{DataFiles, Format},
+};
 
-/// The label by which cloud-init recognises the volume, padded as FAT requires.
-const LABEL: [u8; 11] = *b"cidata     ";
+/// The labels by which cloud-init recognises a volume, padded as FAT requires.
+const NO_CLOUD: [u8; 11] = *b"cidata     ";
+const CONFIG_DRIVE: [u8; 11] = *b"config-2   ";
 /// Serial number of the volume. It is not used, so it is constant.
 const SERIAL: u32 = 0x6472_7964;
 /// Allocation unit of the file system in bytes.
@@ -31,7 +35,7 @@ const MOST: u64 = 8 * 1024 * 1024;
 ///
 /// # Errors
 /// If there is too much data, or it cannot be written.
-pub(crate) fn write(path: &Path, files: &NoCloud) -> Result<u64, Refusal> {
+pub(crate) fn write(path: &Path, files: &DataFiles) -> Result<u64, Refusal> {
     let bytes = sum(files);
     if bytes > MOST {
         return Err(Refusal::TooMuchData(bytes, MOST));
@@ -48,35 +52,55 @@ pub(crate) fn write(path: &Path, files: &NoCloud) -> Result<u64, Refusal> {
     Ok(volume.len() as u64)
 }
 
-fn parts(files: &NoCloud) -> impl Iterator<Item = (&'static str, &[u8])> {
+/// Returns the files with their paths.
+fn parts(files: &DataFiles) -> impl Iterator<Item = (&'static str, &[u8])> {
+    let [meta, user, network] = match files.format {
+        Format::NoCloud => ["meta-data", "user-data", "network-config"],
+        Format::ConfigDrive => [
+            "openstack/latest/meta_data.json",
+            "openstack/latest/user_data",
+            "openstack/latest/network_data.json",
+        ],
+    };
     [
-        ("meta-data", Some(&files.meta_data)),
-        ("user-data", Some(&files.user_data)),
-        ("network-config", files.network_config.as_ref()),
+        (meta, Some(&files.meta_data)),
+        (user, Some(&files.user_data)),
+        (network, files.network_config.as_ref()),
     ]
     .into_iter()
     .filter_map(|(name, content)| Some((name, content?.as_slice())))
 }
 
-fn sum(files: &NoCloud) -> u64 {
+fn sum(files: &DataFiles) -> u64 {
     parts(files).map(|(_, content)| content.len() as u64).sum()
 }
 
 /// Returns the bytes of the volume.
-pub(crate) fn volume(files: &NoCloud) -> io::Result<Vec<u8>> {
+pub(crate) fn volume(files: &DataFiles) -> io::Result<Vec<u8>> {
     let space: u64 = parts(files)
         .map(|(_, content)| (content.len() as u64).next_multiple_of(CLUSTER))
         .sum();
     let size = (space + OVERHEAD).next_multiple_of(STEP);
     let mut volume = Cursor::new(vec![0; usize::try_from(size).map_err(io::Error::other)?]);
     let options = FormatVolumeOptions::new()
-        .volume_label(LABEL)
+        .volume_label(match files.format {
+            Format::NoCloud => NO_CLOUD,
+            Format::ConfigDrive => CONFIG_DRIVE,
+        })
         .volume_id(SERIAL)
         .bytes_per_cluster(u32::try_from(CLUSTER).map_err(io::Error::other)?);
     format_volume(&mut volume, options)?;
     let system = FileSystem::new(&mut volume, FsOptions::new())?;
-    for (name, content) in parts(files) {
-        let mut file = system.root_dir().create_file(name)?;
+    for (path, content) in parts(files) {
+        let mut folder = system.root_dir();
+        let (folders, name) = path
+            .rsplit_once('/')
+            .map_or((None, path), |(folders, name)| (Some(folders), name));
+        for name in folders.into_iter().flat_map(|folders| folders.split('/')) {
+            // A folder that exists is opened.
+            folder = folder.create_dir(name)?;
+        }
+        let mut file = folder.create_file(name)?;
         file.write_all(content)?;
         file.flush()?;
     }
