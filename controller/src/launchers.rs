@@ -22,7 +22,7 @@ use drydock_core::{
         pending::{Pending, newest_warning, pending},
     },
     migratable,
-    placement::{self, BoundVolume, Moves, Newcomer, NodeView, Requirements, Rules},
+    placement::{self, BoundVolume, Moves, Newcomer, NodeView, Requirements, Rules, name_of},
 };
 use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
 use jiff::Timestamp;
@@ -254,10 +254,7 @@ impl Launchers {
 
     /// Returns the pod in which an instance's guest runs, as reported by its agent.
     fn running_pod(&self, instance: &VirtualMachineInstance) -> Option<Arc<Pod>> {
-        let uid = instance.status.as_ref()?.drydock.as_ref()?.pod_uid.as_deref()?;
-        self.of(instance)
-            .into_iter()
-            .find(|pod| pod.metadata.uid.as_deref() == Some(uid))
+        running_among(&self.of(instance), instance).cloned()
     }
 
     /// Reads the pods of an instance from the API server, bypassing all caches.
@@ -369,8 +366,7 @@ impl Launchers {
     /// Returns labels of the next pod of an instance, and the nodes that it excludes: those being drained, as far as
     /// that matters to it. `pods` are its present pods.
     pub(crate) fn next_pod(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>]) -> NextPod {
-        let running = self.running_pod(instance);
-        let like = running.as_ref().or_else(|| pods.first());
+        let like = running_among(pods, instance).or_else(|| pods.first());
         let mut labels = like.and_then(|pod| pod.metadata.labels.clone()).unwrap_or_default();
         labels.remove(launcher_pod::MIGRATION_UID);
         let spec = &instance.spec;
@@ -393,18 +389,16 @@ impl Launchers {
         nodes: impl FnOnce() -> Cow<'n, [NodeView<'n>]>,
     ) -> Rules {
         let next = self.next_pod(instance, pods);
-        let running = self.running_pod(instance).map(|pod| pod.name_any());
-        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let running = running_among(pods, instance);
         let mut moves = Moves::default();
         for pod in pods
             .iter()
-            .map(|pod| pod.name_any())
-            .filter(|name| Some(name) != running.as_ref())
+            .filter(|pod| running.is_none_or(|running| !Arc::ptr_eq(pod, running)))
         {
-            moves.leave((namespace.to_owned(), pod));
+            moves.leave(name_of(&pod.metadata));
         }
         let newcomer = Newcomer {
-            namespace,
+            namespace: instance.metadata.namespace.as_deref().unwrap_or_default(),
             labels: &next.labels,
             spec: &instance.spec,
             needs,
@@ -638,6 +632,12 @@ fn prune_volume(volume: &mut PersistentVolume) {
             ..PersistentVolumeSpec::default()
         };
     }
+}
+
+/// Returns the one of an instance's pods in which its guest runs, as reported by its agent.
+fn running_among<'p>(pods: &'p [Arc<Pod>], instance: &VirtualMachineInstance) -> Option<&'p Arc<Pod>> {
+    let uid = instance.status.as_ref()?.drydock.as_ref()?.pod_uid.as_deref()?;
+    pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid))
 }
 
 /// Keeps what matters for decisions about a launcher pod.

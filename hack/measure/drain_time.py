@@ -68,13 +68,7 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
 def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress: Progress) -> list[float]:
     """Seconds of plain drains of the node that has a guest and the controller's leading replica."""
     here, there = (node.name for node in made.nodes)
-    made.kubectl("cordon", there)
-    described = manifest("leader").manifest()
-    described["spec"]["evictionStrategy"] = "LiveMigrate"
-    guest = Guest(api, watch, described)
-    guest.ready()
-    guest.line("drydock-guest ready")
-    made.kubectl("uncordon", there)
+    (guest,) = _started(made, api, watch, ["leader"])
     walls = []
     try:
         # The first brings the images.
@@ -93,6 +87,22 @@ def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress:
     return walls[1:]
 
 
+def _started(made: Cluster, api: Api, watch: Watch, names: list[str]) -> list[Guest]:
+    """Guests that run on the first node."""
+    _, there = (node.name for node in made.nodes)
+    made.kubectl("cordon", there)
+    guests = []
+    for name in names:
+        described = manifest(name).manifest()
+        described["spec"]["evictionStrategy"] = "LiveMigrate"
+        guests.append(Guest(api, watch, described))
+    for guest in guests:
+        guest.ready()
+        guest.line("drydock-guest ready")
+    made.kubectl("uncordon", there)
+    return guests
+
+
 def manifest(name: str) -> Kind:
     """A guest that is to be moved off its node, small and quiet as those of a first try are."""
     return Kind(name, 128, 16, counts="1s")
@@ -100,16 +110,7 @@ def manifest(name: str) -> Kind:
 
 def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, progress: Progress) -> Drains:
     here, there = (node.name for node in made.nodes)
-    made.kubectl("cordon", there)
-    guests = []
-    for number in range(count):
-        described = manifest(f"{count}-{number}").manifest()
-        described["spec"]["evictionStrategy"] = "LiveMigrate"
-        guests.append(Guest(api, watch, described))
-    for guest in guests:
-        guest.ready()
-        guest.line("drydock-guest ready")
-    made.kubectl("uncordon", there)
+    guests = _started(made, api, watch, [f"{count}-{number}" for number in range(count)])
     by_hand: list[ByHand] = []
     found = Drains()
     try:

@@ -539,6 +539,14 @@ pub fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
 }
 
+/// Returns the path of a program that `hack/test cluster` builds, from the variable that it sets.
+///
+/// # Errors
+/// If the tests are run in another way.
+pub(crate) fn program(variable: &str) -> Result<String> {
+    setting(variable).with_context(|| format!("run by `hack/test cluster`: {variable} is not set"))
+}
+
 /// Returns a setting of the tests from the environment.
 #[expect(clippy::disallowed_methods, reason = "tests have no command line of their own")]
 pub fn setting(name: &str) -> Option<String> {

@@ -4,7 +4,7 @@ use std::{env, fs, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{Cluster, cluster::setting, session::Session};
+use crate::{Cluster, cluster::program, session::Session};
 
 /// Name of the variable with the path of the program, which `hack/test` builds.
 const PROGRAM: &str = "DRYDOCK_TEST_DESCHEDULER";
@@ -33,7 +33,7 @@ impl Cluster {
     /// # Errors
     /// If it cannot be started.
     pub fn descheduler_begun(&self) -> Result<Session> {
-        let program = setting(PROGRAM).with_context(|| format!("run by `hack/test cluster`: {PROGRAM} is not set"))?;
+        let program = program(PROGRAM)?;
         // The folder gets its policy and the certificate that it makes for itself.
         let folder = env::temp_dir().join(format!("drydock-descheduler-{}", std::process::id()));
         fs::create_dir_all(&folder).context("the descheduler's folder")?;

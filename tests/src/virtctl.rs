@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{Cluster, cluster::setting, session::Session};
+use crate::{Cluster, cluster::program, session::Session};
 
 /// Name of the variable with the path of the program, which `hack/test` builds.
 const PROGRAM: &str = "DRYDOCK_TEST_VIRTCTL";
@@ -41,7 +41,7 @@ impl Cluster {
     /// # Errors
     /// If it cannot be started.
     pub fn virtctl_begun(&self, arguments: &[&str]) -> Result<Session> {
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(program(PROGRAM)?);
         command.arg("--kubeconfig").arg(self.kubeconfig()).args(arguments);
         Session::start(command)
     }
@@ -53,21 +53,21 @@ impl Cluster {
     pub fn virtctl_at_terminal(&self, arguments: &[&str]) -> Result<Session> {
         let mut command = Command::new("script");
         let kubeconfig = self.kubeconfig().display().to_string();
-        let line = format!("{} --kubeconfig {kubeconfig} {}", program()?, arguments.join(" "));
+        let line = format!(
+            "{} --kubeconfig {kubeconfig} {}",
+            program(PROGRAM)?,
+            arguments.join(" ")
+        );
         command.args(["--quiet", "--flush", "--return", "--command", &line, "/dev/null"]);
         Session::start(command)
     }
 
     fn run_virtctl(&self, arguments: &[&str]) -> Result<Output> {
-        Command::new(program()?)
+        Command::new(program(PROGRAM)?)
             .arg("--kubeconfig")
             .arg(self.kubeconfig())
             .args(arguments)
             .output()
             .context("virtctl")
     }
-}
-
-fn program() -> Result<String> {
-    setting(PROGRAM).with_context(|| format!("run by `hack/test cluster`: {PROGRAM} is not set"))
 }

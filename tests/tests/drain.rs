@@ -761,11 +761,8 @@ async fn filling(cluster: &Cluster, node: &str) -> Result<String> {
     let memory = offered
         .and_then(|offered| offered.checked_sub(taken + (64 << 20)))
         .with_context(|| format!("{node} has no memory to fill"))?;
-    Ok(format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: filling, namespace: {NAMESPACE}}}\nspec:\n  nodeName: {node}\n  \
-         terminationGracePeriodSeconds: 0\n  containers:\n  - name: main\n    image: busybox\n    \
-         imagePullPolicy: IfNotPresent\n    command: [sleep, '3600']\n    resources: {{requests: {{memory: '{memory}'}}}}\n"
-    ))
+    let resources = format!("    resources: {{requests: {{memory: '{memory}'}}}}\n");
+    Ok(neighbor("filling", "filling", node) + &resources)
 }
 
 #[tokio::test]

@@ -281,6 +281,15 @@ impl DomainHandle {
         }
     }
 
+    /// Opens another connection for a call, which is closed with it.
+    async fn own_connection(&self) -> Result<HangUp, CallError> {
+        let (connection, _) = self.another().await?;
+        Ok(HangUp {
+            connection,
+            has_ended: false,
+        })
+    }
+
     async fn begin(
         domain: &str,
         deadlines: Deadlines,
@@ -482,11 +491,7 @@ impl DomainHandle {
     /// As for all calls, if the connection cannot be opened or breaks; [`CallError::AgentSilent`] if there is no agent or
     /// it responds to none.
     pub async fn agent_commands(&self, commands: &[String]) -> Result<Vec<Result<String, CallError>>, CallError> {
-        let (connection, _) = self.another().await?;
-        let own = HangUp {
-            connection,
-            has_ended: false,
-        };
+        let own = self.own_connection().await?;
         let mut replies = Vec::new();
         for command in commands {
             match own.connection.agent_command(command).await {
@@ -543,11 +548,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn screenshot(&self) -> Result<Screenshot, CallError> {
-        let (connection, _) = self.another().await?;
-        let own = HangUp {
-            connection,
-            has_ended: false,
-        };
+        let own = self.own_connection().await?;
         let call = "taking a picture of the guest's display";
         own.connection
             .call(call, own.connection.deadlines.question, |calls| calls.screenshot())
@@ -587,11 +588,7 @@ impl DomainHandle {
     /// For all other errors the state of the migration is unknown, and it may still be running.
     pub async fn migrate(&self, migration: Migration) -> Result<(), CallError> {
         const CALL: &str = "migrating the guest";
-        let (own, _) = self.another().await?;
-        let mut own = HangUp {
-            connection: own,
-            has_ended: false,
-        };
+        let mut own = self.own_connection().await?;
         let calling = own
             .connection
             .call_without_limit(CALL, move |calls| calls.migrate(&migration));

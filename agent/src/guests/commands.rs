@@ -109,13 +109,7 @@ async fn execute(
             result => result,
         },
         Call::Reset => handle.reset().await,
-        Call::Freeze => {
-            let thaw_after = match command {
-                GuestCommand::Freeze { thaw_after } => thaw_after,
-                _ => None,
-            };
-            return file_systems(FileSystems::Freeze(thaw_after)).await;
-        }
+        Call::Freeze { thaw_after } => return file_systems(FileSystems::Freeze(thaw_after)).await,
         Call::Thaw => return file_systems(FileSystems::Thaw).await,
     }
     .map_err(|error| failed(&error))

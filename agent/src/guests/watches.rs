@@ -10,7 +10,7 @@ use drydock_api::kubevirt::{
     VirtualMachineInstance,
     names::{APP, LAUNCHER, VIRT_LAUNCHER},
 };
-use drydock_core::guest_labels::is_final;
+use drydock_core::pod_state::is_final;
 use drydock_runtime::{Cache, Change, Key, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};

@@ -44,7 +44,7 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::{conditions::Status, instance::ending::ended, vm_conditions::find};
+use crate::{conditions::Status, instance::ending::ended, pod_state::is_final, vm_conditions::find};
 
 /// How long after its pod's creation a VMI's migratability may be unknown. Agents report it within a moment after the
 /// guest has started; a minute covers the slowest start observed.
@@ -196,7 +196,7 @@ pub fn is_launcher(pod: &Pod) -> bool {
 pub fn answer(asked: &Asked<'_>) -> Answer {
     let pod = asked.pod;
     // A pod that is already being deleted may be evicted again.
-    if !is_launcher(pod) || ended(pod).is_some() || is_over(pod) || pod.metadata.deletion_timestamp.is_some() {
+    if !is_launcher(pod) || ended(pod).is_some() || is_final(pod) || pod.metadata.deletion_timestamp.is_some() {
         return Answer::Allow(Allowed::ForGood);
     }
     let instance = match asked.instance {
@@ -287,10 +287,4 @@ pub fn has_left(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
         .and_then(|status| status.migration_state.as_ref());
     let left = state.is_some_and(|state| state.completed && !state.failed && state.source_pod == pod.metadata.name);
     left && pod.metadata.name.is_some() && is_elsewhere(instance, pod)
-}
-
-/// Returns whether the kubelet reports the pod as over.
-fn is_over(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }

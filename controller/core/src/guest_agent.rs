@@ -10,6 +10,7 @@ use drydock_api::{
     kubevirt::{
         guest_agent::{
             GuestAgentCommand, GuestAgentInfo, GuestAgentList, GuestDisk, GuestDisks, GuestFilesystem, GuestUser,
+            NoMetadata,
         },
         status::GuestOsInfo,
     },
@@ -193,7 +194,7 @@ fn disks(filesystem: &Value) -> Vec<GuestDisk> {
 
 fn list<T>(items: impl Iterator<Item = T>) -> GuestAgentList<T> {
     GuestAgentList {
-        metadata: drydock_api::kubevirt::guest_agent::NoMetadata {},
+        metadata: NoMetadata {},
         items: items.collect(),
     }
 }

@@ -4,6 +4,8 @@
 //! hand-over a guest that is paused on the target must not run before the source has proven that it stopped
 //! (`migration/PROTOCOL.md`). So no command changes which side of a migration runs.
 
+use std::num::NonZeroU32;
+
 use drydock_api::{
     kubevirt::VirtualMachineInstance,
     node_api::{GuestCommand, Refusal, RefusalReason},
@@ -49,7 +51,10 @@ pub enum Call {
     /// `virDomainReset`
     Reset,
     /// `virDomainFSFreeze`
-    Freeze,
+    Freeze {
+        /// Seconds until the file systems are thawed by themselves; `None`: never.
+        thaw_after: Option<NonZeroU32>,
+    },
     /// `virDomainFSThaw`
     Thaw,
 }
@@ -105,7 +110,7 @@ pub fn plan(facts: &Facts<'_>, command: GuestCommand) -> Result<Call, Refusal> {
         (GuestCommand::SoftReboot, Running) => Ok(Call::RebootByPowerButton),
         (GuestCommand::SoftReboot, Paused) => conflict("VMI is paused"),
         (GuestCommand::Reset, Running | Paused) => Ok(Call::Reset),
-        (GuestCommand::Freeze { .. }, Running) if facts.agent_connected => Ok(Call::Freeze),
+        (GuestCommand::Freeze { thaw_after }, Running) if facts.agent_connected => Ok(Call::Freeze { thaw_after }),
         (GuestCommand::Freeze { .. }, Running) => conflict(NO_AGENT),
         (GuestCommand::Freeze { .. } | GuestCommand::Unfreeze, Paused) => conflict("VMI is paused"),
     }
@@ -154,7 +159,7 @@ mod tests {
             (Unpause, Off, false, Err("VMI is not running")),
             (SoftReboot, Off, false, Err("VMI is not running")),
             (Reset, Off, false, Err("VMI is not running")),
-            (FREEZE, Running, true, Ok(Call::Freeze)),
+            (FREEZE, Running, true, Ok(Call::Freeze { thaw_after: None })),
             (FREEZE, Running, false, Err(NO_AGENT)),
             (FREEZE, Paused, true, Err("VMI is paused")),
             (FREEZE, Migrating, true, Err(MIGRATING)),

@@ -22,7 +22,7 @@ use drydock_api::{
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::{label_keys, labels, launcher_pod::guest_label};
+use crate::{label_keys, labels, launcher_pod::guest_label, pod_state::is_final};
 
 /// Delay of additions, so that pods bound within this time share one write. A kubelet admits a newly bound pod by the
 /// ordinary terms of its affinity, so the label is not needed immediately.
@@ -103,12 +103,6 @@ fn keys<'a>(node: &'a str, pods: &'a [Arc<Pod>]) -> impl Iterator<Item = String>
         label_keys::is_valid(&key).then_some(key)
     });
     keys.collect::<BTreeSet<_>>().into_iter()
-}
-
-/// Returns whether no container of a pod runs or will run. A kubelet does not admit such a pod again.
-pub fn is_final(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::{
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
     drain::{DrainingNode, Guest, competing},
-    placement::{Leaving, Outlook, PodName, pack},
+    placement::{Leaving, Outlook, name_of, pack},
 };
 use drydock_runtime::{
     Key,
@@ -94,7 +94,6 @@ impl Known {
 /// A guest that competes for room with others.
 pub(super) struct Competitor<'a> {
     instance: &'a VirtualMachineInstance,
-    own: Vec<Key>,
     pods: Vec<Arc<Pod>>,
     has_migration: bool,
     failures: u32,
@@ -112,7 +111,6 @@ impl<'a> Competitor<'a> {
         let competing = competing(guest, has_place)?;
         Some(Self {
             instance: guest.instance,
-            own: pods.iter().map(|pod| Key::of(pod.as_ref())).collect(),
             pods,
             has_migration: competing.has_migration,
             failures: competing.failures,
@@ -139,7 +137,8 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
         let here = status.and_then(|status| status.node_name.as_deref());
         let source = pairs.iter().map(NodePair::view).find(|view| Some(view.name) == here);
         let mut needs = launchers.requirements(&competitor.instance.spec, source.as_ref());
-        needs.priority = rooms.priority(&competitor.own);
+        let own: Vec<Key> = competitor.pods.iter().map(|pod| Key::of(pod.as_ref())).collect();
+        needs.priority = rooms.priority(&own);
         needs.volumes = launchers.bound_volumes(competitor.instance);
         let next = launchers.next_pod(competitor.instance, &competitor.pods);
         Leaving {
@@ -148,7 +147,7 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
             source,
             has_migration: competitor.has_migration,
             failures: competitor.failures,
-            pods: competitor.own.iter().map(pod_name).collect(),
+            pods: competitor.pods.iter().map(|pod| name_of(&pod.metadata)).collect(),
             labels: next.labels,
             excluded: next.excluded,
         }
@@ -157,13 +156,6 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> V
     pack(&leaving, &views, &|newcomer, moves| {
         rooms.rules(newcomer, moves, || Cow::Borrowed(&views))
     })
-}
-
-fn pod_name(key: &Key) -> PodName {
-    (
-        key.namespace.as_deref().unwrap_or_default().to_owned(),
-        key.name.to_string(),
-    )
 }
 
 #[cfg(test)]

@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use drydock_api::hyperconverged::{CertLifetime, HyperConvergedSpec, LiveMigrationConfig};
-use jiff::SignedDuration;
 
 use super::{Certificates, Configuration, Lifetime, Parsed};
-use crate::{migration::convergence::LONGEST_DOWNTIME_MS, quantity};
+use crate::{go_duration, migration::convergence::LONGEST_DOWNTIME_MS, quantity};
 
 /// Name of the kind.
 pub const KIND: &str = "HyperConverged";
@@ -104,7 +103,7 @@ fn lifetime(parsed: &mut Parsed, from: &CertLifetime, default: Lifetime, path: &
     let mut read = |text: &Option<String>, otherwise: Duration, field: &str| match text {
         None => Some(otherwise),
         Some(text) => {
-            let duration = go_duration(text);
+            let duration = at_least_a_second(text);
             if duration.is_none() {
                 parsed.refuse(
                     format!("{path}.{field}"),
@@ -136,13 +135,9 @@ fn lifetime(parsed: &mut Parsed, from: &CertLifetime, default: Lifetime, path: &
     None
 }
 
-/// Parses a Go duration (`48h0m0s`, `1h30m`) of at least a second.
-fn go_duration(text: &str) -> Option<Duration> {
-    let unsigned = text.starts_with(|c: char| c.is_ascii_digit());
-    let duration: SignedDuration = text.parse().ok().filter(|_| unsigned)?;
-    Duration::try_from(duration)
-        .ok()
-        .filter(|duration| *duration >= Duration::from_secs(1))
+/// Parses a Go duration of at least a second.
+fn at_least_a_second(text: &str) -> Option<Duration> {
+    go_duration::parse(text).filter(|duration| *duration >= Duration::from_secs(1))
 }
 
 #[cfg(test)]
@@ -163,7 +158,7 @@ mod tests {
             ("h", None),
             ("48", None),
         ] {
-            assert_eq!(go_duration(text).map(|d| d.as_secs()), expected, "{text:?}");
+            assert_eq!(at_least_a_second(text).map(|d| d.as_secs()), expected, "{text:?}");
         }
     }
 }

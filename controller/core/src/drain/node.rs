@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{
     conditions::Status,
     maintenance::pods::{Verdict, verdict},
+    pod_state::is_final,
 };
 
 use super::DrainingNode;
@@ -64,8 +65,7 @@ impl Drained {
 /// Returns whether a drain would have to wait for a pod: it exists, has not ended, and neither a DaemonSet nor the
 /// kubelet itself would create it again (the rules of `kubectl drain`).
 pub fn counts(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    !matches!(phase, Some("Succeeded" | "Failed")) && verdict(pod, &|_, _| false) == Verdict::Leaves
+    !is_final(pod) && verdict(pod, &|_, _| false) == Verdict::Leaves
 }
 
 /// Returns whether a node is safe to power off.

@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::{Observed, Step, uid};
 use crate::{
-    guest_labels::is_final,
     launcher_pod::{REQUIREMENTS_DIGEST, made_for},
+    pod_state::is_final,
 };
 
 /// Replaces the pods whose requirements differ from those of a new pod. Digests are compared, which are computed from

@@ -22,6 +22,7 @@ use super::{
     answer::{Answer, Attempt},
     budgets,
 };
+use crate::pod_state::is_final;
 
 /// Annotation of a pod that the kubelet has read from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -175,7 +176,7 @@ pub struct Drain {
 pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> Verdict {
     if let Some((namespace, name)) = daemon_set(pod) {
         // Pods of a deleted DaemonSet would not be recreated, and finished pods do not run.
-        if !is_finished(pod) && !daemon_set_is_gone(namespace, name) {
+        if !is_final(pod) && !daemon_set_is_gone(namespace, name) {
             return Verdict::DaemonSet;
         }
     }
@@ -191,11 +192,6 @@ pub fn daemon_set(pod: &Pod) -> Option<(&str, &str)> {
     let owners = pod.metadata.owner_references.as_ref()?;
     let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
     (owner.kind == "DaemonSet").then_some((pod.metadata.namespace.as_deref()?, &owner.name))
-}
-
-fn is_finished(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Returns the actions for the pods of a node.

@@ -2,10 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+use k8s_openapi::api::core::v1::{
+    Affinity, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
+};
 
 /// Taint of a cordoned node.
 pub(super) const CORDON: &str = "node.kubernetes.io/unschedulable";
+
+/// Returns what an affinity requires of a node.
+pub(super) fn required(affinity: Option<&Affinity>) -> Option<&NodeSelector> {
+    let node = affinity?.node_affinity.as_ref()?;
+    node.required_during_scheduling_ignored_during_execution.as_ref()
+}
 
 /// Returns whether a node with this name and these labels matches a required node affinity.
 pub(super) fn admits(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {

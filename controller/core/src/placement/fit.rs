@@ -16,7 +16,7 @@ use drydock_api::{
     launcher::KVM_RESOURCE,
 };
 use k8s_openapi::{
-    api::core::v1::{Node, NodeSelector, Taint},
+    api::core::v1::{Node, Taint},
     apimachinery::pkg::api::resource::Quantity,
 };
 
@@ -260,18 +260,14 @@ pub(super) fn is_selected(needs: &Requirements, spec: &VirtualMachineInstanceSpe
     let mut expressions = needs.expressions.iter();
     selector.all(|(key, value)| node.label(key) == Some(value))
         && expressions.all(|expression| affinity::meets(expression, node.label(&expression.key)))
-        && required_affinity(spec).is_none_or(|required| affinity::admits(required, node.name, labels))
+        && affinity::required(spec.affinity.as_ref())
+            .is_none_or(|required| affinity::admits(required, node.name, labels))
 }
 
 /// Returns whether a pod with these tolerations tolerates all taints of a node, and its cordon.
 pub(super) fn is_tolerated(spec: &VirtualMachineInstanceSpec, node: &NodeView<'_>) -> bool {
     let is_cordoned = node.cordoned && !affinity::tolerated(&affinity::cordon(), &spec.tolerations);
     !is_cordoned && affinity::in_the_way(node.taints, &spec.tolerations).next().is_none()
-}
-
-fn required_affinity(spec: &VirtualMachineInstanceSpec) -> Option<&NodeSelector> {
-    let node = spec.affinity.as_ref()?.node_affinity.as_ref()?;
-    node.required_during_scheduling_ignored_during_execution.as_ref()
 }
 
 /// Adds what the scheduler will miss in the labels, each with the underlying reason.
@@ -417,7 +413,7 @@ fn surroundings(
     found: &mut BTreeSet<Misfit>,
 ) {
     let none = BTreeMap::new();
-    if required_affinity(spec)
+    if affinity::required(spec.affinity.as_ref())
         .is_some_and(|selector| !affinity::admits(selector, node.name, node.labels.unwrap_or(&none)))
     {
         found.insert(Misfit::Affinity);

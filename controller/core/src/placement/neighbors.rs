@@ -35,10 +35,11 @@ use std::{
 use drydock_api::kubevirt::{VirtualMachineInstanceSpec, names::CREATED_BY};
 use k8s_openapi::{
     api::core::v1::{Affinity, Pod, PodAffinityTerm, PodAntiAffinity},
-    apimachinery::pkg::apis::meta::v1::LabelSelector,
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 
 use super::{NodeView, Requirements, fit::is_selected, misfit::Misfit};
+use crate::pod_state::node_of;
 use labels::{Labels, Names};
 use spread::Spread;
 use terms::{Term, own_terms};
@@ -118,11 +119,8 @@ impl Neighbors {
     /// Records the present state of a pod. Returns whether anything has changed. A pod that is unbound or finished does
     /// not count.
     pub fn set(&mut self, pod: &Pod) -> bool {
-        let (namespace, name) = name_of(pod);
-        let Some(spec) = pod.spec.as_ref().filter(|_| !is_finished(pod)) else {
-            return self.remove(&namespace, &name);
-        };
-        let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) else {
+        let (namespace, name) = name_of(&pod.metadata);
+        let Some(node) = node_of(pod) else {
             return self.remove(&namespace, &name);
         };
         let neighbor = Neighbor {
@@ -130,7 +128,8 @@ impl Neighbors {
             labels: self.names.labels(pod.metadata.labels.as_ref()),
             is_deleted: pod.metadata.deletion_timestamp.is_some(),
         };
-        let terms = required_apart(spec.affinity.as_ref()).to_vec();
+        let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+        let terms = required_apart(affinity).to_vec();
         let shared: Arc<str> = self.names.share(&namespace);
         let apart = self.apart.entry(Arc::clone(&shared)).or_default();
         let old_terms = if terms.is_empty() {
@@ -393,17 +392,12 @@ impl<'a> Domains<'a> {
     }
 }
 
-fn name_of(pod: &Pod) -> PodName {
-    let metadata = &pod.metadata;
+/// Returns namespace and name of an object.
+pub fn name_of(metadata: &ObjectMeta) -> PodName {
     (
         metadata.namespace.clone().unwrap_or_default(),
         metadata.name.clone().unwrap_or_default(),
     )
-}
-
-fn is_finished(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Returns the required terms of a pod's anti-affinity.

@@ -21,7 +21,7 @@ use super::{
     Moves, Newcomer, NodeView, Requirements, Rules,
     fit::{Fit, add_by_pods, judge},
     misfit::Misfit,
-    neighbors::PodName,
+    neighbors::{PodName, name_of},
     room::{PODS, Requests, lacks, shortages},
     targets::{unlisted_features, unsuitable},
 };
@@ -274,7 +274,7 @@ impl<'a> Places<'a> {
                 self.placed[node].add(&taken);
                 let name = self.nodes[node].name;
                 for moves in [&mut self.arrivals, &mut self.moves] {
-                    moves.arrive(guest.name(), &newcomer, name);
+                    moves.arrive(name_of(&guest.instance.metadata), &newcomer, name);
                 }
                 for pod in &guest.pods {
                     self.moves.leave(pod.clone());
@@ -333,15 +333,6 @@ impl Leaving<'_> {
             needs: &self.needs,
             excluded: &self.excluded,
         }
-    }
-
-    /// Returns namespace and name of the instance.
-    fn name(&self) -> PodName {
-        let metadata = &self.instance.metadata;
-        (
-            metadata.namespace.clone().unwrap_or_default(),
-            metadata.name.clone().unwrap_or_default(),
-        )
     }
 }
 

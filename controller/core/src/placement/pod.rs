@@ -19,11 +19,7 @@ pub fn could_take(pod: &Pod, node: &NodeView<'_>) -> bool {
         .iter()
         .flatten()
         .all(|(key, value)| labels.get(key) == Some(value));
-    let required = spec
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    let required = affinity::required(spec.affinity.as_ref());
     let admitted = required.is_none_or(|selector| affinity::admits(selector, node.name, labels));
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     let cordoned = node.cordoned && !affinity::tolerated(&affinity::cordon(), tolerations);

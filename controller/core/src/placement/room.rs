@@ -18,7 +18,7 @@ use k8s_openapi::{
 };
 
 use super::{Misfit, NodeView, Requirements};
-use crate::quantity;
+use crate::{pod_state::node_of, quantity};
 
 /// Name of the resource CPU.
 const CPU: &str = "cpu";
@@ -181,15 +181,10 @@ impl PodShare {
     /// Returns the node that a pod is bound to and what the pod takes of it; `None` if the pod is unbound, final or
     /// being deleted.
     pub fn of(pod: &Pod) -> Option<(&str, Self)> {
-        let spec = pod.spec.as_ref()?;
-        let node = spec.node_name.as_deref().filter(|node| !node.is_empty())?;
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) || pod.metadata.deletion_timestamp.is_some() {
-            return None;
-        }
+        let node = node_of(pod).filter(|_| pod.metadata.deletion_timestamp.is_none())?;
         let share = Self {
             requests: Requests::of_pod(pod),
-            priority: spec.priority.unwrap_or(0),
+            priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
         };
         Some((node, share))
     }

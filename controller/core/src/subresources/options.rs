@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
-use jiff::SignedDuration;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::Failure;
+use crate::go_duration;
 
 /// The one value of `dryRun`.
 const ALL: &str = "All";
@@ -85,11 +85,8 @@ impl Freeze {
         let Some(text) = &self.unfreeze_timeout else {
             return Err(Failure::internal("Unfreeze timeout in freeze request is not set"));
         };
-        let unsigned = text.starts_with(|c: char| c.is_ascii_digit());
-        let parsed = text.parse::<SignedDuration>().ok().filter(|_| unsigned);
-        // Go writes zero without a unit too.
-        let parsed = parsed.or_else(|| (text == "0").then_some(SignedDuration::ZERO));
-        let duration = parsed.and_then(|duration| Duration::try_from(duration).ok());
+        // Go reads zero without a unit too.
+        let duration = go_duration::parse(text).or_else(|| (text == "0").then_some(Duration::ZERO));
         let seconds = duration.and_then(|duration| {
             let more = u64::from(duration.subsec_nanos() > 0);
             u32::try_from(duration.as_secs().checked_add(more)?).ok()

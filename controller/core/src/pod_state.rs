@@ -1,0 +1,15 @@
+//! What a pod's spec and status say about where it is, and whether it is over.
+
+use k8s_openapi::api::core::v1::Pod;
+
+/// Returns whether no container of a pod runs or will run. A kubelet does not admit such a pod again.
+pub fn is_final(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Returns the node that a pod is bound to; `None` if it is unbound or final.
+pub(crate) fn node_of(pod: &Pod) -> Option<&str> {
+    let node = pod.spec.as_ref()?.node_name.as_deref();
+    node.filter(|node| !node.is_empty() && !is_final(pod))
+}
