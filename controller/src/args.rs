@@ -19,7 +19,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the controller.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Remove Drydock from a cluster's nodes: agents, controllers, and everything they have left on nodes.
     ///
     /// Fails with exit code 3 while there are virtual machines, their pods or NodeMaintenances. Can be repeated. Delete
@@ -36,7 +36,7 @@ impl Args {
     /// Runs the subcommand.
     pub(crate) fn execute(self) -> ExitCode {
         match self.command {
-            Command::Run(args) => run::run(args),
+            Command::Run(args) => run::run(*args),
             Command::Uninstall(args) => uninstall::run(args),
             Command::Admit(args) => admit::run(&args),
         }
@@ -120,6 +120,18 @@ pub(crate) struct RunArgs {
     /// Time limit from then until the transfer must have started, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_STARTING")]
     pub(crate) migration_starting: u64,
+    /// Time in seconds after which a console, a display or a forwarded port is closed if neither side has sent data. 0: no
+    /// limit.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        env = "DRYDOCK_STREAM_IDLE_TIMEOUT"
+    )]
+    pub(crate) stream_idle_timeout: u64,
+    /// Time in seconds after which a console, a display or a forwarded port is closed in any case. 0: no limit.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "DRYDOCK_STREAM_TIMEOUT")]
+    pub(crate) stream_timeout: u64,
     /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
     pub(crate) log: String,

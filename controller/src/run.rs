@@ -39,7 +39,7 @@ use crate::{
     replica_set_task::{self, ReplicaSetTask},
     replicas_task::ReplicasTask,
     rooms::Rooms,
-    subresources::{ActiveStreams, SubresourceMetrics, SubresourcesServer},
+    subresources::{ActiveStreams, StreamTimeouts, SubresourceMetrics, SubresourcesServer},
     webhook_server::{DEADLINE, LEAVE, WebhookMetrics, WebhookServer},
 };
 
@@ -61,6 +61,11 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     start.run(|process, logs| wire(args, process, logs))
 }
 
+/// Returns a time limit in seconds, of which 0 means none.
+fn limit(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
 async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
     let RunArgs {
         pod_name,
@@ -73,6 +78,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         launcher_image,
         lease_namespace,
         kubevirt_lease_namespace,
+        stream_idle_timeout,
+        stream_timeout,
         migration_preparing,
         migration_starting,
         log: _,
@@ -322,6 +329,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         certificate: certificate.clone(),
         metrics: subresource_metrics,
         streams: active_streams,
+        timeouts: StreamTimeouts {
+            idle: limit(stream_idle_timeout),
+            total: limit(stream_timeout),
+        },
         version: VERSION,
         leave: LEAVE,
     };

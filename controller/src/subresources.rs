@@ -18,6 +18,7 @@ mod counted;
 mod guests;
 mod requests;
 mod sessions;
+mod timeouts;
 mod trust;
 mod websocket;
 
@@ -43,6 +44,7 @@ use trust::Trust;
 
 pub(crate) use active_streams::ActiveStreams;
 pub(crate) use counted::SubresourceMetrics;
+pub(crate) use timeouts::StreamTimeouts;
 
 /// How long a request may take: kube-apiserver ends it after 60 s.
 const DEADLINE: Duration = Duration::from_secs(45);
@@ -59,6 +61,8 @@ pub(crate) struct SubresourcesServer {
     pub(crate) metrics: SubresourceMetrics,
     /// The same of open streams.
     pub(crate) streams: ActiveStreams,
+    /// How long streams last.
+    pub(crate) timeouts: StreamTimeouts,
     /// Version of Drydock.
     pub(crate) version: &'static str,
     /// How long requests are accepted after the order to stop.
@@ -79,7 +83,7 @@ impl SubresourcesServer {
         let agents = Agents::new(self.client.clone(), Arc::new(self.certificate.clone()), process);
         let trust = Trust::start(&self.client, watches, self.certificate);
         let requests = Requests {
-            sessions: Sessions::new(self.client.clone(), self.streams, process),
+            sessions: Sessions::new(self.client.clone(), self.streams, self.timeouts, process),
             calls: Calls::new(self.client, self.configuration, agents),
             trust: trust.clone(),
             metrics: self.metrics.clone(),

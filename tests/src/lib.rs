@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod cluster;
 pub mod descheduler;
+pub mod display;
 pub mod drains;
 pub mod faults;
 pub mod guests;

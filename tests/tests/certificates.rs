@@ -1,4 +1,4 @@
-//! Webhook certificates are renewed repeatedly, and no admission fails because of it.
+//! Certificates are renewed repeatedly, and no admission fails and no stream or migration ends because of it.
 
 use std::{
     collections::BTreeSet,
@@ -6,8 +6,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::names::conditions;
 use drydock_tests::{
     Cluster,
+    display::Display,
+    guests::instance,
+    session::Session,
     watching::{until, until_some},
 };
 use k8s_openapi::{
@@ -25,12 +29,18 @@ use kube::{
 use serde_json::json;
 
 const SECRET: &str = "drydock-webhook-certificates";
+/// Renewals while streams are open.
 const RENEWALS: usize = 50;
+/// Renewals after the controllers' restart, which ends the streams of those that were there.
+const RENEWALS_AFTER_RESTART: usize = 5;
+/// At this renewal a migration begins, which lasts for more than one.
+const MIGRATION: usize = 20;
 
-/// CAs valid for 20 seconds and certificates valid for 10, each renewed at half of its lifetime.
+/// CAs valid for 20 seconds and certificates valid for 10, each renewed at half of its lifetime. Migrations are slow.
 const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \
                          kubevirt-hyperconverged\n  namespace: drydock\nspec:\n  certConfig:\n    ca: {duration: 20s, \
-                         renewBefore: 10s}\n    server: {duration: 10s, renewBefore: 5s}\n";
+                         renewBefore: 10s}\n    server: {duration: 10s, renewBefore: 5s}\n  \
+                         liveMigrationConfig: {bandwidthPerMigration: 3Mi, completionTimeoutPerGiB: 0, progressTimeout: 0}\n";
 
 fn machine() -> Result<DynamicObject> {
     Ok(serde_json::from_value(json!({
@@ -53,6 +63,38 @@ fn machines(cluster: &Cluster) -> Api<DynamicObject> {
         plural: "virtualmachines".into(),
     };
     Api::namespaced_with(cluster.client.clone(), "default", &kind)
+}
+
+/// A console, a display and a port of a guest, as long as the test lasts.
+struct Streams {
+    console: Session,
+    display: Display,
+    port: Session,
+}
+
+impl Streams {
+    async fn open(cluster: &Cluster, guest: &str) -> Result<Self> {
+        let mut console = cluster.virtctl_at_terminal(&["console", guest])?;
+        console.until_printed("Successfully connected").await?;
+        for (input, printed) in [("\n", "login:"), ("root\n", "Password:"), ("fedora\n", "# ")] {
+            console.write(input)?;
+            console.until_printed(printed).await?;
+        }
+        Ok(Self {
+            console,
+            display: Display::open(cluster, guest).await?,
+            port: cluster.virtctl_begun(&["port-forward", "--stdio=true", &format!("vmi/{guest}"), "7"])?,
+        })
+    }
+
+    /// Sends something through each of them and waits for the guest's part.
+    async fn use_all(&mut self, renewal: usize) -> Result<()> {
+        self.console.write(&format!("echo $(({renewal} + 1000))-still\n"))?;
+        self.console.until_printed(&format!("{}-still", renewal + 1000)).await?;
+        self.port.write(&format!("echo {renewal}.\n"))?;
+        self.port.until_printed(&format!("echo {renewal}.\n")).await?;
+        self.display.refresh()
+    }
 }
 
 /// Creates machines by dry run in an endless loop; returns only with an error.
@@ -112,9 +154,17 @@ async fn until_published(cluster: &Cluster, secrets: &Api<Secret>) -> Result<()>
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
+async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let (guest, mover) = ("watched", "mover");
+    cluster.apply(&instance(guest, "count: 1s\nlisten: 7"))?;
+    cluster.apply(&instance(mover, "count: 1s"))?;
+    for name in [guest, mover] {
+        cluster.until_console(name, "drydock-guest ready").await?;
+        cluster
+            .until_vm_condition(name, conditions::LIVE_MIGRATABLE, "True")
+            .await?;
+    }
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), "drydock");
     until(secrets.clone(), SECRET, "a certificate", |secret: &Secret| {
         entry(secret, "tls.crt").is_some()
@@ -127,8 +177,10 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
     let deployments = Api::<Deployment>::namespaced(cluster.client.clone(), "drydock");
     let admitted = AtomicU64::new(0);
     let renewals = async {
+        let mut streams = Some(Streams::open(&cluster, guest).await?);
+        let mut migration = None;
         let mut seen = BTreeSet::new();
-        while seen.len() < RENEWALS {
+        while seen.len() < RENEWALS + RENEWALS_AFTER_RESTART {
             let what = format!("certificate number {}", seen.len());
             let secret = until(secrets.clone(), SECRET, &what, |secret: &Secret| {
                 entry(secret, "tls.crt").is_some_and(|certificate| !seen.contains(&certificate))
@@ -140,6 +192,10 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
                 Ok((admitted.load(Ordering::Relaxed) > before + 1).then_some(()))
             })
             .await?;
+            if let Some(streams) = &mut streams {
+                let used = streams.use_all(seen.len()).await;
+                used.with_context(|| format!("after {} renewals", seen.len()))?;
+            }
             // Through the API instead of kubectl, so that the admissions continue in the meantime.
             match seen.len() {
                 15 => drop(secrets.delete(SECRET, &DeleteParams::default()).await?),
@@ -150,7 +206,13 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
                         .patch(SECRET, &PatchParams::default(), &Patch::Merge(garbage))
                         .await?;
                 }
-                35 => drop(deployments.restart("drydock-controller").await?),
+                MIGRATION => migration = Some(cluster.migrate(mover).await?),
+                RENEWALS => {
+                    let moved = migration.take().context("no migration has begun")?;
+                    cluster.until_migrated(&moved).await?;
+                    streams = None;
+                    drop(deployments.restart("drydock-controller").await?);
+                }
                 _ => {}
             }
         }
@@ -168,5 +230,6 @@ async fn no_admission_fails_through_fifty_renewals() -> Result<()> {
         ignored_failures(&cluster)? <= before,
         "a webhook whose failure is ignored was refused"
     );
+    cluster.no_guests().await?;
     cluster.reset().await
 }

@@ -1,18 +1,16 @@
 //! Commands of users to guests, and their consoles, displays and ports: virtctl, through the aggregated API, the
 //! controllers and the agents.
 
-use std::io::Read;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use drydock_api::kubevirt::{Phase, names::conditions};
 use drydock_tests::{
     Cluster,
+    display::Display,
     guests::{condition, instance, ticks},
     migrations::node_of,
     watching::{until, until_some},
 };
 use kube::ResourceExt;
-use serde_json::Value;
 
 /// Waits until the guest has another boot than those before, and returns it.
 async fn until_booted(cluster: &Cluster, name: &str, before: &[String]) -> Result<String> {
@@ -162,17 +160,8 @@ async fn display_and_ports_of_a_guest_are_reached() -> Result<()> {
     cluster.until_phase("vm", Phase::Running).await?;
     cluster.until_console("vm", "drydock-guest ready").await?;
 
-    let viewer = cluster.virtctl_begun(&["vnc", "vm", "--proxy-only"])?;
-    let printed = viewer.until_printed("}").await?;
-    let line = printed.lines().find(|line| line.contains("port")).context("no port")?;
-    let port = serde_json::from_str::<Value>(line)?["port"]
-        .as_u64()
-        .context("no port")?;
-    let mut screen = std::net::TcpStream::connect(("127.0.0.1", u16::try_from(port)?))?;
-    screen.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
-    let mut version = [0; 12];
-    screen.read_exact(&mut version)?;
-    ensure!(&version == b"RFB 003.008\n", "{version:?}");
+    let mut screen = Display::open(&cluster, "vm").await?;
+    screen.refresh()?;
     drop(screen);
 
     // A connection to a port of the guest by standard input and output, as `virtctl ssh` uses it.

@@ -17,11 +17,14 @@ use tracing::{debug, info};
 use super::{
     active_streams::ActiveStreams,
     guests::Connected,
+    timeouts::StreamTimeouts,
     websocket::{Closing, End, Handshake},
 };
 
 /// Maximum number of websockets of a user on one replica: a browser that uses a forwarded port opens dozens.
 const MAX_PER_USER: usize = 128;
+/// RFC 6455 (7.4.1): the connection ends because of a rule of the server.
+const POLICY: u16 = 1008;
 
 /// The websockets. Clones are the same.
 #[derive(Clone)]
@@ -29,6 +32,7 @@ pub(super) struct Sessions {
     client: Client,
     by_user: Arc<Mutex<HashMap<String, usize>>>,
     active: ActiveStreams,
+    timeouts: StreamTimeouts,
     process: Process,
 }
 
@@ -39,11 +43,12 @@ pub(super) struct UserPlace {
 }
 
 impl Sessions {
-    pub(super) fn new(client: Client, active: ActiveStreams, process: &Process) -> Self {
+    pub(super) fn new(client: Client, active: ActiveStreams, timeouts: StreamTimeouts, process: &Process) -> Self {
         Self {
             client,
             by_user: Arc::default(),
             active,
+            timeouts,
             process: process.clone(),
         }
     }
@@ -91,7 +96,8 @@ impl Sessions {
                 }
             };
             info!(vmi, stream, user, "stream begins");
-            let (end, closing) = socket.relay(peer, &sessions.process.stopping()).await;
+            let stopping = sessions.process.stopping();
+            let (end, closing) = socket.relay(peer, &stopping, sessions.timeouts).await;
             info!(vmi, stream, user, end = end.as_str(), "stream ended");
             sessions.close(operation, &instance, end, closing).await;
         });
@@ -105,6 +111,14 @@ impl Sessions {
             (End::Stopping, _) => Some(Close {
                 code: 1012,
                 reason: "this controller stops: connect again".to_owned(),
+            }),
+            (End::Idle(after), _) => Some(Close {
+                code: POLICY,
+                reason: format!("no data for {} s, the cluster's limit: connect again", after.as_secs()),
+            }),
+            (End::Expired(after), _) => Some(Close {
+                code: POLICY,
+                reason: format!("open for {} s, the cluster's limit: connect again", after.as_secs()),
             }),
             // A service in the guest has closed its connection.
             (End::Guest, Operation::PortForward) => Some(Close {

@@ -80,7 +80,12 @@ fn requests_of(client: Client, trust: Trust) -> Requests {
     let process = Process::new();
     let agents = Agents::new(client.clone(), Arc::new(served().0), &process);
     Requests {
-        sessions: Sessions::new(client.clone(), ActiveStreams::default(), &process),
+        sessions: Sessions::new(
+            client.clone(),
+            ActiveStreams::default(),
+            StreamTimeouts::default(),
+            &process,
+        ),
         calls: Calls::new(client, configuration, agents),
         trust,
         metrics: SubresourceMetrics::register(&mut Registry::default()),

@@ -21,7 +21,7 @@ use axum::{
     },
 };
 use drydock_core::subresources::{Failure, guest::Close};
-use drydock_runtime::{CancellationToken, clock::Instant};
+use drydock_runtime::CancellationToken;
 use futures::{SinkExt, StreamExt, stream::SplitSink, stream::SplitStream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -38,6 +38,8 @@ use tokio_tungstenite::{
         protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode},
     },
 };
+
+use super::timeouts::{Activity, StreamTimeouts};
 
 /// KubeVirt's subprotocol.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
@@ -137,6 +139,10 @@ pub(super) enum End {
     Guest,
     /// This process stops.
     Stopping,
+    /// Neither has sent data for this time.
+    Idle(Duration),
+    /// Neither, but this time is over.
+    Expired(Duration),
 }
 
 impl End {
@@ -146,6 +152,8 @@ impl End {
             Self::Client => "client",
             Self::Guest => "guest",
             Self::Stopping => "controller",
+            Self::Idle(_) => "idle timeout",
+            Self::Expired(_) => "timeout",
         }
     }
 }
@@ -162,16 +170,23 @@ impl WebSocket {
         Self(WebSocketStream::from_raw_socket(stream, Role::Server, Some(config)).await)
     }
 
-    /// Copies in both directions until one side ends, or this process begins `stopping`. A slow side makes the other wait.
-    pub(super) async fn relay(self, peer: Peer, stopping: &CancellationToken) -> (End, Closing) {
+    /// Copies in both directions until one side ends, a timeout is exceeded, or this process begins `stopping`. A slow side
+    /// makes the other wait.
+    pub(super) async fn relay(
+        self,
+        peer: Peer,
+        stopping: &CancellationToken,
+        timeouts: StreamTimeouts,
+    ) -> (End, Closing) {
         let (mut sink, source) = self.0.split();
-        let last_message = LastMessage::default();
+        let activity = Activity::begin();
         let (from_guest, to_guest) = peer.split();
         let end = {
             let sink = &mut sink;
             tokio::select! {
-                end = to_client(from_guest, sink, &last_message) => end,
-                () = to_peer(source, to_guest, &last_message) => End::Client,
+                end = to_client(from_guest, sink, &activity) => end,
+                () = to_peer(source, to_guest, &activity) => End::Client,
+                end = timeouts.exceeded(&activity) => end,
                 () = stopping.cancelled() => End::Stopping,
             }
         };
@@ -195,33 +210,22 @@ impl Closing {
     }
 }
 
-/// When something last came from a client.
-#[derive(Debug, Default)]
-struct LastMessage(std::sync::Mutex<Option<Instant>>);
-
-impl LastMessage {
-    fn set(&self) {
-        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    fn last(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
 async fn to_client(
     mut guest: Reader,
     client: &mut SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>,
-    last_message: &LastMessage,
+    activity: &Activity,
 ) -> End {
     let mut buffer = vec![0; BUFFER];
     let (mut unacknowledged, mut last) = (0, None);
     loop {
         let message = match timeout(PING_AFTER, guest.read(&mut buffer)).await {
             Ok(Ok(0) | Err(_)) => return End::Guest,
-            Ok(Ok(length)) => Message::Binary(Bytes::copy_from_slice(&buffer[..length])),
+            Ok(Ok(length)) => {
+                activity.data();
+                Message::Binary(Bytes::copy_from_slice(&buffer[..length]))
+            }
             Err(_) => {
-                let now = last_message.last();
+                let now = activity.last_message();
                 unacknowledged = if now == last { unacknowledged + 1 } else { 0 };
                 last = now;
                 if unacknowledged > MAX_UNACKNOWLEDGED {
@@ -237,13 +241,9 @@ async fn to_client(
 }
 
 /// Ends when the client closes the websocket, or drops its connection without that, as virtctl does.
-async fn to_peer(
-    mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>,
-    mut guest: Writer,
-    last_message: &LastMessage,
-) {
+async fn to_peer(mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>, mut guest: Writer, activity: &Activity) {
     while let Some(Ok(message)) = client.next().await {
-        last_message.set();
+        activity.message();
         let data = match message {
             Message::Binary(data) => data,
             Message::Text(text) => text.into(),
@@ -251,7 +251,11 @@ async fn to_peer(
             // The library answers pings.
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
         };
-        if !data.is_empty() && guest.write(&data).await.is_err() {
+        if data.is_empty() {
+            continue;
+        }
+        activity.data();
+        if guest.write(&data).await.is_err() {
             // The other direction finds out why, after what the guest has sent last.
             std::future::pending::<()>().await;
         }
@@ -373,6 +377,10 @@ mod tests {
     }
 
     async fn setup() -> Setup {
+        limited(StreamTimeouts::default()).await
+    }
+
+    async fn limited(timeouts: StreamTimeouts) -> Setup {
         let (client, server) = duplex(1024);
         let (guest, peer) = duplex(1024);
         let socket = WebSocket::new(Box::new(server)).await;
@@ -380,7 +388,7 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test without a process")]
         let relay = tokio::spawn(async move {
             socket
-                .relay(Peer::Bytes(Box::new(peer)), &CancellationToken::new())
+                .relay(Peer::Bytes(Box::new(peer)), &CancellationToken::new(), timeouts)
                 .await
         });
         Setup { client, guest, relay }
@@ -448,6 +456,57 @@ mod tests {
         // Nothing is read any more.
         assert_eq!(relay.await.unwrap().0, End::Client);
         drop((client, guest));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_ends_at_its_idle_timeout_and_pings_are_no_data() {
+        let idle = Duration::from_secs(100);
+        let Setup {
+            mut client,
+            mut guest,
+            relay,
+        } = limited(StreamTimeouts {
+            idle: Some(idle),
+            total: None,
+        })
+        .await;
+        let begin = tokio::time::Instant::now();
+        // Data of either side begins the time anew.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        guest.write_all(b"a").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        client.send(Message::binary(&b"b"[..])).await.unwrap();
+        let reading = async { while let Some(Ok(_)) = client.next().await {} };
+        let end = async {
+            let (end, closing) = relay.await.unwrap();
+            drop(closing);
+            end
+        };
+        let ((), end) = tokio::join!(reading, end);
+        assert_eq!(end, End::Idle(idle));
+        assert_eq!(begin.elapsed().as_secs(), 220);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_ends_at_its_timeout_whatever_is_sent() {
+        let total = Duration::from_secs(100);
+        let Setup {
+            client,
+            mut guest,
+            relay,
+        } = limited(StreamTimeouts {
+            idle: Some(Duration::from_secs(30)),
+            total: Some(total),
+        })
+        .await;
+        let begin = tokio::time::Instant::now();
+        // Ends when the relay has dropped the guest's side.
+        while guest.write_all(b"a").await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(9)).await;
+        }
+        assert_eq!(relay.await.unwrap().0, End::Expired(total));
+        assert!(begin.elapsed() >= total);
+        drop(client);
     }
 
     #[tokio::test]

@@ -1,0 +1,89 @@
+//! How long streams last.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use drydock_runtime::clock::{Instant, sleep_until_instant};
+
+use super::websocket::End;
+
+/// How long streams last. `None`: without limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StreamTimeouts {
+    /// Without data in either direction.
+    pub(crate) idle: Option<Duration>,
+    /// In total.
+    pub(crate) total: Option<Duration>,
+}
+
+/// When a stream began, and when something last came.
+#[derive(Debug)]
+pub(super) struct Activity {
+    begin: Instant,
+    last: Mutex<Last>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    message: Option<Instant>,
+    data: Instant,
+}
+
+impl Activity {
+    /// Returns the activity of a stream that begins now.
+    pub(super) fn begin() -> Self {
+        let now = Instant::now();
+        Self {
+            begin: now,
+            last: Mutex::new(Last {
+                message: None,
+                data: now,
+            }),
+        }
+    }
+
+    /// Records a message of the client, of whatever kind.
+    pub(super) fn message(&self) {
+        self.set(|last, now| last.message = Some(now));
+    }
+
+    /// Records data of either side.
+    pub(super) fn data(&self) {
+        self.set(|last, now| last.data = now);
+    }
+
+    fn set(&self, set: impl FnOnce(&mut Last, Instant)) {
+        set(
+            &mut self.last.lock().unwrap_or_else(PoisonError::into_inner),
+            Instant::now(),
+        );
+    }
+
+    fn last(&self) -> Last {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when the last message of the client came.
+    pub(super) fn last_message(&self) -> Option<Instant> {
+        self.last().message
+    }
+}
+
+impl StreamTimeouts {
+    /// Waits until the stream has lasted too long.
+    pub(super) async fn exceeded(self, activity: &Activity) -> End {
+        loop {
+            let idle = self.idle.map(|idle| (activity.last().data + idle, End::Idle(idle)));
+            let total = self.total.map(|total| (activity.begin + total, End::Expired(total)));
+            let first = [idle, total].into_iter().flatten().min_by_key(|(at, _)| *at);
+            if let Some((at, end)) = first
+                && at <= Instant::now()
+            {
+                return end;
+            }
+            sleep_until_instant(first.map(|(at, _)| at)).await;
+        }
+    }
+}
